@@ -1,0 +1,275 @@
+//! Condition types and reasons, and the one function that merges a condition into a status.
+//!
+//! Nothing else writes `lastTransitionTime` or `observedGeneration`, so both mean the same on every kind.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// Declares an enum whose variants are spelled on the wire as they are in Rust.
+macro_rules! wire_names {
+    ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$variant_meta])* $variant,)+
+        }
+
+        impl $name {
+            /// The name as it stands in the API.
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => stringify!($variant),)+
+                }
+            }
+
+            /// The variant of this name in the API, if there is one.
+            pub fn from_wire(name: &str) -> Option<Self> {
+                match name {
+                    $(stringify!($variant) => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+wire_names! {
+    /// The types of condition our kinds report.
+    ConditionType {
+        /// On sandboxes and claims: it can be used.
+        Ready,
+        /// On sandboxes, only while suspension is asked for: whether the pod is gone.
+        Suspended,
+        /// On sandboxes and claims: the pod came to its end.
+        Finished,
+        /// On warm pools: whether all sandboxes are of the current revision.
+        Updated,
+        /// On batch claims: claiming is over.
+        Completed,
+    }
+}
+
+wire_names! {
+    /// The reasons our conditions give.
+    Reason {
+        DependenciesReady,
+        DependenciesNotReady,
+        SandboxSuspended,
+        SandboxExpired,
+        ReconcilerError,
+        /// The spec can never work, as the API server or our rules say.
+        InvalidConfiguration,
+        PodTerminated,
+        PodNotTerminated,
+        PodSucceeded,
+        PodFailed,
+        ClaimExpired,
+        TemplateNotFound,
+        WarmPoolNotFound,
+        AdoptionConflict,
+        SandboxCreatePending,
+        InvalidMetadata,
+        EnvVarsInjectionRejected,
+        VolumeClaimTemplatesError,
+        SandboxMissing,
+        SandboxNotReady,
+        RolloutInProgress,
+        RolloutComplete,
+        AllReplicasClaimed,
+        TimeoutReached,
+        SandboxSetNotFound,
+    }
+}
+
+impl Reason {
+    /// Whether clients stop waiting for Ready when they see this reason. Such a reason must never be given for what a retry
+    /// may mend.
+    pub fn is_final(self) -> bool {
+        matches!(
+            self,
+            Self::InvalidMetadata
+                | Self::EnvVarsInjectionRejected
+                | Self::VolumeClaimTemplatesError
+                | Self::ClaimExpired
+                | Self::SandboxExpired
+                | Self::InvalidConfiguration
+                | Self::PodFailed
+                | Self::PodSucceeded
+        )
+    }
+}
+
+/// A condition's status. Our kinds never report Unknown: what we do not know is not yet True.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConditionStatus {
+    True,
+    False,
+}
+
+impl ConditionStatus {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+        }
+    }
+}
+
+impl From<bool> for ConditionStatus {
+    fn from(holds: bool) -> Self {
+        if holds { Self::True } else { Self::False }
+    }
+}
+
+/// What a controller has found out, before it is merged into a status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub kind: ConditionType,
+    pub status: ConditionStatus,
+    pub reason: Reason,
+    pub message: String,
+}
+
+impl Finding {
+    pub fn new(
+        kind: ConditionType,
+        status: impl Into<ConditionStatus>,
+        reason: Reason,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            kind,
+            status: status.into(),
+            reason,
+            message: message.into(),
+        }
+    }
+}
+
+/// Merges a finding into `conditions`, as of `generation` and `now`.
+///
+/// The transition time moves only when the status changes; the order of the other conditions stays.
+pub fn merge(
+    conditions: &mut Vec<Condition>,
+    finding: &Finding,
+    generation: Option<i64>,
+    now: &Time,
+) {
+    let status = finding.status.as_str();
+    let existing = conditions
+        .iter_mut()
+        .find(|condition| condition.type_ == finding.kind.as_str());
+    let last_transition_time = match &existing {
+        Some(condition) if condition.status == status => condition.last_transition_time.clone(),
+        _ => now.clone(),
+    };
+    let merged = Condition {
+        type_: finding.kind.as_str().to_owned(),
+        status: status.to_owned(),
+        reason: finding.reason.as_str().to_owned(),
+        message: finding.message.clone(),
+        observed_generation: generation,
+        last_transition_time,
+    };
+    match existing {
+        Some(condition) => *condition = merged,
+        None => conditions.push(merged),
+    }
+}
+
+/// Removes the condition of this type, if there is one.
+pub fn remove(conditions: &mut Vec<Condition>, kind: ConditionType) {
+    conditions.retain(|condition| condition.type_ != kind.as_str());
+}
+
+/// The condition of this type, if there is one.
+pub fn find(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
+    conditions
+        .iter()
+        .find(|condition| condition.type_ == kind.as_str())
+}
+
+/// Whether the condition of this type is True.
+pub fn is_true(conditions: &[Condition], kind: ConditionType) -> bool {
+    find(conditions, kind)
+        .is_some_and(|condition| condition.status == ConditionStatus::True.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Time {
+        Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap())
+    }
+
+    fn ready(holds: bool, message: &str) -> Finding {
+        let reason = if holds {
+            Reason::DependenciesReady
+        } else {
+            Reason::DependenciesNotReady
+        };
+        Finding::new(ConditionType::Ready, holds, reason, message)
+    }
+
+    #[test]
+    fn the_transition_time_moves_only_when_the_status_changes() {
+        let mut conditions = Vec::new();
+        merge(&mut conditions, &ready(false, "starting"), Some(1), &at(10));
+        merge(
+            &mut conditions,
+            &ready(false, "still starting"),
+            Some(2),
+            &at(20),
+        );
+        assert_eq!(conditions.len(), 1);
+        assert_eq!(conditions[0].message, "still starting");
+        assert_eq!(conditions[0].observed_generation, Some(2));
+        assert_eq!(conditions[0].last_transition_time, at(10));
+
+        merge(&mut conditions, &ready(true, "up"), Some(2), &at(30));
+        assert_eq!(conditions[0].status, "True");
+        assert_eq!(conditions[0].last_transition_time, at(30));
+    }
+
+    #[test]
+    fn other_conditions_are_left_as_they_are() {
+        let mut conditions = Vec::new();
+        merge(&mut conditions, &ready(true, "up"), Some(1), &at(1));
+        let finished = Finding::new(
+            ConditionType::Finished,
+            true,
+            Reason::PodFailed,
+            "Pod failed",
+        );
+        merge(&mut conditions, &finished, Some(1), &at(2));
+        merge(&mut conditions, &ready(false, "down"), Some(1), &at(3));
+        assert_eq!(
+            find(&conditions, ConditionType::Finished)
+                .unwrap()
+                .last_transition_time,
+            at(2)
+        );
+        assert!(is_true(&conditions, ConditionType::Finished));
+        assert!(!is_true(&conditions, ConditionType::Ready));
+
+        remove(&mut conditions, ConditionType::Finished);
+        assert_eq!(conditions.len(), 1);
+        assert!(find(&conditions, ConditionType::Finished).is_none());
+    }
+
+    #[test]
+    fn names_on_the_wire_read_back() {
+        assert_eq!(
+            Reason::from_wire("EnvVarsInjectionRejected"),
+            Some(Reason::EnvVarsInjectionRejected)
+        );
+        assert_eq!(Reason::from_wire("NoSuchReason"), None);
+        assert_eq!(ConditionType::Suspended.to_string(), "Suspended");
+    }
+}

@@ -1,0 +1,60 @@
+//! Every label and annotation key that two parts must spell alike.
+
+/// Label of a pod and its service: the hash of the sandbox's name.
+pub const SANDBOX_NAME_HASH: &str = "agents.x-k8s.io/sandbox-name-hash";
+/// Label of a warm sandbox and its pod: the hash of the template content it was made from.
+pub const SANDBOX_POD_TEMPLATE_HASH: &str = "agents.x-k8s.io/sandbox-pod-template-hash";
+/// Label of a warm sandbox and its pod: the hash of its pool's name. Gone once the sandbox is claimed.
+pub const WARM_POOL_SANDBOX: &str = "agents.x-k8s.io/warm-pool-sandbox";
+/// Label of a sandbox's pod, and of a warm sandbox: the hash of its template's name. The template's network policy selects it.
+pub const SANDBOX_TEMPLATE_REF_HASH: &str = "agents.x-k8s.io/sandbox-template-ref-hash";
+/// Label of a claimed sandbox and its pod: the claim's UID.
+pub const CLAIM_UID: &str = "agents.x-k8s.io/claim-uid";
+/// Label and annotation of a claim: the name of the sandbox bound to it.
+pub const ASSIGNED_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
+/// Label that objects must carry to be adopted, where `--require-adoptable-label` is set.
+pub const ADOPTABLE: &str = "agents.x-k8s.io/adoptable";
+/// Label that SDKs put on what they make.
+pub const CREATED_BY: &str = "agents.x-k8s.io/created-by";
+
+/// Annotation of a sandbox that was taken from a warm pool: the name of its pod. Its presence marks a warm start.
+pub const POD_NAME: &str = "agents.x-k8s.io/pod-name";
+/// Annotation of a sandbox: the name of the template it was made from.
+pub const SANDBOX_TEMPLATE_REF: &str = "agents.x-k8s.io/sandbox-template-ref";
+/// Annotation of a pod: the label keys that were copied from the sandbox's pod template.
+pub const PROPAGATED_LABELS: &str = "agents.x-k8s.io/propagated-labels";
+/// Annotation of a pod: the annotation keys that were copied from the sandbox's pod template.
+pub const PROPAGATED_ANNOTATIONS: &str = "agents.x-k8s.io/propagated-annotations";
+/// Annotation of claim, sandbox and pod: a W3C trace context as a JSON carrier.
+pub const TRACE_CONTEXT: &str = "opentelemetry.io/trace-context";
+/// Annotation of a claim: when admission first saw it.
+pub const WEBHOOK_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/webhook-first-observed-at";
+/// Annotation of a claim: when the controller first saw it.
+pub const CONTROLLER_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/controller-first-observed-at";
+/// Annotation of a claim, set by SDKs: when the user asked for it.
+pub const CLIENT_FIRST_REQUESTED_AT: &str = "agents.x-k8s.io/client-first-requested-at";
+
+/// The pod label by which the default network policy knows the router.
+pub const ROUTER_APP: (&str, &str) = ("app", "sandbox-router");
+
+/// Keys of the OpenKruise dialect.
+pub mod kruise {
+    /// Label of an unclaimed sandbox: the SandboxSet it belongs to.
+    pub const SANDBOX_POOL: &str = "agents.kruise.io/sandbox-pool";
+    /// Label of a sandbox: the SandboxSet it was made by, also once claimed.
+    pub const SANDBOX_TEMPLATE: &str = "agents.kruise.io/sandbox-template";
+    /// Label of a sandbox: "true" once claimed.
+    pub const SANDBOX_CLAIMED: &str = "agents.kruise.io/sandbox-claimed";
+    /// Label of a claimed sandbox: the claim's name.
+    pub const CLAIM_NAME: &str = "agents.kruise.io/claim-name";
+    /// Label of a sandbox: the revision it was made from.
+    pub const TEMPLATE_HASH: &str = "agents.kruise.io/template-hash";
+    /// Label of a sandbox: the id the router and E2B clients know it by.
+    pub const SANDBOX_ID: &str = "agents.kruise.io/sandbox-id";
+    /// Annotation of a claimed sandbox: the token of the claim attempt that holds it.
+    pub const LOCK: &str = "agents.kruise.io/lock";
+    /// Annotation of a claimed sandbox: who holds it.
+    pub const OWNER: &str = "agents.kruise.io/owner";
+    /// Annotation of a claimed sandbox: when it was claimed.
+    pub const CLAIM_TIMESTAMP: &str = "agents.kruise.io/claim-timestamp";
+}

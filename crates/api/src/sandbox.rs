@@ -1,0 +1,304 @@
+//! `Sandbox`: a single pod with a stable name, optional volumes and an optional headless service.
+//!
+//! Two generations of clients switch a sandbox off differently: the older writes `replicas: 0`, the newer
+//! `operatingMode: Suspended`. [`SandboxSpec::suspension`] is the only place that reads either.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::CustomResource;
+#[cfg(feature = "schema")]
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The desired state of a Sandbox.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
+#[kube(
+    group = "agents.x-k8s.io",
+    version = "v1beta1",
+    kind = "Sandbox",
+    plural = "sandboxes",
+    singular = "sandbox",
+    shortname = "sandbox",
+    namespaced,
+    status = "SandboxStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    doc = "An isolated, stateful, single-pod environment for an agent.",
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
+    ),
+    printcolumn(
+        name = "Pod IPs",
+        type_ = "string",
+        json_path = ".status.podIPs",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Node",
+        type_ = "string",
+        json_path = ".status.nodeName",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxSpec {
+    /// The pod that the sandbox runs. It is named after the sandbox.
+    pub pod_template: PodTemplate,
+
+    /// Volumes the pod may mount by name. Each becomes a claim named `<template>-<sandbox>`, kept while the sandbox exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(extend(
+            "x-kubernetes-list-type" = "atomic",
+            "x-kubernetes-validations" = [{"rule": "self == oldSelf", "message": "volumeClaimTemplates is immutable"}]
+        ))
+    )]
+    pub volume_claim_templates: Option<Vec<PersistentVolumeClaimTemplate>>,
+
+    /// When the sandbox expires, as an absolute time. Unset means never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shutdown_time: Option<Time>,
+
+    /// What happens to the Sandbox object when it expires. Its pod and service always go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "Retain")))]
+    pub shutdown_policy: Option<ShutdownPolicy>,
+
+    /// 1 runs the pod, 0 suspends the sandbox and keeps its volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1), extend("default" = 1)))]
+    pub replicas: Option<i32>,
+
+    /// Whether the sandbox runs or is suspended. The sandbox is suspended if this or `replicas` says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operating_mode: Option<OperatingMode>,
+
+    /// True creates a headless service named after the sandbox, false removes it; unset leaves an existing one alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<bool>,
+}
+
+/// The observed state of a Sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxStatus {
+    /// The DNS name of the service, valid inside the cluster.
+    #[serde(
+        default,
+        rename = "serviceFQDN",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub service_fqdn: Option<String>,
+
+    /// The name of the service, when one exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+
+    /// Ready, Suspended and Finished.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))
+    )]
+    pub conditions: Vec<Condition>,
+
+    /// How many pods exist: 0 or 1.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub replicas: i32,
+
+    /// The label selector of the pod, in string form, for the scale subresource.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+
+    /// The pod's addresses, one per family.
+    #[serde(default, rename = "podIPs", skip_serializing_if = "Vec::is_empty")]
+    pub pod_ips: Vec<String>,
+
+    /// The node the pod runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+}
+
+/// A pod's spec with the part of its metadata that may be chosen.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct PodTemplate {
+    /// The pod's spec, as in core/v1.
+    pub spec: PodSpec,
+
+    /// Labels and annotations of the pod.
+    #[serde(default, skip_serializing_if = "PodMetadata::is_empty")]
+    pub metadata: PodMetadata,
+}
+
+/// Labels and annotations for a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct PodMetadata {
+    /// Labels of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
+
+    /// Annotations of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub annotations: Option<BTreeMap<String, String>>,
+}
+
+impl PodMetadata {
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_none() && self.annotations.is_none()
+    }
+}
+
+/// A volume claim to make for each sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct PersistentVolumeClaimTemplate {
+    /// The template's name, which pods mount it by, and labels and annotations of the claim.
+    #[serde(default)]
+    pub metadata: EmbeddedObjectMetadata,
+
+    /// The claim's spec, as in core/v1.
+    pub spec: PersistentVolumeClaimSpec,
+}
+
+/// The part of an embedded object's metadata that may be chosen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct EmbeddedObjectMetadata {
+    /// The name of the template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+
+    /// Labels of the object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
+
+    /// Annotations of the object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub annotations: Option<BTreeMap<String, String>>,
+}
+
+/// What happens to a Sandbox object at its shutdown time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub enum ShutdownPolicy {
+    Delete,
+    #[default]
+    Retain,
+}
+
+/// The newer way to say whether a sandbox runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub enum OperatingMode {
+    Running,
+    Suspended,
+}
+
+/// Who asks for a sandbox to be suspended, if anyone does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspension {
+    /// Nobody: the sandbox should run.
+    None,
+    /// `replicas` is 0 while `operatingMode` does not say Suspended.
+    ByReplicas,
+    /// `operatingMode` is Suspended while `replicas` is not 0.
+    ByOperatingMode,
+    /// Both fields say so.
+    ByBoth,
+}
+
+impl Suspension {
+    pub fn is_requested(self) -> bool {
+        self != Self::None
+    }
+}
+
+impl SandboxSpec {
+    /// Whether suspension is asked for, and by which field.
+    pub fn suspension(&self) -> Suspension {
+        let by_mode = self.operating_mode == Some(OperatingMode::Suspended);
+        let by_replicas = self.replicas == Some(0);
+        match (by_replicas, by_mode) {
+            (false, false) => Suspension::None,
+            (true, false) => Suspension::ByReplicas,
+            (false, true) => Suspension::ByOperatingMode,
+            (true, true) => Suspension::ByBoth,
+        }
+    }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+pub(crate) fn is_zero(number: &i32) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_is_suspended_if_either_field_says_so() {
+        let spec = |replicas, operating_mode| SandboxSpec {
+            replicas,
+            operating_mode,
+            ..SandboxSpec::default()
+        };
+        let table = [
+            (None, None, Suspension::None),
+            (Some(1), None, Suspension::None),
+            (Some(1), Some(OperatingMode::Running), Suspension::None),
+            (Some(0), None, Suspension::ByReplicas),
+            (
+                Some(0),
+                Some(OperatingMode::Running),
+                Suspension::ByReplicas,
+            ),
+            (
+                Some(1),
+                Some(OperatingMode::Suspended),
+                Suspension::ByOperatingMode,
+            ),
+            (
+                None,
+                Some(OperatingMode::Suspended),
+                Suspension::ByOperatingMode,
+            ),
+            (Some(0), Some(OperatingMode::Suspended), Suspension::ByBoth),
+        ];
+        for (replicas, mode, expected) in table {
+            assert_eq!(
+                spec(replicas, mode).suspension(),
+                expected,
+                "{replicas:?} {mode:?}"
+            );
+        }
+    }
+}

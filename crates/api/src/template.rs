@@ -1,0 +1,141 @@
+//! `SandboxTemplate`: a blueprint that claims and warm pools build sandboxes from, with the network policy they share.
+
+use k8s_openapi::api::networking::v1::{NetworkPolicyEgressRule, NetworkPolicyIngressRule};
+use kube::CustomResource;
+#[cfg(feature = "schema")]
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::{PersistentVolumeClaimTemplate, PodTemplate};
+
+/// The desired state of a SandboxTemplate.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+#[cfg_attr(not(feature = "schema"), kube(schema = "disabled"))]
+#[kube(
+    group = "extensions.agents.x-k8s.io",
+    version = "v1beta1",
+    kind = "SandboxTemplate",
+    plural = "sandboxtemplates",
+    singular = "sandboxtemplate",
+    shortname = "sandboxtemplate",
+    namespaced,
+    derive = "PartialEq",
+    derive = "Default",
+    doc = "A blueprint for sandboxes.",
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxTemplateSpec {
+    /// The pod that each sandbox runs.
+    pub pod_template: PodTemplate,
+
+    /// Volumes that each sandbox gets for itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
+    pub volume_claim_templates: Option<Vec<PersistentVolumeClaimTemplate>>,
+
+    /// Whether a claim may bring volume claim templates of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "Disallowed")))]
+    pub volume_claim_templates_policy: Option<VolumeClaimTemplatesPolicy>,
+
+    /// Ingress and egress rules of all sandboxes of this template. Unset means the secure default: only the router gets in,
+    /// only public addresses are reachable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkPolicyRules>,
+
+    /// Whether the controller keeps a NetworkPolicy for this template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "Managed")))]
+    pub network_policy_management: Option<NetworkPolicyManagement>,
+
+    /// Whether a claim may inject environment variables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "Disallowed")))]
+    pub env_vars_injection_policy: Option<EnvVarsInjectionPolicy>,
+
+    /// Passed on to each sandbox: true makes a headless service, false removes it, unset leaves it alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<bool>,
+}
+
+/// Network rules without the pod selector and policy types, which the controller fills in so that the default is deny.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(JsonSchema),
+    schemars(rename = "NetworkPolicySpec")
+)]
+pub struct NetworkPolicyRules {
+    /// Who may connect to the sandboxes. Nobody else can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
+    pub ingress: Option<Vec<NetworkPolicyIngressRule>>,
+
+    /// What the sandboxes may connect to. Nothing else is reachable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
+    pub egress: Option<Vec<NetworkPolicyEgressRule>>,
+}
+
+/// Who keeps the template's NetworkPolicy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub enum NetworkPolicyManagement {
+    #[default]
+    Managed,
+    Unmanaged,
+}
+
+/// Whether claims may inject environment variables: new ones, also in place of the template's, or none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub enum EnvVarsInjectionPolicy {
+    Allowed,
+    Overrides,
+    #[default]
+    Disallowed,
+}
+
+/// Whether claims may bring volume claim templates: new ones, also in place of the template's, or none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub enum VolumeClaimTemplatesPolicy {
+    #[default]
+    Disallowed,
+    Allowed,
+    Overrides,
+}
+
+/// A template in the same namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct SandboxTemplateRef {
+    /// The name of the SandboxTemplate.
+    pub name: String,
+}
+
+impl SandboxTemplateSpec {
+    pub fn network_policy_management(&self) -> NetworkPolicyManagement {
+        self.network_policy_management.unwrap_or_default()
+    }
+
+    pub fn env_vars_injection_policy(&self) -> EnvVarsInjectionPolicy {
+        self.env_vars_injection_policy.unwrap_or_default()
+    }
+
+    pub fn volume_claim_templates_policy(&self) -> VolumeClaimTemplatesPolicy {
+        self.volume_claim_templates_policy.unwrap_or_default()
+    }
+
+    /// Managed with no rules of its own: the secure default policy and DNS settings apply.
+    pub fn is_secure_by_default(&self) -> bool {
+        self.network_policy.is_none()
+            && self.network_policy_management() == NetworkPolicyManagement::Managed
+    }
+}
