@@ -3,11 +3,11 @@
 mod api_reference;
 mod artifacts;
 mod crds;
-
 mod schema;
 mod tidy;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -28,12 +28,19 @@ enum Task {
     Tidy,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     let root = workspace_root();
-    match Arguments::parse().task {
+    let result = match Arguments::parse().task {
         Task::Generate => artifacts::write(&root),
         Task::Verify => artifacts::verify(&root),
         Task::Tidy => tidy::check(&root),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 
