@@ -116,3 +116,25 @@ fn crd_yaml(crd: &Value) -> anyhow::Result<String> {
             1,
         ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The files in `deploy/` are the snapshots of what the types generate.
+    #[test]
+    fn the_files_on_disk_are_what_the_types_generate() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        verify(&root).unwrap();
+    }
+
+    #[test]
+    fn a_crd_says_its_schema_once_and_means_it_twice() {
+        for definition in crds::sandbox_kinds() {
+            let yaml = crd_yaml(&definition.crd).unwrap();
+            let read_back: Value = serde_yaml_ng::from_str(&yaml).unwrap();
+            assert_eq!(read_back, definition.crd, "{}", definition.file);
+            assert_eq!(yaml.matches("*schema").count(), 1);
+        }
+    }
+}
