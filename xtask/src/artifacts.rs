@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{api_reference, crds};
+use crate::{api_reference, crds, manifests};
 
 /// How large a CRD may be: client-side `kubectl apply` keeps a copy in an annotation, and Kubernetes bounds those.
 const CRD_BYTES_MAX: usize = 256 * 1024;
@@ -65,6 +65,9 @@ fn all() -> anyhow::Result<Vec<Artifact>> {
         artifacts.push(deployed(&definition.file, content));
     }
     artifacts.push(deployed("kruise/crds.yaml", documents(&kruise_kinds)?));
+    for manifest in manifests::all() {
+        artifacts.push(deployed(manifest.file, documents(&manifest.documents)?));
+    }
     let kinds = sandbox_kinds
         .iter()
         .map(|definition| &definition.crd)

@@ -3,6 +3,7 @@
 mod api_reference;
 mod artifacts;
 mod crds;
+mod manifests;
 mod schema;
 mod tidy;
 

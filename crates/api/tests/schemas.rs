@@ -240,13 +240,13 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
             extensions,
             "SandboxTemplate",
             json!({"podTemplate": pod, "envVarsInjectionPolicy": "Yes"}),
-            r#"spec.envVarsInjectionPolicy: Unsupported value: "Yes": supported values: "Allowed", "Disallowed", "Overrides""#,
+            r#"spec.envVarsInjectionPolicy: Unsupported value: "Yes": supported values: "Allowed", "Overrides", "Disallowed""#,
         ),
         (
             extensions,
             "SandboxTemplate",
             json!({"podTemplate": pod, "volumeClaimTemplatesPolicy": "Yes"}),
-            r#"spec.volumeClaimTemplatesPolicy: Unsupported value: "Yes": supported values: "Allowed", "Disallowed", "Overrides""#,
+            r#"spec.volumeClaimTemplatesPolicy: Unsupported value: "Yes": supported values: "Disallowed", "Allowed", "Overrides""#,
         ),
         (
             extensions,
@@ -288,7 +288,7 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
             extensions,
             "SandboxWarmPool",
             json!({"sandboxTemplateRef": template_ref, "updateStrategy": {"type": "Never"}}),
-            r#"spec.updateStrategy.type: Unsupported value: "Never": supported values: "OnReplenish", "Recreate", "RollingUpdate""#,
+            r#"spec.updateStrategy.type: Unsupported value: "Never": supported values: "Recreate", "OnReplenish", "RollingUpdate""#,
         ),
         (
             kruise,
