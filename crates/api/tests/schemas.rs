@@ -337,3 +337,100 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
         );
     }
 }
+
+#[test]
+fn rules_refuse_what_no_single_field_can() {
+    let schemas = schemas();
+    let extensions = "extensions.agents.x-k8s.io/v1beta1";
+    let (template, pool) = (json!({"name": "t"}), json!({"name": "p"}));
+    let one_ref = "exactly one of sandboxTemplateRef and warmPoolRef must be set";
+    let cases = [
+        (extensions, "SandboxClaim", json!({}), one_ref),
+        (
+            extensions,
+            "SandboxClaim",
+            json!({"sandboxTemplateRef": template, "warmPoolRef": pool}),
+            one_ref,
+        ),
+        (
+            extensions,
+            "SandboxClaim",
+            json!({"warmPoolRef": pool, "warmpool": "p"}),
+            "spec.warmpool",
+        ),
+        (
+            "agents.kruise.io/v1alpha1",
+            "SandboxSet",
+            json!({"replicas": 1}),
+            "exactly one of template and templateRef",
+        ),
+    ];
+    for (api_version, kind, spec, expected) in cases {
+        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": "x"}, "spec": spec});
+        let messages = broken_rules(&schemas, &object, None);
+        assert!(
+            messages.len() == 1
+                && messages[0].starts_with("spec")
+                && messages[0].contains(expected),
+            "{object}\nexpected {expected}\nfound {messages:?}"
+        );
+    }
+    for spec in [
+        json!({"sandboxTemplateRef": template, "warmpool": "none"}),
+        json!({"warmPoolRef": pool}),
+    ] {
+        let claim = json!({"apiVersion": extensions, "kind": "SandboxClaim", "metadata": {"name": "x"}, "spec": spec});
+        assert_eq!(broken_rules(&schemas, &claim, None), [""; 0], "{claim}");
+    }
+}
+
+#[test]
+fn what_cannot_be_changed_is_refused_when_it_is() {
+    let schemas = schemas();
+    let sandbox = |templates: Option<&str>| {
+        let mut spec = json!({"podTemplate": {"spec": {"containers": [{"name": "c"}]}}});
+        if let Some(name) = templates {
+            spec["volumeClaimTemplates"] =
+                json!([{"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteOnce"]}}]);
+        }
+        json!({"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": "x"}, "spec": spec})
+    };
+    let expected = "volumeClaimTemplates is immutable";
+    for (old, new) in [(Some("a"), Some("b")), (None, Some("a")), (Some("a"), None)] {
+        let messages = broken_rules(&schemas, &sandbox(new), Some(&sandbox(old)));
+        assert!(
+            messages.len() == 1 && messages[0].contains(expected),
+            "{old:?} to {new:?}: {messages:?}"
+        );
+    }
+    assert_eq!(
+        broken_rules(&schemas, &sandbox(Some("a")), Some(&sandbox(Some("a")))),
+        [""; 0]
+    );
+
+    let claim = |replicas: i32| {
+        json!({
+            "apiVersion": "agents.kruise.io/v1alpha1", "kind": "SandboxClaim", "metadata": {"name": "x"},
+            "spec": {"templateName": "t", "replicas": replicas},
+        })
+    };
+    let messages = broken_rules(&schemas, &claim(3), Some(&claim(2)));
+    assert!(
+        messages.len() == 1
+            && messages[0].starts_with("spec.replicas: Invalid value")
+            && messages[0].ends_with("replicas is immutable"),
+        "{messages:?}"
+    );
+    assert_eq!(broken_rules(&schemas, &claim(2), Some(&claim(2))), [""; 0]);
+}
+
+fn broken_rules(
+    schemas: &BTreeMap<(String, String), Schema>,
+    object: &Value,
+    old: Option<&Value>,
+) -> Vec<String> {
+    let schema = schema_of(schemas, object);
+    assert_eq!(schema.validate(object), [], "{object}");
+    let errors = schema.validate_rules(object, old);
+    errors.iter().map(ToString::to_string).collect()
+}
