@@ -1,0 +1,2 @@
+//! The embedded API server.
+pub mod store;
