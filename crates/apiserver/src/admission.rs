@@ -9,7 +9,6 @@ use crate::auth::User;
 
 /// What a write does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each variant is Kubernetes' operation of its name")]
 pub enum Operation {
     Create,
     Update,

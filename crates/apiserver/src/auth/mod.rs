@@ -32,7 +32,11 @@ impl User {
     pub fn system(controller: &str) -> Self {
         Self {
             name: format!("system:serviceaccount:kube-system:{controller}"),
-            groups: vec![MASTERS.into(), "system:serviceaccounts".into(), "system:authenticated".into()],
+            groups: vec![
+                MASTERS.into(),
+                "system:serviceaccounts".into(),
+                "system:authenticated".into(),
+            ],
             ..Self::default()
         }
     }

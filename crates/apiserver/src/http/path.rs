@@ -1,7 +1,5 @@
 //! What a request asks for, read off its method, path and query string. Knows Kubernetes' URL scheme and nothing of what is served.
 
-use http::Method;
-
 /// The path of a request for a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourcePath {
@@ -34,7 +32,11 @@ pub enum Path {
 
 /// Splits a path; segments are percent-decoded.
 pub fn parse(path: &str) -> Path {
-    let segments: Vec<String> = path.split('/').filter(|segment| !segment.is_empty()).map(decode).collect();
+    let segments: Vec<String> = path
+        .split('/')
+        .filter(|segment| !segment.is_empty())
+        .map(decode)
+        .collect();
     let (group, version, rest) = match segments.first().map(String::as_str) {
         Some("api") if segments.len() <= 2 => return Path::Discovery(segments),
         Some("apis") if segments.len() <= 3 => return Path::Discovery(segments),
@@ -42,11 +44,19 @@ pub fn parse(path: &str) -> Path {
         Some("apis") => (segments[1].clone(), segments[2].clone(), &segments[3..]),
         _ => return Path::Other(path.to_owned()),
     };
-    let mut found = ResourcePath { group, version, ..ResourcePath::default() };
+    let mut found = ResourcePath {
+        group,
+        version,
+        ..ResourcePath::default()
+    };
     let object = match rest {
         // `namespaces/x`, `namespaces/x/status` and `namespaces/x/finalize` are the namespace itself.
         [namespaces, _] if namespaces == "namespaces" => rest,
-        [namespaces, _, sub] if namespaces == "namespaces" && matches!(sub.as_str(), "status" | "finalize") => rest,
+        [namespaces, _, sub]
+            if namespaces == "namespaces" && matches!(sub.as_str(), "status" | "finalize") =>
+        {
+            rest
+        }
         [namespaces, namespace, below @ ..] if namespaces == "namespaces" => {
             found.namespace.clone_from(namespace);
             below
@@ -76,15 +86,16 @@ fn decode_with(text: &str, plus_is_space: bool) -> String {
             .flatten()
             .and_then(|digits| std::str::from_utf8(digits).ok())
             .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match escaped {
-            Some(byte) => {
-                decoded.push(byte);
-                index += 3;
-            }
-            None => {
-                decoded.push(if plus_is_space && bytes[index] == b'+' { b' ' } else { bytes[index] });
-                index += 1;
-            }
+        if let Some(byte) = escaped {
+            decoded.push(byte);
+            index += 3;
+        } else {
+            decoded.push(if plus_is_space && bytes[index] == b'+' {
+                b' '
+            } else {
+                bytes[index]
+            });
+            index += 1;
         }
     }
     String::from_utf8_lossy(&decoded).into_owned()
@@ -97,16 +108,23 @@ pub struct Query(Vec<(String, String)>);
 impl Query {
     /// Splits a query string.
     pub fn parse(query: Option<&str>) -> Self {
-        let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decode_with(name, true), decode_with(value, true))
-        });
+        let pairs = query
+            .unwrap_or_default()
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| {
+                let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+                (decode_with(name, true), decode_with(value, true))
+            });
         Self(pairs.collect())
     }
 
     /// A value, empty values included.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+        self.0
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// A value that is not empty.
@@ -121,28 +139,17 @@ impl Query {
 
     /// A Go boolean that may be absent.
     pub fn tri_state(&self, name: &str) -> Option<bool> {
-        self.get(name).map(|value| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True"))
+        self.get(name)
+            .map(|value| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True"))
     }
 
     /// Every value of a name.
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+        self.0
+            .iter()
+            .filter(move |(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
     }
-}
-
-/// A request's verb in the words of authorization.
-pub fn verb(method: &Method, path: &ResourcePath, watch: bool) -> Option<&'static str> {
-    Some(match (method.as_str(), path.name.is_empty()) {
-        ("GET" | "HEAD", _) if watch => "watch",
-        ("GET" | "HEAD", false) => "get",
-        ("GET" | "HEAD", true) => "list",
-        ("POST", _) => "create",
-        ("PUT", _) => "update",
-        ("PATCH", _) => "patch",
-        ("DELETE", false) => "delete",
-        ("DELETE", true) => "deletecollection",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
@@ -159,14 +166,44 @@ mod tests {
     #[test]
     fn paths_read_as_kubernetes_reads_them() {
         let pod = resource("/api/v1/namespaces/n/pods/p/log");
-        assert_eq!((&*pod.namespace, &*pod.resource, &*pod.name, &*pod.subresource), ("n", "pods", "p", "log"));
+        assert_eq!(
+            (
+                &*pod.namespace,
+                &*pod.resource,
+                &*pod.name,
+                &*pod.subresource
+            ),
+            ("n", "pods", "p", "log")
+        );
         let namespace = resource("/api/v1/namespaces/n/status");
-        assert_eq!((&*namespace.namespace, &*namespace.resource, &*namespace.name, &*namespace.subresource), ("", "namespaces", "n", "status"));
+        assert_eq!(
+            (
+                &*namespace.namespace,
+                &*namespace.resource,
+                &*namespace.name,
+                &*namespace.subresource
+            ),
+            ("", "namespaces", "n", "status")
+        );
         let custom = resource("/apis/a.io/v1/things");
-        assert_eq!((&*custom.group, &*custom.version, &*custom.resource, &*custom.name), ("a.io", "v1", "things", ""));
+        assert_eq!(
+            (
+                &*custom.group,
+                &*custom.version,
+                &*custom.resource,
+                &*custom.name
+            ),
+            ("a.io", "v1", "things", "")
+        );
         let status = resource("/api/v1/namespaces/n/status/s");
-        assert_eq!((&*status.namespace, &*status.resource, &*status.name), ("n", "status", "s"));
-        assert_eq!(parse("/apis/a.io/v1"), Path::Discovery(vec!["apis".into(), "a.io".into(), "v1".into()]));
+        assert_eq!(
+            (&*status.namespace, &*status.resource, &*status.name),
+            ("n", "status", "s")
+        );
+        assert_eq!(
+            parse("/apis/a.io/v1"),
+            Path::Discovery(vec!["apis".into(), "a.io".into(), "v1".into()])
+        );
         assert_eq!(parse("/healthz"), Path::Other("/healthz".into()));
     }
 

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use apimachinery::status::Status;
+use futures::{StreamExt, stream::FuturesUnordered};
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Api, ListOptions, Part, Target, WriteOptions, metadata, modify::is_finished, storage_failure};
+use super::{
+    Api, ListOptions, Part, Target, WriteOptions, metadata, modify::is_finished, storage_failure,
+};
 use crate::{
     admission::Operation,
     registry::{Resource, Rules},
@@ -20,6 +23,7 @@ pub const ORPHAN: &str = "orphan";
 pub const FOREGROUND: &str = "foregroundDeletion";
 
 const DEFAULT_GRACE_SECONDS: i64 = 30;
+const DELETIONS_AT_ONCE: usize = 128;
 
 /// What happens to the dependents of a deleted object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -69,29 +73,67 @@ pub struct Deleted {
 
 impl Api {
     /// Deletes an object, or starts to.
-    pub async fn delete(&self, target: &Target, options: &DeleteOptions, write: &WriteOptions) -> Result<Deleted, Status> {
+    pub async fn delete(
+        &self,
+        target: &Target,
+        options: &DeleteOptions,
+        write: &WriteOptions,
+    ) -> Result<Deleted, Status> {
         loop {
             let current = self.get(target)?;
             check_preconditions(target, &current, options)?;
             let resource = &target.resource;
             let old = Self::value_of(resource, &current);
             let mut nothing = Value::Null;
-            self.admit(target, Part::Main, Operation::Delete, &mut nothing, Some(&old), write)?;
-            if resource.rules == Rules::Namespace && matches!(target.name.as_str(), "default" | "kube-system" | "kube-public") {
-                return Err(Status::forbidden("", "namespaces", &target.name, "this namespace may not be deleted"));
+            self.admit(
+                target,
+                Part::Main,
+                Operation::Delete,
+                &mut nothing,
+                Some(&old),
+                write,
+            )?;
+            if resource.rules == Rules::Namespace
+                && matches!(
+                    target.name.as_str(),
+                    "default" | "kube-system" | "kube-public"
+                )
+            {
+                return Err(Status::forbidden(
+                    "",
+                    "namespaces",
+                    &target.name,
+                    "this namespace may not be deleted",
+                ));
             }
             let object = mark(resource, &old, options, self.now());
             let gone = is_finished(&object);
             if !gone && object == old {
-                return Ok(Deleted { object: current, gone: false });
+                return Ok(Deleted {
+                    object: current,
+                    gone: false,
+                });
             }
-            let draft = self.draft(resource, object)?;
+            let draft = Self::draft(resource, object)?;
             if write.dry_run || options.dry_run.iter().any(|value| value == "All") {
-                return Ok(Deleted { object: Arc::new(draft.preview(target.key(), current.revision)), gone });
+                return Ok(Deleted {
+                    object: Arc::new(draft.preview(target.key(), current.revision)),
+                    gone,
+                });
             }
-            let change = if gone { Change::Delete(draft) } else { Change::Put(draft) };
+            let change = if gone {
+                Change::Delete(draft)
+            } else {
+                Change::Put(draft)
+            };
             let expect = Expectation::Revision(current.revision);
-            let request = Write { resource: resource.id.clone(), key: target.key(), expect, requires: None, change };
+            let request = Write {
+                resource: resource.id.clone(),
+                key: target.key(),
+                expect,
+                requires: None,
+                change,
+            };
             match self.store.write(request).await {
                 Ok(object) => {
                     self.written(resource);
@@ -112,34 +154,59 @@ impl Api {
         write: &WriteOptions,
     ) -> Result<Vec<Arc<Object>>, Status> {
         let listed = self.list(target, list)?;
-        let each = listed.objects.iter().map(|object| {
-            let one = Target {
+        let targets: Vec<Target> = listed
+            .objects
+            .iter()
+            .map(|object| Target {
                 resource: target.resource.clone(),
                 namespace: object.key.namespace().to_owned(),
                 name: object.key.name().to_owned(),
-            };
-            async move {
-                match self.delete(&one, options, write).await {
-                    Err(status) if !status.is_not_found() => Err(status),
-                    _ => Ok(()),
-                }
-            }
-        });
+            })
+            .collect();
         // Writes share a sync, so deleting side by side costs little more than deleting one.
-        let mut outcomes = futures::stream::StreamExt::buffer_unordered(futures::stream::iter(each), 128);
-        while let Some(outcome) = futures::StreamExt::next(&mut outcomes).await {
-            outcome?;
+        let mut running = FuturesUnordered::new();
+        for one in &targets {
+            if running.len() == DELETIONS_AT_ONCE
+                && let Some(outcome) = running.next().await
+            {
+                present(outcome)?;
+            }
+            running.push(self.delete(one, options, write));
         }
-        drop(outcomes);
+        while let Some(outcome) = running.next().await {
+            present(outcome)?;
+        }
+        drop(running);
         Ok(listed.objects)
     }
 }
 
-fn check_preconditions(target: &Target, current: &Object, options: &DeleteOptions) -> Result<(), Status> {
-    let Some(preconditions) = &options.preconditions else { return Ok(()) };
+/// Another client may have been faster.
+fn present(outcome: Result<Deleted, Status>) -> Result<(), Status> {
+    match outcome {
+        Err(status) if !status.is_not_found() => Err(status),
+        _ => Ok(()),
+    }
+}
+
+fn check_preconditions(
+    target: &Target,
+    current: &Object,
+    options: &DeleteOptions,
+) -> Result<(), Status> {
+    let Some(preconditions) = &options.preconditions else {
+        return Ok(());
+    };
     let fail = |what: &str, wanted: &str, found: &str| {
-        let cause = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}");
-        Err(Status::conflict_because(&target.resource.group, &target.resource.plural, &target.name, &cause))
+        let cause = format!(
+            "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"
+        );
+        Err(Status::conflict_because(
+            &target.resource.group,
+            &target.resource.plural,
+            &target.name,
+            &cause,
+        ))
     };
     match (&preconditions.uid, &preconditions.resource_version) {
         (Some(uid), _) if **uid != *current.facts.uid => fail("UID", uid, &current.facts.uid),
@@ -162,11 +229,16 @@ fn mark(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestam
     }
     let grace = grace_seconds(resource, old, options);
     let already = fields.get("deletionTimestamp").is_some();
-    let before = fields.get("deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or_default();
+    let before = fields
+        .get("deletionGracePeriodSeconds")
+        .and_then(Value::as_i64)
+        .unwrap_or_default();
     // Asking again can only shorten the grace period.
     if !already || grace < before {
         let started = deletion_start(fields.get("deletionTimestamp"), before).unwrap_or(now);
-        let ends = started.saturating_add(SignedDuration::from_secs(grace)).unwrap_or(started);
+        let ends = started
+            .saturating_add(SignedDuration::from_secs(grace))
+            .unwrap_or(started);
         fields.insert("deletionTimestamp".into(), metadata::timestamp(ends));
         fields.insert("deletionGracePeriodSeconds".into(), Value::from(grace));
         if !already && fields.get("generation").is_some() {
@@ -194,8 +266,11 @@ fn finalizers_for(old: &Value, options: &DeleteOptions) -> Vec<String> {
         (None, None) if present.contains(&FOREGROUND) => Some(Propagation::Foreground),
         (None, None) => None,
     };
-    let mut finalizers: Vec<String> =
-        present.into_iter().filter(|finalizer| !matches!(*finalizer, ORPHAN | FOREGROUND)).map(ToOwned::to_owned).collect();
+    let mut finalizers: Vec<String> = present
+        .into_iter()
+        .filter(|finalizer| !matches!(*finalizer, ORPHAN | FOREGROUND))
+        .map(ToOwned::to_owned)
+        .collect();
     match policy {
         Some(Propagation::Orphan) => finalizers.push(ORPHAN.to_owned()),
         Some(Propagation::Foreground) => finalizers.push(FOREGROUND.to_owned()),
@@ -209,14 +284,23 @@ fn grace_seconds(resource: &Resource, old: &Value, options: &DeleteOptions) -> i
     if resource.rules != Rules::Pod {
         return 0;
     }
-    let bound = old.pointer("/spec/nodeName").and_then(Value::as_str).is_some_and(|node| !node.is_empty());
-    let ended = matches!(old.pointer("/status/phase").and_then(Value::as_str), Some("Succeeded" | "Failed"));
+    let bound = old
+        .pointer("/spec/nodeName")
+        .and_then(Value::as_str)
+        .is_some_and(|node| !node.is_empty());
+    let ended = matches!(
+        old.pointer("/status/phase").and_then(Value::as_str),
+        Some("Succeeded" | "Failed")
+    );
     if !bound || ended {
         return 0;
     }
     let wanted = options
         .grace_period_seconds
-        .or_else(|| old.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64))
+        .or_else(|| {
+            old.pointer("/spec/terminationGracePeriodSeconds")
+                .and_then(Value::as_i64)
+        })
         .unwrap_or(DEFAULT_GRACE_SECONDS);
     // A negative period once meant "immediately"; kube-apiserver reads it as one second.
     if wanted < 0 { 1 } else { wanted }

@@ -62,7 +62,9 @@ impl Api {
         let mut at = None;
         if let Some(token) = &options.continuation {
             if options.resource_version.is_some_and(|version| version > 0) {
-                return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+                return Err(Status::bad_request(
+                    "specifying resource version is not allowed when using continue",
+                ));
             }
             let position = decode(token)?;
             at = Some(position.rv);
@@ -70,11 +72,17 @@ impl Api {
         } else if let Some(version) = options.resource_version.filter(|version| *version > 0) {
             self.check_reached(version)?;
             // A page of a named version without a match has always meant exactly that version.
-            if options.version_match == Some(VersionMatch::Exact) || (options.version_match.is_none() && options.limit > 0) {
+            if options.version_match == Some(VersionMatch::Exact)
+                || (options.version_match.is_none() && options.limit > 0)
+            {
                 at = Some(version);
             }
         }
-        if options.limit == 0 && options.continuation.is_none() && at.is_none() && let Some(name) = options.selection.name() {
+        if options.limit == 0
+            && options.continuation.is_none()
+            && at.is_none()
+            && let Some(name) = options.selection.name()
+        {
             return Ok(self.list_named(target, name, &options.selection));
         }
         let snapshot = self.store.list(&target.resource.id, &range, at).map_err(|expired| {
@@ -92,17 +100,32 @@ impl Api {
     fn list_named(&self, target: &Target, name: &str, selection: &Selection) -> Listed {
         let revision = self.store.revision();
         let objects = if target.resource.is_namespaced() && target.namespace.is_empty() {
-            let all = self.store.list(&target.resource.id, &Range::namespace(""), None);
+            let all = self
+                .store
+                .list(&target.resource.id, &Range::namespace(""), None);
             return page(
                 all.map(|snapshot| snapshot.objects).unwrap_or_default(),
                 revision,
-                &ListOptions { selection: selection.clone(), ..ListOptions::default() },
+                &ListOptions {
+                    selection: selection.clone(),
+                    ..ListOptions::default()
+                },
             );
         } else {
-            let found = self.store.get(&target.resource.id, &Key::new(&target.namespace, name));
-            found.into_iter().filter(|object| selection.matches(object)).collect()
+            let found = self
+                .store
+                .get(&target.resource.id, &Key::new(&target.namespace, name));
+            found
+                .into_iter()
+                .filter(|object| selection.matches(object))
+                .collect()
         };
-        Listed { revision, objects, continuation: None, remaining: None }
+        Listed {
+            revision,
+            objects,
+            continuation: None,
+            remaining: None,
+        }
     }
 
     /// Refuses a version that lies in the future.
@@ -111,8 +134,15 @@ impl Api {
         if version <= current {
             return Ok(());
         }
-        let cause = Cause { reason: "ResourceVersionTooLarge".into(), message: "Too large resource version".into(), field: String::new() };
-        let mut status = Status::timeout(format_args!("Too large resource version: {version}, current: {current}"), 1);
+        let cause = Cause {
+            reason: "ResourceVersionTooLarge".into(),
+            message: "Too large resource version".into(),
+            field: String::new(),
+        };
+        let mut status = Status::timeout(
+            format_args!("Too large resource version: {version}, current: {current}"),
+            1,
+        );
         if let Some(details) = &mut status.details {
             details.causes = vec![cause];
         }
@@ -123,9 +153,17 @@ impl Api {
 fn page(objects: Vec<Arc<Object>>, revision: Revision, options: &ListOptions) -> Listed {
     let everything = options.selection.is_everything();
     let total = objects.len();
-    let limit = if options.limit == 0 { usize::MAX } else { options.limit };
+    let limit = if options.limit == 0 {
+        usize::MAX
+    } else {
+        options.limit
+    };
     let mut seen = 0;
-    let mut selected = if everything { Vec::with_capacity(total.min(limit)) } else { Vec::new() };
+    let mut selected = if everything {
+        Vec::with_capacity(total.min(limit))
+    } else {
+        Vec::new()
+    };
     for object in objects {
         if selected.len() == limit {
             break;
@@ -136,13 +174,25 @@ fn page(objects: Vec<Arc<Object>>, revision: Revision, options: &ListOptions) ->
         }
     }
     let more = seen < total;
-    let continuation = selected.last().filter(|_| more).map(|last| encode(revision, &last.key));
+    let continuation = selected
+        .last()
+        .filter(|_| more)
+        .map(|last| encode(revision, &last.key));
     let remaining = (more && everything).then_some(total - seen);
-    Listed { revision, objects: selected, continuation, remaining }
+    Listed {
+        revision,
+        objects: selected,
+        continuation,
+        remaining,
+    }
 }
 
 fn encode(rv: Revision, last: &Key) -> String {
-    let token = Continuation { v: CONTINUATION_VERSION.into(), rv, start: last.as_str().to_owned() };
+    let token = Continuation {
+        v: CONTINUATION_VERSION.into(),
+        rv,
+        start: last.as_str().to_owned(),
+    };
     URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).unwrap_or_default())
 }
 
@@ -152,12 +202,18 @@ struct Position {
 }
 
 fn decode(token: &str) -> Result<Position, Status> {
-    let decoded = URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| serde_json::from_slice::<Continuation>(&bytes).ok());
+    let decoded = URL_SAFE_NO_PAD
+        .decode(token)
+        .ok()
+        .and_then(|bytes| serde_json::from_slice::<Continuation>(&bytes).ok());
     decoded
         .filter(|token| token.v == CONTINUATION_VERSION)
         .and_then(|token| {
             let (namespace, name) = token.start.split_once('/')?;
-            Some(Position { rv: token.rv, start: Key::new(namespace, name) })
+            Some(Position {
+                rv: token.rv,
+                start: Key::new(namespace, name),
+            })
         })
         .ok_or_else(|| Status::bad_request("continue key is not valid"))
 }

@@ -3,13 +3,13 @@
 //! Every way into the server, the in-process client, HTTPS and the collectors in the background, goes through [`Api`].
 
 mod create;
-mod delete;
+pub mod delete;
 mod list;
 pub mod metadata;
-mod modify;
+pub mod modify;
 pub mod selection;
-mod subresource;
-mod watch;
+pub mod subresource;
+pub mod watch;
 
 use std::{
     fmt,
@@ -113,8 +113,6 @@ pub struct WriteOptions {
     pub dry_run: bool,
     /// Unknown fields.
     pub field_validation: FieldValidation,
-    /// Name under which fields are managed.
-    pub field_manager: String,
     /// Who writes.
     pub user: User,
 }
@@ -171,13 +169,24 @@ impl Api {
         let _one_at_a_time = self.refresh.lock().unwrap_or_else(PoisonError::into_inner);
         let definitions = ResourceId::new("apiextensions.k8s.io", "customresourcedefinitions");
         let listed = self.store.list(&definitions, &Range::namespace(""), None);
-        let values: Vec<Value> = listed.map(|snapshot| snapshot.objects.iter().map(|object| object.value()).collect()).unwrap_or_default();
-        self.registry.store(Arc::new(Registry::new(&self.registry(), values.iter())));
+        let values: Vec<Value> = listed
+            .map(|snapshot| {
+                snapshot
+                    .objects
+                    .iter()
+                    .map(|object| object.value())
+                    .collect()
+            })
+            .unwrap_or_default();
+        self.registry
+            .store(Arc::new(Registry::new(&self.registry(), values.iter())));
     }
 
     /// One object.
     pub fn get(&self, target: &Target) -> Result<Arc<Object>, Status> {
-        self.store.get(&target.resource.id, &target.key()).ok_or_else(|| target.not_found())
+        self.store
+            .get(&target.resource.id, &target.key())
+            .ok_or_else(|| target.not_found())
     }
 
     fn admit(
@@ -221,10 +230,12 @@ impl Api {
     }
 
     /// The draft of an object in the form it is stored in.
-    fn draft(&self, resource: &Resource, mut object: Value) -> Result<Draft, Status> {
+    fn draft(resource: &Resource, mut object: Value) -> Result<Draft, Status> {
         strategy::to_storage(resource, &mut object);
         Draft::new(&object).map_err(|error| {
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            let cause = std::error::Error::source(&error)
+                .map(ToString::to_string)
+                .unwrap_or_default();
             Status::bad_request(format!("{error}: {cause}"))
         })
     }
@@ -246,13 +257,18 @@ impl Api {
 /// What the store's refusals mean to a client.
 fn storage_failure(target: &Target, error: &WriteError) -> Status {
     match error {
-        WriteError::Conflict { .. } => Status::conflict(&target.resource.group, &target.resource.plural, &target.name),
+        WriteError::Conflict { .. } => Status::conflict(
+            &target.resource.group,
+            &target.resource.plural,
+            &target.name,
+        ),
         WriteError::Requirement => terminating_namespace(target),
-        WriteError::Storage(cause) if cause.is_disk_full() => {
-            Status::insufficient_storage("the disk that holds the data directory is full: free some space and try again")
-        }
+        WriteError::Storage(cause) if cause.is_disk_full() => Status::insufficient_storage(
+            "the disk that holds the data directory is full: free some space and try again",
+        ),
         WriteError::Storage(cause) => {
-            let detail = std::error::Error::source(&**cause).map_or_else(|| cause.to_string(), |source| format!("{cause}: {source}"));
+            let detail = std::error::Error::source(&**cause)
+                .map_or_else(|| cause.to_string(), |source| format!("{cause}: {source}"));
             Status::internal(format_args!("{error}: {detail}"))
         }
         WriteError::Closed => Status::service_unavailable("the server is shutting down"),
@@ -260,13 +276,21 @@ fn storage_failure(target: &Target, error: &WriteError) -> Status {
 }
 
 fn terminating_namespace(target: &Target) -> Status {
-    let message = format!("unable to create new content in namespace {} because it is being terminated", target.namespace);
+    let message = format!(
+        "unable to create new content in namespace {} because it is being terminated",
+        target.namespace
+    );
     let cause = Cause {
         reason: "NamespaceTerminating".into(),
         message: format!("namespace {} is being terminated", target.namespace),
         field: "metadata.namespace".into(),
     };
-    let mut status = Status::forbidden(&target.resource.group, &target.resource.plural, &target.name, &message);
+    let mut status = Status::forbidden(
+        &target.resource.group,
+        &target.resource.plural,
+        &target.name,
+        &message,
+    );
     if let Some(details) = &mut status.details {
         details.causes = vec![cause];
     }

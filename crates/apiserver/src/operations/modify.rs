@@ -30,11 +30,6 @@ pub trait Transform: Send + Sync {
     fn replaces(&self) -> bool {
         false
     }
-
-    /// Computes managed fields itself, as server-side apply does.
-    fn tracks_fields(&self) -> bool {
-        false
-    }
 }
 
 /// PUT: the successor is the client's object.
@@ -68,12 +63,19 @@ impl Api {
     ) -> Result<Written, Status> {
         for _ in 0..ATTEMPTS {
             let current = self.get(target)?;
-            match self.modify_once(target, part, &current, transform, options).await? {
+            match self
+                .modify_once(target, part, &current, transform, options)
+                .await?
+            {
                 Some(written) => return Ok(written),
                 None => tokio::task::yield_now().await,
             }
         }
-        Err(Status::conflict(&target.resource.group, &target.resource.plural, &target.name))
+        Err(Status::conflict(
+            &target.resource.group,
+            &target.resource.plural,
+            &target.name,
+        ))
     }
 
     /// One attempt; nothing when another write came between.
@@ -97,32 +99,69 @@ impl Api {
         };
         metadata::prepare_update(&mut object, &old);
         strategy::prepare_update(self, resource, &mut object, &old, part);
-        self.admit(target, part, Operation::Update, &mut object, Some(&old), options)?;
+        self.admit(
+            target,
+            part,
+            Operation::Update,
+            &mut object,
+            Some(&old),
+            options,
+        )?;
         metadata::count_generation(&mut object, &old, resource);
         let mut errors = metadata::validate(&object, Some(&old), resource);
-        errors.extend(strategy::validate(self, resource, &object, Some(&old), part));
+        errors.extend(strategy::validate(
+            self,
+            resource,
+            &object,
+            Some(&old),
+            part,
+        ));
         if !errors.is_empty() {
-            return Err(Status::invalid(&resource.group, &resource.kind, &target.name, &errors));
-        }
-        if !transform.tracks_fields() {
-            strategy::track_fields(resource, &mut object, Some(&old), options, part, self.now())?;
+            return Err(Status::invalid(
+                &resource.group,
+                &resource.kind,
+                &target.name,
+                &errors,
+            ));
         }
         let finished = is_finished(&object);
         if object == old && !finished {
-            return Ok(Some(Written { object: current.clone(), created: false, warnings }));
+            return Ok(Some(Written {
+                object: current.clone(),
+                created: false,
+                warnings,
+            }));
         }
-        let draft = self.draft(resource, object)?;
+        let draft = Self::draft(resource, object)?;
         if options.dry_run {
             let object = Arc::new(draft.preview(target.key(), current.revision));
-            return Ok(Some(Written { object, created: false, warnings }));
+            return Ok(Some(Written {
+                object,
+                created: false,
+                warnings,
+            }));
         }
-        let change = if finished { Change::Delete(draft) } else { Change::Put(draft) };
+        let change = if finished {
+            Change::Delete(draft)
+        } else {
+            Change::Put(draft)
+        };
         let expect = Expectation::Revision(current.revision);
-        let write = Write { resource: resource.id.clone(), key: target.key(), expect, requires: None, change };
+        let write = Write {
+            resource: resource.id.clone(),
+            key: target.key(),
+            expect,
+            requires: None,
+            change,
+        };
         match self.store.write(write).await {
             Ok(object) => {
                 self.written(resource);
-                Ok(Some(Written { object, created: false, warnings }))
+                Ok(Some(Written {
+                    object,
+                    created: false,
+                    warnings,
+                }))
             }
             Err(WriteError::Conflict { .. }) => Ok(None),
             Err(error) => Err(storage_failure(target, &error)),
@@ -133,29 +172,67 @@ impl Api {
 /// Whether a deleted object has nothing left to wait for.
 pub(super) fn is_finished(object: &Value) -> bool {
     let metadata = &object["metadata"];
-    let no_finalizers = metadata.get("finalizers").and_then(Value::as_array).is_none_or(Vec::is_empty);
-    let no_grace = metadata.get("deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or_default() == 0;
+    let no_finalizers = metadata
+        .get("finalizers")
+        .and_then(Value::as_array)
+        .is_none_or(Vec::is_empty);
+    let no_grace = metadata
+        .get("deletionGracePeriodSeconds")
+        .and_then(Value::as_i64)
+        .unwrap_or_default()
+        == 0;
     // A namespace keeps its own finalizers in its spec.
     let spec_finalizers = object["kind"] == "Namespace"
-        && object.pointer("/spec/finalizers").and_then(Value::as_array).is_some_and(|finalizers| !finalizers.is_empty());
+        && object
+            .pointer("/spec/finalizers")
+            .and_then(Value::as_array)
+            .is_some_and(|finalizers| !finalizers.is_empty());
     metadata.get("deletionTimestamp").is_some() && no_finalizers && no_grace && !spec_finalizers
 }
 
-fn check_version(target: &Target, object: &Value, old: &Value, replaces: bool) -> Result<(), Status> {
+fn check_version(
+    target: &Target,
+    object: &Value,
+    old: &Value,
+    replaces: bool,
+) -> Result<(), Status> {
     let resource = &target.resource;
-    let (stated, stored) = (metadata::text(object, "resourceVersion"), metadata::text(old, "resourceVersion"));
+    let (stated, stored) = (
+        metadata::text(object, "resourceVersion"),
+        metadata::text(old, "resourceVersion"),
+    );
     if stated.is_empty() || stated == "0" {
         if replaces && !resource.unconditional_update {
-            let error = FieldError::invalid("metadata.resourceVersion", 0, "must be specified for an update");
-            return Err(Status::invalid(&resource.group, &resource.kind, &target.name, &[error]));
+            let error = FieldError::invalid(
+                "metadata.resourceVersion",
+                0,
+                "must be specified for an update",
+            );
+            return Err(Status::invalid(
+                &resource.group,
+                &resource.kind,
+                &target.name,
+                &[error],
+            ));
         }
     } else if stated != stored {
-        return Err(Status::conflict(&resource.group, &resource.plural, &target.name));
+        return Err(Status::conflict(
+            &resource.group,
+            &resource.plural,
+            &target.name,
+        ));
     }
     let (stated, stored) = (metadata::text(object, "uid"), metadata::text(old, "uid"));
     if !stated.is_empty() && stated != stored {
-        let cause = format!("Precondition failed: UID in precondition: {stated}, UID in object meta: {stored}");
-        return Err(Status::conflict_because(&resource.group, &resource.plural, &target.name, &cause));
+        let cause = format!(
+            "Precondition failed: UID in precondition: {stated}, UID in object meta: {stored}"
+        );
+        return Err(Status::conflict_because(
+            &resource.group,
+            &resource.plural,
+            &target.name,
+            &cause,
+        ));
     }
     Ok(())
 }

@@ -24,19 +24,41 @@ pub struct Selection {
 
 impl Selection {
     /// Parses both selectors and refuses fields that the kind cannot be selected by.
-    pub fn parse(resource: &Resource, labels: Option<&str>, fields: Option<&str>) -> Result<Self, Status> {
+    pub fn parse(
+        resource: &Resource,
+        labels: Option<&str>,
+        fields: Option<&str>,
+    ) -> Result<Self, Status> {
         let labels = labels.map_or_else(|| Ok(LabelSelector::everything()), LabelSelector::parse);
-        let labels = labels.map_err(|error| Status::bad_request(format!("unable to parse requirement: {error}")))?;
-        let fields = FieldSelector::parse(fields.unwrap_or_default()).map_err(|error| Status::bad_request(error.to_string()))?;
-        let custom = resource.custom.as_ref().map(|version| version.selectable_fields.as_slice()).unwrap_or_default();
+        let labels = labels.map_err(|error| {
+            Status::bad_request(format!("unable to parse requirement: {error}"))
+        })?;
+        let fields = FieldSelector::parse(fields.unwrap_or_default())
+            .map_err(|error| Status::bad_request(error.to_string()))?;
+        let custom = resource
+            .custom
+            .as_ref()
+            .map(|version| version.selectable_fields.as_slice())
+            .unwrap_or_default();
         for term in fields.terms() {
-            let known = selectable(resource).contains(&&*term.field) || custom.iter().any(|field| *field == term.field);
+            let known =
+                selectable(resource).contains(&&*term.field) || custom.contains(&term.field);
             if !known {
-                return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
+                return Err(Status::bad_request(format!(
+                    "field label not supported: {}",
+                    term.field
+                )));
             }
         }
-        let reads_content = fields.terms().iter().any(|term| !matches!(&*term.field, "metadata.name" | "metadata.namespace"));
-        Ok(Self { labels, fields, reads_content })
+        let reads_content = fields
+            .terms()
+            .iter()
+            .any(|term| !matches!(&*term.field, "metadata.name" | "metadata.namespace"));
+        Ok(Self {
+            labels,
+            fields,
+            reads_content,
+        })
     }
 
     /// Whether everything is selected.
@@ -62,7 +84,11 @@ impl Selection {
     /// Whether an object is selected.
     pub fn matches(&self, object: &Object) -> bool {
         let labels = object.facts.labels.as_deref();
-        let labelled = self.labels.matches_with(|name| labels.and_then(|labels| labels.get(name)).map(String::as_str));
+        let labelled = self.labels.matches_with(|name| {
+            labels
+                .and_then(|labels| labels.get(name))
+                .map(String::as_str)
+        });
         if !labelled || self.fields.is_empty() {
             return labelled;
         }
@@ -74,9 +100,14 @@ impl Selection {
             });
         }
         let value = object.value();
-        let found: BTreeMap<&str, String> =
-            self.fields.terms().iter().filter_map(|term| Some((&*term.field, read(&value, &term.field)?))).collect();
-        self.fields.matches(|field| found.get(field).map(String::as_str))
+        let found: BTreeMap<&str, String> = self
+            .fields
+            .terms()
+            .iter()
+            .filter_map(|term| Some((&*term.field, read(&value, &term.field)?)))
+            .collect();
+        self.fields
+            .matches(|field| found.get(field).map(String::as_str))
     }
 }
 
@@ -84,19 +115,50 @@ impl Selection {
 fn selectable(resource: &Resource) -> &'static [&'static str] {
     match resource.rules {
         Rules::Pod => &[
-            "metadata.name", "metadata.namespace", "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
-            "spec.hostNetwork", "status.phase", "status.podIP", "status.podIPs", "status.nominatedNodeName",
+            "metadata.name",
+            "metadata.namespace",
+            "spec.nodeName",
+            "spec.restartPolicy",
+            "spec.schedulerName",
+            "spec.serviceAccountName",
+            "spec.hostNetwork",
+            "status.phase",
+            "status.podIP",
+            "status.podIPs",
+            "status.nominatedNodeName",
         ],
         Rules::Event => &[
-            "metadata.name", "metadata.namespace", "involvedObject.kind", "involvedObject.namespace", "involvedObject.name",
-            "involvedObject.uid", "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath",
-            "regarding.kind", "regarding.namespace", "regarding.name", "regarding.uid", "regarding.apiVersion",
-            "regarding.resourceVersion", "regarding.fieldPath", "reason", "reportingComponent", "reportingController", "source", "type",
+            "metadata.name",
+            "metadata.namespace",
+            "involvedObject.kind",
+            "involvedObject.namespace",
+            "involvedObject.name",
+            "involvedObject.uid",
+            "involvedObject.apiVersion",
+            "involvedObject.resourceVersion",
+            "involvedObject.fieldPath",
+            "regarding.kind",
+            "regarding.namespace",
+            "regarding.name",
+            "regarding.uid",
+            "regarding.apiVersion",
+            "regarding.resourceVersion",
+            "regarding.fieldPath",
+            "reason",
+            "reportingComponent",
+            "reportingController",
+            "source",
+            "type",
         ],
         Rules::Secret => &["metadata.name", "metadata.namespace", "type"],
         Rules::Namespace => &["metadata.name", "status.phase"],
         Rules::Node => &["metadata.name", "spec.unschedulable"],
-        Rules::Service => &["metadata.name", "metadata.namespace", "spec.clusterIP", "spec.type"],
+        Rules::Service => &[
+            "metadata.name",
+            "metadata.namespace",
+            "spec.clusterIP",
+            "spec.type",
+        ],
         _ => &["metadata.name", "metadata.namespace"],
     }
 }
@@ -109,11 +171,21 @@ fn read(object: &Value, field: &str) -> Option<String> {
         _ => field.to_owned(),
     };
     if field == "source" {
-        let component = object.pointer("/source/component").and_then(Value::as_str).unwrap_or_default();
-        let component = if component.is_empty() { object["reportingComponent"].as_str().unwrap_or_default() } else { component };
+        let component = object
+            .pointer("/source/component")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let component = if component.is_empty() {
+            object["reportingComponent"].as_str().unwrap_or_default()
+        } else {
+            component
+        };
         return Some(component.to_owned());
     }
-    let found = stored.trim_start_matches('.').split('.').try_fold(object, |value, segment| value.get(segment));
+    let found = stored
+        .trim_start_matches('.')
+        .split('.')
+        .try_fold(object, |value, segment| value.get(segment));
     match (found, field) {
         (Some(Value::String(text)), _) => Some(text.clone()),
         (Some(Value::Bool(flag)), _) => Some(flag.to_string()),

@@ -7,8 +7,12 @@ use super::{Api, DeleteOptions, Deleted, Part, Target, WriteOptions, Written, me
 use crate::registry::{Resource, ScalePaths};
 
 /// A stored object's `Scale`.
-pub fn scale_of(resource: &Resource, paths: &ScalePaths, object: &Value) -> Value {
-    let at = |path: &[String]| resource.read_scale(object, path).and_then(Value::as_i64).unwrap_or_default();
+pub fn scale_of(paths: &ScalePaths, object: &Value) -> Value {
+    let at = |path: &[String]| {
+        Resource::at(object, path)
+            .and_then(Value::as_i64)
+            .unwrap_or_default()
+    };
     let mut scale = json!({
         "apiVersion": "autoscaling/v1",
         "kind": "Scale",
@@ -22,7 +26,11 @@ pub fn scale_of(resource: &Resource, paths: &ScalePaths, object: &Value) -> Valu
         "spec": {"replicas": at(&paths.spec_replicas)},
         "status": {"replicas": at(&paths.status_replicas)},
     });
-    let selector = paths.label_selector.as_ref().and_then(|path| resource.read_scale(object, path)).and_then(Value::as_str);
+    let selector = paths
+        .label_selector
+        .as_ref()
+        .and_then(|path| Resource::at(object, path))
+        .and_then(Value::as_str);
     if let Some(selector) = selector {
         scale["status"]["selector"] = Value::from(selector);
     }
@@ -40,11 +48,23 @@ impl Api {
         let resource = &target.resource;
         let paths = resource.scale.as_ref().ok_or_else(Status::unknown_path)?;
         let transform = |old: &Value| {
-            let scale = change(scale_of(resource, paths, old))?;
-            let replicas = scale.pointer("/spec/replicas").cloned().unwrap_or_else(|| Value::from(0));
+            let scale = change(scale_of(paths, old))?;
+            let replicas = scale
+                .pointer("/spec/replicas")
+                .cloned()
+                .unwrap_or_else(|| Value::from(0));
             if replicas.as_i64().is_none_or(|replicas| replicas < 0) {
-                let error = FieldError::invalid("spec.replicas", replicas, "must be greater than or equal to 0");
-                return Err(Status::invalid("autoscaling", "Scale", &target.name, &[error]));
+                let error = FieldError::invalid(
+                    "spec.replicas",
+                    replicas,
+                    "must be greater than or equal to 0",
+                );
+                return Err(Status::invalid(
+                    "autoscaling",
+                    "Scale",
+                    &target.name,
+                    &[error],
+                ));
             }
             let mut object = old.clone();
             let stated = metadata::text(&scale, "resourceVersion");
@@ -53,42 +73,89 @@ impl Api {
             Ok(object)
         };
         let written = self.modify(target, Part::Main, &transform, options).await?;
-        Ok(scale_of(resource, paths, &Self::value_of(resource, &written.object)))
+        Ok(scale_of(paths, &Self::value_of(resource, &written.object)))
     }
 
     /// Assigns a pod to a node, once.
-    pub async fn bind_pod(&self, target: &Target, binding: &Value, options: &WriteOptions) -> Result<Written, Status> {
-        let node = binding.pointer("/target/name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    pub async fn bind_pod(
+        &self,
+        target: &Target,
+        binding: &Value,
+        options: &WriteOptions,
+    ) -> Result<Written, Status> {
+        let node = binding
+            .pointer("/target/name")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         if node.is_empty() {
-            return Err(Status::invalid("", "Binding", &target.name, &[FieldError::required("target.name", "")]));
+            return Err(Status::invalid(
+                "",
+                "Binding",
+                &target.name,
+                &[FieldError::required("target.name", "")],
+            ));
         }
         let now = metadata::timestamp(self.now());
         let transform = |old: &Value| {
-            let current = old.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
+            let current = old
+                .pointer("/spec/nodeName")
+                .and_then(Value::as_str)
+                .unwrap_or_default();
             if !current.is_empty() {
-                let cause = format!("pod {} is already assigned to node \"{current}\"", target.name);
-                return Err(Status::conflict_because("", "pods/binding", &target.name, &cause));
+                let cause = format!(
+                    "pod {} is already assigned to node \"{current}\"",
+                    target.name
+                );
+                return Err(Status::conflict_because(
+                    "",
+                    "pods/binding",
+                    &target.name,
+                    &cause,
+                ));
             }
             if !metadata::text(old, "deletionTimestamp").is_empty() {
-                let cause = format!("pod {} is being deleted, cannot be assigned to a host", target.name);
-                return Err(Status::conflict_because("", "pods/binding", &target.name, &cause));
+                let cause = format!(
+                    "pod {} is being deleted, cannot be assigned to a host",
+                    target.name
+                );
+                return Err(Status::conflict_because(
+                    "",
+                    "pods/binding",
+                    &target.name,
+                    &cause,
+                ));
             }
             let mut pod = old.clone();
             pod["spec"]["nodeName"] = Value::from(node.as_str());
             let scheduled = json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now});
-            let mut conditions = pod.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
+            let mut conditions = pod
+                .pointer("/status/conditions")
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default();
             conditions.retain(|condition| condition["type"] != "PodScheduled");
             conditions.push(scheduled);
             pod["status"]["conditions"] = Value::from(conditions);
             Ok(pod)
         };
-        self.modify(target, Part::Finalize, &transform, options).await
+        self.modify(target, Part::Finalize, &transform, options)
+            .await
     }
 
     /// Deletes a pod on behalf of an eviction.
-    pub async fn evict_pod(&self, target: &Target, eviction: &Value, options: &WriteOptions) -> Result<Deleted, Status> {
-        let delete = eviction.get("deleteOptions").cloned().unwrap_or_else(|| json!({}));
-        let delete: DeleteOptions = serde_json::from_value(delete).map_err(|error| Status::bad_request(error.to_string()))?;
+    pub async fn evict_pod(
+        &self,
+        target: &Target,
+        eviction: &Value,
+        options: &WriteOptions,
+    ) -> Result<Deleted, Status> {
+        let delete = eviction
+            .get("deleteOptions")
+            .cloned()
+            .unwrap_or_else(|| json!({}));
+        let delete: DeleteOptions = serde_json::from_value(delete)
+            .map_err(|error| Status::bad_request(error.to_string()))?;
         self.delete(target, &delete, options).await
     }
 }

@@ -67,18 +67,33 @@ impl Api {
     pub fn watch(&self, target: &Target, options: &WatchOptions) -> Result<Watching, Status> {
         let version = options.list.resource_version;
         check_options(options)?;
-        let wants_state = options.initial_events.unwrap_or_else(|| version.is_none_or(|version| version == 0));
+        let wants_state = options
+            .initial_events
+            .unwrap_or_else(|| version.is_none_or(|version| version == 0));
         if let Some(version) = version.filter(|version| *version > 0) {
             self.check_reached(version)?;
         }
-        let too_old = |expired: Expired| Status::too_old_resource_version(expired.requested, expired.oldest);
+        let too_old =
+            |expired: Expired| Status::too_old_resource_version(expired.requested, expired.oldest);
         let resource = &target.resource.id;
         let (initial, after) = if wants_state {
-            let snapshot = self.store.list(resource, &Range::namespace(&target.namespace), None).map_err(too_old)?;
-            let objects = snapshot.objects.into_iter().filter(|object| options.list.selection.matches(object)).collect();
+            let snapshot = self
+                .store
+                .list(resource, &Range::namespace(&target.namespace), None)
+                .map_err(too_old)?;
+            let objects = snapshot
+                .objects
+                .into_iter()
+                .filter(|object| options.list.selection.matches(object))
+                .collect();
             (objects, snapshot.revision)
         } else {
-            (Vec::new(), version.filter(|version| *version > 0).unwrap_or_else(|| self.store.revision()))
+            (
+                Vec::new(),
+                version
+                    .filter(|version| *version > 0)
+                    .unwrap_or_else(|| self.store.revision()),
+            )
         };
         let watch = self.store.watch(resource, after).map_err(too_old)?;
         let now = Instant::now();
@@ -87,7 +102,8 @@ impl Api {
             selection: options.list.selection.clone(),
             namespace: target.namespace.clone(),
             initial: initial.into_iter(),
-            initial_end: (options.initial_events == Some(true) && options.bookmarks).then_some(after),
+            initial_end: (options.initial_events == Some(true) && options.bookmarks)
+                .then_some(after),
             bookmarks: options.bookmarks,
             next_bookmark: now + BOOKMARK_INTERVAL,
             deadline: now + options.timeout.unwrap_or(DEFAULT_TIMEOUT),
@@ -98,11 +114,21 @@ impl Api {
 }
 
 fn check_options(options: &WatchOptions) -> Result<(), Status> {
-    let invalid = |detail: &str| Err(Status::failure(422, "Invalid", format!("ListOptions.meta.k8s.io \"\" is invalid: {detail}")));
+    let invalid = |detail: &str| {
+        Err(Status::failure(
+            422,
+            "Invalid",
+            format!("ListOptions.meta.k8s.io \"\" is invalid: {detail}"),
+        ))
+    };
     match (options.initial_events, options.list.version_match) {
         (Some(_), Some(VersionMatch::NotOlderThan)) | (None, None) => Ok(()),
-        (Some(_), _) => invalid("resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"),
-        (None, Some(_)) => invalid("resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"),
+        (Some(_), _) => invalid(
+            "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        ),
+        (None, Some(_)) => invalid(
+            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+        ),
     }
 }
 
@@ -112,7 +138,12 @@ impl Watching {
         if self.ended {
             return None;
         }
-        let present: Vec<Notice> = self.initial.by_ref().take(INITIAL_AT_ONCE).map(Notice::Added).collect();
+        let present: Vec<Notice> = self
+            .initial
+            .by_ref()
+            .take(INITIAL_AT_ONCE)
+            .map(Notice::Added)
+            .collect();
         if !present.is_empty() {
             return Some(present);
         }
@@ -120,7 +151,11 @@ impl Watching {
             return Some(vec![Notice::InitialEnd(revision)]);
         }
         loop {
-            let wake = if self.bookmarks { self.deadline.min(self.next_bookmark) } else { self.deadline };
+            let wake = if self.bookmarks {
+                self.deadline.min(self.next_bookmark)
+            } else {
+                self.deadline
+            };
             tokio::select! {
                 biased;
                 () = self.shutdown.cancelled() => return None,
@@ -150,7 +185,8 @@ impl Watching {
     }
 
     fn selects(&self, object: &Object) -> bool {
-        (self.namespace.is_empty() || object.key.namespace() == self.namespace) && self.selection.matches(object)
+        (self.namespace.is_empty() || object.key.namespace() == self.namespace)
+            && self.selection.matches(object)
     }
 
     fn translate(&self, event: Event) -> Option<Notice> {
@@ -158,13 +194,20 @@ impl Watching {
         if !self.namespace.is_empty() && event.object.key.namespace() != self.namespace {
             return None;
         }
-        let before = event.previous.as_ref().is_some_and(|previous| self.selects(previous));
+        let before = event
+            .previous
+            .as_ref()
+            .is_some_and(|previous| self.selects(previous));
         let after = event.kind != EventKind::Deleted && self.selects(&event.object);
         match (before, after) {
             (false, true) => Some(Notice::Added(event.object)),
             (true, true) => Some(Notice::Modified(event.object)),
-            (true, false) if event.kind == EventKind::Deleted => Some(Notice::Deleted(event.object, revision)),
-            (true, false) => event.previous.map(|previous| Notice::Deleted(previous, revision)),
+            (true, false) if event.kind == EventKind::Deleted => {
+                Some(Notice::Deleted(event.object, revision))
+            }
+            (true, false) => event
+                .previous
+                .map(|previous| Notice::Deleted(previous, revision)),
             (false, false) => None,
         }
     }

@@ -13,12 +13,8 @@ use crate::store::ResourceId;
 pub struct CustomVersion {
     /// The compiled schema; none keeps every field.
     pub schema: Option<Schema>,
-    /// The schema as written, for OpenAPI.
-    pub open_api: Value,
     /// What clients of a deprecated version are told.
     pub deprecation: Option<String>,
-    /// `additionalPrinterColumns` as written.
-    pub columns: Value,
     /// Fields that selectors may name, without the leading dot.
     pub selectable_fields: Vec<String>,
     /// Definition and generation this was compiled from.
@@ -27,12 +23,21 @@ pub struct CustomVersion {
 
 /// Whether a definition's condition is `True`.
 pub fn has_condition(definition: &Value, kind: &str) -> bool {
-    let conditions = definition.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
-    conditions.into_iter().any(|condition| condition["type"] == kind && condition["status"] == "True")
+    let conditions = definition
+        .pointer("/status/conditions")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    conditions
+        .into_iter()
+        .any(|condition| condition["type"] == kind && condition["status"] == "True")
 }
 
 /// The resources that an established definition serves; `known` gives versions that were compiled before.
-pub fn resources_of(definition: &Value, known: impl Fn(&str, &str, &str) -> Option<Arc<CustomVersion>>) -> Vec<Resource> {
+pub fn resources_of(
+    definition: &Value,
+    known: impl Fn(&str, &str, &str) -> Option<Arc<CustomVersion>>,
+) -> Vec<Resource> {
     if !has_condition(definition, "Established") {
         return Vec::new();
     }
@@ -40,13 +45,35 @@ pub fn resources_of(definition: &Value, known: impl Fn(&str, &str, &str) -> Opti
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (group, names) = (text(&spec["group"]), &spec["names"]);
     let (plural, kind) = (text(&names["plural"]), text(&names["kind"]));
-    let singular = names["singular"].as_str().map_or_else(|| kind.to_lowercase(), ToOwned::to_owned);
-    let list_kind = names["listKind"].as_str().map_or_else(|| format!("{kind}List"), ToOwned::to_owned);
-    let strings = |value: &Value| value.as_array().into_iter().flatten().map(text).collect::<Vec<_>>();
+    let singular = names["singular"]
+        .as_str()
+        .map_or_else(|| kind.to_lowercase(), ToOwned::to_owned);
+    let list_kind = names["listKind"]
+        .as_str()
+        .map_or_else(|| format!("{kind}List"), ToOwned::to_owned);
+    let strings = |value: &Value| {
+        value
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(text)
+            .collect::<Vec<_>>()
+    };
     let versions: Vec<&Value> = spec["versions"].as_array().into_iter().flatten().collect();
-    let storage = versions.iter().find(|version| version["storage"] == true).map(|version| text(&version["name"])).unwrap_or_default();
-    let origin = (text(&definition["metadata"]["uid"]), definition["metadata"]["generation"].as_i64().unwrap_or_default());
-    let served = versions.into_iter().filter(|version| version["served"] == true);
+    let storage = versions
+        .iter()
+        .find(|version| version["storage"] == true)
+        .map(|version| text(&version["name"]))
+        .unwrap_or_default();
+    let origin = (
+        text(&definition["metadata"]["uid"]),
+        definition["metadata"]["generation"]
+            .as_i64()
+            .unwrap_or_default(),
+    );
+    let served = versions
+        .into_iter()
+        .filter(|version| version["served"] == true);
     served
         .map(|version| {
             let name = text(&version["name"]);
@@ -64,7 +91,11 @@ pub fn resources_of(definition: &Value, known: impl Fn(&str, &str, &str) -> Opti
                 list_kind: Arc::from(list_kind.as_str()),
                 short_names: strings(&names["shortNames"]),
                 categories: strings(&names["categories"]),
-                scope: if spec["scope"] == "Namespaced" { Scope::Namespaced } else { Scope::Cluster },
+                scope: if spec["scope"] == "Namespaced" {
+                    Scope::Namespaced
+                } else {
+                    Scope::Cluster
+                },
                 has_status: version.pointer("/subresources/status").is_some(),
                 counts_generation: true,
                 unconditional_update: false,
@@ -79,25 +110,45 @@ pub fn resources_of(definition: &Value, known: impl Fn(&str, &str, &str) -> Opti
 }
 
 fn compile(version: &Value, group: &str, kind: &str, origin: (String, i64)) -> CustomVersion {
-    let open_api = version.pointer("/schema/openAPIV3Schema").cloned().unwrap_or_default();
+    let open_api = version
+        .pointer("/schema/openAPIV3Schema")
+        .cloned()
+        .unwrap_or_default();
     // Definitions are validated before they are stored, so a schema that fails here kept every field when it was written, too.
-    let schema = open_api.is_object().then(|| Schema::compile(&open_api, "openAPIV3Schema").ok()).flatten();
+    let schema = open_api
+        .is_object()
+        .then(|| Schema::compile(&open_api, "openAPIV3Schema").ok())
+        .flatten();
     let deprecated = version["deprecated"] == true;
     let name = version["name"].as_str().unwrap_or_default();
     let deprecation = deprecated.then(|| {
-        let said = version["deprecationWarning"].as_str().map(ToOwned::to_owned);
+        let said = version["deprecationWarning"]
+            .as_str()
+            .map(ToOwned::to_owned);
         said.unwrap_or_else(|| format!("{group}/{name} {kind} is deprecated"))
     });
     let selectable = version["selectableFields"].as_array().into_iter().flatten();
-    let selectable_fields =
-        selectable.filter_map(|field| field["jsonPath"].as_str()).map(|path| path.trim_start_matches('.').to_owned()).collect();
-    CustomVersion { schema, open_api, deprecation, columns: version["additionalPrinterColumns"].clone(), selectable_fields, origin }
+    let selectable_fields = selectable
+        .filter_map(|field| field["jsonPath"].as_str())
+        .map(|path| path.trim_start_matches('.').to_owned())
+        .collect();
+    CustomVersion {
+        schema,
+        deprecation,
+        selectable_fields,
+        origin,
+    }
 }
 
 fn scale_paths(scale: &Value) -> ScalePaths {
     let path = |field: &str| -> Option<Vec<String>> {
         let text = scale[field].as_str()?;
-        Some(text.split('.').filter(|segment| !segment.is_empty()).map(ToOwned::to_owned).collect())
+        Some(
+            text.split('.')
+                .filter(|segment| !segment.is_empty())
+                .map(ToOwned::to_owned)
+                .collect(),
+        )
     };
     ScalePaths {
         spec_replicas: path("specReplicasPath").unwrap_or_default(),
@@ -133,8 +184,31 @@ mod tests {
 
     #[test]
     fn versions_are_preferred_as_kubernetes_prefers_them() {
-        let mut versions = vec!["v1alpha1", "foo1", "v2", "v1", "v10beta3", "v3beta1", "v11alpha2", "v12alpha1", "foo10"];
+        let mut versions = vec![
+            "v1alpha1",
+            "foo1",
+            "v2",
+            "v1",
+            "v10beta3",
+            "v3beta1",
+            "v11alpha2",
+            "v12alpha1",
+            "foo10",
+        ];
         versions.sort_by(|left, right| compare_versions(right, left));
-        assert_eq!(versions, ["v2", "v1", "v10beta3", "v3beta1", "v12alpha1", "v11alpha2", "v1alpha1", "foo1", "foo10"]);
+        assert_eq!(
+            versions,
+            [
+                "v2",
+                "v1",
+                "v10beta3",
+                "v3beta1",
+                "v12alpha1",
+                "v11alpha2",
+                "v1alpha1",
+                "foo1",
+                "foo10"
+            ]
+        );
     }
 }

@@ -12,16 +12,16 @@ use std::{
 
 use serde_json::Value;
 
-pub use self::{
-    custom::CustomVersion,
-    resource::{Resource, Rules, ScalePaths, Scope},
-};
+pub use self::resource::{Resource, Rules, ScalePaths, Scope};
 use crate::store::ResourceId;
+
+/// Group, version and plural name.
+type PathKey = (Arc<str>, Arc<str>, Arc<str>);
 
 /// Every served resource.
 #[derive(Debug, Default)]
 pub struct Registry {
-    by_path: HashMap<(Arc<str>, Arc<str>, Arc<str>), Arc<Resource>>,
+    by_path: HashMap<PathKey, Arc<Resource>>,
     by_kind: HashMap<(Arc<str>, Arc<str>), Arc<Resource>>,
     by_id: HashMap<ResourceId, Arc<Resource>>,
     /// Group, then versions in the order of preference.
@@ -31,7 +31,11 @@ pub struct Registry {
 impl Registry {
     /// The built-in resources, and those of the given definitions that are established. What `previous` had compiled is kept.
     pub fn new<'a>(previous: &Self, definitions: impl Iterator<Item = &'a Value>) -> Self {
-        let known = |group: &str, version: &str, plural: &str| previous.find(group, version, plural).and_then(|resource| resource.custom.clone());
+        let known = |group: &str, version: &str, plural: &str| {
+            previous
+                .find(group, version, plural)
+                .and_then(|resource| resource.custom.clone())
+        };
         let mut registry = Self::default();
         for resource in resource::built_in() {
             registry.add(resource);
@@ -53,22 +57,38 @@ impl Registry {
         if !versions.contains(&resource.version) {
             versions.push(resource.version.clone());
         }
-        self.by_path.insert((resource.group.clone(), resource.version.clone(), resource.plural.clone()), resource.clone());
-        self.by_kind.insert((resource.api_version.clone(), resource.kind.clone()), resource.clone());
+        self.by_path.insert(
+            (
+                resource.group.clone(),
+                resource.version.clone(),
+                resource.plural.clone(),
+            ),
+            resource.clone(),
+        );
+        self.by_kind.insert(
+            (resource.api_version.clone(), resource.kind.clone()),
+            resource.clone(),
+        );
         // The store's own form of a resource is the one that background work uses.
-        if resource.api_version == resource.storage_api_version || !self.by_id.contains_key(&resource.id) {
+        if resource.api_version == resource.storage_api_version
+            || !self.by_id.contains_key(&resource.id)
+        {
             self.by_id.insert(resource.id.clone(), resource);
         }
     }
 
     /// The resource at a path.
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
-        self.by_path.get(&(Arc::from(group), Arc::from(version), Arc::from(plural))).cloned()
+        self.by_path
+            .get(&(Arc::from(group), Arc::from(version), Arc::from(plural)))
+            .cloned()
     }
 
     /// The resource of a kind.
     pub fn find_kind(&self, api_version: &str, kind: &str) -> Option<Arc<Resource>> {
-        self.by_kind.get(&(Arc::from(api_version), Arc::from(kind))).cloned()
+        self.by_kind
+            .get(&(Arc::from(api_version), Arc::from(kind)))
+            .cloned()
     }
 
     /// The resource that the store knows by `id`.
@@ -76,15 +96,14 @@ impl Registry {
         self.by_id.get(id).cloned()
     }
 
-    /// One resource per stored kind.
-    pub fn stored(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        self.by_id.values()
-    }
-
     /// The groups other than core in the order discovery lists them: x-k8s.io first, since kubectl resolves a name that several
     /// groups have to the first of them.
     pub fn groups(&self) -> Vec<(&Arc<str>, &Vec<Arc<str>>)> {
-        let mut groups: Vec<_> = self.groups.iter().filter(|(group, _)| !group.is_empty()).collect();
+        let mut groups: Vec<_> = self
+            .groups
+            .iter()
+            .filter(|(group, _)| !group.is_empty())
+            .collect();
         groups.sort_by_key(|(group, _)| (!group.ends_with(".x-k8s.io"), Arc::clone(group)));
         groups
     }
@@ -96,8 +115,11 @@ impl Registry {
 
     /// The resources of a group and version, by name.
     pub fn resources(&self, group: &str, version: &str) -> Vec<&Arc<Resource>> {
-        let mut resources: Vec<_> =
-            self.by_path.values().filter(|resource| &*resource.group == group && &*resource.version == version).collect();
+        let mut resources: Vec<_> = self
+            .by_path
+            .values()
+            .filter(|resource| &*resource.group == group && &*resource.version == version)
+            .collect();
         resources.sort_by(|left, right| left.plural.cmp(&right.plural));
         resources
     }

@@ -8,7 +8,6 @@ use crate::{registry::custom::CustomVersion, store::ResourceId};
 
 /// Which built-in rules an object follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "each variant is the Kubernetes kind of its name")]
 pub enum Rules {
     Namespace,
     Pod,
@@ -57,6 +56,10 @@ pub struct ScalePaths {
 
 /// One resource in one served version.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one independent trait of a kind"
+)]
 pub struct Resource {
     /// API group, empty for core.
     pub group: Arc<str>,
@@ -104,9 +107,10 @@ impl Resource {
         self.scope == Scope::Namespaced
     }
 
-    /// The scale of a custom resource, read off the object.
-    pub fn read_scale<'a>(&self, object: &'a Value, path: &[String]) -> Option<&'a Value> {
-        path.iter().try_fold(object, |value, segment| value.get(segment))
+    /// A field of an object by its path.
+    pub fn at<'a>(object: &'a Value, path: &[String]) -> Option<&'a Value> {
+        path.iter()
+            .try_fold(object, |value, segment| value.get(segment))
     }
 }
 
@@ -163,7 +167,11 @@ const BUILT_IN: &[Row] = &[
 
 /// `group/version`, or `version` in the core group.
 pub fn api_version(group: &str, version: &str) -> Arc<str> {
-    if group.is_empty() { Arc::from(version) } else { Arc::from(format!("{group}/{version}")) }
+    if group.is_empty() {
+        Arc::from(version)
+    } else {
+        Arc::from(format!("{group}/{version}"))
+    }
 }
 
 /// The built-in resources.
@@ -185,7 +193,11 @@ pub fn built_in() -> impl Iterator<Item = Resource> {
             kind: Arc::from(row.kind),
             list_kind: Arc::from(format!("{}List", row.kind)),
             short_names: row.short.iter().map(ToString::to_string).collect(),
-            categories: if row.flags.contains(&All) { vec!["all".to_owned()] } else { Vec::new() },
+            categories: if row.flags.contains(&All) {
+                vec!["all".to_owned()]
+            } else {
+                Vec::new()
+            },
             scope: row.scope,
             has_status: row.flags.contains(&Status),
             counts_generation: row.flags.contains(&Generation),

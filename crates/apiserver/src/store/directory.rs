@@ -28,7 +28,9 @@ pub enum DirectoryError {
         source: io::Error,
     },
     /// Another process has it.
-    #[error("the data directory {path} is in use by process {holder}: stop that process, or choose another data directory")]
+    #[error(
+        "the data directory {path} is in use by process {holder}: stop that process, or choose another data directory"
+    )]
     InUse {
         /// The directory.
         path: PathBuf,
@@ -59,8 +61,15 @@ impl Directory {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut holder = String::new();
             let _ = lock.read_to_string(&mut holder);
-            let holder = if holder.trim().is_empty() { "?".to_owned() } else { holder.trim().to_owned() };
-            return Err(DirectoryError::InUse { path: path.to_owned(), holder });
+            let holder = if holder.trim().is_empty() {
+                "?".to_owned()
+            } else {
+                holder.trim().to_owned()
+            };
+            return Err(DirectoryError::InUse {
+                path: path.to_owned(),
+                holder,
+            });
         }
         lock.set_len(0)
             .and_then(|()| lock.seek(SeekFrom::Start(0)))
@@ -68,7 +77,11 @@ impl Directory {
             .map_err(unusable(&lock_path))?;
         let mark_path = path.join("acknowledged");
         let mark = private_file(&mark_path).map_err(unusable(&mark_path))?;
-        Ok(Self { path: path.to_owned(), _lock: lock, mark })
+        Ok(Self {
+            path: path.to_owned(),
+            _lock: lock,
+            mark,
+        })
     }
 
     /// Where the database lies.
@@ -106,7 +119,13 @@ impl Directory {
 }
 
 fn private_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
 }
 
 #[cfg(test)]
@@ -118,7 +137,12 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let held = Directory::claim(temporary.path()).unwrap();
         let refused = Directory::claim(temporary.path()).unwrap_err();
-        assert!(refused.to_string().contains(&format!("in use by process {}", std::process::id())), "{refused}");
+        assert!(
+            refused
+                .to_string()
+                .contains(&format!("in use by process {}", std::process::id())),
+            "{refused}"
+        );
         drop(held);
         Directory::claim(temporary.path()).unwrap();
     }

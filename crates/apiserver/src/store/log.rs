@@ -30,7 +30,9 @@ pub enum LogError {
     #[error("the database is damaged: {0}")]
     Damaged(String),
     /// Written by another release.
-    #[error("the database has format {found}, this program reads format {FORMAT}: use the release that wrote it")]
+    #[error(
+        "the database has format {found}, this program reads format {FORMAT}: use the release that wrote it"
+    )]
     Format {
         /// The format found.
         found: i64,
@@ -44,7 +46,11 @@ impl LogError {
                 source.sqlite_error_code(),
                 Some(rusqlite::ErrorCode::DatabaseCorrupt | rusqlite::ErrorCode::NotADatabase)
             );
-            if damaged { Self::Damaged(format!("{operation}: {source}")) } else { Self::Sqlite { operation, source } }
+            if damaged {
+                Self::Damaged(format!("{operation}: {source}"))
+            } else {
+                Self::Sqlite { operation, source }
+            }
         }
     }
 
@@ -172,13 +178,19 @@ impl Log {
         }
         .map_err(LogError::during("open"))?;
         prepare(&connection).map_err(LogError::during("prepare"))?;
-        let found: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(LogError::during("read"))?;
+        let found: i64 = connection
+            .query_row("PRAGMA user_version", [], |row| row.get(0))
+            .map_err(LogError::during("read"))?;
         match found {
             0 => create_schema(&connection).map_err(LogError::during("create"))?,
             FORMAT => {}
             found => return Err(LogError::Format { found }),
         }
-        let mut log = Self { connection, totals: Totals::default(), checksums: HashMap::new() };
+        let mut log = Self {
+            connection,
+            totals: Totals::default(),
+            checksums: HashMap::new(),
+        };
         let contents = log.read()?;
         Ok((log, contents))
     }
@@ -186,24 +198,40 @@ impl Log {
     fn read(&mut self) -> Result<Contents, LogError> {
         let recorded = self
             .connection
-            .query_row("SELECT revision, rows, fingerprint FROM totals", [], |row| {
-                Ok(Totals { revision: unsigned(row.get(0)?), rows: unsigned(row.get(1)?), fingerprint: unsigned(row.get(2)?) })
-            })
+            .query_row(
+                "SELECT revision, rows, fingerprint FROM totals",
+                [],
+                |row| {
+                    Ok(Totals {
+                        revision: unsigned(row.get(0)?),
+                        rows: unsigned(row.get(1)?),
+                        fingerprint: unsigned(row.get(2)?),
+                    })
+                },
+            )
             .optional()
             .map_err(LogError::during("read"))?
             .ok_or_else(|| LogError::Damaged("its totals are missing".into()))?;
         let mut resources: HashMap<String, ResourceId> = HashMap::new();
-        let mut rows = Vec::with_capacity(usize::try_from(recorded.rows.min(1 << 20)).unwrap_or_default());
-        let mut counted = Totals { revision: recorded.revision, ..Totals::default() };
+        let mut rows =
+            Vec::with_capacity(usize::try_from(recorded.rows.min(1 << 20)).unwrap_or_default());
+        let mut counted = Totals {
+            revision: recorded.revision,
+            ..Totals::default()
+        };
         let mut statement = self
             .connection
             .prepare("SELECT revision, resource, key, previous, deleted, checksum, value FROM log ORDER BY revision")
             .map_err(LogError::during("read"))?;
         let mut cursor = statement.query([]).map_err(LogError::during("read"))?;
         while let Some(found) = cursor.next().map_err(LogError::during("read"))? {
-            let (row, checksum) = decode(found, &mut resources).map_err(LogError::during("read"))?;
+            let (row, checksum) =
+                decode(found, &mut resources).map_err(LogError::during("read"))?;
             if row.checksum() != checksum {
-                return Err(LogError::Damaged(format!("the row of revision {} ({} {:?}) fails its checksum", row.revision, row.resource, row.key)));
+                return Err(LogError::Damaged(format!(
+                    "the row of revision {} ({} {:?}) fails its checksum",
+                    row.revision, row.resource, row.key
+                )));
             }
             counted.add(row.revision, checksum);
             self.checksums.insert(row.revision, checksum);
@@ -212,17 +240,31 @@ impl Log {
         drop(cursor);
         drop(statement);
         if counted != recorded {
-            return Err(LogError::Damaged(format!("{} rows were written and {} are there", recorded.rows, counted.rows)));
+            return Err(LogError::Damaged(format!(
+                "{} rows were written and {} are there",
+                recorded.rows, counted.rows
+            )));
         }
         self.totals = counted;
         let floors = self.read_floors().map_err(LogError::during("read"))?;
-        Ok(Contents { rows, floors, revision: recorded.revision })
+        Ok(Contents {
+            rows,
+            floors,
+            revision: recorded.revision,
+        })
     }
 
     fn read_floors(&self) -> rusqlite::Result<HashMap<ResourceId, Revision>> {
-        let mut statement = self.connection.prepare("SELECT resource, floor FROM windows")?;
+        let mut statement = self
+            .connection
+            .prepare("SELECT resource, floor FROM windows")?;
         let floors = statement
-            .query_map([], |row| Ok((ResourceId::from_stored(row.get_ref(0)?.as_str()?), unsigned(row.get(1)?))))?
+            .query_map([], |row| {
+                Ok((
+                    ResourceId::from_stored(row.get_ref(0)?.as_str()?),
+                    unsigned(row.get(1)?),
+                ))
+            })?
             .collect::<rusqlite::Result<_>>()?;
         Ok(floors)
     }
@@ -236,7 +278,10 @@ impl Log {
     pub fn append(&mut self, rows: &[Row], garbage: &Garbage) -> Result<(), LogError> {
         let mut totals = self.totals;
         let mut added = Vec::with_capacity(rows.len());
-        let transaction = self.connection.transaction().map_err(LogError::during("begin a write to"))?;
+        let transaction = self
+            .connection
+            .transaction()
+            .map_err(LogError::during("begin a write to"))?;
         {
             let mut insert = transaction
                 .prepare_cached("INSERT INTO log (revision, resource, key, previous, deleted, checksum, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")
@@ -258,10 +303,14 @@ impl Log {
                 totals.revision = totals.revision.max(row.revision);
                 added.push((row.revision, checksum));
             }
-            let mut delete = transaction.prepare_cached("DELETE FROM log WHERE revision = ?1").map_err(LogError::during("compact"))?;
+            let mut delete = transaction
+                .prepare_cached("DELETE FROM log WHERE revision = ?1")
+                .map_err(LogError::during("compact"))?;
             for &revision in &garbage.rows {
                 if let Some(&checksum) = self.checksums.get(&revision) {
-                    delete.execute([revision.cast_signed()]).map_err(LogError::during("compact"))?;
+                    delete
+                        .execute([revision.cast_signed()])
+                        .map_err(LogError::during("compact"))?;
                     totals.remove(revision, checksum);
                 }
             }
@@ -269,16 +318,24 @@ impl Log {
                 .prepare_cached("INSERT INTO windows (resource, floor) VALUES (?1, ?2) ON CONFLICT (resource) DO UPDATE SET floor = excluded.floor")
                 .map_err(LogError::during("compact"))?;
             for (resource, floor) in &garbage.floors {
-                window.execute(params![resource.as_str(), floor.cast_signed()]).map_err(LogError::during("compact"))?;
+                window
+                    .execute(params![resource.as_str(), floor.cast_signed()])
+                    .map_err(LogError::during("compact"))?;
             }
             transaction
                 .prepare_cached("UPDATE totals SET revision = ?1, rows = ?2, fingerprint = ?3")
                 .and_then(|mut update| {
-                    update.execute([totals.revision.cast_signed(), totals.rows.cast_signed(), totals.fingerprint.cast_signed()])
+                    update.execute([
+                        totals.revision.cast_signed(),
+                        totals.rows.cast_signed(),
+                        totals.fingerprint.cast_signed(),
+                    ])
                 })
                 .map_err(LogError::during("write to"))?;
         }
-        transaction.commit().map_err(LogError::during("commit to"))?;
+        transaction
+            .commit()
+            .map_err(LogError::during("commit to"))?;
         self.totals = totals;
         self.checksums.extend(added);
         for revision in &garbage.rows {
@@ -295,7 +352,10 @@ impl Log {
     /// Leaves one file behind.
     pub fn close(self) {
         if let Err(error) = checkpoint(&self.connection, "TRUNCATE") {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the journal stays behind; it is read at the next start");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the journal stays behind; it is read at the next start"
+            );
         }
     }
 }
@@ -319,7 +379,9 @@ impl Checkpointer {
 }
 
 fn checkpoint(connection: &Connection, mode: &str) -> Result<(), LogError> {
-    connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |_| Ok(())).map_err(LogError::during("checkpoint"))
+    connection
+        .query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |_| Ok(()))
+        .map_err(LogError::during("checkpoint"))
 }
 
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
@@ -347,18 +409,28 @@ fn create_schema(connection: &Connection) -> rusqlite::Result<()> {
     ))
 }
 
-fn decode(found: &rusqlite::Row<'_>, resources: &mut HashMap<String, ResourceId>) -> rusqlite::Result<(Row, u32)> {
+fn decode(
+    found: &rusqlite::Row<'_>,
+    resources: &mut HashMap<String, ResourceId>,
+) -> rusqlite::Result<(Row, u32)> {
     let text = found.get_ref(1)?.as_str()?;
     let resource = match resources.get(text) {
         Some(resource) => resource.clone(),
-        None => resources.entry(text.to_owned()).or_insert_with(|| ResourceId::from_stored(text)).clone(),
+        None => resources
+            .entry(text.to_owned())
+            .or_insert_with(|| ResourceId::from_stored(text))
+            .clone(),
     };
     let row = Row {
         revision: unsigned(found.get(0)?),
         resource,
         key: Key::from_stored(found.get_ref(2)?.as_str()?),
         previous: unsigned(found.get(3)?),
-        kind: if found.get(4)? { RowKind::Delete } else { RowKind::Put },
+        kind: if found.get(4)? {
+            RowKind::Delete
+        } else {
+            RowKind::Put
+        },
         value: Bytes::copy_from_slice(found.get_ref(6)?.as_blob()?),
     };
     Ok((row, found.get(5)?))

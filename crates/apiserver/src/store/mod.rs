@@ -18,16 +18,16 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-pub use self::{
-    object::{Draft, DraftError, Facts, Key, Object, Owner, ResourceId, Revision},
-    state::{Event, EventKind, Range, Window},
-    watch::Watch,
-};
 use self::{
     directory::{Directory, DirectoryError},
     log::{Checkpointer, Garbage, Log, LogError},
     state::State,
     writer::{Command, Writer},
+};
+pub use self::{
+    object::{Draft, DraftError, Facts, Key, Object, Owner, ResourceId, Revision},
+    state::{Event, EventKind, Range, Window},
+    watch::Watch,
 };
 
 /// Why a store cannot be opened.
@@ -163,29 +163,46 @@ impl Store {
         let (directory, log, contents) = match place {
             Place::Directory(path) => {
                 let directory = Directory::claim(path)?;
-                let (log, contents) = Log::open(Some(&directory.database())).map_err(|error| refuse(path, error))?;
+                let (log, contents) =
+                    Log::open(Some(&directory.database())).map_err(|error| refuse(path, error))?;
                 let acknowledged = directory.acknowledged();
                 if acknowledged > contents.revision {
-                    let detail = format!("revision {acknowledged} was acknowledged and the log ends at {}", contents.revision);
-                    return Err(OpenError::Damaged { path: path.clone(), detail });
+                    let detail = format!(
+                        "revision {acknowledged} was acknowledged and the log ends at {}",
+                        contents.revision
+                    );
+                    return Err(OpenError::Damaged {
+                        path: path.clone(),
+                        detail,
+                    });
                 }
                 (Some(directory), log, contents)
             }
             Place::Memory => {
-                let (log, contents) = Log::open(None).map_err(|source| OpenError::Log { path: PathBuf::new(), source })?;
+                let (log, contents) = Log::open(None).map_err(|source| OpenError::Log {
+                    path: PathBuf::new(),
+                    source,
+                })?;
                 (None, log, contents)
             }
         };
-        let path = directory.as_ref().map(|directory| directory.path().to_owned()).unwrap_or_default();
+        let path = directory
+            .as_ref()
+            .map(|directory| directory.path().to_owned())
+            .unwrap_or_default();
         let state = State::load(contents, window).map_err(|error| refuse(&path, error))?;
         let checkpoints = match &directory {
             Some(directory) => {
-                let checkpointer = Checkpointer::open(&directory.database()).map_err(|error| refuse(&path, error))?;
+                let checkpointer = Checkpointer::open(&directory.database())
+                    .map_err(|error| refuse(&path, error))?;
                 Some(writer::spawn_checkpointer(checkpointer).map_err(OpenError::Threads)?)
             }
             None => None,
         };
-        let shared = Arc::new(Shared { state: RwLock::new(state), feed: Mutex::new(None) });
+        let shared = Arc::new(Shared {
+            state: RwLock::new(state),
+            feed: Mutex::new(None),
+        });
         let (commands, receiver) = mpsc::channel(4096);
         let writer = Writer {
             shared: shared.clone(),
@@ -197,7 +214,10 @@ impl Store {
             unchecked_bytes: 0,
             journal_bytes: 0,
         };
-        std::thread::Builder::new().name("store-writer".into()).spawn(move || writer.run(receiver)).map_err(OpenError::Threads)?;
+        std::thread::Builder::new()
+            .name("store-writer".into())
+            .spawn(move || writer.run(receiver))
+            .map_err(OpenError::Threads)?;
         Ok(Self { shared, commands })
     }
 
@@ -213,14 +233,26 @@ impl Store {
 
     /// Whether a kind has any object in a namespace, or at all when that is empty.
     pub fn is_empty(&self, resource: &ResourceId, namespace: &str) -> bool {
-        self.read(|state| state.list(resource, &Range::namespace(namespace), None).is_ok_and(|objects| objects.is_empty()))
+        self.read(|state| {
+            state
+                .list(resource, &Range::namespace(namespace), None)
+                .is_ok_and(|objects| objects.is_empty())
+        })
     }
 
     /// The objects in `range` now, or as of a revision that the window still reaches.
-    pub fn list(&self, resource: &ResourceId, range: &Range, revision: Option<Revision>) -> Result<Snapshot, Expired> {
+    pub fn list(
+        &self,
+        resource: &ResourceId,
+        range: &Range,
+        revision: Option<Revision>,
+    ) -> Result<Snapshot, Expired> {
         self.read(|state| {
             let objects = state.list(resource, range, revision)?;
-            Ok(Snapshot { revision: revision.unwrap_or(state.revision), objects })
+            Ok(Snapshot {
+                revision: revision.unwrap_or(state.revision),
+                objects,
+            })
         })
     }
 
@@ -228,15 +260,27 @@ impl Store {
     pub fn resources_in(&self, namespace: &str) -> Vec<ResourceId> {
         self.read(|state| {
             let range = Range::namespace(namespace);
-            let holds = |resource: &ResourceId| state.list(resource, &range, None).is_ok_and(|objects| !objects.is_empty());
-            state.resources().map(|(resource, _)| resource).filter(|resource| holds(resource)).cloned().collect()
+            let holds = |resource: &ResourceId| {
+                state
+                    .list(resource, &range, None)
+                    .is_ok_and(|objects| !objects.is_empty())
+            };
+            state
+                .resources()
+                .map(|(resource, _)| resource)
+                .filter(|resource| holds(resource))
+                .cloned()
+                .collect()
         })
     }
 
     /// Writes, and answers when the write is durable and visible.
     pub async fn write(&self, write: Write) -> Result<Arc<Object>, WriteError> {
         let (reply, outcome) = oneshot::channel();
-        self.commands.send(Command::Write(Box::new(write), reply)).await.map_err(|_| WriteError::Closed)?;
+        self.commands
+            .send(Command::Write(Box::new(write), reply))
+            .await
+            .map_err(|_| WriteError::Closed)?;
         outcome.await.map_err(|_| WriteError::Closed)?
     }
 
@@ -249,9 +293,20 @@ impl Store {
     pub fn feed(&self) -> (Vec<(ResourceId, Arc<Object>)>, Feed) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let objects = self.read(|state| {
-            *self.shared.feed.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+            *self
+                .shared
+                .feed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(sender);
             let tables = state.resources();
-            tables.flat_map(|(resource, table)| table.objects.values().map(|object| (resource.clone(), object.clone()))).collect()
+            tables
+                .flat_map(|(resource, table)| {
+                    table
+                        .objects
+                        .values()
+                        .map(|object| (resource.clone(), object.clone()))
+                })
+                .collect()
         });
         (objects, receiver)
     }
@@ -270,13 +325,25 @@ impl Store {
     }
 
     fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
-        look(&self.shared.state.read().unwrap_or_else(PoisonError::into_inner))
+        look(
+            &self
+                .shared
+                .state
+                .read()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 }
 
 fn refuse(path: &std::path::Path, error: LogError) -> OpenError {
     match error {
-        LogError::Damaged(detail) => OpenError::Damaged { path: path.to_owned(), detail },
-        source => OpenError::Log { path: path.to_owned(), source },
+        LogError::Damaged(detail) => OpenError::Damaged {
+            path: path.to_owned(),
+            detail,
+        },
+        source => OpenError::Log {
+            path: path.to_owned(),
+            source,
+        },
     }
 }

@@ -20,7 +20,11 @@ pub struct ResourceId(Arc<str>);
 impl ResourceId {
     /// The identity of `resource` in `group`; the core group is empty.
     pub fn new(group: &str, resource: &str) -> Self {
-        if group.is_empty() { Self(Arc::from(resource)) } else { Self(Arc::from(format!("{resource}.{group}"))) }
+        if group.is_empty() {
+            Self(Arc::from(resource))
+        } else {
+            Self(Arc::from(format!("{resource}.{group}")))
+        }
     }
 
     pub(super) fn from_stored(text: &str) -> Self {
@@ -66,7 +70,9 @@ impl Key {
 
     /// The namespace, empty for cluster-scoped objects.
     pub fn namespace(&self) -> &str {
-        self.0.split_once('/').map_or("", |(namespace, _)| namespace)
+        self.0
+            .split_once('/')
+            .map_or("", |(namespace, _)| namespace)
     }
 
     /// The object's name.
@@ -161,10 +167,16 @@ pub enum DraftError {
 impl Draft {
     /// Serialises `value`; any `metadata.resourceVersion` in it is ignored.
     pub fn new(value: &Value) -> Result<Self, DraftError> {
-        let (Some(object), Some(metadata)) = (value.as_object(), value.get("metadata").and_then(Value::as_object)) else {
+        let (Some(object), Some(metadata)) = (
+            value.as_object(),
+            value.get("metadata").and_then(Value::as_object),
+        ) else {
             return Err(DraftError::NotAnObject);
         };
-        let (Some(api_version), Some(kind)) = (value.get("apiVersion").and_then(Value::as_str), value.get("kind")) else {
+        let (Some(api_version), Some(kind)) = (
+            value.get("apiVersion").and_then(Value::as_str),
+            value.get("kind"),
+        ) else {
             return Err(DraftError::NotAnObject);
         };
         let facts = Facts::deserialize(&value["metadata"]).map_err(DraftError::Metadata)?;
@@ -179,15 +191,26 @@ impl Draft {
 
         let mut tail = Vec::with_capacity(2048);
         tail.push(b'"');
-        for (name, field) in metadata.iter().filter(|(name, _)| *name != "resourceVersion") {
+        for (name, field) in metadata
+            .iter()
+            .filter(|(name, _)| *name != "resourceVersion")
+        {
             append_field(&mut tail, name, field);
         }
         tail.push(b'}');
-        for (name, field) in object.iter().filter(|(name, _)| !matches!(name.as_str(), "apiVersion" | "kind" | "metadata")) {
+        for (name, field) in object
+            .iter()
+            .filter(|(name, _)| !matches!(name.as_str(), "apiVersion" | "kind" | "metadata"))
+        {
             append_field(&mut tail, name, field);
         }
         tail.push(b'}');
-        Ok(Self { head, tail, api_version_end, facts })
+        Ok(Self {
+            head,
+            tail,
+            api_version_end,
+            facts,
+        })
     }
 
     pub(super) fn sequence(self, key: Key, revision: Revision) -> Object {
@@ -196,7 +219,13 @@ impl Draft {
         bytes.extend_from_slice(&self.head);
         bytes.extend_from_slice(digits.as_bytes());
         bytes.extend_from_slice(&self.tail);
-        Object { key, revision, bytes: Bytes::from(bytes), api_version_end: self.api_version_end, facts: self.facts }
+        Object {
+            key,
+            revision,
+            bytes: Bytes::from(bytes),
+            api_version_end: self.api_version_end,
+            facts: self.facts,
+        }
     }
 
     /// The object as it would be stored at `revision`, for answers that write nothing (dry run).
@@ -239,11 +268,22 @@ impl fmt::Debug for Object {
 const OPENING: &[u8] = b"{\"apiVersion\":";
 
 impl Object {
-    pub(super) fn from_stored(key: Key, revision: Revision, bytes: Bytes) -> Result<Self, serde_json::Error> {
+    pub(super) fn from_stored(
+        key: Key,
+        revision: Revision,
+        bytes: Bytes,
+    ) -> Result<Self, serde_json::Error> {
         let envelope: Envelope = serde_json::from_slice(&bytes)?;
         // API versions are plain ASCII, so their quoted length is their length and two quotes.
-        let api_version_end = u32::try_from(OPENING.len() + envelope.api_version.len() + 2).unwrap_or(u32::MAX);
-        Ok(Self { key, revision, bytes, facts: envelope.metadata, api_version_end })
+        let api_version_end =
+            u32::try_from(OPENING.len() + envelope.api_version.len() + 2).unwrap_or(u32::MAX);
+        Ok(Self {
+            key,
+            revision,
+            bytes,
+            facts: envelope.metadata,
+            api_version_end,
+        })
     }
 
     /// Parses the JSON.
@@ -276,6 +316,26 @@ impl Object {
         let mut buffer = Vec::with_capacity(self.bytes.len() + api_version.len());
         self.write_as(api_version, &mut buffer);
         Bytes::from(buffer)
+    }
+
+    /// Appends the JSON to `buffer`, in `api_version` and as if written at `revision`: how a watcher sees an object leave its selection.
+    pub fn write_at(&self, api_version: &str, revision: Revision, buffer: &mut Vec<u8>) {
+        const MARK: &[u8] = b"\"metadata\":{\"resourceVersion\":\"";
+        let start = buffer.len();
+        self.write_as(api_version, buffer);
+        // Only apiVersion and kind precede the metadata, and neither can contain a quote.
+        let Some(at) = buffer[start..]
+            .windows(MARK.len())
+            .position(|window| window == MARK)
+        else {
+            return;
+        };
+        let from = start + at + MARK.len();
+        let digits = buffer[from..]
+            .iter()
+            .take_while(|byte| byte.is_ascii_digit())
+            .count();
+        buffer.splice(from..from + digits, revision.to_string().into_bytes());
     }
 
     /// Whether the object is being deleted.
@@ -315,8 +375,15 @@ mod tests {
 
     #[test]
     fn what_is_not_an_object_is_refused() {
-        assert!(matches!(Draft::new(&json!([])), Err(DraftError::NotAnObject)));
-        let labels_of_numbers = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": {"a": 1}}});
-        assert!(matches!(Draft::new(&labels_of_numbers), Err(DraftError::Metadata(_))));
+        assert!(matches!(
+            Draft::new(&json!([])),
+            Err(DraftError::NotAnObject)
+        ));
+        let labels_of_numbers =
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": {"a": 1}}});
+        assert!(matches!(
+            Draft::new(&labels_of_numbers),
+            Err(DraftError::Metadata(_))
+        ));
     }
 }

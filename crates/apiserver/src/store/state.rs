@@ -30,7 +30,11 @@ pub struct Window {
 
 impl Default for Window {
     fn default() -> Self {
-        Self { events_per_kind: 16_384, bytes: 48 << 20, age: Duration::from_secs(300) }
+        Self {
+            events_per_kind: 16_384,
+            bytes: 48 << 20,
+            age: Duration::from_secs(300),
+        }
     }
 }
 
@@ -66,8 +70,15 @@ impl Event {
     /// Bytes that nothing but this event keeps in memory.
     fn cost(&self) -> usize {
         const BOOKKEEPING: usize = 256;
-        let previous = self.previous.as_ref().map_or(0, |object| object.bytes.len());
-        let last = if self.kind == EventKind::Deleted { self.object.bytes.len() } else { 0 };
+        let previous = self
+            .previous
+            .as_ref()
+            .map_or(0, |object| object.bytes.len());
+        let last = if self.kind == EventKind::Deleted {
+            self.object.bytes.len()
+        } else {
+            0
+        };
         previous + last + BOOKKEEPING
     }
 }
@@ -84,11 +95,15 @@ pub struct Range {
 impl Range {
     /// Everything in `namespace`, or everywhere when that is empty.
     pub fn namespace(namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned(), after: None }
+        Self {
+            namespace: namespace.to_owned(),
+            after: None,
+        }
     }
 
     fn contains(&self, key: &Key) -> bool {
-        (self.namespace.is_empty() || key.namespace() == self.namespace) && self.after.as_ref().is_none_or(|after| key > after)
+        (self.namespace.is_empty() || key.namespace() == self.namespace)
+            && self.after.as_ref().is_none_or(|after| key > after)
     }
 }
 
@@ -104,7 +119,13 @@ pub struct Table {
 
 impl Table {
     fn new(floor: Revision) -> Self {
-        Self { objects: BTreeMap::new(), events: VecDeque::new(), floor, newest: watch::Sender::new(floor), bytes: 0 }
+        Self {
+            objects: BTreeMap::new(),
+            events: VecDeque::new(),
+            floor,
+            newest: watch::Sender::new(floor),
+            bytes: 0,
+        }
     }
 
     fn select(&self, range: &Range) -> impl Iterator<Item = (&Key, &Arc<Object>)> {
@@ -122,23 +143,42 @@ impl Table {
             other => other,
         };
         let exhausted = !all && matches!(&lower, Bound::Excluded(after) if *after >= end);
-        let upper = if all { Bound::Unbounded } else { Bound::Excluded(end) };
-        let range = if exhausted { None } else { Some(self.objects.range((lower, upper))) };
+        let upper = if all {
+            Bound::Unbounded
+        } else {
+            Bound::Excluded(end)
+        };
+        let range = if exhausted {
+            None
+        } else {
+            Some(self.objects.range((lower, upper)))
+        };
         range.into_iter().flatten()
     }
 
     /// What to put in place of today's objects to see the kind as it was at `revision`.
     fn undo_to(&self, revision: Revision) -> BTreeMap<Key, Option<Arc<Object>>> {
-        let later = self.events.partition_point(|event| event.revision() <= revision);
+        let later = self
+            .events
+            .partition_point(|event| event.revision() <= revision);
         let mut undone = BTreeMap::new();
         for event in self.events.range(later..) {
-            undone.entry(event.object.key.clone()).or_insert_with(|| event.previous.clone());
+            undone
+                .entry(event.object.key.clone())
+                .or_insert_with(|| event.previous.clone());
         }
         undone
     }
 
     pub(super) fn check(&self, revision: Revision) -> Result<(), Expired> {
-        if revision < self.floor { Err(Expired { requested: revision, oldest: self.floor }) } else { Ok(()) }
+        if revision < self.floor {
+            Err(Expired {
+                requested: revision,
+                oldest: self.floor,
+            })
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -155,16 +195,29 @@ pub struct State {
 impl State {
     /// Builds the state from what the log held.
     pub fn load(contents: Contents, window: Window) -> Result<Self, LogError> {
-        let mut state = Self { revision: contents.revision, tables: HashMap::new(), window, bytes: 0 };
+        let mut state = Self {
+            revision: contents.revision,
+            tables: HashMap::new(),
+            window,
+            bytes: 0,
+        };
         let floors = contents.floors;
         let mut versions: HashMap<(ResourceId, Key), Arc<Object>> = HashMap::new();
         let now = Instant::now();
         for row in contents.rows {
-            let object = Object::from_stored(row.key.clone(), row.revision, row.value)
-                .map_err(|error| LogError::Damaged(format!("revision {} is not an object: {error}", row.revision)))?;
+            let object =
+                Object::from_stored(row.key.clone(), row.revision, row.value).map_err(|error| {
+                    LogError::Damaged(format!(
+                        "revision {} is not an object: {error}",
+                        row.revision
+                    ))
+                })?;
             let object = Arc::new(object);
             let floor = floors.get(&row.resource).copied().unwrap_or_default();
-            let table = state.tables.entry(row.resource.clone()).or_insert_with(|| Table::new(floor));
+            let table = state
+                .tables
+                .entry(row.resource.clone())
+                .or_insert_with(|| Table::new(floor));
             let previous = match row.kind {
                 RowKind::Put => {
                     table.objects.insert(row.key.clone(), object.clone());
@@ -183,14 +236,22 @@ impl State {
                 RowKind::Put if row.previous == 0 => EventKind::Added,
                 RowKind::Put => EventKind::Modified,
             };
-            let event = Event { kind, object, previous, at: now };
+            let event = Event {
+                kind,
+                object,
+                previous,
+                at: now,
+            };
             table.bytes += event.cost();
             state.bytes += event.cost();
             table.events.push_back(event);
         }
         // A kind without rows may still have had its history forgotten.
         for (resource, floor) in floors {
-            state.tables.entry(resource).or_insert_with(|| Table::new(floor));
+            state
+                .tables
+                .entry(resource)
+                .or_insert_with(|| Table::new(floor));
         }
         Ok(state)
     }
@@ -202,7 +263,9 @@ impl State {
 
     /// The table of a kind, made when missing.
     pub fn table_mut(&mut self, resource: &ResourceId) -> &mut Table {
-        self.tables.entry(resource.clone()).or_insert_with(|| Table::new(0))
+        self.tables
+            .entry(resource.clone())
+            .or_insert_with(|| Table::new(0))
     }
 
     /// Every kind that has a table.
@@ -216,16 +279,29 @@ impl State {
     }
 
     /// The objects in `range` as of `revision`, or as of now.
-    pub fn list(&self, resource: &ResourceId, range: &Range, revision: Option<Revision>) -> Result<Vec<Arc<Object>>, Expired> {
-        let Some(table) = self.tables.get(resource) else { return Ok(Vec::new()) };
+    pub fn list(
+        &self,
+        resource: &ResourceId,
+        range: &Range,
+        revision: Option<Revision>,
+    ) -> Result<Vec<Arc<Object>>, Expired> {
+        let Some(table) = self.tables.get(resource) else {
+            return Ok(Vec::new());
+        };
         let revision = revision.unwrap_or(self.revision);
         table.check(revision)?;
         let mut undone = table.undo_to(revision);
         if undone.is_empty() {
-            return Ok(table.select(range).map(|(_, object)| object.clone()).collect());
+            return Ok(table
+                .select(range)
+                .map(|(_, object)| object.clone())
+                .collect());
         }
         undone.retain(|key, _| range.contains(key));
-        let mut listed: BTreeMap<Key, Arc<Object>> = table.select(range).map(|(key, object)| (key.clone(), object.clone())).collect();
+        let mut listed: BTreeMap<Key, Arc<Object>> = table
+            .select(range)
+            .map(|(key, object)| (key.clone(), object.clone()))
+            .collect();
         for (key, version) in undone {
             match version {
                 Some(object) => listed.insert(key, object),
@@ -245,7 +321,9 @@ impl State {
         if event.kind == EventKind::Deleted {
             table.objects.remove(&event.object.key);
         } else {
-            table.objects.insert(event.object.key.clone(), event.object.clone());
+            table
+                .objects
+                .insert(event.object.key.clone(), event.object.clone());
         }
         table.events.push_back(event);
     }
@@ -257,13 +335,17 @@ impl State {
         let Self { tables, bytes, .. } = self;
         for (resource, table) in tables.iter_mut() {
             while table.events.front().is_some_and(|oldest| {
-                table.events.len() > window.events_per_kind || now.saturating_duration_since(oldest.at) > window.age
+                table.events.len() > window.events_per_kind
+                    || now.saturating_duration_since(oldest.at) > window.age
             }) {
                 *bytes -= forget_oldest(resource, table, &mut garbage);
             }
         }
         while *bytes > window.bytes {
-            let Some((resource, table)) = tables.iter_mut().max_by_key(|(_, table)| table.bytes) else { break };
+            let Some((resource, table)) = tables.iter_mut().max_by_key(|(_, table)| table.bytes)
+            else {
+                break;
+            };
             let share = table.bytes / 8;
             let mut freed = 0;
             while freed <= share && !table.events.is_empty() {
@@ -279,12 +361,16 @@ impl State {
 }
 
 fn forget_oldest(resource: &ResourceId, table: &mut Table, garbage: &mut Garbage) -> usize {
-    let Some(event) = table.events.pop_front() else { return 0 };
+    let Some(event) = table.events.pop_front() else {
+        return 0;
+    };
     let cost = event.cost();
     table.bytes -= cost;
     table.floor = event.revision();
     garbage.floors.insert(resource.clone(), event.revision());
-    garbage.rows.extend(event.previous.as_ref().map(|previous| previous.revision));
+    garbage
+        .rows
+        .extend(event.previous.as_ref().map(|previous| previous.revision));
     if event.kind == EventKind::Deleted {
         garbage.rows.push(event.revision());
     }

@@ -21,14 +21,23 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(shared: Arc<Shared>, resource: ResourceId, after: Revision) -> Result<Self, Expired> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        resource: ResourceId,
+        after: Revision,
+    ) -> Result<Self, Expired> {
         let newest = {
             let mut state = shared.state.write().unwrap_or_else(PoisonError::into_inner);
             let table = state.table_mut(&resource);
             table.check(after)?;
             table.newest.subscribe()
         };
-        Ok(Self { shared, resource, cursor: after, newest })
+        Ok(Self {
+            shared,
+            resource,
+            cursor: after,
+            newest,
+        })
     }
 
     /// The next events, at least one; waits for them.
@@ -47,11 +56,24 @@ impl Watch {
 
     /// The events that are there already, possibly none.
     pub fn ready(&mut self) -> Result<Vec<Event>, Expired> {
-        let state = self.shared.state.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(table) = state.table(&self.resource) else { return Ok(Vec::new()) };
+        let state = self
+            .shared
+            .state
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(table) = state.table(&self.resource) else {
+            return Ok(Vec::new());
+        };
         table.check(self.cursor)?;
-        let start = table.events.partition_point(|event| event.revision() <= self.cursor);
-        let events: Vec<Event> = table.events.range(start..).take(EVENTS_AT_ONCE).cloned().collect();
+        let start = table
+            .events
+            .partition_point(|event| event.revision() <= self.cursor);
+        let events: Vec<Event> = table
+            .events
+            .range(start..)
+            .take(EVENTS_AT_ONCE)
+            .cloned()
+            .collect();
         if let Some(last) = events.last() {
             self.cursor = last.revision();
         }
@@ -60,10 +82,18 @@ impl Watch {
 
     /// The revision up to which this watch has seen everything: the store's, when nothing of this kind is outstanding.
     pub fn progress(&mut self) -> Revision {
-        let state = self.shared.state.read().unwrap_or_else(PoisonError::into_inner);
-        let outstanding = state
-            .table(&self.resource)
-            .is_some_and(|table| table.floor > self.cursor || table.events.back().is_some_and(|event| event.revision() > self.cursor));
+        let state = self
+            .shared
+            .state
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let outstanding = state.table(&self.resource).is_some_and(|table| {
+            table.floor > self.cursor
+                || table
+                    .events
+                    .back()
+                    .is_some_and(|event| event.revision() > self.cursor)
+        });
         if !outstanding {
             self.cursor = self.cursor.max(state.revision);
         }

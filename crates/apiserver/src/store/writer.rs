@@ -21,11 +21,14 @@ const BATCH_WRITES: usize = 512;
 const CHECKPOINT_BYTES: usize = 4 << 20;
 const JOURNAL_BYTES: usize = 64 << 20;
 
+/// Where the outcome of a write goes.
+pub type Reply = oneshot::Sender<Result<Arc<Object>, WriteError>>;
+
 /// What the writer is asked to do.
 #[derive(Debug)]
 pub enum Command {
     /// One write, and where its outcome goes.
-    Write(Box<Write>, oneshot::Sender<Result<Arc<Object>, WriteError>>),
+    Write(Box<Write>, Reply),
     /// Forget what is past its age.
     Trim,
     /// Finish and close the log.
@@ -49,20 +52,25 @@ pub struct Writer {
 /// Starts the thread that checkpoints in the background; it ends when the sender is dropped.
 pub fn spawn_checkpointer(checkpointer: Checkpointer) -> std::io::Result<std_mpsc::SyncSender<()>> {
     let (sender, receiver) = std_mpsc::sync_channel(1);
-    std::thread::Builder::new().name("store-checkpoint".into()).spawn(move || {
-        while receiver.recv().is_ok() {
-            if let Err(error) = checkpointer.run() {
-                tracing::warn!(error = &error as &dyn std::error::Error, "a background checkpoint failed; it is tried again");
+    std::thread::Builder::new()
+        .name("store-checkpoint".into())
+        .spawn(move || {
+            while receiver.recv().is_ok() {
+                if let Err(error) = checkpointer.run() {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "a background checkpoint failed; it is tried again"
+                    );
+                }
             }
-        }
-    })?;
+        })?;
     Ok(sender)
 }
 
 struct Decided {
     resource: ResourceId,
     event: Event,
-    reply: oneshot::Sender<Result<Arc<Object>, WriteError>>,
+    reply: Reply,
 }
 
 impl Writer {
@@ -71,7 +79,9 @@ impl Writer {
         let mut closing = None;
         let mut batch = Vec::new();
         while closing.is_none() {
-            let Some(mut command) = commands.blocking_recv() else { break };
+            let Some(mut command) = commands.blocking_recv() else {
+                break;
+            };
             let mut trim = false;
             loop {
                 match command {
@@ -97,7 +107,7 @@ impl Writer {
         }
     }
 
-    fn commit(&mut self, batch: &mut Vec<(Write, oneshot::Sender<Result<Arc<Object>, WriteError>>)>, trim: bool) {
+    fn commit(&mut self, batch: &mut Vec<(Write, Reply)>, trim: bool) {
         if let Some(error) = &self.failed {
             for (_, reply) in batch.drain(..) {
                 let _ = reply.send(Err(WriteError::Storage(error.clone())));
@@ -114,7 +124,11 @@ impl Writer {
                     revision += 1;
                     let after = (event.kind != EventKind::Deleted).then(|| event.object.clone());
                     pending.insert((resource.clone(), event.object.key.clone()), after);
-                    decided.push(Decided { resource, event, reply });
+                    decided.push(Decided {
+                        resource,
+                        event,
+                        reply,
+                    });
                 }
                 Err(error) => {
                     let _ = reply.send(Err(error));
@@ -134,7 +148,10 @@ impl Writer {
                 if let Some(directory) = &self.directory
                     && let Err(error) = directory.acknowledge(revision)
                 {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot update the mark of acknowledged writes");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot update the mark of acknowledged writes"
+                    );
                 }
                 self.publish(decided, now);
                 self.account(rows.iter().map(|row| row.value.len() + 512).sum());
@@ -150,8 +167,14 @@ impl Writer {
         revision: u64,
         now: Instant,
     ) -> Result<(ResourceId, Event), WriteError> {
-        let state = self.shared.state.read().unwrap_or_else(PoisonError::into_inner);
-        let current = |resource: &ResourceId, key: &Key| match pending.get(&(resource.clone(), key.clone())) {
+        let state = self
+            .shared
+            .state
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let current = |resource: &ResourceId, key: &Key| match pending
+            .get(&(resource.clone(), key.clone()))
+        {
             Some(version) => version.clone(),
             None => state.get(resource, key.as_str()).cloned(),
         };
@@ -175,16 +198,37 @@ impl Writer {
             Change::Delete(draft) => (EventKind::Deleted, draft),
         };
         let object = Arc::new(draft.sequence(write.key, revision));
-        Ok((write.resource, Event { kind, object, previous, at: now }))
+        Ok((
+            write.resource,
+            Event {
+                kind,
+                object,
+                previous,
+                at: now,
+            },
+        ))
     }
 
     fn publish(&mut self, decided: Vec<Decided>, now: Instant) {
         let mut replies = Vec::with_capacity(decided.len());
         {
-            let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
-            let mut feed = self.shared.feed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self
+                .shared
+                .state
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            let mut feed = self
+                .shared
+                .feed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             let mut touched: HashMap<ResourceId, u64> = HashMap::new();
-            for Decided { resource, event, reply } in decided {
+            for Decided {
+                resource,
+                event,
+                reply,
+            } in decided
+            {
                 if let Some(sender) = feed.as_ref()
                     && sender.send((resource.clone(), event.clone())).is_err()
                 {
@@ -205,7 +249,12 @@ impl Writer {
     }
 
     fn trim(&mut self, now: Instant) {
-        let more = self.shared.state.write().unwrap_or_else(PoisonError::into_inner).trim(now);
+        let more = self
+            .shared
+            .state
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .trim(now);
         self.garbage.rows.extend(more.rows);
         self.garbage.floors.extend(more.floors);
     }
@@ -223,13 +272,20 @@ impl Writer {
         if self.journal_bytes > JOURNAL_BYTES && self.checkpoints.is_some() {
             self.journal_bytes = 0;
             if let Err(error) = self.log.restart_journal() {
-                tracing::warn!(error = &error as &dyn std::error::Error, "cannot restart the journal; it grows until the next attempt");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot restart the journal; it grows until the next attempt"
+                );
             }
         }
     }
 
     fn refuse(&mut self, decided: Vec<Decided>, error: LogError) {
-        tracing::error!(error = &error as &dyn std::error::Error, writes = decided.len(), "writes could not be made durable and were refused");
+        tracing::error!(
+            error = &error as &dyn std::error::Error,
+            writes = decided.len(),
+            "writes could not be made durable and were refused"
+        );
         let error = Arc::new(error);
         if error.is_sync_failure() {
             self.failed = Some(error.clone());
@@ -246,8 +302,15 @@ fn row_of(decided: &Decided) -> Row {
         revision: event.revision(),
         resource: decided.resource.clone(),
         key: event.object.key.clone(),
-        previous: event.previous.as_ref().map_or(0, |previous| previous.revision),
-        kind: if event.kind == EventKind::Deleted { RowKind::Delete } else { RowKind::Put },
+        previous: event
+            .previous
+            .as_ref()
+            .map_or(0, |previous| previous.revision),
+        kind: if event.kind == EventKind::Deleted {
+            RowKind::Delete
+        } else {
+            RowKind::Put
+        },
         value: event.object.bytes.clone(),
     }
 }

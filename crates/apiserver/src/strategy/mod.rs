@@ -3,18 +3,14 @@
 //! The functions here are over JSON values; those that look at other objects take the [`Api`] and only read from it.
 
 mod core;
-mod definition;
+pub mod definition;
 mod event;
 mod network;
 mod pod;
 mod pod_defaults;
 mod service;
 
-use apimachinery::{
-    field::FieldError,
-    status::Status,
-    strict,
-};
+use apimachinery::{field::FieldError, status::Status, strict};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -44,8 +40,18 @@ pub fn needs_conversion(resource: &Resource) -> bool {
 }
 
 /// Names the fields that the schema does not know: as warnings, as a refusal, or not at all.
-pub fn check_fields(resource: &Resource, object: &Value, validation: FieldValidation) -> Result<Vec<String>, Status> {
-    let Some(schema) = resource.custom.as_ref().and_then(|custom| custom.schema.as_ref()) else { return Ok(Vec::new()) };
+pub fn check_fields(
+    resource: &Resource,
+    object: &Value,
+    validation: FieldValidation,
+) -> Result<Vec<String>, Status> {
+    let Some(schema) = resource
+        .custom
+        .as_ref()
+        .and_then(|custom| custom.schema.as_ref())
+    else {
+        return Ok(Vec::new());
+    };
     if validation == FieldValidation::Ignore {
         return Ok(Vec::new());
     }
@@ -60,7 +66,11 @@ pub fn check_fields(resource: &Resource, object: &Value, validation: FieldValida
 pub fn settle(resource: &Resource, object: &mut Value) {
     match resource.rules {
         Rules::Custom => {
-            if let Some(schema) = resource.custom.as_ref().and_then(|custom| custom.schema.as_ref()) {
+            if let Some(schema) = resource
+                .custom
+                .as_ref()
+                .and_then(|custom| custom.schema.as_ref())
+            {
                 schema.prune(object);
                 schema.default(object);
             }
@@ -90,8 +100,9 @@ pub fn prepare_create(api: &Api, resource: &Resource, object: &mut Value) {
         Rules::Pod => pod::prepare_create(object),
         Rules::Service => service::prepare_create(api, object),
         Rules::Namespace => core::prepare_namespace(object),
-        Rules::PersistentVolumeClaim => object["status"] = json!({"phase": "Pending"}),
-        Rules::PersistentVolume => object["status"] = json!({"phase": "Pending"}),
+        Rules::PersistentVolumeClaim | Rules::PersistentVolume => {
+            object["status"] = json!({"phase": "Pending"});
+        }
         Rules::CustomResourceDefinition => definition::prepare_create(api, object),
         _ => {}
     }
@@ -109,7 +120,10 @@ pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &
                 carry(object, old, "status");
             }
             if resource.rules == Rules::Namespace {
-                let finalizers = old.pointer("/spec/finalizers").cloned().unwrap_or_else(|| json!([]));
+                let finalizers = old
+                    .pointer("/spec/finalizers")
+                    .cloned()
+                    .unwrap_or_else(|| json!([]));
                 object["spec"]["finalizers"] = finalizers;
             }
         }
@@ -118,7 +132,9 @@ pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &
     }
     match resource.rules {
         Rules::Service => service::prepare_update(api, object, old),
-        Rules::CustomResourceDefinition if part == Part::Main => definition::prepare_update(api, object, old),
+        Rules::CustomResourceDefinition if part == Part::Main => {
+            definition::prepare_update(api, object, old);
+        }
         _ => {}
     }
     settle(resource, object);
@@ -126,7 +142,8 @@ pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &
 
 fn restrict_to_status(resource: &Resource, object: &mut Value, old: &Value) {
     let status = object.get("status").cloned();
-    let labels_and_annotations = ["labels", "annotations"].map(|field| object["metadata"].get(field).cloned());
+    let labels_and_annotations =
+        ["labels", "annotations"].map(|field| object["metadata"].get(field).cloned());
     let managed = object["metadata"].get("managedFields").cloned();
     let mut restricted = old.clone();
     match status {
@@ -134,7 +151,10 @@ fn restrict_to_status(resource: &Resource, object: &mut Value, old: &Value) {
         None => fields(&mut restricted).remove("status"),
     };
     if resource.rules != Rules::Custom {
-        for (field, value) in ["labels", "annotations"].into_iter().zip(labels_and_annotations) {
+        for (field, value) in ["labels", "annotations"]
+            .into_iter()
+            .zip(labels_and_annotations)
+        {
             if let Some(value) = value {
                 restricted["metadata"][field] = value;
             }
@@ -154,11 +174,22 @@ fn carry(object: &mut Value, old: &Value, field: &str) {
 }
 
 /// What is wrong with an object, and with the step from `old` to it.
-pub fn validate(api: &Api, resource: &Resource, object: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError> {
+pub fn validate(
+    api: &Api,
+    resource: &Resource,
+    object: &Value,
+    old: Option<&Value>,
+    part: Part,
+) -> Vec<FieldError> {
     match resource.rules {
         Rules::Custom => {
-            let schema = resource.custom.as_ref().and_then(|custom| custom.schema.as_ref());
-            schema.map(|schema| schema.validate(object)).unwrap_or_default()
+            let schema = resource
+                .custom
+                .as_ref()
+                .and_then(|custom| custom.schema.as_ref());
+            schema
+                .map(|schema| schema.validate(object))
+                .unwrap_or_default()
         }
         Rules::Pod => pod::validate(object, old, part),
         Rules::Service => service::validate(object, old),
@@ -197,31 +228,54 @@ fn default_field(object: &mut Value, field: &str, value: impl Into<Value>) {
 /// Like [`default_field`], and an empty string counts as nothing.
 fn default_text(object: &mut Value, field: &str, value: &str) {
     let fields = fields(object);
-    if fields.get(field).is_none_or(|present| present.is_null() || present == "") {
+    if fields
+        .get(field)
+        .is_none_or(|present| present.is_null() || present == "")
+    {
         fields.insert(field.to_owned(), Value::from(value));
     }
 }
 
 /// The elements of a list, if it is one.
 fn items_mut<'a>(object: &'a mut Value, field: &str) -> impl Iterator<Item = &'a mut Value> {
-    object.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten()
+    object
+        .get_mut(field)
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
 }
 
 /// The elements of a list, if it is one.
 fn items<'a>(object: &'a Value, field: &str) -> &'a [Value] {
-    object.get(field).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    object
+        .get(field)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// A text field, empty when missing.
 fn text<'a>(object: &'a Value, field: &str) -> &'a str {
-    object.get(field).and_then(Value::as_str).unwrap_or_default()
+    object
+        .get(field)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 /// Refuses a change of a field.
-fn immutable(object: &Value, old: Option<&Value>, pointer: &str, path: &str, errors: &mut Vec<FieldError>) {
+fn immutable(
+    object: &Value,
+    old: Option<&Value>,
+    pointer: &str,
+    path: &str,
+    errors: &mut Vec<FieldError>,
+) {
     let Some(old) = old else { return };
     if object.pointer(pointer) != old.pointer(pointer) {
-        errors.push(FieldError::invalid(path, object.pointer(pointer).cloned().unwrap_or_default(), "field is immutable"));
+        errors.push(FieldError::invalid(
+            path,
+            object.pointer(pointer).cloned().unwrap_or_default(),
+            "field is immutable",
+        ));
     }
 }
 

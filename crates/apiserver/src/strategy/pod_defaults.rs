@@ -36,7 +36,11 @@ pub fn apply(pod: &mut Value) {
 
 fn default_container(container: &mut Value) {
     let image = text(container, "image").to_owned();
-    let policy = if is_latest(&image) { "Always" } else { "IfNotPresent" };
+    let policy = if is_latest(&image) {
+        "Always"
+    } else {
+        "IfNotPresent"
+    };
     default_text(container, "imagePullPolicy", policy);
     default_text(container, "terminationMessagePath", "/dev/termination-log");
     default_text(container, "terminationMessagePolicy", "File");
@@ -72,19 +76,32 @@ fn is_latest(image: &str) -> bool {
 }
 
 fn default_requests(resources: &mut Value) {
-    let Some(limits) = resources.get("limits").and_then(Value::as_object).cloned() else { return };
+    let Some(limits) = resources.get("limits").and_then(Value::as_object).cloned() else {
+        return;
+    };
     default_field(resources, "requests", json!({}));
     for (name, quantity) in limits {
         default_field(&mut resources["requests"], &name, quantity);
     }
-    if resources["requests"].as_object().is_some_and(serde_json::Map::is_empty) {
+    if resources["requests"]
+        .as_object()
+        .is_some_and(serde_json::Map::is_empty)
+    {
         fields(resources).remove("requests");
     }
 }
 
 fn default_probe(probe: &mut Value) {
-    for (field, value) in [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)] {
-        if probe.get(field).is_none_or(|present| present.is_null() || *present == 0) {
+    for (field, value) in [
+        ("timeoutSeconds", 1),
+        ("periodSeconds", 10),
+        ("successThreshold", 1),
+        ("failureThreshold", 3),
+    ] {
+        if probe
+            .get(field)
+            .is_none_or(|present| present.is_null() || *present == 0)
+        {
             probe[field] = Value::from(value);
         }
     }
@@ -103,7 +120,9 @@ fn default_http_get(get: &mut Value) {
 
 fn default_volume(volume: &mut Value) {
     const FILE_MODE: i32 = 0o644;
-    let sources = volume.as_object().map_or(0, |fields| fields.keys().filter(|field| *field != "name").count());
+    let sources = volume.as_object().map_or(0, |fields| {
+        fields.keys().filter(|field| *field != "name").count()
+    });
     if sources == 0 {
         volume["emptyDir"] = json!({});
     }
@@ -115,7 +134,10 @@ fn default_volume(volume: &mut Value) {
     if let Some(path) = volume.get_mut("hostPath").filter(|path| path.is_object()) {
         default_field(path, "type", "");
     }
-    let files = [volume.pointer_mut("/downwardAPI").is_some(), volume.pointer_mut("/projected").is_some()];
+    let files = [
+        volume.pointer_mut("/downwardAPI").is_some(),
+        volume.pointer_mut("/projected").is_some(),
+    ];
     if files[0] {
         for item in items_mut(&mut volume["downwardAPI"], "items") {
             default_field_ref(item);
@@ -123,7 +145,10 @@ fn default_volume(volume: &mut Value) {
     }
     if files[1] {
         for source in items_mut(&mut volume["projected"], "sources") {
-            if let Some(token) = source.get_mut("serviceAccountToken").filter(|token| token.is_object()) {
+            if let Some(token) = source
+                .get_mut("serviceAccountToken")
+                .filter(|token| token.is_object())
+            {
                 default_field(token, "expirationSeconds", 3600);
             }
             if source.get("downwardAPI").is_some() {
@@ -139,7 +164,10 @@ fn default_volume(volume: &mut Value) {
 }
 
 fn default_field_ref(item: &mut Value) {
-    if let Some(reference) = item.get_mut("fieldRef").filter(|reference| reference.is_object()) {
+    if let Some(reference) = item
+        .get_mut("fieldRef")
+        .filter(|reference| reference.is_object())
+    {
         default_text(reference, "apiVersion", "v1");
     }
 }
@@ -159,7 +187,10 @@ mod tests {
         assert_eq!(container["livenessProbe"]["periodSeconds"], 10);
         assert_eq!(container["livenessProbe"]["httpGet"]["scheme"], "HTTP");
         assert_eq!(container["resources"]["requests"]["cpu"], "1");
-        assert_eq!(pod["spec"]["volumes"][0], json!({"name": "v", "emptyDir": {}}));
+        assert_eq!(
+            pod["spec"]["volumes"][0],
+            json!({"name": "v", "emptyDir": {}})
+        );
         assert_eq!(pod["spec"]["restartPolicy"], "Always");
         let once = pod.clone();
         apply(&mut pod);
@@ -168,7 +199,14 @@ mod tests {
 
     #[test]
     fn only_the_newest_image_is_always_pulled() {
-        for (image, latest) in [("a", true), ("a:latest", true), ("a:1", false), ("h:5000/a", true), ("h:5000/a:1", false), ("a@sha256:00", false)] {
+        for (image, latest) in [
+            ("a", true),
+            ("a:latest", true),
+            ("a:1", false),
+            ("h:5000/a", true),
+            ("h:5000/a:1", false),
+            ("a@sha256:00", false),
+        ] {
             assert_eq!(is_latest(image), latest, "{image}");
         }
     }
