@@ -3,6 +3,7 @@
 //! An API server composes these: decode strictly ([`strict`]), find the object, apply a patch ([`patch`]), prune, default
 //! and validate ([`schema`]), and answer failures as a [`status::Status`].
 
+mod cel;
 pub mod duration;
 pub mod field;
 pub mod go;

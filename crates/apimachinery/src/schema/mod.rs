@@ -17,12 +17,14 @@ use std::collections::BTreeMap;
 use regex::Regex;
 use serde_json::Value;
 
+use crate::cel::RuleTree;
 use crate::field::FieldError;
 
 /// A compiled schema of one version of one kind.
 #[derive(Debug, Clone)]
 pub struct Schema {
     pub(crate) root: Node,
+    rules: Option<RuleTree>,
 }
 
 /// The JSON type a schema asks for.
@@ -155,10 +157,10 @@ impl Schema {
         if !errors.is_empty() {
             return Err(errors);
         }
-        let schema = Self { root };
-        let errors = validate::check_defaults(&schema.root, path);
+        errors = validate::check_defaults(&root, path);
+        let rules = RuleTree::compile(&root, path, true, &mut errors);
         if errors.is_empty() {
-            Ok(schema)
+            Ok(Self { root, rules })
         } else {
             Err(errors)
         }
@@ -187,6 +189,15 @@ impl Schema {
         let mut errors = Vec::new();
         validate::validate_resource(object, &self.root, &mut errors);
         errors
+    }
+
+    /// Runs the schema's `x-kubernetes-validations` on the change from `old` (absent on creation) to `new`, which must
+    /// have passed [`Schema::validate`].
+    pub fn validate_rules(&self, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
+        match &self.rules {
+            Some(rules) => rules.validate(&self.root, new, old),
+            None => Vec::new(),
+        }
     }
 
     /// The root of the compiled tree, for those who derive other things from it.
@@ -222,6 +233,11 @@ impl Node {
             .get(name)
             .or_else(|| self.additional_schema())
     }
+}
+
+/// Whether text has a named string format; an unknown format takes anything.
+pub(crate) fn accepts_format(name: &str, text: &str) -> bool {
+    formats::Format::from_name(name).is_none_or(|format| format.accepts(text))
 }
 
 #[cfg(test)]
