@@ -8,27 +8,26 @@ mod installation;
 mod quickstart;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::{DeleteParams, ListParams};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use command::{Arguments, execute};
-pub use quickstart::Quickstart;
+pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE};
 
 use crate::data_directory::{self, Running};
+use crate::sandboxes;
 
 /// The name of the one node.
 const NODE_NAME: &str = "agent-sandbox";
 
-/// How long pods may take to stop when the system is to leave nothing running.
-const STOP_PODS_DEADLINE: Duration = Duration::from_secs(10);
+/// How long sandboxes may take to stop when the system is to leave nothing running.
+const STOP_SANDBOXES_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What `up` runs with. A port of 0 picks a free one.
 #[derive(Debug)]
@@ -44,7 +43,7 @@ pub struct Options {
 pub struct Up {
     running: Running,
     data_directory: PathBuf,
-    server: apiserver::Server,
+    server: Arc<apiserver::Server>,
     client: kube::Client,
     shutdown: CancellationToken,
     parts: JoinSet<anyhow::Result<()>>,
@@ -77,7 +76,7 @@ impl Up {
             client: server.client(),
             running,
             data_directory,
-            server,
+            server: Arc::new(server),
             shutdown: CancellationToken::new(),
             parts: JoinSet::new(),
         };
@@ -119,34 +118,32 @@ impl Up {
         while let Some(part) = self.parts.join_next().await {
             result = result.and(part.map_err(anyhow::Error::from).flatten());
         }
-        self.server.shutdown().await;
+        if let Some(server) = Arc::into_inner(self.server) {
+            server.shutdown().await;
+        }
         result
     }
 
-    /// Stops every pod, then every part.
-    pub async fn stop_with_pods(self) -> anyhow::Result<()> {
-        let stopped = tokio::time::timeout(STOP_PODS_DEADLINE, self.delete_everything()).await;
-        let result = self.stop().await;
-        stopped.context("pods are still running after the deadline")??;
-        result
-    }
-
-    async fn delete_everything(&self) -> anyhow::Result<()> {
-        let pools: Api<api::SandboxWarmPool> = Api::default_namespaced(self.client());
-        let claims: Api<api::SandboxClaim> = Api::default_namespaced(self.client());
-        let now = DeleteParams::default().grace_period(0);
-        pools.delete_collection(&now, &ListParams::default()).await?;
-        claims.delete_collection(&now, &ListParams::default()).await?;
-        let sandboxes: Api<api::Sandbox> = Api::default_namespaced(self.client());
-        sandboxes.delete_collection(&now, &ListParams::default()).await?;
-        let pods: Api<Pod> = Api::all(self.client());
-        await_none(&pods).await
+    /// Stops every sandbox, then every part.
+    pub async fn stop_with_sandboxes(self) -> anyhow::Result<()> {
+        let deletion = sandboxes::delete_everything(&self.client, None, true);
+        let deleted = tokio::time::timeout(STOP_SANDBOXES_DEADLINE, deletion).await;
+        let stopped = self.stop().await;
+        deleted.context("sandboxes are still running after the deadline")??;
+        stopped
     }
 
     fn serve_api(&mut self, listener: TcpListener) {
-        let server = self.server.clone();
+        let server = Arc::clone(&self.server);
         let shutdown = self.shutdown.clone();
-        self.parts
-            .spawn(async move { server.serve(listener, shutdown).await.context("the API server failed") });
+        self.parts.spawn(async move {
+            server.serve(listener, shutdown).await.context("the API server failed")
+        });
     }
+}
+
+async fn listen(flag: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}; choose another address with {flag}"))
 }
