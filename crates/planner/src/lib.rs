@@ -10,4 +10,5 @@ pub mod pool;
 pub mod template;
 pub mod version;
 pub mod volume_claims;
+pub mod warm_pool;
 pub mod warm_queue;
