@@ -1,0 +1,67 @@
+//! What every reconciler is given: the client, the caches, the clock and the places to report to.
+
+use std::fmt;
+use std::sync::Arc;
+
+use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::Client;
+
+use crate::cache::Cache;
+use crate::clock::{Clock, Random};
+use crate::config::Config;
+use crate::events::Recorder;
+use crate::instrumentation::Instrumentation;
+
+/// Shared by all reconcilers of a process.
+#[derive(Clone)]
+pub struct Context {
+    pub client: Client,
+    pub caches: Caches,
+    pub clock: Clock,
+    pub random: Random,
+    pub events: Recorder,
+    pub instrumentation: Arc<dyn Instrumentation>,
+    pub config: Arc<Config>,
+}
+
+/// One cache per kind. A cache that no controller follows stays empty.
+#[derive(Clone, Debug)]
+pub struct Caches {
+    pub sandboxes: Cache<Sandbox>,
+    /// Only pods that carry a sandbox's name hash: a cluster may run far more of others.
+    pub pods: Cache<Pod>,
+    /// All services, since one that a sandbox does not own counts too when it has the sandbox's name.
+    pub services: Cache<Service>,
+    /// Only claims that carry a sandbox's name hash.
+    pub volume_claims: Cache<PersistentVolumeClaim>,
+    pub templates: Cache<SandboxTemplate>,
+    pub warm_pools: Cache<SandboxWarmPool>,
+    pub claims: Cache<SandboxClaim>,
+    pub network_policies: Cache<NetworkPolicy>,
+}
+
+impl Default for Caches {
+    fn default() -> Self {
+        Self {
+            sandboxes: Cache::new(None),
+            pods: Cache::new(Some(labels::SANDBOX_NAME_HASH)),
+            services: Cache::new(None),
+            volume_claims: Cache::new(Some(labels::SANDBOX_NAME_HASH)),
+            templates: Cache::new(None),
+            warm_pools: Cache::new(None),
+            claims: Cache::new(None),
+            network_policies: Cache::new(None),
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Context")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,240 @@
+//! Events: what a user would ask about, told on the object it concerns.
+//!
+//! Recording never waits and never fails: events go through a bounded line to one task that writes them, and when the API
+//! server cannot keep up they are dropped, because an event is never worth more than the work it tells of. Repetitions become
+//! one event with a count (`series`), as `events.k8s.io` asks.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::{Event, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::debug;
+
+use crate::clock::{Clock, Random};
+
+/// How many events may wait to be written.
+const LINE: usize = 1_024;
+/// How many distinct events are remembered, to count their repetitions.
+const REMEMBERED: usize = 4_096;
+/// A repetition later than this is an event of its own.
+const SERIES_WINDOW: Duration = Duration::from_secs(6 * 60);
+/// A note longer than this is refused by the API server.
+const NOTE_MAX: usize = 1_024;
+
+/// Whether an event is worth a worry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Severity {
+    Normal,
+    Warning,
+}
+
+impl Severity {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Occurrence {
+    pub severity: Severity,
+    /// Why it happened, as one CamelCase word that tools may compare.
+    pub reason: &'static str,
+    /// What was done, as one CamelCase word.
+    pub action: &'static str,
+    /// What a person reads.
+    pub note: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Identity {
+    controller: &'static str,
+    uid: String,
+    occurrence: Occurrence,
+}
+
+struct Report {
+    controller: &'static str,
+    regarding: ObjectReference,
+    occurrence: Occurrence,
+}
+
+/// A handle for recording events. Clones share one line.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    line: mpsc::Sender<Report>,
+}
+
+impl Recorder {
+    /// A recorder, and the task that writes what it records until every clone of the recorder is gone.
+    pub fn new(
+        client: Client,
+        clock: Clock,
+        random: Random,
+        instance: Arc<str>,
+    ) -> (Self, impl Future<Output = ()> + Send) {
+        let (line, reports) = mpsc::channel(LINE);
+        let scribe = Scribe {
+            client,
+            clock,
+            random,
+            instance,
+            series: HashMap::new(),
+            order: VecDeque::new(),
+        };
+        (Self { line }, scribe.write_all(reports))
+    }
+
+    /// Tells of something that a controller did to an object, or could not do.
+    pub fn record<K: Resource<DynamicType = ()>>(
+        &self,
+        controller: &'static str,
+        regarding: &K,
+        occurrence: Occurrence,
+    ) {
+        let report = Report {
+            controller,
+            regarding: ObjectReference {
+                // The version tells clients of old events nothing useful, and the rest says which object it is.
+                resource_version: None,
+                ..regarding.object_ref(&())
+            },
+            occurrence,
+        };
+        if let Err(error) = self.line.try_send(report) {
+            debug!(%error, "event dropped");
+        }
+    }
+}
+
+struct Series {
+    name: String,
+    namespace: String,
+    count: i32,
+    last: Instant,
+}
+
+struct Scribe {
+    client: Client,
+    clock: Clock,
+    random: Random,
+    instance: Arc<str>,
+    series: HashMap<Identity, Series>,
+    order: VecDeque<Identity>,
+}
+
+impl Scribe {
+    async fn write_all(mut self, mut reports: mpsc::Receiver<Report>) {
+        while let Some(report) = reports.recv().await {
+            if let Err(error) = self.write(report).await {
+                debug!(
+                    error = &error as &dyn std::error::Error,
+                    "event not written"
+                );
+            }
+        }
+    }
+
+    async fn write(&mut self, report: Report) -> Result<(), kube::Error> {
+        let identity = Identity {
+            controller: report.controller,
+            uid: report.regarding.uid.clone().unwrap_or_default(),
+            occurrence: report.occurrence.clone(),
+        };
+        let repeated = self
+            .series
+            .get_mut(&identity)
+            .filter(|series| series.last.elapsed() < SERIES_WINDOW);
+        if let Some(series) = repeated {
+            series.count += 1;
+            series.last = Instant::now();
+            let event = EventSeries {
+                count: series.count,
+                last_observed_time: self.clock.micro_time(),
+            };
+            let api = Api::<Event>::namespaced(self.client.clone(), &series.namespace);
+            let patch = Patch::Merge(json!({ "series": event }));
+            api.patch(&series.name, &PatchParams::default(), &patch)
+                .await?;
+            return Ok(());
+        }
+        let event = self.event(report);
+        let namespace = event.metadata.namespace.clone().unwrap_or_default();
+        let api = Api::<Event>::namespaced(self.client.clone(), &namespace);
+        let written = api.create(&PostParams::default(), &event).await?;
+        self.remember(
+            identity,
+            Series {
+                name: written.metadata.name.unwrap_or_default(),
+                namespace,
+                count: 1,
+                last: Instant::now(),
+            },
+        );
+        Ok(())
+    }
+
+    fn remember(&mut self, identity: Identity, series: Series) {
+        if self.series.insert(identity.clone(), series).is_none() {
+            self.order.push_back(identity);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.series.remove(&oldest);
+        }
+    }
+
+    fn event(&self, report: Report) -> Event {
+        let Report {
+            controller,
+            regarding,
+            occurrence,
+        } = report;
+        let subject = regarding.name.as_deref().unwrap_or_default();
+        let namespace = regarding
+            .namespace
+            .clone()
+            .filter(|namespace| !namespace.is_empty())
+            .unwrap_or_else(|| "default".to_owned());
+        Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{subject}.{:016x}", self.random.number())),
+                namespace: Some(namespace),
+                ..ObjectMeta::default()
+            },
+            action: Some(occurrence.action.to_owned()),
+            event_time: Some(self.clock.micro_time()),
+            note: Some(truncated(occurrence.note)),
+            reason: Some(occurrence.reason.to_owned()),
+            regarding: Some(regarding),
+            reporting_controller: Some(controller.to_owned()),
+            reporting_instance: Some(self.instance.to_string()),
+            type_: Some(occurrence.severity.as_str().to_owned()),
+            ..Event::default()
+        }
+    }
+}
+
+fn truncated(mut note: String) -> String {
+    if note.len() > NOTE_MAX {
+        let mut end = NOTE_MAX - '…'.len_utf8();
+        while !note.is_char_boundary(end) {
+            end -= 1;
+        }
+        note.truncate(end);
+        note.push('…');
+    }
+    note
+}

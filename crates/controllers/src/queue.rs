@@ -1,0 +1,386 @@
+//! A keyed work queue: which object a controller looks at next.
+//!
+//! # Guarantees
+//! - An object is never worked on twice at once. Added while it is worked on, it is worked on once more afterwards.
+//! - Adding an object any number of times before a worker takes it costs one piece of work.
+//! - Work that failed is tried again after a delay that doubles each time, with jitter; an event cuts the delay short.
+//!
+//! ```text
+//!              add                   worker takes it
+//!   (absent) ───────► ready ────────────────────────────► running ──add──► running, again
+//!       ▲               ▲                                    │                   │
+//!       │ done          │ due, or add                        ├─ requeue, retry   │ finished
+//!       └───────────────┼──────────── waiting ◄──────────────┘                   │
+//!                       └────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! There are no idle workers: an add that finds a free slot starts one on the spot, and a worker that finds nothing ready ends.
+//! So an event costs a task spawn, and no timer, channel or poll stands between it and the reconcile. The queue does not know
+//! what the work is, nor whether an object still exists.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::clock::Random;
+use crate::instrumentation::Instrumentation;
+use crate::key::ObjectKey;
+
+/// The delay after the first failure.
+const BASE_DELAY: Duration = Duration::from_millis(10);
+/// No failure waits longer than this.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+
+/// What becomes of an object after work on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing, until it is added again.
+    Done,
+    /// It is added again after this time, unless something adds it sooner.
+    After(Duration),
+    /// It is added again after a delay that grows with every retry in a row.
+    Retry,
+}
+
+type Work = Box<dyn Fn(ObjectKey) -> BoxFuture<'static, Verdict> + Send + Sync>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Waiting { due: Option<Instant> },
+    Ready { since: Instant },
+    Running,
+    RunningAgain { since: Instant },
+}
+
+struct Entry {
+    phase: Phase,
+    failures: u32,
+}
+
+#[derive(Default)]
+struct State {
+    entries: HashMap<ObjectKey, Entry>,
+    ready: VecDeque<ObjectKey>,
+    waiting: BTreeSet<(Instant, ObjectKey)>,
+    workers: usize,
+    open: bool,
+}
+
+struct Inner {
+    controller: &'static str,
+    max_workers: usize,
+    work: Work,
+    state: Mutex<State>,
+    earlier_due: Notify,
+    random: Random,
+    instrumentation: Arc<dyn Instrumentation>,
+    tasks: TaskTracker,
+    abort: CancellationToken,
+}
+
+/// A handle on the queue of one controller. Clones refer to the same queue.
+#[derive(Clone)]
+pub struct Queue(Arc<Inner>);
+
+/// What a queue is made of.
+pub struct Settings {
+    pub controller: &'static str,
+    pub max_workers: usize,
+    pub random: Random,
+    pub instrumentation: Arc<dyn Instrumentation>,
+    /// Cancelled to drop all work where it stands.
+    pub abort: CancellationToken,
+}
+
+impl Queue {
+    /// A queue that collects objects, and works on none until [`Queue::open`].
+    pub fn new<F, Fut>(settings: Settings, work: F) -> Self
+    where
+        F: Fn(ObjectKey) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Verdict> + Send + 'static,
+    {
+        settings
+            .instrumentation
+            .controller_registered(settings.controller, settings.max_workers);
+        Self(Arc::new(Inner {
+            controller: settings.controller,
+            max_workers: settings.max_workers.max(1),
+            work: Box::new(move |key| work(key).boxed()),
+            state: Mutex::new(State::default()),
+            earlier_due: Notify::new(),
+            random: settings.random,
+            instrumentation: settings.instrumentation,
+            tasks: TaskTracker::new(),
+            abort: settings.abort,
+        }))
+    }
+
+    /// Has the object worked on as soon as a worker is free.
+    pub fn add(&self, key: ObjectKey) {
+        let mut state = self.state();
+        let now = Instant::now();
+        let State {
+            entries, waiting, ..
+        } = &mut *state;
+        let entry = entries.entry(key.clone()).or_insert(Entry {
+            phase: Phase::Waiting { due: None },
+            failures: 0,
+        });
+        match entry.phase {
+            Phase::Ready { .. } | Phase::RunningAgain { .. } => return,
+            Phase::Running => {
+                entry.phase = Phase::RunningAgain { since: now };
+                return;
+            }
+            Phase::Waiting { due } => {
+                if let Some(due) = due {
+                    waiting.remove(&(due, key.clone()));
+                }
+                entry.phase = Phase::Ready { since: now };
+                state.ready.push_back(key);
+            }
+        }
+        self.0
+            .instrumentation
+            .queue_added(self.0.controller, state.ready.len());
+        self.start_workers(&mut state, 1);
+    }
+
+    /// Has the object worked on after a delay, or sooner if it already waits for less or something adds it.
+    pub fn add_after(&self, key: ObjectKey, delay: Duration) {
+        let mut state = self.state();
+        let due = Instant::now() + delay;
+        match state.entries.get(&key).map(|entry| entry.phase) {
+            Some(Phase::Waiting {
+                due: Some(existing),
+            }) if existing <= due => {}
+            Some(Phase::Ready { .. } | Phase::RunningAgain { .. }) => {}
+            Some(Phase::Running) => {
+                drop(state);
+                self.add(key);
+            }
+            Some(Phase::Waiting { .. }) | None => self.wait_until(&mut state, key, due, None),
+        }
+    }
+
+    /// Lets workers begin.
+    pub fn open(&self) {
+        {
+            let mut state = self.state();
+            state.open = true;
+            let ready = state.ready.len();
+            self.start_workers(&mut state, ready);
+        }
+        let queue = self.clone();
+        self.0.tasks.spawn(async move {
+            let abort = queue.0.abort.clone();
+            abort.run_until_cancelled(queue.release_due()).await;
+        });
+    }
+
+    /// Lets no more work begin, and resolves when what had begun has ended.
+    pub async fn close(&self) {
+        self.state().open = false;
+        self.0.earlier_due.notify_one();
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
+    /// How many objects are ready for a worker.
+    pub fn depth(&self) -> usize {
+        self.state().ready.len()
+    }
+
+    /// Whether nothing is ready, running or waiting for a retry. Objects that wait for a known time do not count.
+    pub fn is_settled(&self) -> bool {
+        self.state().entries.values().all(|entry| {
+            entry.failures == 0 && matches!(entry.phase, Phase::Waiting { due: Some(_) })
+        })
+    }
+
+    /// Starts a worker for each of this many objects that have just become ready, as far as the limit allows. Workers that
+    /// are already there take the rest.
+    fn start_workers(&self, state: &mut State, newly_ready: usize) {
+        if !state.open {
+            return;
+        }
+        let free = self.0.max_workers.saturating_sub(state.workers);
+        for _ in 0..newly_ready.min(free) {
+            state.workers += 1;
+            let queue = self.clone();
+            self.0.tasks.spawn(async move {
+                let abort = queue.0.abort.clone();
+                abort.run_until_cancelled(queue.work()).await;
+            });
+        }
+    }
+
+    async fn work(&self) {
+        while let Some(key) = self.take() {
+            let started = (self.0.work)(key.clone());
+            // A panic is a bug in one reconcile; it must neither stop the others nor leave the object marked as running.
+            let verdict = AssertUnwindSafe(started)
+                .catch_unwind()
+                .await
+                .unwrap_or_else(|_| {
+                    tracing::error!(controller = self.0.controller, object = %key, "reconcile panicked");
+                    Verdict::Retry
+                });
+            self.finish(key, verdict);
+        }
+    }
+
+    fn take(&self) -> Option<ObjectKey> {
+        let mut state = self.state();
+        let next = if state.open {
+            state.ready.pop_front()
+        } else {
+            None
+        };
+        let Some(key) = next else {
+            state.workers -= 1;
+            return None;
+        };
+        let depth = state.ready.len();
+        let entry = state.entries.get_mut(&key)?;
+        let waited = match entry.phase {
+            Phase::Ready { since } => since.elapsed(),
+            _ => Duration::ZERO,
+        };
+        entry.phase = Phase::Running;
+        drop(state);
+        self.0
+            .instrumentation
+            .reconcile_started(self.0.controller, waited, depth);
+        Some(key)
+    }
+
+    fn finish(&self, key: ObjectKey, verdict: Verdict) {
+        let mut state = self.state();
+        let Some(entry) = state.entries.get_mut(&key) else {
+            return;
+        };
+        entry.failures = match verdict {
+            Verdict::Retry => entry.failures.saturating_add(1),
+            Verdict::Done | Verdict::After(_) => 0,
+        };
+        let failures = entry.failures;
+        if let Phase::RunningAgain { since } = entry.phase {
+            entry.phase = Phase::Ready { since };
+            state.ready.push_back(key);
+            return;
+        }
+        match verdict {
+            Verdict::Done => {
+                state.entries.remove(&key);
+            }
+            Verdict::After(delay) => {
+                self.wait_until(&mut state, key, Instant::now() + delay, Some(0));
+            }
+            Verdict::Retry => {
+                let delay = self.retry_delay(failures);
+                self.wait_until(&mut state, key, Instant::now() + delay, Some(failures));
+            }
+        }
+    }
+
+    fn wait_until(&self, state: &mut State, key: ObjectKey, due: Instant, failures: Option<u32>) {
+        let entry = state.entries.entry(key.clone()).or_insert(Entry {
+            phase: Phase::Waiting { due: None },
+            failures: 0,
+        });
+        if let Phase::Waiting {
+            due: Some(existing),
+        } = entry.phase
+        {
+            state.waiting.remove(&(existing, key.clone()));
+        }
+        entry.phase = Phase::Waiting { due: Some(due) };
+        if let Some(failures) = failures {
+            entry.failures = failures;
+        }
+        state.waiting.insert((due, key));
+        if state
+            .waiting
+            .first()
+            .is_some_and(|(first, _)| *first == due)
+        {
+            self.0.earlier_due.notify_one();
+        }
+    }
+
+    /// Half to one and a half times the doubled delay, so that what failed together is not retried together.
+    fn retry_delay(&self, failures: u32) -> Duration {
+        let exponent = failures.saturating_sub(1).min(20);
+        let delay = BASE_DELAY.saturating_mul(1 << exponent).min(MAX_DELAY);
+        delay.mul_f64(0.5 + self.0.random.fraction())
+    }
+
+    /// Moves objects whose time has come to the ready list, until the queue is closed.
+    async fn release_due(&self) {
+        loop {
+            let next = {
+                let mut state = self.state();
+                if !state.open {
+                    return;
+                }
+                self.release(&mut state);
+                state.waiting.first().map(|(due, _)| *due)
+            };
+            let earlier_due = self.0.earlier_due.notified();
+            match next {
+                Some(due) => {
+                    let _ = tokio::time::timeout_at(due, earlier_due).await;
+                }
+                None => earlier_due.await,
+            }
+        }
+    }
+
+    fn release(&self, state: &mut State) {
+        let now = Instant::now();
+        let mut released = 0;
+        while let Some((due, _)) = state.waiting.first()
+            && *due <= now
+            && let Some((_, key)) = state.waiting.pop_first()
+        {
+            if let Some(entry) = state.entries.get_mut(&key) {
+                entry.phase = Phase::Ready { since: now };
+                state.ready.push_back(key);
+                released += 1;
+            }
+        }
+        self.start_workers(state, released);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Queue")
+            .field("controller", &self.0.controller)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Settings")
+            .field("controller", &self.controller)
+            .finish_non_exhaustive()
+    }
+}

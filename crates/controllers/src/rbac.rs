@@ -1,0 +1,12 @@
+//! The permissions of the whole process, gathered from where each controller declares its own. Manifests are generated from these.
+
+use api::rbac::Rule;
+
+/// Of the core role, `agent-sandbox-controller`.
+pub const CORE: &[&[Rule]] = &[crate::sandbox::RBAC];
+
+/// Of the role that `--extensions` needs, `agent-sandbox-controller-extensions`.
+pub const EXTENSIONS: &[&[Rule]] = &[];
+
+/// Of the role that `--kruise` needs, `agent-sandbox-controller-kruise`.
+pub const KRUISE: &[&[Rule]] = &[];

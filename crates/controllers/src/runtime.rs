@@ -1,0 +1,282 @@
+//! Composes watches, queues and reconcilers into one running whole.
+//!
+//! ```text
+//!   API server ──watch──► cache ──change──► subscriber ──key──► queue ──► reconcile(object, context)
+//! ```
+//!
+//! A controller joins by a function `register(&mut Runtime)` of its module, which adds it with [`Runtime::controller`], follows
+//! the other kinds it reads, and subscribes to their caches to add the keys of its own objects to its queue.
+//!
+//! Watches start first; reconciling begins when every followed cache is complete and the process may act (it leads).
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use kube::Client;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug, error, info_span};
+
+use crate::cache::Cache;
+use crate::cached::Cached;
+use crate::clock::{Clock, Random};
+use crate::config::Config;
+use crate::context::{Caches, Context};
+use crate::events::Recorder;
+use crate::instrumentation::{Instrumentation, ReconcileResult, Silent};
+use crate::key::ObjectKey;
+use crate::queue::{Queue, Settings, Verdict};
+use crate::watch;
+
+/// How long a stop waits for reconciles that have begun.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a reconciler wants to happen next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing, until something it watches changes.
+    AwaitChange,
+    /// To be called again after this time, or sooner on a change.
+    RequeueAfter(Duration),
+    /// To be called again soon, though nothing is wrong: what it saw was out of date.
+    Retry,
+}
+
+/// The parts of a process that runs controllers, before they run.
+pub struct Runtime {
+    pub context: Arc<Context>,
+    watches: Vec<Watch>,
+    queues: Vec<Queue>,
+    scribe: BoxFuture<'static, ()>,
+    abort: CancellationToken,
+}
+
+struct Watch {
+    run: BoxFuture<'static, ()>,
+    synced: BoxFuture<'static, ()>,
+}
+
+/// What a runtime is made with. Everything but the client and the configuration has a default that production uses.
+pub struct Parts {
+    pub client: Client,
+    pub config: Config,
+    pub clock: Clock,
+    pub random: Random,
+    pub instrumentation: Arc<dyn Instrumentation>,
+    /// What events name as the instance that reported them.
+    pub instance: Arc<str>,
+}
+
+impl Parts {
+    pub fn new(client: Client, config: Config) -> Self {
+        Self {
+            client,
+            config,
+            clock: Clock::default(),
+            random: Random::default(),
+            instrumentation: Arc::new(Silent),
+            instance: Arc::from("agent-sandbox"),
+        }
+    }
+}
+
+impl Runtime {
+    pub fn new(parts: Parts) -> Self {
+        let (events, scribe) = Recorder::new(
+            parts.client.clone(),
+            parts.clock.clone(),
+            parts.random.clone(),
+            parts.instance,
+        );
+        let context = Context {
+            client: parts.client,
+            caches: Caches::default(),
+            clock: parts.clock,
+            random: parts.random,
+            events,
+            instrumentation: parts.instrumentation,
+            config: Arc::new(parts.config),
+        };
+        Self {
+            context: Arc::new(context),
+            watches: Vec::new(),
+            queues: Vec::new(),
+            scribe: scribe.boxed(),
+            abort: CancellationToken::new(),
+        }
+    }
+
+    /// Has a cache fed by a watch. Controllers each ask for what they read; a cache has one watch however many ask.
+    pub fn follow<K: Cached>(&mut self, cache: &Cache<K>) {
+        if !cache.claim_watch() {
+            return;
+        }
+        let synced = cache.clone();
+        self.watches.push(Watch {
+            run: watch::follow(self.context.client.clone(), cache.clone()).boxed(),
+            synced: async move { synced.synced().await }.boxed(),
+        });
+    }
+
+    /// Adds a controller for a kind: its objects are reconciled whenever they change, and whenever the queue that is returned
+    /// is told to. An object that is gone from the cache is not reconciled.
+    pub fn controller<K, F, Fut, E>(
+        &mut self,
+        name: &'static str,
+        workers: usize,
+        primary: &Cache<K>,
+        reconcile: F,
+    ) -> Queue
+    where
+        K: Cached,
+        F: Fn(Arc<K>, Arc<Context>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Action, E>> + Send + 'static,
+        E: std::error::Error + Send + 'static,
+    {
+        self.follow(primary);
+        let settings = Settings {
+            controller: name,
+            max_workers: workers,
+            random: self.context.random.clone(),
+            instrumentation: Arc::clone(&self.context.instrumentation),
+            abort: self.abort.clone(),
+        };
+        let context = Arc::clone(&self.context);
+        let objects = primary.clone();
+        let reconcile = Arc::new(reconcile);
+        let queue = Queue::new(settings, move |key| {
+            let object = objects.get(&key);
+            let context = Arc::clone(&context);
+            let reconcile = Arc::clone(&reconcile);
+            async move {
+                let Some(object) = object else {
+                    return Verdict::Done;
+                };
+                let future = reconcile(object, Arc::clone(&context));
+                supervise(name, &key, &context, future).await
+            }
+        });
+        let own = queue.clone();
+        primary.subscribe(move |change| own.add(ObjectKey::of(change.latest().as_ref())));
+        self.queues.push(queue.clone());
+        queue
+    }
+
+    /// Runs until `shutdown`, then lets begun reconciles end. `synced` is called once all caches are complete, and nothing is
+    /// reconciled before `lead` resolves. Cancelling `abort` instead drops everything where it stands.
+    pub async fn run(
+        self,
+        shutdown: CancellationToken,
+        abort: CancellationToken,
+        synced: impl FnOnce(),
+        lead: impl Future<Output = ()>,
+    ) {
+        let Self {
+            context,
+            watches,
+            queues,
+            scribe,
+            abort: abort_queues,
+        } = self;
+        let mut background = JoinSet::new();
+        let mut complete = futures::stream::FuturesUnordered::new();
+        for watch in watches {
+            background.spawn(watch.run);
+            complete.push(watch.synced);
+        }
+        background.spawn(scribe);
+        let work = async {
+            while complete.next().await.is_some() {}
+            synced();
+            lead.await;
+            for queue in &queues {
+                queue.open();
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = work => {}
+            () = shutdown.cancelled() => {
+                let drain = futures::future::join_all(queues.iter().map(Queue::close));
+                tokio::select! {
+                    _ = drain => {}
+                    () = tokio::time::sleep(DRAIN_TIMEOUT) => {}
+                    () = abort.cancelled() => {}
+                }
+            }
+            () = abort.cancelled() => {}
+        }
+        abort_queues.cancel();
+        background.shutdown().await;
+        drop(context);
+    }
+}
+
+/// Runs one reconcile: names it in logs and traces, reports how it ended, and logs why it failed.
+async fn supervise<E: std::error::Error>(
+    controller: &'static str,
+    key: &ObjectKey,
+    context: &Context,
+    reconcile: impl Future<Output = Result<Action, E>>,
+) -> Verdict {
+    let id = context.random.number();
+    let span = info_span!(
+        "reconcile",
+        controller,
+        object = %key,
+        reconcile_id = format_args!("{id:016x}"),
+        trace_id = tracing::field::Empty,
+    );
+    let started = Instant::now();
+    let outcome = async {
+        let outcome = reconcile.await;
+        if let Err(error) = &outcome {
+            error!(%error, cause = causes(error), "reconcile failed");
+        } else {
+            debug!("reconciled");
+        }
+        outcome
+    }
+    .instrument(span)
+    .await;
+    let (verdict, result) = match outcome {
+        Ok(Action::AwaitChange) => (Verdict::Done, ReconcileResult::Success),
+        Ok(Action::RequeueAfter(delay)) => (Verdict::After(delay), ReconcileResult::RequeueAfter),
+        Ok(Action::Retry) => (Verdict::Retry, ReconcileResult::Requeue),
+        Err(_) => (Verdict::Retry, ReconcileResult::Error),
+    };
+    context
+        .instrumentation
+        .reconcile_finished(controller, started.elapsed(), result);
+    verdict
+}
+
+/// The causes of an error, each once, outermost first.
+fn causes(error: &dyn std::error::Error) -> String {
+    std::iter::successors(error.source(), |cause| cause.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Parts")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Runtime")
+            .field("queues", &self.queues)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,278 @@
+//! Requests to the API server, each with the preconditions its decision rests on, and the answers sorted by what they call for.
+//!
+//! Answers are learned by the caches, so that the next decision already knows of them. This module does not decide what to
+//! write, nor whether to try again.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::cache::Cache;
+use crate::cached::Cached;
+use crate::context::Context;
+use crate::instrumentation::Verb;
+use crate::key::ObjectKey;
+
+/// Why a request came to nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{verb:?} {kind} {object}: {failure}")]
+pub struct WriteError {
+    verb: Verb,
+    kind: String,
+    object: ObjectKey,
+    pub failure: Failure,
+    #[source]
+    source: Box<kube::Error>,
+}
+
+/// What a failed request calls for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The object is not there (any more).
+    NotFound,
+    /// An object of that name is there already.
+    AlreadyExists,
+    /// A precondition did not hold: what was decided upon has changed.
+    Conflict,
+    /// The server will never accept this (its message).
+    Invalid(String),
+    /// The server does not allow this now, such as for want of quota or of permission (its message).
+    Forbidden(String),
+    /// The namespace is being deleted, so nothing can be made in it.
+    NamespaceTerminating,
+    /// Anything that may pass: timeouts, lost connections, overload (what was said).
+    Transient(String),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotFound => formatter.write_str("not found"),
+            Self::AlreadyExists => formatter.write_str("already exists"),
+            Self::Conflict => formatter.write_str("changed in the meantime"),
+            Self::NamespaceTerminating => formatter.write_str("its namespace is being deleted"),
+            Self::Invalid(message) | Self::Forbidden(message) | Self::Transient(message) => {
+                formatter.write_str(message)
+            }
+        }
+    }
+}
+
+impl WriteError {
+    pub fn is_conflict(&self) -> bool {
+        self.failure == Failure::Conflict
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.failure == Failure::NotFound
+    }
+}
+
+/// Sorts an error of the client.
+pub fn failure_of(error: &kube::Error) -> Failure {
+    let kube::Error::Api(status) = error else {
+        return Failure::Transient(error.to_string());
+    };
+    let message = || status.message.clone();
+    if status.is_already_exists() {
+        return Failure::AlreadyExists;
+    }
+    match status.code {
+        404 => Failure::NotFound,
+        409 => Failure::Conflict,
+        400 | 422 => Failure::Invalid(message()),
+        403 if is_namespace_terminating(status) => Failure::NamespaceTerminating,
+        403 => Failure::Forbidden(message()),
+        _ => Failure::Transient(message()),
+    }
+}
+
+fn is_namespace_terminating(status: &kube::core::Status) -> bool {
+    status
+        .details
+        .iter()
+        .flat_map(|details| &details.causes)
+        .any(|cause| cause.reason == "NamespaceTerminating")
+}
+
+/// What must still be true of an object for a write to it to happen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Precondition {
+    pub uid: Option<String>,
+    pub resource_version: Option<String>,
+}
+
+impl Precondition {
+    /// Exactly this version of exactly this object.
+    pub fn unchanged<K: Cached>(object: &K) -> Self {
+        Self {
+            uid: object.meta().uid.clone(),
+            resource_version: object.meta().resource_version.clone(),
+        }
+    }
+
+    /// This object, whatever has happened to it since; not another one of the same name.
+    pub fn same<K: Cached>(object: &K) -> Self {
+        Self {
+            uid: object.meta().uid.clone(),
+            resource_version: None,
+        }
+    }
+}
+
+/// How to delete an object.
+#[derive(Clone, Debug, Default)]
+pub struct Deletion {
+    pub precondition: Precondition,
+    pub propagation: Option<PropagationPolicy>,
+    pub grace_period_seconds: Option<u32>,
+}
+
+/// Requests on one kind, on behalf of one controller.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer<'a, K> {
+    context: &'a Context,
+    cache: &'a Cache<K>,
+    field_manager: &'static str,
+}
+
+impl<'a, K: Cached> Writer<'a, K> {
+    pub fn new(context: &'a Context, cache: &'a Cache<K>, field_manager: &'static str) -> Self {
+        Self {
+            context,
+            cache,
+            field_manager,
+        }
+    }
+
+    /// Reads an object from the server itself, for decisions that a cache must not make.
+    pub async fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, WriteError> {
+        let epoch = self.cache.epoch();
+        let started = Instant::now();
+        let answer = self.api(key).get_opt(&key.name).await;
+        let answer = self.report(Verb::Get, key, started, answer)?;
+        Ok(answer.map(|object| self.cache.learn(object, epoch)))
+    }
+
+    pub async fn create(&self, key: &ObjectKey, object: &K) -> Result<Arc<K>, WriteError> {
+        let epoch = self.cache.epoch();
+        let started = Instant::now();
+        let params = PostParams {
+            dry_run: false,
+            field_manager: Some(self.field_manager.to_owned()),
+        };
+        let answer = self.api(key).create(&params, object).await;
+        let object = self.report(Verb::Create, key, started, answer)?;
+        Ok(self.cache.learn(object, epoch))
+    }
+
+    /// Changes an object by a JSON merge patch.
+    pub async fn patch(
+        &self,
+        key: &ObjectKey,
+        precondition: &Precondition,
+        patch: Value,
+    ) -> Result<Arc<K>, WriteError> {
+        let epoch = self.cache.epoch();
+        let started = Instant::now();
+        let patch = with_precondition(patch, precondition);
+        let answer = self
+            .api(key)
+            .patch(&key.name, &self.patch_params(), &Patch::Merge(&patch))
+            .await;
+        let object = self.report(Verb::Patch, key, started, answer)?;
+        Ok(self.cache.learn(object, epoch))
+    }
+
+    /// Replaces fields of an object's status by a JSON merge patch of that status.
+    pub async fn patch_status(
+        &self,
+        key: &ObjectKey,
+        precondition: &Precondition,
+        status: impl Serialize,
+    ) -> Result<Arc<K>, WriteError> {
+        let epoch = self.cache.epoch();
+        let started = Instant::now();
+        let patch = with_precondition(json!({ "status": status }), precondition);
+        let answer = self
+            .api(key)
+            .patch_status(&key.name, &self.patch_params(), &Patch::Merge(&patch))
+            .await;
+        let object = self.report(Verb::PatchStatus, key, started, answer)?;
+        Ok(self.cache.learn(object, epoch))
+    }
+
+    /// Deletes an object. That it is gone already is success.
+    pub async fn delete(&self, key: &ObjectKey, deletion: Deletion) -> Result<(), WriteError> {
+        let epoch = self.cache.epoch();
+        let started = Instant::now();
+        let precondition = deletion.precondition;
+        let params = DeleteParams {
+            grace_period_seconds: deletion.grace_period_seconds,
+            propagation_policy: deletion.propagation,
+            preconditions: Some(Preconditions {
+                uid: precondition.uid,
+                resource_version: precondition.resource_version,
+            }),
+            ..DeleteParams::default()
+        };
+        let answer = self.api(key).delete(&key.name, &params).await;
+        match self.report(Verb::Delete, key, started, answer) {
+            Ok(either) => {
+                // An object that stays for a while (finalizers, a grace period) is answered with its deletion timestamp.
+                if let Some(object) = either.left() {
+                    self.cache.learn_deletion(object, epoch);
+                }
+                Ok(())
+            }
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn api(&self, key: &ObjectKey) -> Api<K> {
+        Api::namespaced(self.context.client.clone(), &key.namespace)
+    }
+
+    fn patch_params(&self) -> PatchParams {
+        PatchParams {
+            field_manager: Some(self.field_manager.to_owned()),
+            ..PatchParams::default()
+        }
+    }
+
+    fn report<T>(
+        &self,
+        verb: Verb,
+        key: &ObjectKey,
+        started: Instant,
+        answer: Result<T, kube::Error>,
+    ) -> Result<T, WriteError> {
+        let kind = K::kind(&());
+        self.context
+            .instrumentation
+            .requested(&kind, verb, started.elapsed(), answer.is_ok());
+        answer.map_err(|source| WriteError {
+            verb,
+            kind: kind.into_owned(),
+            object: key.clone(),
+            failure: failure_of(&source),
+            source: Box::new(source),
+        })
+    }
+}
+
+fn with_precondition(mut patch: Value, precondition: &Precondition) -> Value {
+    let mut require = |field: &str, value: &Option<String>| {
+        if let Some(value) = value {
+            patch["metadata"][field] = Value::from(value.as_str());
+        }
+    };
+    require("uid", &precondition.uid);
+    require("resourceVersion", &precondition.resource_version);
+    patch
+}
