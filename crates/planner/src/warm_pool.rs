@@ -334,11 +334,7 @@ fn new_member(pool: &SandboxWarmPool, blueprint: &Blueprint<'_>) -> Sandbox {
     sandbox
 }
 
-fn status(
-    observed: &Observed<'_>,
-    counts: pool::Counts,
-    now: Timestamp,
-) -> SandboxWarmPoolStatus {
+fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> SandboxWarmPoolStatus {
     let pool = observed.pool;
     let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     let mut conditions = pool
@@ -355,11 +351,7 @@ fn status(
         replicas: number(counts.replicas),
         ready_replicas: number(counts.ready),
         updated_replicas: number(counts.updated),
-        selector: Some(format!(
-            "{}={}",
-            labels::WARM_POOL_SANDBOX,
-            pool_hash(pool)
-        )),
+        selector: Some(format!("{}={}", labels::WARM_POOL_SANDBOX, pool_hash(pool))),
         observed_generation: pool.metadata.generation,
         conditions,
     }

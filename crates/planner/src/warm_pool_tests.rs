@@ -96,13 +96,19 @@ fn a_new_member_carries_its_identity_and_secure_defaults() {
     let pool = pool(2, None);
     let mut template = template("py", "v1");
     template.spec.service = Some(true);
-    template.spec.volume_claim_templates = Some(vec![api::sandbox::PersistentVolumeClaimTemplate::default()]);
-    let (count, member) = decide_for(&pool, Some(&template), Vec::new()).creations.unwrap();
+    template.spec.volume_claim_templates =
+        Some(vec![api::sandbox::PersistentVolumeClaimTemplate::default()]);
+    let (count, member) = decide_for(&pool, Some(&template), Vec::new())
+        .creations
+        .unwrap();
     assert_eq!(count, 2);
     assert_eq!(member.metadata.generate_name.as_deref(), Some("pool-"));
     assert_eq!(member.metadata.name, None);
     let owner = &member.owner_references()[0];
-    assert_eq!((owner.kind.as_str(), owner.controller), ("SandboxWarmPool", Some(true)));
+    assert_eq!(
+        (owner.kind.as_str(), owner.controller),
+        ("SandboxWarmPool", Some(true))
+    );
     assert_eq!(member.annotations()[labels::SANDBOX_TEMPLATE_REF], "py");
     let pod = &member.spec.pod_template;
     for labels in [member.labels(), pod.metadata.labels.as_ref().unwrap()] {
@@ -112,7 +118,10 @@ fn a_new_member_carries_its_identity_and_secure_defaults() {
     }
     assert_eq!(pod.spec.automount_service_account_token, Some(false));
     assert_eq!(member.spec.service, Some(true));
-    assert_eq!(member.spec.volume_claim_templates.as_ref().unwrap().len(), 1);
+    assert_eq!(
+        member.spec.volume_claim_templates.as_ref().unwrap().len(),
+        1
+    );
     assert_eq!(member.spec.replicas, Some(1));
 }
 
@@ -178,7 +187,11 @@ fn orphans_are_vetted_by_what_they_would_run() {
         controller: Some(true),
         ..OwnerReference::default()
     }]);
-    let plan = decide_for(&pool, Some(&template), vec![orphan("good"), spoofed, foreign]);
+    let plan = decide_for(
+        &pool,
+        Some(&template),
+        vec![orphan("good"), spoofed, foreign],
+    );
     assert_eq!(plan.adoptions.len(), 1);
     assert_eq!(plan.adoptions[0].sandbox.name, "good");
     assert_eq!(plan.adoptions[0].owner_references[0].uid, "pool-uid");
@@ -200,7 +213,9 @@ fn a_member_without_readiness_goes_after_five_minutes() {
             conditions: vec![ready(false, second)],
             ..api::SandboxStatus::default()
         });
-        !decide_for(&pool, Some(&template), vec![sandbox]).deletions.is_empty()
+        !decide_for(&pool, Some(&template), vec![sandbox])
+            .deletions
+            .is_empty()
     };
     assert!(verdict(710, None));
     assert!(!verdict(711, None));
@@ -217,14 +232,21 @@ fn the_status_counts_members_and_tells_how_far_a_rollout_is() {
     let members = vec![made(&pool, &old, "a"), made(&pool, &new, "b"), unready];
     let status = decide_for(&pool, Some(&new), members).status;
     assert_eq!(
-        (status.replicas, status.ready_replicas, status.updated_replicas),
+        (
+            status.replicas,
+            status.ready_replicas,
+            status.updated_replicas
+        ),
         (3, 2, 2)
     );
     assert_eq!(status.observed_generation, Some(3));
     let selector = format!("{}={}", labels::WARM_POOL_SANDBOX, name_hash("pool"));
     assert_eq!(status.selector.as_deref(), Some(selector.as_str()));
     let updated = conditions::find(&status.conditions, ConditionType::Updated).unwrap();
-    assert_eq!((updated.status.as_str(), updated.reason.as_str()), ("False", "RolloutInProgress"));
+    assert_eq!(
+        (updated.status.as_str(), updated.reason.as_str()),
+        ("False", "RolloutInProgress")
+    );
 }
 
 #[test]
@@ -248,7 +270,10 @@ fn refills_wait_while_claims_do() {
     assert_eq!(waiting.recheck_after, Some(pacing.recheck));
     observed.held_back_since = Some(at(10));
     let (count, _) = decide(&observed, &pacing, at(11)).creations.unwrap();
-    assert_eq!(count, 5, "a part of a batch, so that the pool never starves");
+    assert_eq!(
+        count, 5,
+        "a part of a batch, so that the pool never starves"
+    );
     observed.waiting_claims = 0;
     assert_eq!(decide(&observed, &pacing, at(11)).creations.unwrap().0, 10);
 }

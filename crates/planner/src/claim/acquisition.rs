@@ -130,9 +130,10 @@ pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
         Holding::Free | Holding::Broken { .. } => {
             refuse_env_beside_pools(claim, source)?;
             let blueprint = required(observed, source, blueprint)?;
+            let may_be_warm = warm_request(claim, observed.pool, observed.holding).is_some();
             if let Some(sandbox) = observed
                 .candidate
-                .filter(|sandbox| is_trustworthy(sandbox, &blueprint))
+                .filter(|sandbox| may_be_warm && is_trustworthy(sandbox, &blueprint))
             {
                 let transfer = transfer(claim, sandbox, Some(&blueprint))?;
                 return Ok(vec![bind(observed, &sandbox.name_any()), transfer]);
@@ -371,9 +372,7 @@ fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, 
     sandbox.metadata.namespace = claim.metadata.namespace.clone();
     sandbox.metadata.labels = Some(identity);
     sandbox.metadata.owner_references = Some(vec![controller_reference(claim)]);
-    sandbox
-        .annotations_mut()
-        .extend(trace_context(claim));
+    sandbox.annotations_mut().extend(trace_context(claim));
     Ok(Effect::Create {
         sandbox: Box::new(sandbox),
     })

@@ -45,7 +45,7 @@ use crate::version::Version;
 const ABSENCE_RECHECK: Duration = Duration::from_secs(60);
 
 /// Something a claim refers to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Lookup<'a, K> {
     /// The claim does not refer to one.
     NotAsked,
@@ -53,6 +53,14 @@ pub enum Lookup<'a, K> {
     /// The API server itself says that there is none.
     Missing,
 }
+
+impl<K> Clone for Lookup<'_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for Lookup<'_, K> {}
 
 impl<'a, K> Lookup<'a, K> {
     pub fn found(self) -> Option<&'a K> {
@@ -86,18 +94,37 @@ pub struct Observed<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Write on the claim which sandbox it is to have.
-    Bind { sandbox: String, patch: Value },
+    Bind {
+        sandbox: String,
+        patch: Value,
+    },
     /// Take a stale binding off the claim.
-    Unbind { patch: Value },
+    Unbind {
+        patch: Value,
+    },
     /// Make a warm sandbox the claim's.
-    Transfer { sandbox: Version, patch: Value },
+    Transfer {
+        sandbox: Version,
+        patch: Value,
+    },
     /// Make a sandbox for the claim.
-    Create { sandbox: Box<Sandbox> },
+    Create {
+        sandbox: Box<Sandbox>,
+    },
     /// Bring the sandbox's pod metadata in line with template and claim.
-    SyncMetadata { sandbox: Version, patch: Value },
-    DeleteSandbox { sandbox: Version },
-    DeleteClaim { foreground: bool },
-    DeleteLegacyPolicy { policy: Version },
+    SyncMetadata {
+        sandbox: Version,
+        patch: Value,
+    },
+    DeleteSandbox {
+        sandbox: Version,
+    },
+    DeleteClaim {
+        foreground: bool,
+    },
+    DeleteLegacyPolicy {
+        policy: Version,
+    },
 }
 
 /// Something the claim waits for, or why it can never have a sandbox as it is.
@@ -245,8 +272,8 @@ pub fn legacy_policy_name(claim: &str) -> String {
 fn legacy_cleanup(observed: &Observed<'_>) -> Option<Effect> {
     let policy = observed.legacy_policy?;
     let uid = observed.claim.metadata.uid.as_deref()?;
-    let is_ours = is_controlled_by(&policy.metadata, uid)
-        && policy.metadata.deletion_timestamp.is_none();
+    let is_ours =
+        is_controlled_by(&policy.metadata, uid) && policy.metadata.deletion_timestamp.is_none();
     is_ours.then(|| Effect::DeleteLegacyPolicy {
         policy: Version::of(policy),
     })
@@ -259,9 +286,7 @@ pub fn template_name<'a>(
     pool: Lookup<'a, SandboxWarmPool>,
 ) -> Option<&'a str> {
     if let Holding::Owned(sandbox) | Holding::Promised(sandbox) = holding
-        && let Some(name) = sandbox
-            .annotations()
-            .get(api::labels::SANDBOX_TEMPLATE_REF)
+        && let Some(name) = sandbox.annotations().get(api::labels::SANDBOX_TEMPLATE_REF)
     {
         return Some(name);
     }
