@@ -25,6 +25,8 @@ pub const SANDBOX_TEMPLATE_REF: &str = "agents.x-k8s.io/sandbox-template-ref";
 pub const PROPAGATED_LABELS: &str = "agents.x-k8s.io/propagated-labels";
 /// Annotation of a pod: the annotation keys that were copied from the sandbox's pod template.
 pub const PROPAGATED_ANNOTATIONS: &str = "agents.x-k8s.io/propagated-annotations";
+/// Annotation of a pod that replaces a lost one: how many were lost in a row.
+pub const POD_RECREATIONS: &str = "agents.x-k8s.io/pod-recreations";
 /// Annotation of claim, sandbox and pod: a W3C trace context as a JSON carrier.
 pub const TRACE_CONTEXT: &str = "opentelemetry.io/trace-context";
 /// Annotation of a claim: when admission first saw it.

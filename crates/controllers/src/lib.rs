@@ -10,6 +10,7 @@
 //! | [`queue`] | which object is worked on next |
 //! | [`runtime`], [`context`] | composing them; what a reconciler is given |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
+//! | [`throttle`] | a limit on requests |
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
 //! | [`sandbox`] | the controller of `Sandbox` |
 //! | [`rbac`] | the permissions of all of them |
@@ -26,10 +27,85 @@ pub mod queue;
 pub mod rbac;
 pub mod runtime;
 pub mod sandbox;
+pub mod throttle;
 mod watch;
 pub mod writes;
+
+use kube::Client;
+use tokio_util::sync::CancellationToken;
 
 pub use config::Config;
 pub use context::Context;
 pub use key::ObjectKey;
-pub use runtime::{Action, Runtime};
+pub use runtime::{Action, Parts, Runtime};
+
+/// Why controllers cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "the API server does not serve {group_version}; install the custom resource definitions of agent-sandbox first"
+    )]
+    NotInstalled { group_version: String },
+    #[error("cannot ask the API server whether it serves {group_version}")]
+    Discovery {
+        group_version: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// Runs all controllers that `config` asks for until `shutdown` is cancelled, then lets begun work end. `ready` is called once
+/// the caches are complete. There is no leader election: the caller vouches that no other instance runs.
+pub async fn run(
+    client: Client,
+    config: Config,
+    shutdown: CancellationToken,
+    ready: impl FnOnce(),
+) -> Result<(), Error> {
+    check_installed(&client, &config).await?;
+    let runtime = assemble(Parts::new(client, config));
+    let never = CancellationToken::new();
+    runtime
+        .run(shutdown, never, ready, std::future::ready(()))
+        .await;
+    Ok(())
+}
+
+/// A runtime with all controllers that the configuration asks for.
+pub fn assemble(mut parts: Parts) -> Runtime {
+    if let Some(limit) = parts.config.requests {
+        parts.client = throttle::throttled(parts.client, limit);
+    }
+    let mut runtime = Runtime::new(parts);
+    sandbox::register(&mut runtime);
+    runtime
+}
+
+/// Checks that the kinds are served which the controllers are about to watch, since a watch would wait for them for ever.
+pub async fn check_installed(client: &Client, config: &Config) -> Result<(), Error> {
+    let groups = [
+        (true, api::CORE_GROUP, api::STORAGE_VERSION),
+        (
+            config.extensions,
+            api::EXTENSIONS_GROUP,
+            api::STORAGE_VERSION,
+        ),
+        (config.kruise, api::KRUISE_GROUP, api::DEPRECATED_VERSION),
+    ];
+    for (_, group, version) in groups.into_iter().filter(|(needed, ..)| *needed) {
+        let group_version = format!("{group}/{version}");
+        match client.list_api_group_resources(&group_version).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.code == 404 => {
+                return Err(Error::NotInstalled { group_version });
+            }
+            Err(source) => {
+                return Err(Error::Discovery {
+                    group_version,
+                    source: Box::new(source),
+                });
+            }
+        }
+    }
+    Ok(())
+}

@@ -81,6 +81,9 @@ pub fn failure_of(error: &kube::Error) -> Failure {
     if status.is_already_exists() {
         return Failure::AlreadyExists;
     }
+    if changes_identity(status) {
+        return Failure::Conflict;
+    }
     match status.code {
         404 => Failure::NotFound,
         409 => Failure::Conflict,
@@ -89,6 +92,13 @@ pub fn failure_of(error: &kube::Error) -> Failure {
         403 => Failure::Forbidden(message()),
         _ => Failure::Transient(message()),
     }
+}
+
+/// Whether a write failed because it named another UID than the object has: the server calls that an invalid change of a field
+/// that cannot change, but to us it says that the object is another one.
+fn changes_identity(status: &kube::core::Status) -> bool {
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.any(|cause| cause.field == "metadata.uid")
 }
 
 fn is_namespace_terminating(status: &kube::core::Status) -> bool {
@@ -120,6 +130,15 @@ impl Precondition {
         Self {
             uid: object.meta().uid.clone(),
             resource_version: None,
+        }
+    }
+}
+
+impl From<&planner::ownership::Version> for Precondition {
+    fn from(version: &planner::ownership::Version) -> Self {
+        Self {
+            uid: version.uid.clone(),
+            resource_version: version.resource_version.clone(),
         }
     }
 }
@@ -272,7 +291,11 @@ fn with_precondition(mut patch: Value, precondition: &Precondition) -> Value {
             patch["metadata"][field] = Value::from(value.as_str());
         }
     };
-    require("uid", &precondition.uid);
-    require("resourceVersion", &precondition.resource_version);
+    // No two objects share a version, so a version alone says which object is meant.
+    if precondition.resource_version.is_some() {
+        require("resourceVersion", &precondition.resource_version);
+    } else {
+        require("uid", &precondition.uid);
+    }
     patch
 }

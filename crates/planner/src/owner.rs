@@ -1,16 +1,9 @@
-//! Controller references: who owns an object, and how to say so.
+//! Questions about an object's controller that claims and pools ask. References themselves are [`ownership`](crate::ownership)'s.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 
-/// The owner that controls the object, if there is one.
-pub fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
-    metadata
-        .owner_references
-        .iter()
-        .flatten()
-        .find(|reference| reference.controller == Some(true))
-}
+pub use crate::ownership::{controller as controller_of, controller_reference};
 
 /// Whether the object is controlled by the owner of this UID.
 pub fn is_controlled_by(metadata: &ObjectMeta, uid: &str) -> bool {
@@ -24,18 +17,6 @@ pub fn refers_to<K: Resource<DynamicType = ()>>(reference: &OwnerReference) -> b
         .rsplit_once('/')
         .map_or("", |(group, _)| group);
     group == K::group(&()) && reference.kind == K::kind(&())
-}
-
-/// A reference that makes `owner` the controller. Deleting the owner in the foreground waits for what refers to it so.
-pub fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
-    OwnerReference {
-        api_version: K::api_version(&()).into_owned(),
-        kind: K::kind(&()).into_owned(),
-        name: owner.meta().name.clone().unwrap_or_default(),
-        uid: owner.meta().uid.clone().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: Some(true),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,27 @@
-//! The controller of `Sandbox`.
+//! The controller of `Sandbox`: gathers what a decision needs, lets [`planner::sandbox`] decide, carries the plan out, and
+//! publishes the status. What to do is not decided here.
 
+mod apply;
+mod observe;
+mod publish;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Sandbox;
 use api::rbac::{MANAGE, Rule, SUBRESOURCE};
+use kube::Resource;
+use planner::sandbox::{Adoption, Settings, Stage, decide, status};
+
+use crate::cached::{Cached, controller_of};
+use crate::context::Context;
+use crate::key::ObjectKey;
+use crate::queue::Queue;
+use crate::runtime::{Action, Runtime};
+use crate::writes::WriteError;
+
+use observe::Freshness;
+use publish::Published;
 
 /// What the controller needs to be allowed, leader election and events included.
 pub const RBAC: &[Rule] = &[
@@ -30,3 +51,126 @@ pub const RBAC: &[Rule] = &[
         verbs: &["create", "patch"],
     },
 ];
+
+/// The controller's name in logs, metrics and events.
+pub const CONTROLLER: &str = "sandbox";
+/// The name under which its writes are filed in managed fields.
+const FIELD_MANAGER: &str = "sandbox-controller";
+/// How soon an expired sandbox is cleaned up once its status says that it has expired.
+const IMMEDIATELY: Duration = Duration::from_millis(1);
+
+/// Why a sandbox could not be brought to what its spec says.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot observe the sandbox")]
+    Observe(#[source] WriteError),
+    #[error("cannot carry out what was decided for the sandbox")]
+    Apply(#[source] WriteError),
+    #[error("cannot publish the sandbox's status")]
+    Publish(#[source] WriteError),
+    #[error("cannot serialize the sandbox's status")]
+    Serialize(#[source] serde_json::Error),
+}
+
+/// Adds the controller to a runtime.
+pub fn register(runtime: &mut Runtime) {
+    let context = Arc::clone(&runtime.context);
+    let caches = &context.caches;
+    let workers = context.config.sandbox_workers.get();
+    let queue = runtime.controller(CONTROLLER, workers, &caches.sandboxes, reconcile);
+    runtime.follow(&caches.pods);
+    runtime.follow(&caches.services);
+    runtime.follow(&caches.volume_claims);
+    caches.pods.subscribe(relate(&queue, &context));
+    caches.services.subscribe(relate(&queue, &context));
+    caches.volume_claims.subscribe(relate(&queue, &context));
+}
+
+/// Enqueues the sandboxes that a changed object belongs to: those that control it now or did before, and the one of its name,
+/// which may be waiting for the name to be free.
+fn relate<K: Cached>(
+    queue: &Queue,
+    context: &Arc<Context>,
+) -> impl Fn(&crate::cache::Change<'_, K>) + Send + Sync + use<K> {
+    let queue = queue.clone();
+    let sandboxes = context.caches.sandboxes.clone();
+    move |change| {
+        let versions = [change.before, change.after];
+        let mut related: Option<ObjectKey> = None;
+        for object in versions.into_iter().flatten() {
+            if let Some(key) = sandbox_of(object.as_ref())
+                && related.as_ref() != Some(&key)
+            {
+                queue.add(key.clone());
+                related = Some(key);
+            }
+        }
+        let namesake = ObjectKey::of(change.latest().as_ref());
+        if related.as_ref() != Some(&namesake) && sandboxes.get(&namesake).is_some() {
+            queue.add(namesake);
+        }
+    }
+}
+
+fn sandbox_of<K: Cached>(object: &K) -> Option<ObjectKey> {
+    let owner = controller_of(object)?;
+    let (group, _version) = owner.api_version.split_once('/')?;
+    let is_sandbox = owner.kind == Sandbox::kind(&()) && group == api::CORE_GROUP;
+    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+    is_sandbox.then(|| ObjectKey::new(namespace, &owner.name))
+}
+
+/// Brings one sandbox a step closer to what its spec says.
+pub async fn reconcile(sandbox: Arc<Sandbox>, context: Arc<Context>) -> Result<Action, Error> {
+    let key = ObjectKey::of(sandbox.as_ref());
+    let settings = settings(&context);
+    for freshness in [Freshness::Cached, Freshness::Live] {
+        let observed = observe::observe(&context, &key, freshness)
+            .await
+            .map_err(Error::Observe)?;
+        let Some(observed) = observed else {
+            return Ok(Action::AwaitChange);
+        };
+        let plan = decide(&observed, &settings, context.clock.now());
+        let applied = apply::apply(&context, &key, &observed, &plan).await;
+        if applied.is_outdated {
+            continue;
+        }
+        if !applied.sandbox_deleted {
+            let now = context.clock.api_time();
+            let status = status(&observed, plan.stage, &applied.outcome, &settings, &now);
+            let published =
+                publish::publish(&context, &key, &applied.sandbox, &observed, status).await?;
+            if published == Published::Outdated {
+                return Ok(Action::Retry);
+            }
+        }
+        return match applied.failure {
+            Some(failure) => Err(Error::Apply(failure)),
+            None if plan.stage == Stage::Expiring => Ok(Action::RequeueAfter(IMMEDIATELY)),
+            None if plan
+                .problems
+                .iter()
+                .any(|problem| !problem.is_invalid_spec()) =>
+            {
+                // Nothing tells us when another controller lets go of an object we do not watch.
+                Ok(Action::Retry)
+            }
+            None => Ok(plan
+                .requeue
+                .map_or(Action::AwaitChange, Action::RequeueAfter)),
+        };
+    }
+    Ok(Action::Retry)
+}
+
+fn settings(context: &Context) -> Settings<'_> {
+    Settings {
+        cluster_domain: &context.config.cluster_domain,
+        adoption: if context.config.require_adoptable_label {
+            Adoption::Labelled
+        } else {
+            Adoption::Any
+        },
+    }
+}

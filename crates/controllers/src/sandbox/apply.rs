@@ -1,0 +1,286 @@
+//! Carries out a plan for a sandbox, and says what is there afterwards.
+
+use std::sync::Arc;
+
+use api::Sandbox;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use planner::sandbox::{DeletionCause, Effect, Observed, Outcome, Plan, Trouble};
+
+use super::{CONTROLLER, FIELD_MANAGER, publish};
+use crate::context::Context;
+use crate::events::{Occurrence, Severity};
+use crate::key::ObjectKey;
+use crate::writes::{Deletion, Failure, Precondition, WriteError, Writer};
+
+/// How a plan went.
+#[derive(Debug)]
+pub(super) struct Applied {
+    pub outcome: Outcome,
+    /// The sandbox in its latest version.
+    pub sandbox: Arc<Sandbox>,
+    pub sandbox_deleted: bool,
+    /// What the plan was made upon turned out not to be so.
+    pub is_outdated: bool,
+    /// The last failure that a retry may mend.
+    pub failure: Option<WriteError>,
+}
+
+pub(super) async fn apply(
+    context: &Context,
+    key: &ObjectKey,
+    observed: &Observed,
+    plan: &Plan,
+) -> Applied {
+    let mut applying = Applying {
+        context,
+        key,
+        applied: Applied {
+            outcome: Outcome::before(observed),
+            sandbox: Arc::clone(&observed.sandbox),
+            sandbox_deleted: false,
+            is_outdated: false,
+            failure: None,
+        },
+        volumes_are_missing: false,
+    };
+    let troubles = plan.problems.iter().map(Trouble::from);
+    applying.applied.outcome.trouble.extend(troubles);
+    for effect in &plan.effects {
+        if let Err(error) = applying.carry_out(effect).await {
+            applying.fail(effect, error);
+        }
+        if applying.applied.is_outdated {
+            break;
+        }
+    }
+    applying.applied
+}
+
+struct Applying<'a> {
+    context: &'a Context,
+    key: &'a ObjectKey,
+    applied: Applied,
+    /// A pod that was made now would wait for volumes that may never come.
+    volumes_are_missing: bool,
+}
+
+impl Applying<'_> {
+    async fn carry_out(&mut self, effect: &Effect) -> Result<(), WriteError> {
+        match effect {
+            Effect::CreateVolumeClaim(claim) => {
+                let name = claim.metadata.name.as_deref().unwrap_or_default();
+                let claims = self.volume_claims();
+                claims.create(&self.key.sibling(name), claim).await?;
+            }
+            Effect::AdoptVolumeClaim {
+                name,
+                version,
+                patch,
+            } => {
+                let (key, version) = (self.key.sibling(name), Precondition::from(version));
+                let claims = self.volume_claims();
+                claims.patch(&key, &version, patch.clone()).await?;
+                self.record(
+                    "VolumeClaimAdopted",
+                    "Adopt",
+                    format!("Adopted volume claim {name}"),
+                );
+            }
+            Effect::LabelVolumeClaim {
+                name,
+                version,
+                patch,
+            } => {
+                let (key, version) = (self.key.sibling(name), Precondition::from(version));
+                let claims = self.volume_claims();
+                claims.patch(&key, &version, patch.clone()).await?;
+            }
+            Effect::ClearPodName { version, patch } => {
+                let sandboxes =
+                    Writer::new(self.context, &self.context.caches.sandboxes, FIELD_MANAGER);
+                let version = Precondition::from(version);
+                self.applied.sandbox = sandboxes.patch(self.key, &version, patch.clone()).await?;
+            }
+            Effect::DeleteSandbox { version } => {
+                let sandboxes =
+                    Writer::new(self.context, &self.context.caches.sandboxes, FIELD_MANAGER);
+                let deletion = Deletion {
+                    precondition: Precondition::from(version),
+                    ..Deletion::default()
+                };
+                sandboxes.delete(self.key, deletion).await?;
+                self.applied.sandbox_deleted = true;
+            }
+            Effect::CreatePod(_)
+            | Effect::AdoptPod { .. }
+            | Effect::UpdatePodMetadata { .. }
+            | Effect::DeletePod { .. } => self.carry_out_on_pod(effect).await?,
+            Effect::CreateService(_)
+            | Effect::AdoptService { .. }
+            | Effect::UpdateService { .. }
+            | Effect::DeleteService { .. } => self.carry_out_on_service(effect).await?,
+        }
+        Ok(())
+    }
+
+    async fn carry_out_on_pod(&mut self, effect: &Effect) -> Result<(), WriteError> {
+        let pods = Writer::<Pod>::new(self.context, &self.context.caches.pods, FIELD_MANAGER);
+        match effect {
+            Effect::CreatePod(_) if self.volumes_are_missing => {}
+            Effect::CreatePod(pod) => {
+                self.applied.outcome.pod = Some(pods.create(self.key, pod).await?);
+                let (reason, note) = if publish::was_suspended(&self.applied.sandbox) {
+                    ("Resumed", format!("Resumed with new pod {}", self.key.name))
+                } else {
+                    ("PodCreated", format!("Created pod {}", self.key.name))
+                };
+                self.record(reason, "CreatePod", note);
+            }
+            Effect::AdoptPod {
+                name,
+                version,
+                patch,
+            } => {
+                let (key, version) = (self.key.sibling(name), Precondition::from(version));
+                let pod = pods.patch(&key, &version, patch.clone()).await?;
+                self.applied.outcome.pod = Some(pod);
+                self.record("PodAdopted", "Adopt", format!("Adopted pod {name}"));
+            }
+            Effect::UpdatePodMetadata {
+                name,
+                version,
+                patch,
+            } => {
+                let (key, version) = (self.key.sibling(name), Precondition::from(version));
+                let pod = pods.patch(&key, &version, patch.clone()).await?;
+                self.applied.outcome.pod = Some(pod);
+            }
+            Effect::DeletePod { name, uid, cause } => {
+                let deletion = Deletion {
+                    precondition: Precondition {
+                        uid: uid.clone(),
+                        resource_version: None,
+                    },
+                    ..Deletion::default()
+                };
+                pods.delete(&self.key.sibling(name), deletion).await?;
+                self.record_deletion(name, cause);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn carry_out_on_service(&mut self, effect: &Effect) -> Result<(), WriteError> {
+        let services =
+            Writer::<Service>::new(self.context, &self.context.caches.services, FIELD_MANAGER);
+        match effect {
+            Effect::CreateService(service) => {
+                self.applied.outcome.service = Some(services.create(self.key, service).await?);
+            }
+            Effect::AdoptService {
+                name,
+                version,
+                patch,
+            } => {
+                let (key, version) = (self.key.sibling(name), Precondition::from(version));
+                let service = services.patch(&key, &version, patch.clone()).await?;
+                self.applied.outcome.service = Some(service);
+                self.record("ServiceAdopted", "Adopt", format!("Adopted service {name}"));
+            }
+            Effect::UpdateService {
+                name,
+                version,
+                patch,
+            } => {
+                let (key, version) = (self.key.sibling(name), Precondition::from(version));
+                let service = services.patch(&key, &version, patch.clone()).await?;
+                self.applied.outcome.service = Some(service);
+            }
+            Effect::DeleteService { name, uid } => {
+                let deletion = Deletion {
+                    precondition: Precondition {
+                        uid: uid.clone(),
+                        resource_version: None,
+                    },
+                    ..Deletion::default()
+                };
+                services.delete(&self.key.sibling(name), deletion).await?;
+                self.applied.outcome.service = None;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Sorts a failure by what it calls for.
+    fn fail(&mut self, effect: &Effect, error: WriteError) {
+        if matches!(
+            effect,
+            Effect::CreateVolumeClaim(_) | Effect::AdoptVolumeClaim { .. }
+        ) {
+            self.volumes_are_missing = true;
+        }
+        match &error.failure {
+            Failure::NotFound | Failure::AlreadyExists | Failure::Conflict => {
+                self.applied.is_outdated = true;
+            }
+            // The sandbox goes with its namespace.
+            Failure::NamespaceTerminating => {}
+            Failure::Invalid(message) => {
+                let trouble = Trouble::Invalid(message.clone());
+                self.applied.outcome.trouble.push(trouble);
+            }
+            Failure::Forbidden(message) | Failure::Transient(message) => {
+                let trouble = Trouble::Failed(message.clone());
+                self.applied.outcome.trouble.push(trouble);
+                self.applied.failure = Some(error);
+            }
+        }
+    }
+
+    fn volume_claims(&self) -> Writer<'_, PersistentVolumeClaim> {
+        Writer::new(
+            self.context,
+            &self.context.caches.volume_claims,
+            FIELD_MANAGER,
+        )
+    }
+
+    fn record(&self, reason: &'static str, action: &'static str, note: String) {
+        self.tell(Severity::Normal, reason, action, note);
+    }
+
+    fn record_deletion(&self, pod: &str, cause: &DeletionCause) {
+        let action = "DeletePod";
+        match cause {
+            DeletionCause::Suspended => {
+                let note = format!("Deleted pod {pod} because the sandbox is suspended");
+                self.tell(Severity::Normal, "Suspended", action, note);
+            }
+            DeletionCause::Expired => {
+                let note = format!("Deleted pod {pod} because the sandbox has expired");
+                self.tell(Severity::Normal, "Expired", action, note);
+            }
+            DeletionCause::Lost(loss) => {
+                let note = format!("Pod {pod} was lost ({}) and is recreated", loss.reason);
+                self.tell(Severity::Warning, "PodLost", action, note);
+            }
+            DeletionCause::Stray => {
+                let note = format!("Deleted pod {pod}, since the sandbox runs another");
+                self.tell(Severity::Warning, "StrayPod", action, note);
+            }
+        }
+    }
+
+    fn tell(&self, severity: Severity, reason: &'static str, action: &'static str, note: String) {
+        let occurrence = Occurrence {
+            severity,
+            reason,
+            action,
+            note,
+        };
+        let sandbox = self.applied.sandbox.as_ref();
+        self.context.events.record(CONTROLLER, sandbox, occurrence);
+    }
+}

@@ -1,0 +1,96 @@
+//! Labels and annotations that a pod takes from its sandbox.
+//!
+//! Whoever writes into another's metadata must know later which keys were its own: two annotations of the pod list the keys
+//! that were copied from the template, so that a key dropped from the template is dropped from the pod, and no other key is
+//! ever touched.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::labels;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Map, Value};
+
+use super::Observed;
+use crate::patch;
+
+type Pairs = BTreeMap<String, String>;
+
+/// Annotations that say how others were set, and are never copied from a template themselves.
+const TRACKING: [&str; 2] = [labels::PROPAGATED_LABELS, labels::PROPAGATED_ANNOTATIONS];
+
+/// What a pod's metadata must hold.
+pub(super) struct Wanted {
+    pub labels: Pairs,
+    pub annotations: Pairs,
+}
+
+/// The labels and annotations that a sandbox's pod must have.
+pub(super) fn wanted(observed: &Observed) -> Wanted {
+    let template = &observed.sandbox.spec.pod_template.metadata;
+    let mut pod_labels = template.labels.clone().unwrap_or_default();
+    let mut annotations = template.annotations.clone().unwrap_or_default();
+    for key in TRACKING {
+        annotations.remove(key);
+    }
+    let tracked = [
+        (labels::PROPAGATED_LABELS, joined(&pod_labels)),
+        (labels::PROPAGATED_ANNOTATIONS, joined(&annotations)),
+    ];
+    for (key, keys) in tracked {
+        if !keys.is_empty() {
+            annotations.insert(key.to_owned(), keys);
+        }
+    }
+    if let Some(context) = trace_context(observed) {
+        annotations
+            .entry(labels::TRACE_CONTEXT.to_owned())
+            .or_insert(context);
+    }
+    pod_labels.insert(labels::SANDBOX_NAME_HASH.to_owned(), observed.name_hash());
+    Wanted {
+        labels: pod_labels,
+        annotations,
+    }
+}
+
+/// The patch of a pod's metadata that makes it hold what is wanted, and lets go of what the template once asked for.
+pub(super) fn drift(observed: &Observed, metadata: &ObjectMeta) -> Option<Map<String, Value>> {
+    let wanted = wanted(observed);
+    let dropped_labels = tracked(metadata, labels::PROPAGATED_LABELS);
+    let mut dropped_annotations = tracked(metadata, labels::PROPAGATED_ANNOTATIONS);
+    dropped_annotations.extend(TRACKING);
+    let mut patch = Map::new();
+    if let Some(change) = patch::string_map(&metadata.labels, &wanted.labels, dropped_labels) {
+        patch.insert("labels".to_owned(), change);
+    }
+    if let Some(change) = patch::string_map(
+        &metadata.annotations,
+        &wanted.annotations,
+        dropped_annotations,
+    ) {
+        patch.insert("annotations".to_owned(), change);
+    }
+    (!patch.is_empty()).then_some(patch)
+}
+
+fn joined(pairs: &Pairs) -> String {
+    pairs
+        .keys()
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+fn tracked<'a>(metadata: &'a ObjectMeta, annotation: &str) -> BTreeSet<&'a str> {
+    metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(annotation))
+        .map(|keys| keys.split(',').filter(|key| !key.is_empty()).collect())
+        .unwrap_or_default()
+}
+
+fn trace_context(observed: &Observed) -> Option<String> {
+    let annotations = observed.sandbox.metadata.annotations.as_ref()?;
+    annotations.get(labels::TRACE_CONTEXT).cloned()
+}

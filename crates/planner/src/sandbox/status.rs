@@ -1,0 +1,311 @@
+//! The status of a sandbox: what is said of it, given what is there after the plan was carried out.
+
+use std::sync::Arc;
+
+use api::conditions::{ConditionType, Finding, Reason, merge, remove};
+use api::sandbox::{OperatingMode, Suspension};
+use api::{SandboxStatus, labels};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{Observed, Problem, Settings, Stage, current_pod, loss, service};
+use crate::ownership::{Ownership, ownership};
+
+/// What is there after a plan was carried out.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// The sandbox's pod, if it has one.
+    pub pod: Option<Arc<Pod>>,
+    /// The service that the sandbox uses, if there is one.
+    pub service: Option<Arc<Service>>,
+    pub trouble: Vec<Trouble>,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The spec cannot work as it is: what the API server, or one of our rules, says about it.
+    Invalid(String),
+    /// A retry may mend it.
+    Failed(String),
+}
+
+impl From<&Problem> for Trouble {
+    fn from(problem: &Problem) -> Self {
+        if problem.is_invalid_spec() {
+            Self::Invalid(problem.to_string())
+        } else {
+            Self::Failed(problem.to_string())
+        }
+    }
+}
+
+impl Outcome {
+    /// What is there before anything is done.
+    pub fn before(observed: &Observed) -> Self {
+        let pod = current_pod(observed).filter(|pod| observed.owns(&pod.metadata));
+        let service = observed.service.as_ref().filter(|service| {
+            let metadata = &service.metadata;
+            let others = matches!(ownership(metadata, observed.uid()), Ownership::Others(_));
+            observed.sandbox.spec.service != Some(false)
+                && metadata.deletion_timestamp.is_none()
+                && !others
+        });
+        Self {
+            pod: pod.cloned(),
+            service: service.cloned(),
+            trouble: Vec::new(),
+        }
+    }
+}
+
+/// The status to publish.
+pub fn status(
+    observed: &Observed,
+    stage: Stage,
+    outcome: &Outcome,
+    settings: &Settings<'_>,
+    now: &Time,
+) -> SandboxStatus {
+    let before = observed.sandbox.status.clone().unwrap_or_default();
+    let mut status = match stage {
+        Stage::Deleting => return before,
+        Stage::Expired => SandboxStatus {
+            conditions: before.conditions,
+            ..SandboxStatus::default()
+        },
+        Stage::Live | Stage::Expiring => SandboxStatus {
+            conditions: before.conditions,
+            ..resources(observed, outcome, settings)
+        },
+    };
+    let generation = observed.sandbox.metadata.generation;
+    let conditions = &mut status.conditions;
+    // What was said of the pod's end outlives the pod once the sandbox has expired.
+    if stage != Stage::Expired {
+        for (kind, finding) in [
+            (ConditionType::Suspended, suspended(observed, outcome)),
+            (ConditionType::Finished, finished(outcome)),
+        ] {
+            match finding {
+                Some(finding) => merge(conditions, &finding, generation, now),
+                None => remove(conditions, kind),
+            }
+        }
+    }
+    merge(
+        conditions,
+        &ready(observed, stage, outcome),
+        generation,
+        now,
+    );
+    status
+}
+
+/// The fields that say what the sandbox is made of.
+fn resources(observed: &Observed, outcome: &Outcome, settings: &Settings<'_>) -> SandboxStatus {
+    let namespace = observed.sandbox.metadata.namespace.as_deref();
+    let service = outcome
+        .service
+        .as_ref()
+        .and_then(|service| service.metadata.name.clone());
+    let service_fqdn = service.as_ref().map(|name| {
+        let namespace = namespace.unwrap_or_default();
+        format!("{name}.{namespace}.svc.{}", settings.cluster_domain)
+    });
+    // The addresses of a pod that is asked to go are of no use to anyone.
+    let running = outcome
+        .pod
+        .as_deref()
+        .filter(|_| !observed.sandbox.spec.suspension().is_requested());
+    SandboxStatus {
+        service_fqdn,
+        service,
+        conditions: Vec::new(),
+        replicas: i32::from(outcome.pod.is_some()),
+        selector: Some(format!(
+            "{}={}",
+            labels::SANDBOX_NAME_HASH,
+            observed.name_hash()
+        )),
+        pod_ips: running.map(pod_ips).unwrap_or_default(),
+        node_name: running.and_then(node_name),
+    }
+}
+
+fn suspended(observed: &Observed, outcome: &Outcome) -> Option<Finding> {
+    if !observed.sandbox.spec.suspension().is_requested() {
+        return None;
+    }
+    Some(if outcome.pod.is_some() {
+        Finding::new(
+            ConditionType::Suspended,
+            false,
+            Reason::PodNotTerminated,
+            "Pod is being terminated",
+        )
+    } else {
+        Finding::new(
+            ConditionType::Suspended,
+            true,
+            Reason::PodTerminated,
+            "Pod is terminated",
+        )
+    })
+}
+
+/// How the pod came to its own end, if it did.
+fn finished(outcome: &Outcome) -> Option<Finding> {
+    let pod = outcome.pod.as_deref()?;
+    let (reason, message) = end_of(pod)?;
+    Some(Finding::new(ConditionType::Finished, true, reason, message))
+}
+
+fn end_of(pod: &Pod) -> Option<(Reason, &'static str)> {
+    match phase(pod) {
+        "Succeeded" => Some((Reason::PodSucceeded, "Pod completed successfully")),
+        "Failed" if loss(pod).is_none() => Some((Reason::PodFailed, "Pod failed")),
+        _ => None,
+    }
+}
+
+fn ready(observed: &Observed, stage: Stage, outcome: &Outcome) -> Finding {
+    let not_ready =
+        |reason, message: String| Finding::new(ConditionType::Ready, false, reason, message);
+    if stage != Stage::Live {
+        return not_ready(Reason::SandboxExpired, "Sandbox has expired".to_owned());
+    }
+    if let Some((reason, message)) = trouble(&outcome.trouble) {
+        return not_ready(reason, message);
+    }
+    if observed.sandbox.spec.suspension().is_requested() {
+        let message = suspension_message(observed, outcome);
+        return not_ready(Reason::SandboxSuspended, message);
+    }
+    if let Some((reason, message)) = outcome.pod.as_deref().and_then(end_of) {
+        return not_ready(reason, message.to_owned());
+    }
+    let (pod_is_ready, mut message) = pod_readiness(outcome.pod.as_deref());
+    let service_exists = outcome.service.is_some();
+    let service_missing = service::is_required(observed, service_exists) && !service_exists;
+    if service_exists {
+        message.push_str("; Service Exists");
+    } else if service_missing {
+        message.push_str("; Service does not exist");
+    }
+    if pod_is_ready && !service_missing {
+        return Finding::new(
+            ConditionType::Ready,
+            true,
+            Reason::DependenciesReady,
+            message,
+        );
+    }
+    not_ready(Reason::DependenciesNotReady, message)
+}
+
+/// One reason and message for all that went wrong. What the spec's author must mend comes first.
+fn trouble(trouble: &[Trouble]) -> Option<(Reason, String)> {
+    let invalid: Vec<&str> = trouble
+        .iter()
+        .filter_map(|trouble| match trouble {
+            Trouble::Invalid(message) => Some(message.as_str()),
+            Trouble::Failed(_) => None,
+        })
+        .collect();
+    if !invalid.is_empty() {
+        return Some((Reason::InvalidConfiguration, invalid.join("; ")));
+    }
+    let failed: Vec<&str> = trouble
+        .iter()
+        .map(|trouble| match trouble {
+            Trouble::Invalid(message) | Trouble::Failed(message) => message.as_str(),
+        })
+        .collect();
+    (!failed.is_empty()).then(|| {
+        let message = format!("Error seen: {}", failed.join("; "));
+        (Reason::ReconcilerError, message)
+    })
+}
+
+/// Two fields can suspend a sandbox. While they disagree, the message names the one that does, or a user who set the other
+/// would wait in vain.
+fn suspension_message(observed: &Observed, outcome: &Outcome) -> String {
+    let state = if outcome.pod.is_some() {
+        "Sandbox is suspending"
+    } else {
+        "Sandbox is suspended"
+    };
+    let spec = &observed.sandbox.spec;
+    match spec.suspension() {
+        Suspension::ByReplicas if spec.operating_mode == Some(OperatingMode::Running) => {
+            format!("{state}: spec.replicas is 0, though spec.operatingMode is Running")
+        }
+        Suspension::ByOperatingMode if spec.replicas.is_some() => {
+            format!("{state}: spec.operatingMode is Suspended, though spec.replicas is 1")
+        }
+        _ => state.to_owned(),
+    }
+}
+
+fn pod_readiness(pod: Option<&Pod>) -> (bool, String) {
+    let Some(pod) = pod else {
+        return (false, "Pod does not exist".to_owned());
+    };
+    if pod.metadata.deletion_timestamp.is_some() {
+        return (false, "Pod is terminating".to_owned());
+    }
+    if let Some(loss) = loss(pod) {
+        let message = format!("Pod was lost ({}) and will be recreated", loss.reason);
+        return (false, message);
+    }
+    match phase(pod) {
+        "Running" if !has_ready_condition(pod) => {
+            (false, "Pod is Running but not Ready".to_owned())
+        }
+        "Running" if pod_ips(pod).is_empty() => {
+            (false, "Pod is Ready but has no IP address".to_owned())
+        }
+        "Running" => (true, "Pod is Ready".to_owned()),
+        phase => (false, format!("Pod exists with phase: {phase}")),
+    }
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or("Pending")
+}
+
+fn has_ready_condition(pod: &Pod) -> bool {
+    pod.status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn pod_ips(pod: &Pod) -> Vec<String> {
+    let Some(status) = &pod.status else {
+        return Vec::new();
+    };
+    let listed: Vec<String> = status
+        .pod_ips
+        .iter()
+        .flatten()
+        .map(|address| address.ip.clone())
+        .collect();
+    if listed.is_empty() {
+        status.pod_ip.clone().into_iter().collect()
+    } else {
+        listed
+    }
+}
+
+/// The node, once the pod has begun to run there: a binding alone is not worth a write.
+fn node_name(pod: &Pod) -> Option<String> {
+    if phase(pod) == "Pending" {
+        return None;
+    }
+    pod.spec.as_ref()?.node_name.clone()
+}

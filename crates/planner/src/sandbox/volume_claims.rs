@@ -1,0 +1,162 @@
+//! The volume claims of a sandbox: one per template, made or adopted, never deleted. They go with the Sandbox object.
+
+use std::collections::BTreeMap;
+
+use api::labels;
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, PodSpec, Volume,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::json;
+
+use super::{Effect, Observed, Plan, Problem, Settings};
+use crate::ownership::{
+    Named, Ownership, Version, controller_reference, ownership, with_controller,
+};
+use crate::patch;
+
+/// How long the name of an object may be.
+const NAME_MAX: usize = 253;
+const KIND: &str = "persistent volume claim";
+
+/// The name of the claim that a template makes for a sandbox.
+pub fn claim_name(template: &str, sandbox: &str) -> String {
+    format!("{template}-{sandbox}")
+}
+
+pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan) {
+    let templates = observed
+        .sandbox
+        .spec
+        .volume_claim_templates
+        .iter()
+        .flatten();
+    for (index, template) in templates.enumerate() {
+        let Some(template_name) = template
+            .metadata
+            .name
+            .as_deref()
+            .filter(|name| !name.is_empty())
+        else {
+            plan.problems.push(Problem::UnnamedVolumeClaim { index });
+            continue;
+        };
+        let name = claim_name(template_name, observed.name());
+        if name.len() > NAME_MAX {
+            let length = name.len();
+            plan.problems
+                .push(Problem::VolumeClaimNameTooLong { name, length });
+            continue;
+        }
+        let existing = observed
+            .volume_claims
+            .iter()
+            .find(|claim| claim.metadata.name.as_ref() == Some(&name));
+        match existing {
+            None => plan.effects.push(create(observed, index, name)),
+            Some(claim) => keep(observed, settings, claim, name, plan),
+        }
+    }
+}
+
+fn create(observed: &Observed, index: usize, name: String) -> Effect {
+    let template = &observed
+        .sandbox
+        .spec
+        .volume_claim_templates
+        .as_deref()
+        .unwrap_or_default()[index];
+    let mut claim_labels = template.metadata.labels.clone().unwrap_or_default();
+    claim_labels.extend(identity(observed));
+    Effect::CreateVolumeClaim(Box::new(PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: observed.sandbox.metadata.namespace.clone(),
+            labels: Some(claim_labels),
+            annotations: template.metadata.annotations.clone(),
+            owner_references: Some(vec![controller_reference(observed.sandbox.as_ref())]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(template.spec.clone()),
+        status: None,
+    }))
+}
+
+/// Takes an existing claim, or refuses to use it.
+fn keep(
+    observed: &Observed,
+    settings: &Settings<'_>,
+    claim: &PersistentVolumeClaim,
+    name: String,
+    plan: &mut Plan,
+) {
+    let metadata = &claim.metadata;
+    let version = Version::of(metadata);
+    // The label brings the claim into view of the watch; without it every pass would try to create it again.
+    let label = patch::string_map(&metadata.labels, &identity(observed), []);
+    match ownership(metadata, observed.uid()) {
+        Ownership::Others(owner) => plan.problems.push(Problem::OwnedByOther {
+            kind: KIND,
+            name,
+            controller: Named(owner).to_string(),
+        }),
+        Ownership::Unowned if !settings.adoption.allows(metadata) => {
+            plan.problems
+                .push(Problem::NotAdoptable { kind: KIND, name });
+        }
+        Ownership::Unowned => {
+            let owners = with_controller(metadata, controller_reference(observed.sandbox.as_ref()));
+            let mut patch = json!({ "metadata": { "ownerReferences": owners } });
+            if let Some(label) = label {
+                patch["metadata"]["labels"] = label;
+            }
+            plan.effects.push(Effect::AdoptVolumeClaim {
+                name,
+                version,
+                patch,
+            });
+        }
+        Ownership::Ours => {
+            if let Some(label) = label {
+                plan.effects.push(Effect::LabelVolumeClaim {
+                    name,
+                    version,
+                    patch: json!({ "metadata": { "labels": label } }),
+                });
+            }
+        }
+    }
+}
+
+fn identity(observed: &Observed) -> BTreeMap<String, String> {
+    BTreeMap::from([(labels::SANDBOX_NAME_HASH.to_owned(), observed.name_hash())])
+}
+
+/// Lets a pod mount the sandbox's claims by their templates' names. A volume of the pod spec that has a template's name is
+/// replaced.
+pub(super) fn merge_volumes(observed: &Observed, spec: &mut PodSpec) {
+    let templates = observed
+        .sandbox
+        .spec
+        .volume_claim_templates
+        .iter()
+        .flatten();
+    for template in templates {
+        let Some(name) = &template.metadata.name else {
+            continue;
+        };
+        let volume = Volume {
+            name: name.clone(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: claim_name(name, observed.name()),
+                read_only: None,
+            }),
+            ..Volume::default()
+        };
+        let volumes = spec.volumes.get_or_insert_default();
+        match volumes.iter_mut().find(|existing| existing.name == *name) {
+            Some(existing) => *existing = volume,
+            None => volumes.push(volume),
+        }
+    }
+}
