@@ -10,7 +10,7 @@
 //! | [`expiry`] | when something expires |
 //! | [`ownership`] | who controls an object, and references to a controller |
 //! | [`owner`], [`version`] | telling owners apart; which state of an object a decision was about |
-//! | [`patch`], [`merge_patch`] | JSON merge patches that carry only what changes |
+//! | [`patch`] | JSON merge patches that carry only what changes |
 //! | [`pool`], [`expectations`], [`pacing`] | keeping a number of sandboxes in stock |
 //! | [`sandbox`] | what a Sandbox needs: pod, volumes, service, status |
 //! | [`template`] | the network policy of a SandboxTemplate |
@@ -22,7 +22,6 @@ pub mod claim;
 pub mod env_injection;
 pub mod expectations;
 pub mod expiry;
-pub mod merge_patch;
 pub mod owner;
 pub mod ownership;
 pub mod pacing;

@@ -55,7 +55,8 @@ impl Pacing {
         if held_back_since.is_some() && paused >= self.longest_pause {
             return Allowance::Make((max_batch / self.batch_divisor.max(1)).max(1));
         }
-        Allowance::HoldBack(self.recheck.min(self.longest_pause - paused))
+        let left = self.longest_pause.saturating_sub(paused);
+        Allowance::HoldBack(self.recheck.min(left))
     }
 }
 

@@ -397,7 +397,7 @@ mod tests {
             readiness: Readiness::Since(at(0)),
             ..member("claimed")
         };
-        let emptied = plan(&[claimed.clone()], 0, &goal(0), now());
+        let emptied = plan(std::slice::from_ref(&claimed), 0, &goal(0), now());
         assert_eq!(deleted(&emptied), [""; 0]);
         assert_eq!(plan(&[claimed], 0, &goal(1), now()).creations, 0);
     }

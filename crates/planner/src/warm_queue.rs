@@ -124,10 +124,10 @@ impl WarmQueue {
 
     /// Forgets a sandbox that is gone or no longer adoptable.
     pub fn withdraw(&mut self, key: &SandboxKey) {
-        if let Some(entry) = self.entries.remove(key) {
-            if entry.state != State::Taken {
-                self.void_ticket(&entry.candidate);
-            }
+        if let Some(entry) = self.entries.remove(key)
+            && entry.state != State::Taken
+        {
+            self.void_ticket(&entry.candidate);
         }
     }
 
@@ -181,14 +181,10 @@ impl WarmQueue {
 
     /// Gives a taken sandbox back, to the end of its class.
     pub fn release(&mut self, key: &SandboxKey) {
-        if self
-            .entries
-            .get(key)
-            .is_some_and(|entry| entry.state == State::Taken)
+        if self.is_taken(key)
+            && let Some(entry) = self.entries.remove(key)
         {
-            if let Some(entry) = self.entries.remove(key) {
-                self.enqueue(entry.candidate);
-            }
+            self.enqueue(entry.candidate);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference, refers_to};
 use crate::version::Version;
 use crate::warm_queue::{Candidate, Request, SandboxKey};
-use crate::{env_injection, merge_patch, volume_claims};
+use crate::{env_injection, patch, volume_claims};
 
 type Pairs = BTreeMap<String, String>;
 
@@ -214,7 +214,7 @@ fn bind(observed: &Observed<'_>, sandbox: &str) -> Effect {
     }
 }
 
-pub(super) fn unbind(_: &SandboxClaim) -> Effect {
+pub(super) fn unbind() -> Effect {
     Effect::Unbind {
         patch: json!({
             "metadata": {
@@ -242,30 +242,23 @@ fn transfer(
     annotations.insert(labels::POD_NAME.to_owned(), sandbox.name_any());
     annotations.extend(trace_context(claim));
 
-    let mut metadata = Map::new();
     let current = &sandbox.metadata;
-    merge_patch::insert(
-        &mut metadata,
-        "labels",
-        merge_patch::pairs(current.labels.as_ref(), Some(&labels)),
-    );
-    merge_patch::insert(
-        &mut metadata,
-        "annotations",
-        merge_patch::pairs(current.annotations.as_ref(), Some(&annotations)),
+    let mut metadata = metadata_patch(
+        (&current.labels, &labels),
+        (&current.annotations, &annotations),
     );
     metadata.insert(
         "ownerReferences".into(),
         json!([controller_reference(claim)]),
     );
-    let mut patch = json!({ "metadata": metadata });
+    let mut transfer = json!({ "metadata": metadata });
     let desired = claimed_metadata(claim, sandbox, blueprint)?;
     if let Some(pod_metadata) = pod_metadata_patch(sandbox, &desired) {
-        patch["spec"] = pod_metadata;
+        transfer["spec"] = pod_metadata;
     }
     Ok(Effect::Transfer {
         sandbox: Version::of(sandbox),
-        patch,
+        patch: transfer,
     })
 }
 
@@ -296,16 +289,15 @@ fn claimed_metadata(
     sandbox: &Sandbox,
     blueprint: Option<&Blueprint<'_>>,
 ) -> Result<PodMetadata, Obstacle> {
-    let base = match blueprint {
-        Some(blueprint) => blueprint.pod_metadata(claim_identity(claim)),
-        None => {
-            let mut metadata = sandbox.spec.pod_template.metadata.clone();
-            let labels = metadata.labels.get_or_insert_default();
-            labels.remove(labels::WARM_POOL_SANDBOX);
-            labels.remove(labels::SANDBOX_POD_TEMPLATE_HASH);
-            labels.extend(claim_identity(claim));
-            metadata
-        }
+    let base = if let Some(blueprint) = blueprint {
+        blueprint.pod_metadata(claim_identity(claim))
+    } else {
+        let mut metadata = sandbox.spec.pod_template.metadata.clone();
+        let labels = metadata.labels.get_or_insert_default();
+        labels.remove(labels::WARM_POOL_SANDBOX);
+        labels.remove(labels::SANDBOX_POD_TEMPLATE_HASH);
+        labels.extend(claim_identity(claim));
+        metadata
     };
     let none = PodMetadata::default();
     let additional = claim.spec.additional_pod_metadata.as_ref().unwrap_or(&none);
@@ -316,18 +308,33 @@ fn claimed_metadata(
 /// The patch of a sandbox's spec that gives its pod this metadata, if it has another.
 fn pod_metadata_patch(sandbox: &Sandbox, desired: &PodMetadata) -> Option<Value> {
     let current = &sandbox.spec.pod_template.metadata;
-    let mut metadata = Map::new();
-    merge_patch::insert(
-        &mut metadata,
-        "labels",
-        merge_patch::pairs(current.labels.as_ref(), desired.labels.as_ref()),
-    );
-    merge_patch::insert(
-        &mut metadata,
-        "annotations",
-        merge_patch::pairs(current.annotations.as_ref(), desired.annotations.as_ref()),
+    let none = Pairs::new();
+    let metadata = metadata_patch(
+        (&current.labels, desired.labels.as_ref().unwrap_or(&none)),
+        (
+            &current.annotations,
+            desired.annotations.as_ref().unwrap_or(&none),
+        ),
     );
     (!metadata.is_empty()).then(|| json!({ "podTemplate": { "metadata": metadata } }))
+}
+
+/// What gives an object exactly these labels and annotations; empty if it has them.
+fn metadata_patch(
+    (current_labels, labels): (&patch::StringMap, &Pairs),
+    (current_annotations, annotations): (&patch::StringMap, &Pairs),
+) -> Map<String, Value> {
+    let changes = [
+        ("labels", patch::exact_string_map(current_labels, labels)),
+        (
+            "annotations",
+            patch::exact_string_map(current_annotations, annotations),
+        ),
+    ];
+    changes
+        .into_iter()
+        .filter_map(|(field, change)| Some((field.to_owned(), change?)))
+        .collect()
 }
 
 /// Makes a sandbox for this claim alone, under the claim's name.
@@ -368,8 +375,8 @@ fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, 
         labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(),
         blueprint.name_hash.clone(),
     );
-    sandbox.metadata.name = claim.metadata.name.clone();
-    sandbox.metadata.namespace = claim.metadata.namespace.clone();
+    sandbox.metadata.name = Some(claim.name_any());
+    sandbox.metadata.namespace = claim.namespace();
     sandbox.metadata.labels = Some(identity);
     sandbox.metadata.owner_references = Some(vec![controller_reference(claim)]);
     sandbox.annotations_mut().extend(trace_context(claim));

@@ -41,7 +41,7 @@ pub fn names_to_look_up(claim: &SandboxClaim) -> Vec<&str> {
 /// What the claim has, given the sandboxes of [`names_to_look_up`], in that order.
 pub fn holding<'a>(
     claim: &'a SandboxClaim,
-    found: &'a [(&'a str, Option<Arc<Sandbox>>)],
+    found: &'a [(String, Option<Arc<Sandbox>>)],
 ) -> Holding<'a> {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     let owned = found

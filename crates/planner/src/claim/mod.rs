@@ -135,10 +135,10 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    pub fn new(reason: Reason, message: impl ToString) -> Self {
+    pub fn new(reason: Reason, message: impl std::fmt::Display) -> Self {
         Self {
             reason,
-            message: message.to_string(),
+            message: format!("{message}"),
         }
     }
 }
@@ -190,7 +190,7 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
         }
         Err(obstacle) => {
             if let Holding::Broken { .. } = observed.holding {
-                plan.effects.push(acquisition::unbind(observed.claim));
+                plan.effects.push(acquisition::unbind());
             }
             let is_absence = matches!(
                 obstacle.reason,
@@ -311,7 +311,7 @@ fn validate(claim: &SandboxClaim) -> Result<ClaimSource<'_>, Obstacle> {
     Ok(source)
 }
 
-fn blueprint<'a>(template: Lookup<'a, SandboxTemplate>) -> Option<Blueprint<'a>> {
+fn blueprint(template: Lookup<'_, SandboxTemplate>) -> Option<Blueprint<'_>> {
     template.found().map(Blueprint::new)
 }
 

@@ -162,14 +162,14 @@ impl World {
     }
 
     fn decide(&self) -> Plan {
-        let found: Vec<(&str, Option<Arc<Sandbox>>)> = names_to_look_up(&self.claim)
+        let found: Vec<(String, Option<Arc<Sandbox>>)> = names_to_look_up(&self.claim)
             .into_iter()
             .map(|name| {
                 let found = self
                     .sandboxes
                     .iter()
                     .find(|sandbox| sandbox.name_any() == name);
-                (name, found.cloned().map(Arc::new))
+                (name.to_owned(), found.cloned().map(Arc::new))
             })
             .collect();
         let holding = holding(&self.claim, &found);
