@@ -65,7 +65,7 @@ async fn run_in(connected: &Connected, arguments: &Arguments, progress: &Progres
     progress.finish();
     let result = terminal::run(&sandbox, arguments.command.clone(), terminal::Mode::from_flag(arguments.tty)).await;
     if arguments.keep {
-        eprintln!("kept as claim {}", sandbox.claim_name());
+        eprintln!("kept as claim {}", sandbox.id());
     } else {
         sandbox.terminate().await?;
     }

@@ -118,7 +118,7 @@ pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
         wanted = wanted.name(name);
     }
     let sandbox = connected.sandboxes()?.create(wanted).await?;
-    println!("{}", sandbox.claim_name());
+    println!("{}", sandbox.id());
     Ok(ExitCode::SUCCESS)
 }
 
