@@ -67,9 +67,10 @@ fn start(launch: &Launch) -> Result<LaunchAnswer, Failure> {
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
     )
     .during("making mounts private")?;
+    let shared_memory = mounts::open_shared_memory(launch)?;
     // The pins of every other pod are mounts; a container's namespace must not keep them alive.
     let _ = rustix::mount::unmount(&launch.hide, UnmountFlags::DETACH);
-    let root = mounts::build(launch, user_namespace.as_fd())?;
+    let root = mounts::build(launch, user_namespace.as_fd(), shared_memory)?;
 
     rustix::thread::move_into_link_name_space(
         user_namespace.as_fd(),

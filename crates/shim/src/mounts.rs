@@ -25,17 +25,34 @@ struct Builder<'a> {
     launch: &'a Launch,
     root: OwnedFd,
     user_namespace: BorrowedFd<'a>,
+    shared_memory: Option<OwnedFd>,
     /// Mounts that become read-only when everything below them is in place.
     seal: Vec<OwnedFd>,
 }
 
+/// Detaches a view of the shared memory of a pod with several containers.
+pub fn open_shared_memory(launch: &Launch) -> Result<Option<OwnedFd>, Failure> {
+    let open = |path: &PathBuf| clone_tree(CWD, path, false);
+    launch
+        .shared_memory
+        .as_ref()
+        .map(open)
+        .transpose()
+        .during("opening the pod's shared memory")
+}
+
 /// Builds the root of `launch`. The current directory becomes the stage.
-pub fn build(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<BuiltRoot, Failure> {
+pub fn build(
+    launch: &Launch,
+    user_namespace: BorrowedFd<'_>,
+    shared_memory: Option<OwnedFd>,
+) -> Result<BuiltRoot, Failure> {
     let root = mount_root(launch, user_namespace)?;
     let mut builder = Builder {
         launch,
         root,
         user_namespace,
+        shared_memory,
         seal: Vec::new(),
     };
     builder.mount_devices()?;
@@ -359,8 +376,8 @@ impl Builder<'_> {
         let queues = plain_file_system("mqueue").during("making /dev/mqueue")?;
         attach(queues.as_fd(), devices.as_fd(), Path::new("mqueue"))
             .during("mounting /dev/mqueue")?;
-        let shared_memory = match &self.launch.shared_memory {
-            Some(path) => clone_tree(CWD, path, false).during("opening the pod's shared memory")?,
+        let shared_memory = match self.shared_memory.take() {
+            Some(tree) => tree,
             None => memory_file_system(
                 self.launch.shared_memory_bytes,
                 0o1777,
