@@ -182,6 +182,21 @@ pub fn merge(
     }
 }
 
+/// Takes a condition over from another object: all of it but the generation, which is that of the object it is put on.
+pub fn forward(conditions: &mut Vec<Condition>, condition: &Condition, generation: Option<i64>) {
+    let forwarded = Condition {
+        observed_generation: generation,
+        ..condition.clone()
+    };
+    match conditions
+        .iter_mut()
+        .find(|existing| existing.type_ == forwarded.type_)
+    {
+        Some(existing) => *existing = forwarded,
+        None => conditions.push(forwarded),
+    }
+}
+
 /// Removes the condition of this type, if there is one.
 pub fn remove(conditions: &mut Vec<Condition>, kind: ConditionType) {
     conditions.retain(|condition| condition.type_ != kind.as_str());
@@ -235,6 +250,19 @@ mod tests {
         merge(&mut conditions, &ready(true, "up"), Some(2), &at(30));
         assert_eq!(conditions[0].status, "True");
         assert_eq!(conditions[0].last_transition_time, at(30));
+    }
+
+    #[test]
+    fn a_forwarded_condition_keeps_all_but_its_generation() {
+        let mut source = Vec::new();
+        merge(&mut source, &ready(true, "up"), Some(7), &at(10));
+        let mut conditions = Vec::new();
+        merge(&mut conditions, &ready(false, "starting"), Some(1), &at(5));
+        forward(&mut conditions, &source[0], Some(2));
+        assert_eq!(conditions.len(), 1);
+        assert_eq!(conditions[0].last_transition_time, at(10));
+        assert_eq!(conditions[0].message, "up");
+        assert_eq!(conditions[0].observed_generation, Some(2));
     }
 
     #[test]

@@ -31,6 +31,8 @@
 pub mod admission;
 pub mod auth;
 mod background;
+#[cfg(feature = "bench")]
+pub mod bench;
 mod http;
 mod local;
 mod operations;

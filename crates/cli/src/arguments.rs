@@ -27,7 +27,15 @@ pub struct Arguments {
 enum Command {
     Up(up::Arguments),
     Run(run::Arguments),
+    Claim(sandboxes::ClaimArguments),
+    #[command(visible_alias = "ls")]
     List(sandboxes::ListArguments),
+    Exec(sandboxes::ExecArguments),
+    /// Stop a claim's sandbox and keep its volumes
+    Suspend(sandboxes::OneArguments),
+    /// Start a suspended sandbox again
+    Resume(sandboxes::OneArguments),
+    Delete(sandboxes::DeleteArguments),
     Generate(generate::Arguments),
 }
 
@@ -55,7 +63,12 @@ impl Arguments {
         match self.command {
             Command::Up(arguments) => block_on(up::execute(arguments)),
             Command::Run(arguments) => block_on(run::execute(arguments)),
+            Command::Claim(arguments) => block_on(sandboxes::claim(arguments)),
             Command::List(arguments) => block_on(sandboxes::list(arguments)),
+            Command::Exec(arguments) => block_on(sandboxes::exec(arguments)),
+            Command::Suspend(arguments) => block_on(sandboxes::suspend(arguments)),
+            Command::Resume(arguments) => block_on(sandboxes::resume(arguments)),
+            Command::Delete(arguments) => block_on(sandboxes::delete(arguments)),
             Command::Generate(arguments) => generate::print(&arguments).map(|()| ExitCode::SUCCESS),
         }
     }

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::connection::{self, Connected};
 use crate::terminal::{self, Progress};
 use crate::up::{Options, Quickstart, Up};
-use crate::data_directory;
+use crate::{data_directory, sandboxes};
 
 /// Run a command in a fresh sandbox, and release the sandbox
 ///
@@ -60,22 +60,16 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 async fn run_in(connected: &Connected, arguments: &Arguments, progress: &Progress) -> anyhow::Result<ExitCode> {
     progress.say("claiming a sandbox");
-    let sandbox = connected.sandboxes()?.create(wanted(arguments)).await?;
+    let wanted = sandboxes::wanted(arguments.template.as_deref(), arguments.pool.as_deref());
+    let sandbox = connected.sandboxes()?.create(wanted).await?;
     progress.finish();
     let result = terminal::run(&sandbox, arguments.command.clone(), terminal::Mode::from_flag(arguments.tty)).await;
     if arguments.keep {
-        eprintln!("kept as claim {}", sandbox.claim_name());
+        eprintln!("kept as claim {}", sandbox.id());
     } else {
         sandbox.terminate().await?;
     }
     result
-}
-
-fn wanted(arguments: &Arguments) -> sdk::CreateOptions {
-    match &arguments.pool {
-        Some(pool) => sdk::CreateOptions::from_pool(pool),
-        None => sdk::CreateOptions::from_template(arguments.template.as_deref().unwrap_or(crate::up::QUICKSTART_TEMPLATE)),
-    }
 }
 
 /// A whole system for one call, which leaves nothing behind.
@@ -105,6 +99,6 @@ impl Embedded {
     }
 
     async fn stop(self) -> anyhow::Result<()> {
-        self.up.stop_with_pods().await
+        self.up.stop_with_sandboxes().await
     }
 }

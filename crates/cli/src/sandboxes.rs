@@ -1,15 +1,23 @@
 //! The commands on claims and sandboxes: claim, list, exec, suspend, resume, delete.
 
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::pin::pin;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context;
-use api::conditions::{self, ConditionType};
-use api::{Sandbox, SandboxClaim};
+use api::conditions::ConditionType;
+use api::{Sandbox, SandboxClaim, SandboxWarmPool};
 use clap::Args;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams};
-use kube::{Api, ResourceExt};
+use kube::core::NamespaceResourceScope;
+use kube::runtime::wait::{await_condition, conditions};
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 
 use crate::connection::{self, Connected};
 use crate::output::{Format, Table};
@@ -110,7 +118,7 @@ pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
         wanted = wanted.name(name);
     }
     let sandbox = connected.sandboxes()?.create(wanted).await?;
-    println!("{}", sandbox.claim_name());
+    println!("{}", sandbox.id());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -144,12 +152,11 @@ pub async fn resume(arguments: OneArguments) -> anyhow::Result<ExitCode> {
 
 pub async fn list(arguments: ListArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
-    let claims: Api<SandboxClaim> = if arguments.all_namespaces {
-        Api::all(connected.client.clone())
-    } else {
-        Api::namespaced(connected.client.clone(), &connected.namespace)
-    };
-    let claims = claims.list(&ListParams::default()).await?.items;
+    let namespace = (!arguments.all_namespaces).then_some(connected.namespace.as_str());
+    let claims = scoped::<SandboxClaim>(&connected.client, namespace)
+        .list(&ListParams::default())
+        .await?
+        .items;
     let now = Timestamp::now();
     arguments.output.print(&claims, || {
         let mut table = Table::new(&["NAMESPACE", "NAME", "READY", "REASON", "SANDBOX", "AGE"]);
@@ -163,7 +170,7 @@ pub async fn list(arguments: ListArguments) -> anyhow::Result<ExitCode> {
 
 fn describe(claim: &SandboxClaim, now: Timestamp) -> Vec<String> {
     let status = claim.status.clone().unwrap_or_default();
-    let ready = conditions::find(&status.conditions, ConditionType::Ready);
+    let ready = api::conditions::find(&status.conditions, ConditionType::Ready);
     let age = claim
         .creation_timestamp()
         .map_or_else(String::new, |created| crate::output::age(created.0, now));
@@ -181,28 +188,99 @@ pub async fn delete(arguments: DeleteArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
     if arguments.all {
         let namespace = (!arguments.all_namespaces).then_some(connected.namespace.as_str());
-        delete_everything(&connected.client, namespace).await?;
-        if arguments.wait {
-            await_no_pods(&connected.client, namespace).await?;
-        }
+        delete_everything(&connected.client, namespace, arguments.wait).await?;
         return Ok(ExitCode::SUCCESS);
     }
     let claims: Api<SandboxClaim> = Api::namespaced(connected.client.clone(), &connected.namespace);
+    // In the foreground the claim stays until its sandbox is gone, so that there is something to wait for.
     let parameters = if arguments.wait {
         DeleteParams::foreground()
     } else {
         DeleteParams::default()
     };
     for name in &arguments.names {
-        claims
+        let deleted = claims
             .delete(name, &parameters)
             .await
             .with_context(|| format!("cannot delete {name}"))?;
-        if arguments.wait {
-            kube::runtime::wait::await_condition(claims.clone(), name, kube::runtime::wait::conditions::is_deleted(""))
-                .await?;
+        if arguments.wait
+            && let Some(uid) = deleted.left().and_then(|claim| claim.uid())
+        {
+            await_condition(claims.clone(), name, conditions::is_deleted(&uid)).await?;
         }
         println!("{name} is deleted");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Deletes every pool, claim and sandbox, in the order in which nothing is made again.
+pub async fn delete_everything(client: &Client, namespace: Option<&str>, wait: bool) -> anyhow::Result<()> {
+    delete_all::<SandboxWarmPool>(client, namespace).await?;
+    delete_all::<SandboxClaim>(client, namespace).await?;
+    delete_all::<Sandbox>(client, namespace).await?;
+    if wait {
+        await_no_pods(client, namespace).await?;
+    }
+    Ok(())
+}
+
+fn scoped<Kind>(client: &Client, namespace: Option<&str>) -> Api<Kind>
+where
+    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+/// Deletes one by one, because a collection can only be deleted within a namespace.
+async fn delete_all<Kind>(client: &Client, namespace: Option<&str>) -> anyhow::Result<()>
+where
+    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    let objects = scoped::<Kind>(client, namespace).list_metadata(&ListParams::default()).await?;
+    for object in objects {
+        let namespace = object.namespace().unwrap_or_default();
+        let deleted = Api::<Kind>::namespaced(client.clone(), &namespace)
+            .delete(&object.name_any(), &DeleteParams::default())
+            .await;
+        match deleted {
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            deleted => {
+                deleted.with_context(|| format!("cannot delete {}", object.name_any()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits until no pod of a sandbox is left.
+async fn await_no_pods(client: &Client, namespace: Option<&str>) -> anyhow::Result<()> {
+    let of_sandboxes = watcher::Config::default().labels(api::labels::SANDBOX_NAME_HASH);
+    let mut pods = HashSet::new();
+    let mut listed = false;
+    let mut events = pin!(watcher(scoped::<Pod>(client, namespace), of_sandboxes));
+    while let Some(event) = events.next().await {
+        match event? {
+            watcher::Event::Init => pods.clear(),
+            watcher::Event::InitApply(pod) | watcher::Event::Apply(pod) => {
+                pods.insert(pod.uid());
+            }
+            watcher::Event::Delete(pod) => {
+                pods.remove(&pod.uid());
+            }
+            watcher::Event::InitDone => listed = true,
+        }
+        if listed && pods.is_empty() {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the watch of pods ended")
+}
+
+async fn connect(arguments: &connection::Arguments) -> anyhow::Result<Connected> {
+    let connected = arguments.connect_or_explain().await?;
+    connected.require_kinds().await?;
+    Ok(connected)
 }

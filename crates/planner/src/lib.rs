@@ -5,12 +5,32 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`blueprint`], [`pod_defaults`], [`env_injection`], [`volume_claims`] | how a sandbox is made from a template |
+//! | [`claim`] | what a SandboxClaim needs: a sandbox of its own, warm or cold |
 //! | [`expiry`] | when something expires |
 //! | [`ownership`] | who controls an object, and references to a controller |
+//! | [`owner`], [`version`] | telling owners apart; which state of an object a decision was about |
 //! | [`patch`] | JSON merge patches that carry only what changes |
+//! | [`pool`], [`expectations`], [`pacing`] | keeping a number of sandboxes in stock |
 //! | [`sandbox`] | what a Sandbox needs: pod, volumes, service, status |
+//! | [`template`] | the network policy of a SandboxTemplate |
+//! | [`warm_pool`] | what a SandboxWarmPool needs |
+//! | [`warm_queue`] | which warm sandbox the next claim gets |
 
+pub mod blueprint;
+pub mod claim;
+pub mod env_injection;
+pub mod expectations;
 pub mod expiry;
+pub mod owner;
 pub mod ownership;
+pub mod pacing;
 pub mod patch;
+pub mod pod_defaults;
+pub mod pool;
 pub mod sandbox;
+pub mod template;
+pub mod version;
+pub mod volume_claims;
+pub mod warm_pool;
+pub mod warm_queue;

@@ -182,15 +182,7 @@ pub fn validate(
     part: Part,
 ) -> Vec<FieldError> {
     match resource.rules {
-        Rules::Custom => {
-            let schema = resource
-                .custom
-                .as_ref()
-                .and_then(|custom| custom.schema.as_ref());
-            schema
-                .map(|schema| schema.validate(object))
-                .unwrap_or_default()
-        }
+        Rules::Custom => validate_custom(resource, object, old),
         Rules::Pod => pod::validate(object, old, part),
         Rules::Service => service::validate(object, old),
         Rules::Secret => core::validate_secret(object, old),
@@ -206,6 +198,20 @@ pub fn validate(
         Rules::CustomResourceDefinition => definition::validate(api, object, old),
         Rules::RoleBinding | Rules::ClusterRoleBinding => core::validate_binding(object, old),
         _ => Vec::new(),
+    }
+}
+
+/// The schema first; its rules only run on what the schema allows.
+fn validate_custom(resource: &Resource, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    let custom = resource.custom.as_ref();
+    let Some(schema) = custom.and_then(|custom| custom.schema.as_ref()) else {
+        return Vec::new();
+    };
+    let errors = schema.validate(object);
+    if errors.is_empty() {
+        schema.validate_rules(object, old)
+    } else {
+        errors
     }
 }
 

@@ -8,27 +8,27 @@ mod installation;
 mod quickstart;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::{DeleteParams, ListParams};
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use command::{Arguments, execute};
-pub use quickstart::Quickstart;
+pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE};
 
 use crate::data_directory::{self, Running};
+use crate::sandboxes;
 
 /// The name of the one node.
 const NODE_NAME: &str = "agent-sandbox";
 
-/// How long pods may take to stop when the system is to leave nothing running.
-const STOP_PODS_DEADLINE: Duration = Duration::from_secs(10);
+/// How long sandboxes may take to stop when the system is to leave nothing running.
+const STOP_SANDBOXES_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What `up` runs with. A port of 0 picks a free one.
 #[derive(Debug)]
@@ -44,9 +44,10 @@ pub struct Options {
 pub struct Up {
     running: Running,
     data_directory: PathBuf,
-    server: apiserver::Server,
+    server: Arc<apiserver::Server>,
     client: kube::Client,
     shutdown: CancellationToken,
+    node: Option<node::Node>,
     parts: JoinSet<anyhow::Result<()>>,
 }
 
@@ -77,15 +78,16 @@ impl Up {
             client: server.client(),
             running,
             data_directory,
-            server,
+            server: Arc::new(server),
             shutdown: CancellationToken::new(),
+            node: None,
             parts: JoinSet::new(),
         };
         up.serve_api(api_listener);
         installation::install(&up.client).await?;
-        up.start_controllers(metrics_listener);
+        up.start_controllers().await?;
         up.start_node().await?;
-        up.start_router(router_listener);
+        up.start_router(router_listener)?;
         quickstart::install(&up.client, options.quickstart).await?;
         up.running.write(&data_directory::running_file(&up.data_directory))?;
         Ok(up)
@@ -111,42 +113,96 @@ impl Up {
         }
     }
 
-    /// Stops every part. Pods go on running, for the next start to find them again.
+    /// Stops every part. Sandboxes go on running, for the next start to find them again.
     pub async fn stop(mut self) -> anyhow::Result<()> {
+        let node = self.node.take();
+        let stopped = self.stop_parts().await;
+        if let Some(node) = node {
+            node.join().await;
+        }
+        self.close().await;
+        stopped
+    }
+
+    /// Stops every sandbox, then every part, and gives back what the node holds of the machine.
+    pub async fn stop_with_sandboxes(mut self) -> anyhow::Result<()> {
+        let deletion = sandboxes::delete_everything(&self.client, None, true);
+        let deleted = tokio::time::timeout(STOP_SANDBOXES_DEADLINE, deletion).await;
+        let node = self.node.take();
+        let stopped = self.stop_parts().await;
+        if let Some(node) = node {
+            node.dismantle().await?;
+        }
+        self.close().await;
+        deleted.context("sandboxes are still running after the deadline")??;
+        stopped
+    }
+
+    async fn stop_parts(&mut self) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(data_directory::running_file(&self.data_directory));
         self.shutdown.cancel();
         let mut result = Ok(());
         while let Some(part) = self.parts.join_next().await {
             result = result.and(part.map_err(anyhow::Error::from).flatten());
         }
-        self.server.shutdown().await;
         result
     }
 
-    /// Stops every pod, then every part.
-    pub async fn stop_with_pods(self) -> anyhow::Result<()> {
-        let stopped = tokio::time::timeout(STOP_PODS_DEADLINE, self.delete_everything()).await;
-        let result = self.stop().await;
-        stopped.context("pods are still running after the deadline")??;
-        result
-    }
-
-    async fn delete_everything(&self) -> anyhow::Result<()> {
-        let pools: Api<api::SandboxWarmPool> = Api::default_namespaced(self.client());
-        let claims: Api<api::SandboxClaim> = Api::default_namespaced(self.client());
-        let now = DeleteParams::default().grace_period(0);
-        pools.delete_collection(&now, &ListParams::default()).await?;
-        claims.delete_collection(&now, &ListParams::default()).await?;
-        let sandboxes: Api<api::Sandbox> = Api::default_namespaced(self.client());
-        sandboxes.delete_collection(&now, &ListParams::default()).await?;
-        let pods: Api<Pod> = Api::all(self.client());
-        await_none(&pods).await
+    async fn close(self) {
+        if let Some(server) = Arc::into_inner(self.server) {
+            server.shutdown().await;
+        }
     }
 
     fn serve_api(&mut self, listener: TcpListener) {
-        let server = self.server.clone();
+        let server = Arc::clone(&self.server);
         let shutdown = self.shutdown.clone();
-        self.parts
-            .spawn(async move { server.serve(listener, shutdown).await.context("the API server failed") });
+        self.parts.spawn(async move {
+            server.serve(listener, shutdown).await.context("the API server failed")
+        });
     }
+
+    async fn start_controllers(&mut self) -> anyhow::Result<()> {
+        let (ready, is_ready) = oneshot::channel();
+        let run = controllers::run(self.client(), controllers_config(), self.shutdown.clone(), || {
+            // Nobody waits any more when the start was given up.
+            let _ = ready.send(());
+        });
+        self.parts.spawn(async { run.await.context("the controllers failed") });
+        tokio::select! {
+            _ = is_ready => Ok(()),
+            failure = self.failed() => Err(failure),
+        }
+    }
+
+    async fn start_node(&mut self) -> anyhow::Result<()> {
+        let config = node::Config {
+            node_name: NODE_NAME.to_owned(),
+            ..node::Config::new(self.data_directory.join("node"))
+        };
+        self.node = Some(node::Node::start(config, self.client(), self.shutdown.clone()).await?);
+        let schedule = node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
+        self.parts.spawn(async { Ok(schedule.await) });
+        Ok(())
+    }
+
+    fn start_router(&mut self, listener: TcpListener) -> anyhow::Result<()> {
+        let router = router::Router::new(router::Config::default(), Some(self.client()))?;
+        let shutdown = self.shutdown.clone();
+        self.parts.spawn(async move { Ok(router.serve(listener, shutdown).await) });
+        Ok(())
+    }
+}
+
+fn controllers_config() -> controllers::Config {
+    controllers::Config {
+        extensions: true,
+        ..controllers::Config::default()
+    }
+}
+
+async fn listen(flag: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}; choose another address with {flag}"))
 }

@@ -1,0 +1,401 @@
+//! How a claim comes by its sandbox: which warm one it may take, how that one is made the claim's, or how one is made for it.
+
+use std::collections::BTreeMap;
+
+use api::claim::{ClaimSource, WarmPoolPolicy};
+use api::conditions::{self, ConditionType, Reason};
+use api::metadata;
+use api::names::{LabelValue, name_hash};
+use api::sandbox::PodMetadata;
+use api::{Sandbox, SandboxClaim, SandboxWarmPool, labels};
+use kube::ResourceExt;
+use serde_json::{Map, Value, json};
+
+use super::{Effect, Holding, Lookup, Observed, Obstacle, blueprint, validate};
+use crate::blueprint::Blueprint;
+use crate::owner::{controller_of, controller_reference, refers_to};
+use crate::version::Version;
+use crate::warm_queue::{Candidate, Request, SandboxKey};
+use crate::{env_injection, patch, volume_claims};
+
+type Pairs = BTreeMap<String, String>;
+
+/// The labels that mark a sandbox as a pool's, and go when it is claimed.
+const POOL_LABELS: [&str; 3] = [
+    labels::WARM_POOL_SANDBOX,
+    labels::SANDBOX_TEMPLATE_REF_HASH,
+    labels::SANDBOX_POD_TEMPLATE_HASH,
+];
+
+/// Whether a claim may take this sandbox: it is a pool's, or was, and can still be of use.
+pub fn is_adoptable(sandbox: &Sandbox) -> bool {
+    let conditions = sandbox
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    let has_ended = conditions::is_true(conditions, ConditionType::Finished)
+        || conditions::find(conditions, ConditionType::Ready)
+            .is_some_and(|ready| ready.reason == Reason::SandboxExpired.as_str());
+    sandbox.metadata.deletion_timestamp.is_none()
+        && sandbox.labels().contains_key(labels::WARM_POOL_SANDBOX)
+        && sandbox
+            .labels()
+            .contains_key(labels::SANDBOX_TEMPLATE_REF_HASH)
+        && controller_of(&sandbox.metadata).is_none_or(refers_to::<SandboxWarmPool>)
+        && !sandbox.spec.suspension().is_requested()
+        && !has_ended
+}
+
+/// What the warm queue is to know of a sandbox, if claims may take it.
+pub fn candidate(sandbox: &Sandbox) -> Option<Candidate> {
+    if !is_adoptable(sandbox) {
+        return None;
+    }
+    let label = |key: &str| sandbox.labels().get(key).cloned().unwrap_or_default();
+    let conditions = sandbox
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    Some(Candidate {
+        key: SandboxKey {
+            namespace: sandbox.namespace().unwrap_or_default(),
+            name: sandbox.name_any(),
+        },
+        uid: sandbox.uid().unwrap_or_default(),
+        template_hash: label(labels::SANDBOX_TEMPLATE_REF_HASH),
+        pool_hash: label(labels::WARM_POOL_SANDBOX),
+        revision: label(labels::SANDBOX_POD_TEMPLATE_HASH),
+        ready: conditions::is_true(conditions, ConditionType::Ready),
+    })
+}
+
+/// What a claim may ask the warm queue for, if anything.
+pub fn warm_request(
+    claim: &SandboxClaim,
+    pool: Lookup<'_, SandboxWarmPool>,
+    holding: Holding<'_>,
+) -> Option<Request> {
+    if !matches!(holding, Holding::Free | Holding::Broken { .. }) || wants_its_own(claim) {
+        return None;
+    }
+    let (template, pool_hash) = match validate(claim).ok()? {
+        ClaimSource::Template {
+            template,
+            warm_pool,
+        } => match warm_pool {
+            WarmPoolPolicy::None => return None,
+            WarmPoolPolicy::Any => (template, None),
+            WarmPoolPolicy::Only(name) => (template, Some(name_hash(name))),
+        },
+        ClaimSource::Pool { pool: name } => {
+            let pool = pool.found()?;
+            let template = pool.spec.sandbox_template_ref.name.as_str();
+            (template, Some(name_hash(name)))
+        }
+    };
+    Some(Request {
+        namespace: claim.namespace().unwrap_or_default(),
+        template_hash: name_hash(template),
+        pool_hash,
+    })
+}
+
+/// Whether the claim asks for what a sandbox made in advance cannot have.
+fn wants_its_own(claim: &SandboxClaim) -> bool {
+    let has_env = claim.spec.env.as_ref().is_some_and(|env| !env.is_empty());
+    let has_volumes = claim
+        .spec
+        .volume_claim_templates
+        .as_ref()
+        .is_some_and(|volumes| !volumes.is_empty());
+    has_env || has_volumes
+}
+
+/// What brings the claim closer to having its sandbox, or what is in the way.
+pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
+    let claim = observed.claim;
+    let source = validate(claim)?;
+    let blueprint = blueprint(observed.template);
+    match observed.holding {
+        Holding::Owned(sandbox) => sync_metadata(claim, sandbox, blueprint.as_ref()),
+        Holding::Promised(sandbox) => {
+            let patch = transfer(claim, sandbox, blueprint.as_ref())?;
+            Ok(vec![patch])
+        }
+        Holding::Planned => {
+            refuse_env_beside_pools(claim, source)?;
+            let blueprint = required(observed, source, blueprint)?;
+            Ok(vec![create(observed, &blueprint)?])
+        }
+        Holding::Free | Holding::Broken { .. } => {
+            refuse_env_beside_pools(claim, source)?;
+            let blueprint = required(observed, source, blueprint)?;
+            let may_be_warm = warm_request(claim, observed.pool, observed.holding).is_some();
+            if let Some(sandbox) = observed
+                .candidate
+                .filter(|sandbox| may_be_warm && is_trustworthy(sandbox, &blueprint))
+            {
+                let transfer = transfer(claim, sandbox, Some(&blueprint))?;
+                return Ok(vec![bind(observed, &sandbox.name_any()), transfer]);
+            }
+            let create = create(observed, &blueprint)?;
+            Ok(vec![bind(observed, &claim.name_any()), create])
+        }
+    }
+}
+
+/// A sandbox that nobody owns may claim to be anybody's: only what it would run counts.
+fn is_trustworthy(sandbox: &Sandbox, blueprint: &Blueprint<'_>) -> bool {
+    controller_of(&sandbox.metadata).is_some()
+        || blueprint.would_make(&sandbox.spec.pod_template.spec)
+}
+
+fn refuse_env_beside_pools(claim: &SandboxClaim, source: ClaimSource<'_>) -> Result<(), Obstacle> {
+    let has_env = claim.spec.env.as_ref().is_some_and(|env| !env.is_empty());
+    match source {
+        ClaimSource::Template { warm_pool, .. } if has_env && warm_pool != WarmPoolPolicy::None => {
+            Err(Obstacle::new(
+                Reason::EnvVarsInjectionRejected,
+                "spec.env: environment variables cannot be injected into a warm sandbox; set spec.warmpool to \"none\"",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn required<'a>(
+    observed: &Observed<'a>,
+    source: ClaimSource<'_>,
+    blueprint: Option<Blueprint<'a>>,
+) -> Result<Blueprint<'a>, Obstacle> {
+    blueprint.ok_or_else(|| match (source, observed.pool) {
+        (ClaimSource::Pool { pool: name }, Lookup::Missing | Lookup::NotAsked) => Obstacle::new(
+            Reason::WarmPoolNotFound,
+            format!("SandboxWarmPool {name:?} not found"),
+        ),
+        (ClaimSource::Pool { .. }, Lookup::Found(pool)) => {
+            template_not_found(&pool.spec.sandbox_template_ref.name)
+        }
+        (ClaimSource::Template { template, .. }, _) => template_not_found(template),
+    })
+}
+
+fn template_not_found(name: &str) -> Obstacle {
+    Obstacle::new(
+        Reason::TemplateNotFound,
+        format!("SandboxTemplate {name:?} not found"),
+    )
+}
+
+/// Writes the intent on the claim, with when the controller first saw it.
+fn bind(observed: &Observed<'_>, sandbox: &str) -> Effect {
+    let claim = observed.claim;
+    let mut annotations = Map::new();
+    annotations.insert(labels::ASSIGNED_SANDBOX_NAME.into(), json!(sandbox));
+    if !claim
+        .annotations()
+        .contains_key(labels::CONTROLLER_FIRST_OBSERVED_AT)
+    {
+        let moment = observed.first_observed.to_string();
+        annotations.insert(labels::CONTROLLER_FIRST_OBSERVED_AT.into(), json!(moment));
+    }
+    // A name may be longer than a label's value can be; the annotation says it then.
+    let label = sandbox
+        .parse::<LabelValue>()
+        .map_or(Value::Null, |value| json!(value.as_str()));
+    Effect::Bind {
+        sandbox: sandbox.to_owned(),
+        patch: json!({
+            "metadata": {
+                "labels": { labels::ASSIGNED_SANDBOX_NAME: label },
+                "annotations": annotations,
+            }
+        }),
+    }
+}
+
+pub(super) fn unbind() -> Effect {
+    Effect::Unbind {
+        patch: json!({
+            "metadata": {
+                "labels": { labels::ASSIGNED_SANDBOX_NAME: null },
+                "annotations": { labels::ASSIGNED_SANDBOX_NAME: null },
+            }
+        }),
+    }
+}
+
+/// Makes a warm sandbox the claim's: it leaves its pool, and its pod is told whose it is now.
+///
+/// The pod keeps the label its network policy selects throughout.
+fn transfer(
+    claim: &SandboxClaim,
+    sandbox: &Sandbox,
+    blueprint: Option<&Blueprint<'_>>,
+) -> Result<Effect, Obstacle> {
+    let mut labels = sandbox.labels().clone();
+    for key in POOL_LABELS {
+        labels.remove(key);
+    }
+    labels.extend(claim_identity(claim));
+    let mut annotations = sandbox.annotations().clone();
+    annotations.insert(labels::POD_NAME.to_owned(), sandbox.name_any());
+    annotations.extend(trace_context(claim));
+
+    let current = &sandbox.metadata;
+    let mut metadata = metadata_patch(
+        (&current.labels, &labels),
+        (&current.annotations, &annotations),
+    );
+    metadata.insert(
+        "ownerReferences".into(),
+        json!([controller_reference(claim)]),
+    );
+    let mut transfer = json!({ "metadata": metadata });
+    let desired = claimed_metadata(claim, sandbox, blueprint)?;
+    if let Some(pod_metadata) = pod_metadata_patch(sandbox, &desired) {
+        transfer["spec"] = pod_metadata;
+    }
+    Ok(Effect::Transfer {
+        sandbox: Version::of(sandbox),
+        patch: transfer,
+    })
+}
+
+fn sync_metadata(
+    claim: &SandboxClaim,
+    sandbox: &Sandbox,
+    blueprint: Option<&Blueprint<'_>>,
+) -> Result<Vec<Effect>, Obstacle> {
+    // Without a template there is no telling what came from it and what from the claim: what is there stays.
+    let Some(blueprint) = blueprint else {
+        return Ok(Vec::new());
+    };
+    let desired = claimed_metadata(claim, sandbox, Some(blueprint))?;
+    let patch = pod_metadata_patch(sandbox, &desired)
+        .filter(|_| sandbox.metadata.deletion_timestamp.is_none());
+    Ok(patch
+        .map(|spec| Effect::SyncMetadata {
+            sandbox: Version::of(sandbox),
+            patch: json!({ "spec": spec }),
+        })
+        .into_iter()
+        .collect())
+}
+
+/// The metadata that the pod of a claimed sandbox should have: the template's, who it is, and what the claim adds.
+fn claimed_metadata(
+    claim: &SandboxClaim,
+    sandbox: &Sandbox,
+    blueprint: Option<&Blueprint<'_>>,
+) -> Result<PodMetadata, Obstacle> {
+    let base = if let Some(blueprint) = blueprint {
+        blueprint.pod_metadata(claim_identity(claim))
+    } else {
+        let mut metadata = sandbox.spec.pod_template.metadata.clone();
+        let labels = metadata.labels.get_or_insert_default();
+        labels.remove(labels::WARM_POOL_SANDBOX);
+        labels.remove(labels::SANDBOX_POD_TEMPLATE_HASH);
+        labels.extend(claim_identity(claim));
+        metadata
+    };
+    let none = PodMetadata::default();
+    let additional = claim.spec.additional_pod_metadata.as_ref().unwrap_or(&none);
+    metadata::merge(&base, additional)
+        .map_err(|error| Obstacle::new(Reason::InvalidMetadata, error))
+}
+
+/// The patch of a sandbox's spec that gives its pod this metadata, if it has another.
+fn pod_metadata_patch(sandbox: &Sandbox, desired: &PodMetadata) -> Option<Value> {
+    let current = &sandbox.spec.pod_template.metadata;
+    let none = Pairs::new();
+    let metadata = metadata_patch(
+        (&current.labels, desired.labels.as_ref().unwrap_or(&none)),
+        (
+            &current.annotations,
+            desired.annotations.as_ref().unwrap_or(&none),
+        ),
+    );
+    (!metadata.is_empty()).then(|| json!({ "podTemplate": { "metadata": metadata } }))
+}
+
+/// What gives an object exactly these labels and annotations; empty if it has them.
+fn metadata_patch(
+    (current_labels, labels): (&patch::StringMap, &Pairs),
+    (current_annotations, annotations): (&patch::StringMap, &Pairs),
+) -> Map<String, Value> {
+    let changes = [
+        ("labels", patch::exact_string_map(current_labels, labels)),
+        (
+            "annotations",
+            patch::exact_string_map(current_annotations, annotations),
+        ),
+    ];
+    changes
+        .into_iter()
+        .filter_map(|(field, change)| Some((field.to_owned(), change?)))
+        .collect()
+}
+
+/// Makes a sandbox for this claim alone, under the claim's name.
+fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, Obstacle> {
+    let claim = observed.claim;
+    if let Some(namesake) = observed.namesake {
+        let owner = controller_of(&namesake.metadata).map_or_else(
+            || "no controller".to_owned(),
+            |owner| format!("{} {:?}", owner.kind, owner.name),
+        );
+        return Err(Obstacle::new(
+            Reason::ReconcilerError,
+            format!(
+                "Sandbox {:?} already exists and belongs to {owner}, not to this claim",
+                namesake.name_any()
+            ),
+        ));
+    }
+    let spec = &blueprint.template.spec;
+    let volumes = volume_claims::merge(
+        spec.volume_claim_templates_policy(),
+        spec.volume_claim_templates.as_deref(),
+        claim.spec.volume_claim_templates.as_deref(),
+    )
+    .map_err(|error| Obstacle::new(Reason::VolumeClaimTemplatesError, error))?;
+    let mut pod_spec = blueprint.pod_spec();
+    env_injection::inject(
+        spec.env_vars_injection_policy(),
+        claim.spec.env.as_deref().unwrap_or_default(),
+        &mut pod_spec,
+    )
+    .map_err(|error| Obstacle::new(Reason::EnvVarsInjectionRejected, error))?;
+
+    let mut sandbox = blueprint.sandbox(pod_spec, PodMetadata::default(), volumes);
+    sandbox.spec.pod_template.metadata = claimed_metadata(claim, &sandbox, Some(blueprint))?;
+    let mut identity = claim_identity(claim);
+    identity.insert(
+        labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(),
+        blueprint.name_hash.clone(),
+    );
+    sandbox.metadata.name = Some(claim.name_any());
+    sandbox.metadata.namespace = claim.namespace();
+    sandbox.metadata.labels = Some(identity);
+    sandbox.metadata.owner_references = Some(vec![controller_reference(claim)]);
+    sandbox.annotations_mut().extend(trace_context(claim));
+    Ok(Effect::Create {
+        sandbox: Box::new(sandbox),
+    })
+}
+
+/// How a sandbox and its pod say whose they are.
+fn claim_identity(claim: &SandboxClaim) -> Pairs {
+    Pairs::from([(
+        labels::CLAIM_UID.to_owned(),
+        claim.metadata.uid.clone().unwrap_or_default(),
+    )])
+}
+
+fn trace_context(claim: &SandboxClaim) -> Option<(String, String)> {
+    claim
+        .annotations()
+        .get_key_value(labels::TRACE_CONTEXT)
+        .map(|(key, value)| (key.clone(), value.clone()))
+}

@@ -1,0 +1,319 @@
+//! What to do about a SandboxClaim.
+//!
+//! A claim gets its sandbox in three writes: it is bound (the sandbox's name on the claim, which is the intent), the sandbox is
+//! transferred to it or made for it, and its status says so. The binding comes first and is written under the claim's optimistic
+//! lock; the transfer under the sandbox's. That is what keeps the two promises below whatever caches, queues and crashes do:
+//!
+//! # Guarantees
+//! - A sandbox is held by at most one claim: the transfer only succeeds on a sandbox that is still its pool's.
+//! - A claim holds at most one sandbox: only the sandbox it is bound to is ever transferred or made for it, and it is bound to
+//!   another only once that one is known to be gone or somebody else's. One that is made for it has the claim's own name, so
+//!   that making it twice is impossible.
+//!
+//! ```text
+//!   Free ──bind(warm)──▶ Promised ──transfer──▶ Owned
+//!    │ ▲                    │                    │
+//!    │ └── gone or another's┘◀────── gone ───────┘
+//!    └────bind(own name)──▶ Planned ──create──▶ Owned
+//! ```
+
+mod acquisition;
+mod holding;
+mod status;
+
+use std::time::Duration;
+
+use api::claim::{ClaimShutdownPolicy, ClaimSource};
+use api::conditions::{self, ConditionType, Reason};
+use api::metadata;
+use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::Value;
+
+pub use acquisition::{candidate, is_adoptable, warm_request};
+pub use holding::{Holding, holding, names_to_look_up};
+pub use status::{Report, next_look, status};
+
+use crate::blueprint::Blueprint;
+use crate::expiry::{Deadlines, Expiry, expiry};
+use crate::owner::is_controlled_by;
+use crate::version::Version;
+
+/// How long to wait before looking again for a template or pool that is not there. Its appearance ends the wait.
+const ABSENCE_RECHECK: Duration = Duration::from_secs(60);
+
+/// Something a claim refers to.
+#[derive(Debug)]
+pub enum Lookup<'a, K> {
+    /// The claim does not refer to one.
+    NotAsked,
+    Found(&'a K),
+    /// The API server itself says that there is none.
+    Missing,
+}
+
+impl<K> Clone for Lookup<'_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K> Copy for Lookup<'_, K> {}
+
+impl<'a, K> Lookup<'a, K> {
+    pub fn found(self) -> Option<&'a K> {
+        match self {
+            Self::Found(object) => Some(object),
+            Self::NotAsked | Self::Missing => None,
+        }
+    }
+}
+
+/// What one reconciliation sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    pub claim: &'a SandboxClaim,
+    /// The pool that `warmPoolRef` names.
+    pub pool: Lookup<'a, SandboxWarmPool>,
+    /// The template that the claim, its pool, or the sandbox it holds names.
+    pub template: Lookup<'a, SandboxTemplate>,
+    pub holding: Holding<'a>,
+    /// A sandbox of the claim's name that is not the claim's.
+    pub namesake: Option<&'a Sandbox>,
+    /// A warm sandbox that the queue has set aside for this claim.
+    pub candidate: Option<&'a Sandbox>,
+    /// The policy that older controllers made for each claim.
+    pub legacy_policy: Option<&'a NetworkPolicy>,
+    /// When the controller first saw the claim.
+    pub first_observed: Timestamp,
+}
+
+/// A change to the world, with what must still be true for it to happen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Write on the claim which sandbox it is to have.
+    Bind {
+        sandbox: String,
+        patch: Value,
+    },
+    /// Take a stale binding off the claim.
+    Unbind {
+        patch: Value,
+    },
+    /// Make a warm sandbox the claim's.
+    Transfer {
+        sandbox: Version,
+        patch: Value,
+    },
+    /// Make a sandbox for the claim.
+    Create {
+        sandbox: Box<Sandbox>,
+    },
+    /// Bring the sandbox's pod metadata in line with template and claim.
+    SyncMetadata {
+        sandbox: Version,
+        patch: Value,
+    },
+    DeleteSandbox {
+        sandbox: Version,
+    },
+    DeleteClaim {
+        foreground: bool,
+    },
+    DeleteLegacyPolicy {
+        policy: Version,
+    },
+}
+
+/// Something the claim waits for, or why it can never have a sandbox as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    pub reason: Reason,
+    pub message: String,
+}
+
+impl Obstacle {
+    pub fn new(reason: Reason, message: impl std::fmt::Display) -> Self {
+        Self {
+            reason,
+            message: format!("{message}"),
+        }
+    }
+}
+
+/// What the claim's status is to say once the effects have happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The claim is going or gone: nothing.
+    Silent,
+    /// How its sandbox is.
+    Reflect,
+    /// Why it has none, or not the right one.
+    Blocked(Obstacle),
+    /// It has expired.
+    Expired,
+}
+
+/// What to do about a claim.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub effects: Vec<Effect>,
+    pub verdict: Verdict,
+    /// The claim has just expired, and somebody should be told.
+    pub announces_expiry: bool,
+    /// When to look again at the latest, besides the claim's deadlines.
+    pub recheck_after: Option<Duration>,
+}
+
+/// Decides what to do about a claim.
+pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
+    let mut plan = Plan {
+        effects: Vec::new(),
+        verdict: Verdict::Silent,
+        announces_expiry: false,
+        recheck_after: None,
+    };
+    if observed.claim.metadata.deletion_timestamp.is_some() {
+        return plan;
+    }
+    plan.effects.extend(legacy_cleanup(observed));
+    if expiry_of(observed.claim, now).has_passed() {
+        decide_expired(observed, &mut plan);
+        return plan;
+    }
+    match acquisition::decide(observed) {
+        Ok(effects) => {
+            plan.effects.extend(effects);
+            plan.verdict = Verdict::Reflect;
+        }
+        Err(obstacle) => {
+            if let Holding::Broken { .. } = observed.holding {
+                plan.effects.push(acquisition::unbind());
+            }
+            let is_absence = matches!(
+                obstacle.reason,
+                Reason::TemplateNotFound | Reason::WarmPoolNotFound | Reason::ReconcilerError
+            );
+            plan.recheck_after = is_absence.then_some(ABSENCE_RECHECK);
+            plan.verdict = Verdict::Blocked(obstacle);
+        }
+    }
+    plan
+}
+
+/// Where the claim stands with its deadlines.
+fn expiry_of(claim: &SandboxClaim, now: Timestamp) -> Expiry {
+    let conditions = claim
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    expiry(&deadlines(claim, conditions), now)
+}
+
+fn deadlines<'a>(
+    claim: &'a SandboxClaim,
+    conditions: &'a [k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition],
+) -> Deadlines<'a> {
+    let lifecycle = claim.spec.lifecycle.as_ref();
+    Deadlines {
+        shutdown_time: lifecycle.and_then(|lifecycle| lifecycle.shutdown_time.as_ref()),
+        ttl_seconds_after_finished: lifecycle
+            .and_then(|lifecycle| lifecycle.ttl_seconds_after_finished),
+        conditions,
+    }
+}
+
+/// First the status says that the claim has expired, then, in the next pass, what it held is cleaned up: whoever watches sees why
+/// before it is gone.
+fn decide_expired(observed: &Observed<'_>, plan: &mut Plan) {
+    plan.verdict = Verdict::Expired;
+    if !is_marked_expired(observed.claim) {
+        plan.announces_expiry = true;
+        plan.recheck_after = Some(Duration::ZERO);
+        return;
+    }
+    match observed.claim.spec.shutdown_policy() {
+        ClaimShutdownPolicy::Delete => {
+            plan.effects.push(Effect::DeleteClaim { foreground: false });
+            plan.verdict = Verdict::Silent;
+        }
+        ClaimShutdownPolicy::DeleteForeground => {
+            plan.effects.push(Effect::DeleteClaim { foreground: true });
+            plan.verdict = Verdict::Silent;
+        }
+        ClaimShutdownPolicy::Retain => {
+            if let Holding::Owned(sandbox) = observed.holding
+                && sandbox.metadata.deletion_timestamp.is_none()
+            {
+                plan.effects.push(Effect::DeleteSandbox {
+                    sandbox: Version::of(sandbox),
+                });
+            }
+        }
+    }
+}
+
+fn is_marked_expired(claim: &SandboxClaim) -> bool {
+    claim
+        .status
+        .as_ref()
+        .and_then(|status| conditions::find(&status.conditions, ConditionType::Ready))
+        .is_some_and(|ready| ready.reason == Reason::ClaimExpired.as_str())
+}
+
+/// The name of the policy that older controllers made for each claim.
+pub fn legacy_policy_name(claim: &str) -> String {
+    format!("{claim}-network-policy")
+}
+
+/// Only a policy that is the claim's goes; a user's policy of the same name stays.
+fn legacy_cleanup(observed: &Observed<'_>) -> Option<Effect> {
+    let policy = observed.legacy_policy?;
+    let uid = observed.claim.metadata.uid.as_deref()?;
+    let is_ours =
+        is_controlled_by(&policy.metadata, uid) && policy.metadata.deletion_timestamp.is_none();
+    is_ours.then(|| Effect::DeleteLegacyPolicy {
+        policy: Version::of(policy),
+    })
+}
+
+/// The name of the template to look up: that of the sandbox the claim holds, else the one its source names.
+pub fn template_name<'a>(
+    claim: &'a SandboxClaim,
+    holding: Holding<'a>,
+    pool: Lookup<'a, SandboxWarmPool>,
+) -> Option<&'a str> {
+    if let Holding::Owned(sandbox) | Holding::Promised(sandbox) = holding
+        && let Some(name) = sandbox.annotations().get(api::labels::SANDBOX_TEMPLATE_REF)
+    {
+        return Some(name);
+    }
+    match claim.spec.source().ok()? {
+        ClaimSource::Template { template, .. } => Some(template),
+        ClaimSource::Pool { .. } => pool
+            .found()
+            .map(|pool| pool.spec.sandbox_template_ref.name.as_str()),
+    }
+}
+
+/// Checks what can be said of a claim's own fields.
+fn validate(claim: &SandboxClaim) -> Result<ClaimSource<'_>, Obstacle> {
+    let source = claim
+        .spec
+        .source()
+        .map_err(|error| Obstacle::new(Reason::InvalidConfiguration, error))?;
+    if let Some(additional) = &claim.spec.additional_pod_metadata {
+        metadata::validate(additional)
+            .map_err(|error| Obstacle::new(Reason::InvalidMetadata, error))?;
+    }
+    Ok(source)
+}
+
+fn blueprint(template: Lookup<'_, SandboxTemplate>) -> Option<Blueprint<'_>> {
+    template.found().map(Blueprint::new)
+}
+
+#[cfg(test)]
+mod tests;

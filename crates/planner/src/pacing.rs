@@ -1,0 +1,128 @@
+//! Claims before refills: when a pool may make sandboxes while claims are waiting.
+//!
+//! On an API server that is busy, a refill takes its place in line ahead of somebody who waits for a sandbox now. So a pool holds
+//! back while claims wait, but never for longer than [`Pacing::longest_pause`] at a time, and what it then makes is a part of a
+//! batch: a pool under a steady stream of claims still fills, at no less than that part per pause.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+
+/// The policy's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pacing {
+    /// How long a pool holds back at most.
+    pub longest_pause: Duration,
+    /// How soon it looks again whether claims still wait.
+    pub recheck: Duration,
+    /// While claims wait, a pass makes at most this fraction of a full batch.
+    pub batch_divisor: usize,
+}
+
+impl Default for Pacing {
+    fn default() -> Self {
+        Self {
+            longest_pause: Duration::from_millis(500),
+            recheck: Duration::from_millis(50),
+            batch_divisor: 10,
+        }
+    }
+}
+
+/// What the pool may do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowance {
+    /// Make up to this many sandboxes.
+    Make(usize),
+    /// Make none, and look again after this time.
+    HoldBack(Duration),
+}
+
+impl Pacing {
+    /// How many sandboxes may be made, of a batch of at most `max_batch`, while `waiting_claims` wait. `held_back_since` is when
+    /// the pool began to hold back, if it does.
+    pub fn allow(
+        &self,
+        waiting_claims: usize,
+        max_batch: usize,
+        held_back_since: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Allowance {
+        if waiting_claims == 0 {
+            return Allowance::Make(max_batch);
+        }
+        let paused = held_back_since.map_or(Duration::ZERO, |since| elapsed(since, now));
+        if held_back_since.is_some() && paused >= self.longest_pause {
+            return Allowance::Make((max_batch / self.batch_divisor.max(1)).max(1));
+        }
+        let left = self.longest_pause.saturating_sub(paused);
+        Allowance::HoldBack(self.recheck.min(left))
+    }
+}
+
+/// The time from `since` to `now`; none if the clock went back.
+pub(crate) fn elapsed(since: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(since)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(millisecond: i64) -> Timestamp {
+        Timestamp::from_millisecond(millisecond).unwrap()
+    }
+
+    #[test]
+    fn without_waiting_claims_nothing_is_held_back() {
+        let pacing = Pacing::default();
+        assert_eq!(pacing.allow(0, 300, None, at(0)), Allowance::Make(300));
+        assert_eq!(
+            pacing.allow(0, 300, Some(at(0)), at(1)),
+            Allowance::Make(300)
+        );
+    }
+
+    #[test]
+    fn with_waiting_claims_a_pool_pauses_and_then_makes_a_part() {
+        let pacing = Pacing::default();
+        let recheck = Allowance::HoldBack(pacing.recheck);
+        assert_eq!(pacing.allow(1, 300, None, at(0)), recheck);
+        assert_eq!(
+            pacing.allow(9, 300, Some(at(0)), at(499)),
+            Allowance::HoldBack(Duration::from_millis(1))
+        );
+        assert_eq!(
+            pacing.allow(9, 300, Some(at(0)), at(500)),
+            Allowance::Make(30)
+        );
+        assert_eq!(pacing.allow(9, 5, Some(at(0)), at(900)), Allowance::Make(1));
+    }
+
+    proptest! {
+        #[test]
+        fn a_pool_never_starves(waiting in 1..10_000_usize, max_batch in 1..500_usize, step in 1..200_i64) {
+            let pacing = Pacing::default();
+            let mut made = 0;
+            let mut since = None;
+            let mut time = 0;
+            while time < 10_000 {
+                match pacing.allow(waiting, max_batch, since, at(time)) {
+                    Allowance::Make(count) => {
+                        made += count;
+                        since = None;
+                    }
+                    Allowance::HoldBack(delay) => {
+                        prop_assert!(delay <= pacing.longest_pause);
+                        since = since.or(Some(at(time)));
+                    }
+                }
+                time += step;
+            }
+            let least = (max_batch / 10).max(1) * 10;
+            prop_assert!(made >= least, "{made} made in ten seconds, at least {least} expected");
+        }
+    }
+}

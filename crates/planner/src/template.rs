@@ -1,0 +1,408 @@
+//! The network policy that all sandboxes of a template share.
+//!
+//! Pure: given the template and the policy of its name, what to do. Rolling template changes out to sandboxes is the business
+//! of [`warm_pool`](crate::warm_pool) and [`claim`](crate::claim).
+
+use std::collections::BTreeMap;
+
+use api::names::name_hash;
+use api::template::NetworkPolicyManagement;
+use api::{SYSTEM_NAMESPACE, SandboxTemplate, labels};
+use k8s_openapi::api::networking::v1::{
+    IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer,
+    NetworkPolicyPort, NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+
+use crate::owner::{controller_of, controller_reference, is_controlled_by};
+
+/// What one reconciliation sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    pub template: &'a SandboxTemplate,
+    /// The policy of the name that [`policy_name`] gives, whoever made it.
+    pub policy: Option<&'a NetworkPolicy>,
+}
+
+/// What to do about a template's policy.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// It is as it should be, or not ours to keep.
+    Nothing,
+    Create(Box<NetworkPolicy>),
+    /// Replace it, as of the resource version it carries.
+    Repair(Box<NetworkPolicy>),
+    /// Nobody owned it: take it over, as of the resource version it carries.
+    Adopt(Box<NetworkPolicy>),
+    Delete {
+        name: String,
+        uid: String,
+    },
+    /// Another controller owns it: leave it alone and say so.
+    HandsOff {
+        name: String,
+        owner: String,
+    },
+}
+
+/// The name of the policy of a template.
+pub fn policy_name(template: &str) -> String {
+    format!("{template}-network-policy")
+}
+
+pub fn decide(observed: Observed<'_>) -> Decision {
+    let template = observed.template;
+    if template.metadata.deletion_timestamp.is_some() {
+        return Decision::Nothing;
+    }
+    match template.spec.network_policy_management() {
+        NetworkPolicyManagement::Unmanaged => decide_unmanaged(observed),
+        NetworkPolicyManagement::Managed => decide_managed(observed),
+    }
+}
+
+fn decide_unmanaged(observed: Observed<'_>) -> Decision {
+    let template_uid = observed
+        .template
+        .metadata
+        .uid
+        .as_deref()
+        .unwrap_or_default();
+    match observed.policy {
+        Some(policy)
+            if is_controlled_by(&policy.metadata, template_uid)
+                && policy.metadata.deletion_timestamp.is_none() =>
+        {
+            Decision::Delete {
+                name: policy.metadata.name.clone().unwrap_or_default(),
+                uid: policy.metadata.uid.clone().unwrap_or_default(),
+            }
+        }
+        _ => Decision::Nothing,
+    }
+}
+
+fn decide_managed(observed: Observed<'_>) -> Decision {
+    let template = observed.template;
+    let name = template.metadata.name.as_deref().unwrap_or_default();
+    let spec = desired_spec(template);
+    let Some(policy) = observed.policy else {
+        return Decision::Create(Box::new(NetworkPolicy {
+            metadata: ObjectMeta {
+                name: Some(policy_name(name)),
+                namespace: template.metadata.namespace.clone(),
+                owner_references: Some(vec![controller_reference(template)]),
+                ..ObjectMeta::default()
+            },
+            spec: Some(spec),
+        }));
+    };
+    if policy.metadata.deletion_timestamp.is_some() {
+        // Its deletion will bring us back.
+        return Decision::Nothing;
+    }
+    match controller_of(&policy.metadata) {
+        None => {
+            let mut adopted = policy.clone();
+            adopted
+                .metadata
+                .owner_references
+                .get_or_insert_default()
+                .push(controller_reference(template));
+            adopted.spec = Some(spec);
+            Decision::Adopt(Box::new(adopted))
+        }
+        Some(owner) if Some(&owner.uid) == template.metadata.uid.as_ref() => {
+            if policy.spec.as_ref() == Some(&spec) {
+                return Decision::Nothing;
+            }
+            let mut repaired = policy.clone();
+            repaired.spec = Some(spec);
+            Decision::Repair(Box::new(repaired))
+        }
+        Some(owner) => Decision::HandsOff {
+            name: policy.metadata.name.clone().unwrap_or_default(),
+            owner: format!("{} {:?}", owner.kind, owner.name),
+        },
+    }
+}
+
+/// The spec that a template's policy should have. The selector and the policy types are always ours, so that whatever the
+/// template does not allow is denied.
+fn desired_spec(template: &SandboxTemplate) -> NetworkPolicySpec {
+    let name = template.metadata.name.as_deref().unwrap_or_default();
+    let (ingress, egress) = match &template.spec.network_policy {
+        None => (Some(vec![router_ingress()]), Some(vec![public_egress()])),
+        Some(rules) => (rules.ingress.clone(), rules.egress.clone()),
+    };
+    NetworkPolicySpec {
+        pod_selector: Some(selector(
+            labels::SANDBOX_TEMPLATE_REF_HASH,
+            &name_hash(name),
+        )),
+        policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
+        ingress: ingress.map(|rules| {
+            rules
+                .into_iter()
+                .map(|rule| NetworkPolicyIngressRule {
+                    ports: with_protocols(rule.ports),
+                    ..rule
+                })
+                .collect()
+        }),
+        egress: egress.map(|rules| {
+            rules
+                .into_iter()
+                .map(|rule| NetworkPolicyEgressRule {
+                    ports: with_protocols(rule.ports),
+                    ..rule
+                })
+                .collect()
+        }),
+    }
+}
+
+/// The API server fills this default in; leaving it open here would look like drift forever.
+fn with_protocols(ports: Option<Vec<NetworkPolicyPort>>) -> Option<Vec<NetworkPolicyPort>> {
+    let fill = |port: NetworkPolicyPort| NetworkPolicyPort {
+        protocol: port.protocol.or_else(|| Some("TCP".to_owned())),
+        ..port
+    };
+    ports.map(|ports| ports.into_iter().map(fill).collect())
+}
+
+/// Only the router gets in, from the sandbox's own namespace or from the system's.
+fn router_ingress() -> NetworkPolicyIngressRule {
+    let (key, value) = labels::ROUTER_APP;
+    let router = selector(key, value);
+    NetworkPolicyIngressRule {
+        from: Some(vec![
+            NetworkPolicyPeer {
+                pod_selector: Some(router.clone()),
+                ..NetworkPolicyPeer::default()
+            },
+            NetworkPolicyPeer {
+                pod_selector: Some(router),
+                namespace_selector: Some(selector("kubernetes.io/metadata.name", SYSTEM_NAMESPACE)),
+                ..NetworkPolicyPeer::default()
+            },
+        ]),
+        ports: None,
+    }
+}
+
+/// Only public addresses are reachable: no private networks (the cluster's, the cloud's), no link-local ones (metadata
+/// servers). That keeps the cluster's DNS out of reach too, on purpose.
+fn public_egress() -> NetworkPolicyEgressRule {
+    let block = |cidr: &str, except: &[&str]| NetworkPolicyPeer {
+        ip_block: Some(IPBlock {
+            cidr: cidr.to_owned(),
+            except: Some(except.iter().map(|&range| range.to_owned()).collect()),
+        }),
+        ..NetworkPolicyPeer::default()
+    };
+    NetworkPolicyEgressRule {
+        to: Some(vec![
+            block(
+                "0.0.0.0/0",
+                &[
+                    "10.0.0.0/8",
+                    "172.16.0.0/12",
+                    "192.168.0.0/16",
+                    "169.254.0.0/16",
+                ],
+            ),
+            block("::/0", &["fc00::/7", "fe80::/10"]),
+        ]),
+        ports: None,
+    }
+}
+
+fn selector(key: &str, value: &str) -> LabelSelector {
+    LabelSelector {
+        match_labels: Some(BTreeMap::from([(key.to_owned(), value.to_owned())])),
+        match_expressions: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::template::NetworkPolicyRules;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+    use super::*;
+
+    fn template() -> SandboxTemplate {
+        let mut template = SandboxTemplate::default();
+        template.metadata.name = Some("py".into());
+        template.metadata.namespace = Some("ns".into());
+        template.metadata.uid = Some("template-uid".into());
+        template
+    }
+
+    fn created(template: &SandboxTemplate) -> NetworkPolicy {
+        let observed = Observed {
+            template,
+            policy: None,
+        };
+        let Decision::Create(mut policy) = decide(observed) else {
+            panic!("expected a policy to be made");
+        };
+        policy.metadata.uid = Some("policy-uid".into());
+        policy.metadata.resource_version = Some("7".into());
+        *policy
+    }
+
+    fn decide_for(template: &SandboxTemplate, policy: &NetworkPolicy) -> Decision {
+        decide(Observed {
+            template,
+            policy: Some(policy),
+        })
+    }
+
+    fn unmanaged() -> SandboxTemplate {
+        let mut unmanaged = template();
+        unmanaged.spec.network_policy_management = Some(NetworkPolicyManagement::Unmanaged);
+        unmanaged.spec.network_policy = Some(NetworkPolicyRules::default());
+        unmanaged
+    }
+
+    #[test]
+    fn the_default_lets_the_router_in_and_public_addresses_out() {
+        let policy = created(&template());
+        assert_eq!(policy.metadata.name.as_deref(), Some("py-network-policy"));
+        let owner = &policy.metadata.owner_references.as_ref().unwrap()[0];
+        assert_eq!(
+            (owner.uid.as_str(), owner.controller),
+            ("template-uid", Some(true))
+        );
+
+        let spec = policy.spec.unwrap();
+        assert_eq!(spec.policy_types.unwrap(), ["Ingress", "Egress"]);
+        let matched = spec.pod_selector.unwrap().match_labels.unwrap();
+        assert_eq!(matched[labels::SANDBOX_TEMPLATE_REF_HASH], name_hash("py"));
+
+        let peers = spec.ingress.unwrap().remove(0).from.unwrap();
+        assert_eq!(peers.len(), 2);
+        for peer in &peers {
+            let matched = peer.pod_selector.as_ref().unwrap().match_labels.as_ref();
+            assert_eq!(matched.unwrap()["app"], "sandbox-router");
+        }
+        assert_eq!(peers[0].namespace_selector, None);
+        let blocks: Vec<_> = spec.egress.unwrap()[0]
+            .to
+            .iter()
+            .flatten()
+            .map(|peer| peer.ip_block.clone().unwrap())
+            .collect();
+        assert!(
+            blocks[0]
+                .except
+                .as_ref()
+                .unwrap()
+                .contains(&"169.254.0.0/16".to_owned())
+        );
+        assert_eq!(
+            blocks[1].except.as_ref().unwrap(),
+            &["fc00::/7", "fe80::/10"]
+        );
+    }
+
+    #[test]
+    fn rules_of_its_own_are_taken_over_under_our_selector() {
+        let mut template = template();
+        template.spec.network_policy = Some(NetworkPolicyRules {
+            ingress: None,
+            egress: Some(vec![NetworkPolicyEgressRule {
+                ports: Some(vec![NetworkPolicyPort {
+                    port: Some(IntOrString::Int(53)),
+                    ..NetworkPolicyPort::default()
+                }]),
+                to: None,
+            }]),
+        });
+        let spec = created(&template).spec.unwrap();
+        assert_eq!(spec.ingress, None);
+        assert_eq!(
+            spec.policy_types.unwrap().len(),
+            2,
+            "no ingress rules means no ingress"
+        );
+        let ports = spec.egress.unwrap().remove(0).ports.unwrap();
+        assert_eq!(ports[0].protocol.as_deref(), Some("TCP"));
+        assert!(spec.pod_selector.unwrap().match_labels.is_some());
+    }
+
+    #[test]
+    fn drift_is_repaired_by_replacing_the_whole_spec() {
+        let policy = created(&template());
+        assert_eq!(decide_for(&template(), &policy), Decision::Nothing);
+
+        let mut drifted = policy.clone();
+        drifted.spec.as_mut().unwrap().pod_selector = Some(selector("old-label", "x"));
+        let Decision::Repair(repaired) = decide_for(&template(), &drifted) else {
+            panic!("expected a repair");
+        };
+        assert_eq!(*repaired, policy);
+    }
+
+    #[test]
+    fn a_policy_nobody_owns_is_adopted_and_anothers_left_alone() {
+        let mut unowned = created(&template());
+        unowned.metadata.owner_references = None;
+        unowned.spec = None;
+        let Decision::Adopt(adopted) = decide_for(&template(), &unowned) else {
+            panic!("expected an adoption");
+        };
+        assert_eq!(*adopted, created(&template()));
+
+        let mut foreign = created(&template());
+        foreign.metadata.owner_references = Some(vec![OwnerReference {
+            kind: "App".into(),
+            name: "x".into(),
+            uid: "other".into(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        }]);
+        assert!(matches!(
+            decide_for(&template(), &foreign),
+            Decision::HandsOff { owner, .. } if owner == "App \"x\""
+        ));
+        assert_eq!(decide_for(&unmanaged(), &foreign), Decision::Nothing);
+    }
+
+    #[test]
+    fn unmanaged_deletes_only_our_own_policy() {
+        let ours = created(&template());
+        assert_eq!(
+            decide_for(&unmanaged(), &ours),
+            Decision::Delete {
+                name: "py-network-policy".into(),
+                uid: "policy-uid".into()
+            }
+        );
+        let mut users = ours;
+        users.metadata.owner_references = None;
+        assert_eq!(decide_for(&unmanaged(), &users), Decision::Nothing);
+        let absent = Observed {
+            template: &unmanaged(),
+            policy: None,
+        };
+        assert_eq!(decide(absent), Decision::Nothing);
+    }
+
+    #[test]
+    fn a_template_that_is_going_is_left_to_garbage_collection() {
+        let mut going = template();
+        going.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+            ));
+        let observed = Observed {
+            template: &going,
+            policy: None,
+        };
+        assert_eq!(decide(observed), Decision::Nothing);
+    }
+}

@@ -1,0 +1,384 @@
+//! What to do about a SandboxWarmPool.
+//!
+//! This module says which sandboxes are members and of what revision; how many there should be, and which go first, is
+//! [`pool`](crate::pool)'s arithmetic.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::conditions::{self, ConditionType, Finding, Reason};
+use api::names::name_hash;
+use api::warm_pool::UpdateStrategyKind;
+use api::{Sandbox, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolStatus, labels};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use crate::blueprint::Blueprint;
+use crate::owner::{controller_of, controller_reference};
+use crate::pacing::{Allowance, Pacing};
+use crate::pool::{self, Deletion, Goal, Member, Readiness, Revision, Strategy};
+use crate::version::Version;
+
+/// How long a member may be not Ready before it is replaced.
+pub const READINESS_GRACE: Duration = Duration::from_secs(5 * 60);
+
+/// What one reconciliation sees.
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    pub pool: &'a SandboxWarmPool,
+    /// The pool's template, if it exists.
+    pub template: Option<&'a SandboxTemplate>,
+    /// Every sandbox that carries the pool's label.
+    pub sandboxes: &'a [Arc<Sandbox>],
+    /// Those of them that somebody is claiming at this moment, by UID.
+    pub spoken_for: &'a dyn SandboxSet,
+    /// Those of them that are known to be going although the cache does not show it, by UID.
+    pub going: &'a dyn SandboxSet,
+    /// How many sandboxes were made that the cache does not show.
+    pub unseen: usize,
+    /// How many claims wait for a sandbox at this moment.
+    pub waiting_claims: usize,
+    /// Since when the pool holds back refills, if it does.
+    pub held_back_since: Option<Timestamp>,
+    pub max_batch: usize,
+}
+
+/// A set of sandboxes, however it is kept.
+pub trait SandboxSet: std::fmt::Debug {
+    fn holds(&self, sandbox: &Sandbox) -> bool;
+}
+
+/// No sandboxes at all.
+#[derive(Clone, Copy, Debug)]
+pub struct NoSandboxes;
+
+impl SandboxSet for NoSandboxes {
+    fn holds(&self, _: &Sandbox) -> bool {
+        false
+    }
+}
+
+/// An unowned sandbox with the pool's label that the pool takes in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adoption {
+    pub sandbox: Version,
+    pub owner_references: Vec<OwnerReference>,
+}
+
+/// What to do about the pool.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    pub adoptions: Vec<Adoption>,
+    pub deletions: Vec<Deletion>,
+    /// How many sandboxes to make, and of what.
+    pub creations: Option<(usize, Box<Sandbox>)>,
+    pub status: SandboxWarmPoolStatus,
+    /// Whether the pool holds back refills for the sake of waiting claims.
+    pub holds_back: bool,
+    /// When to look again, if nothing happens before.
+    pub recheck_after: Option<Duration>,
+}
+
+/// The value of the label by which a pool's sandboxes are found.
+pub fn pool_hash(pool: &SandboxWarmPool) -> String {
+    name_hash(&pool.name_any())
+}
+
+/// Decides what to do about a pool.
+pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan {
+    if observed.pool.metadata.deletion_timestamp.is_some() {
+        return Plan::default();
+    }
+    let blueprint = observed.template.map(Blueprint::new);
+    let membership = Membership::survey(observed, blueprint.as_ref());
+    let goal = goal(observed);
+    let mut arithmetic = pool::plan(&membership.members, observed.unseen, &goal, now);
+    arithmetic.deletions.splice(0..0, membership.impostors);
+
+    let mut recheck_after = arithmetic.recheck_after;
+    let mut sooner = |delay: Duration| {
+        recheck_after = Some(recheck_after.map_or(delay, |known| known.min(delay)));
+    };
+    let mut holds_back = false;
+    let mut creations = None;
+    if let Some(blueprint) = blueprint.as_ref().filter(|_| arithmetic.creations > 0) {
+        match pacing.allow(
+            observed.waiting_claims,
+            goal.max_batch,
+            observed.held_back_since,
+            now,
+        ) {
+            Allowance::Make(allowed) => {
+                let count = arithmetic.creations.min(allowed);
+                creations = Some((count, Box::new(new_member(observed.pool, blueprint))));
+                if count < arithmetic.creations {
+                    sooner(pacing.recheck);
+                }
+            }
+            Allowance::HoldBack(delay) => {
+                holds_back = true;
+                sooner(delay);
+            }
+        }
+    }
+    if arithmetic.unfinished && !holds_back {
+        sooner(Duration::ZERO);
+    }
+    Plan {
+        adoptions: membership.adoptions,
+        deletions: arithmetic.deletions,
+        creations,
+        status: status(observed, arithmetic.counts, now),
+        holds_back,
+        recheck_after,
+    }
+}
+
+fn goal(observed: &Observed<'_>) -> Goal {
+    let spec = &observed.pool.spec;
+    let desired = usize::try_from(spec.desired_replicas()).unwrap_or(0);
+    let strategy = match spec.update_strategy_kind() {
+        // Without a template nothing is outdated, and nothing could be made in its place.
+        _ if observed.template.is_none() => Strategy::OnReplenish,
+        UpdateStrategyKind::OnReplenish => Strategy::OnReplenish,
+        UpdateStrategyKind::Recreate => Strategy::Recreate,
+        UpdateStrategyKind::RollingUpdate => Strategy::RollingUpdate {
+            max_unavailable: pool::max_unavailable(
+                spec.update_strategy
+                    .as_ref()
+                    .and_then(|strategy| strategy.max_unavailable.as_ref()),
+                desired,
+            ),
+        },
+    };
+    Goal {
+        desired,
+        strategy,
+        max_batch: observed.max_batch,
+        readiness_grace: READINESS_GRACE,
+    }
+}
+
+/// Who of the labelled sandboxes belongs to the pool.
+#[derive(Default)]
+struct Membership {
+    members: Vec<Member>,
+    adoptions: Vec<Adoption>,
+    /// Unowned sandboxes that are not what the template would make.
+    impostors: Vec<Deletion>,
+}
+
+impl Membership {
+    fn survey(observed: &Observed<'_>, blueprint: Option<&Blueprint<'_>>) -> Self {
+        let pool_uid = observed.pool.metadata.uid.as_deref().unwrap_or_default();
+        let mut revisions = Revisions::new(blueprint);
+        let mut membership = Self::default();
+        for sandbox in observed.sandboxes {
+            if sandbox.metadata.deletion_timestamp.is_some() || observed.going.holds(sandbox) {
+                continue;
+            }
+            let spoken_for = observed.spoken_for.holds(sandbox);
+            match controller_of(&sandbox.metadata) {
+                Some(owner) if owner.uid == pool_uid => {
+                    let revision = revisions.of_member(sandbox);
+                    membership
+                        .members
+                        .push(member(sandbox, revision, spoken_for));
+                }
+                Some(_) => {}
+                None if spoken_for => {}
+                None => match revisions.of_orphan(sandbox) {
+                    None => {}
+                    Some(Revision::Current) => {
+                        membership.adoptions.push(adoption(observed.pool, sandbox));
+                        membership
+                            .members
+                            .push(member(sandbox, Revision::Current, false));
+                    }
+                    Some(Revision::Outdated | Revision::Foreign) => {
+                        membership.impostors.push(Deletion {
+                            version: Version::of(sandbox.as_ref()),
+                            cause: pool::Cause::Outdated,
+                        });
+                    }
+                },
+            }
+        }
+        membership
+    }
+}
+
+/// Tells how far sandboxes are from what the template makes today, comparing each revision only once.
+struct Revisions<'a> {
+    blueprint: Option<&'a Blueprint<'a>>,
+    compared: HashMap<String, Revision>,
+}
+
+impl<'a> Revisions<'a> {
+    fn new(blueprint: Option<&'a Blueprint<'a>>) -> Self {
+        Self {
+            blueprint,
+            compared: HashMap::new(),
+        }
+    }
+
+    /// A sandbox of the pool's own: its label can be trusted, because we wrote it.
+    fn of_member(&mut self, sandbox: &Sandbox) -> Revision {
+        let Some(blueprint) = self.blueprint else {
+            return Revision::Current;
+        };
+        if !is_of_template(sandbox, blueprint) {
+            return Revision::Foreign;
+        }
+        let label = sandbox.labels().get(labels::SANDBOX_POD_TEMPLATE_HASH);
+        // Without a revision of our own to compare with, nothing may look outdated: that would empty the pool.
+        if blueprint.revision.is_none() || label == blueprint.revision.as_ref() {
+            return Revision::Current;
+        }
+        let Some(label) = label else {
+            return compare(sandbox, blueprint);
+        };
+        if let Some(known) = self.compared.get(label) {
+            return *known;
+        }
+        let revision = compare(sandbox, blueprint);
+        self.compared.insert(label.clone(), revision);
+        revision
+    }
+
+    /// A sandbox that nobody owns may say anything about itself: only what it would run counts. `None` without a template.
+    fn of_orphan(&self, sandbox: &Sandbox) -> Option<Revision> {
+        let blueprint = self.blueprint?;
+        Some(if is_of_template(sandbox, blueprint) {
+            compare(sandbox, blueprint)
+        } else {
+            Revision::Foreign
+        })
+    }
+}
+
+fn is_of_template(sandbox: &Sandbox, blueprint: &Blueprint<'_>) -> bool {
+    sandbox.labels().get(labels::SANDBOX_TEMPLATE_REF_HASH) == Some(&blueprint.name_hash)
+}
+
+fn compare(sandbox: &Sandbox, blueprint: &Blueprint<'_>) -> Revision {
+    if blueprint.would_make(&sandbox.spec.pod_template.spec) {
+        Revision::Current
+    } else {
+        Revision::Outdated
+    }
+}
+
+fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) -> Member {
+    let created = sandbox
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    let conditions = sandbox
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    let readiness = if conditions::is_true(conditions, ConditionType::Ready) {
+        Readiness::Ready
+    } else {
+        // A member that was Ready once has its grace anew: a restarted node is no reason to empty a pool.
+        let lost = conditions::find(conditions, ConditionType::Ready)
+            .map(|ready| ready.last_transition_time.0);
+        Readiness::Since(lost.map_or(created, |lost| lost.max(created)))
+    };
+    Member {
+        version: Version::of(sandbox),
+        created,
+        readiness,
+        revision,
+        spoken_for,
+    }
+}
+
+fn adoption(pool: &SandboxWarmPool, sandbox: &Sandbox) -> Adoption {
+    let mut owner_references = sandbox.owner_references().to_vec();
+    owner_references.push(controller_reference(pool));
+    Adoption {
+        sandbox: Version::of(sandbox),
+        owner_references,
+    }
+}
+
+/// A new sandbox of the pool. The server completes its name, so that the same object makes any number of them.
+fn new_member(pool: &SandboxWarmPool, blueprint: &Blueprint<'_>) -> Sandbox {
+    let mut identity = BTreeMap::from([
+        (labels::WARM_POOL_SANDBOX.to_owned(), pool_hash(pool)),
+        (
+            labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(),
+            blueprint.name_hash.clone(),
+        ),
+    ]);
+    if let Some(revision) = &blueprint.revision {
+        identity.insert(
+            labels::SANDBOX_POD_TEMPLATE_HASH.to_owned(),
+            revision.clone(),
+        );
+    }
+    let mut sandbox = blueprint.sandbox(
+        blueprint.pod_spec(),
+        blueprint.pod_metadata(identity.clone()),
+        blueprint.template.spec.volume_claim_templates.clone(),
+    );
+    sandbox.metadata.namespace = pool.namespace();
+    sandbox.metadata.generate_name = Some(format!("{}-", pool.name_any()));
+    sandbox.metadata.labels = Some(identity);
+    sandbox.metadata.owner_references = Some(vec![controller_reference(pool)]);
+    sandbox
+}
+
+fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> SandboxWarmPoolStatus {
+    let pool = observed.pool;
+    let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    let mut conditions = pool
+        .status
+        .as_ref()
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default();
+    if observed.template.is_some() {
+        let finding = rollout(counts, pool.spec.desired_replicas());
+        let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
+        conditions::merge(&mut conditions, &finding, pool.metadata.generation, &now);
+    }
+    SandboxWarmPoolStatus {
+        replicas: number(counts.replicas),
+        ready_replicas: number(counts.ready),
+        updated_replicas: number(counts.updated),
+        selector: Some(format!("{}={}", labels::WARM_POOL_SANDBOX, pool_hash(pool))),
+        observed_generation: pool.metadata.generation,
+        conditions,
+    }
+}
+
+fn rollout(counts: pool::Counts, desired: i32) -> Finding {
+    let outdated = counts.replicas - counts.updated;
+    if outdated == 0 {
+        return Finding::new(
+            ConditionType::Updated,
+            true,
+            Reason::RolloutComplete,
+            "All sandboxes are of the current template revision",
+        );
+    }
+    let message = format!(
+        "{outdated} of {} sandboxes are of an older template revision; {desired} are desired",
+        counts.replicas
+    );
+    Finding::new(
+        ConditionType::Updated,
+        false,
+        Reason::RolloutInProgress,
+        message,
+    )
+}
+
+#[cfg(test)]
+#[path = "warm_pool_tests.rs"]
+mod tests;
