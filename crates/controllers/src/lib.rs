@@ -13,6 +13,7 @@
 //! | [`throttle`] | a limit on requests |
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
 //! | [`sandbox`] | the controller of `Sandbox` |
+//! | [`manager`], [`metrics`] | the process around the controllers |
 //! | [`rbac`] | the permissions of all of them |
 
 pub mod cache;
@@ -23,6 +24,8 @@ pub mod context;
 pub mod events;
 pub mod instrumentation;
 pub mod key;
+pub mod manager;
+pub mod metrics;
 pub mod queue;
 pub mod rbac;
 pub mod runtime;
