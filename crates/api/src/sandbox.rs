@@ -61,6 +61,14 @@ use serde::{Deserialize, Serialize};
         json_path = ".metadata.creationTimestamp"
     )
 )]
+#[cfg_attr(
+    feature = "schema",
+    schemars(extend("x-kubernetes-validations" = [{
+        "rule": "has(self.volumeClaimTemplates) == has(oldSelf.volumeClaimTemplates)",
+        "message": "volumeClaimTemplates is immutable",
+        "fieldPath": ".volumeClaimTemplates",
+    }]))
+)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxSpec {
     /// The pod that the sandbox runs. It is named after the sandbox.

@@ -213,7 +213,7 @@ fn replace(observed: &Observed, pod: &Pod, loss: Loss, now: Timestamp, plan: &mu
         uid: pod.metadata.uid.clone(),
         cause: DeletionCause::Lost(loss),
     });
-    if annotated_name(&observed.sandbox).is_some() {
+    if annotated_pod(observed).is_some() {
         plan.effects.push(clear_pod_name(observed));
     }
     create(observed, losses + 1, plan);

@@ -1,1 +1,10 @@
+//! Decisions about sandboxes, row by row, and what holds for all of them.
 
+mod expiry;
+mod metadata;
+mod pod;
+mod properties;
+mod service;
+mod status;
+mod volume_claims;
+mod world;

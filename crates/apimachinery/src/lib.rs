@@ -1,0 +1,19 @@
+//! Kubernetes API semantics as pure functions over JSON: no I/O, no clock, no async.
+//!
+//! An API server composes these: decode strictly ([`strict`]), find the object, apply a patch ([`patch`], [`apply`]), prune,
+//! default and validate ([`schema`]), record who owns what ([`apply`]), and answer failures as a [`status::Status`].
+
+pub mod apply;
+mod cel;
+pub mod duration;
+pub mod field;
+pub mod go;
+pub mod names;
+pub mod patch;
+pub mod quantity;
+pub mod schema;
+pub mod selector;
+pub mod status;
+pub mod strict;
+pub mod time;
+pub mod types;

@@ -1,0 +1,391 @@
+//! JSON Patch (RFC 6902) with the liberties that Kubernetes takes: negative array indices count from the end.
+//!
+//! The error texts follow the library kube-apiserver uses, because they reach users. The number of operations and the
+//! bytes that `copy` may add are bounded, so that a small patch cannot make a huge object.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::status::Status;
+
+/// kube-apiserver's bound on operations in one patch.
+pub const MAX_OPERATIONS: usize = 10_000;
+/// kube-apiserver's bound on what `copy` may add in total.
+pub const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("error decoding patch: {0}")]
+    Malformed(#[source] serde_json::Error),
+    #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
+    TooManyOperations(usize),
+    #[error("{operation} operation does not apply: doc is missing path: {}: missing value", crate::go::quote(.path))]
+    MissingPath {
+        operation: &'static str,
+        path: String,
+    },
+    #[error("{operation} operation does not apply: doc is missing key: {path}: missing value")]
+    MissingKey {
+        operation: &'static str,
+        path: String,
+    },
+    #[error("Unable to access invalid index: {0}: invalid index referenced")]
+    InvalidIndex(String),
+    #[error("testing value {0} failed: test failed")]
+    TestFailed(String),
+    #[error("Unexpected kind: {0}")]
+    UnknownOperation(String),
+    #[error(
+        "Unable to copy, accumulated size increase of copy exceeds the limit {MAX_COPIED_BYTES}"
+    )]
+    CopiesTooLarge,
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Malformed(_) => Status::bad_request(error.to_string()),
+            Error::TooManyOperations(_) => Status::request_entity_too_large(error),
+            _ => Status::unprocessable(error.to_string()),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Operation {
+    op: String,
+    path: String,
+    #[serde(default)]
+    from: String,
+    #[serde(default)]
+    value: Value,
+}
+
+/// A decoded patch, ready to apply to any number of objects (a retried write applies it again).
+#[derive(Debug, Clone)]
+pub struct JsonPatch {
+    operations: Vec<Operation>,
+}
+
+impl JsonPatch {
+    pub fn from_value(patch: Value) -> Result<Self, Error> {
+        let operations: Vec<Operation> = serde_json::from_value(patch).map_err(Error::Malformed)?;
+        if operations.len() > MAX_OPERATIONS {
+            return Err(Error::TooManyOperations(operations.len()));
+        }
+        Ok(Self { operations })
+    }
+
+    pub fn from_slice(patch: &[u8]) -> Result<Self, Error> {
+        Self::from_value(serde_json::from_slice(patch).map_err(Error::Malformed)?)
+    }
+
+    /// The object after every operation, or the first error.
+    pub fn apply(&self, object: &Value) -> Result<Value, Error> {
+        let mut document = object.clone();
+        let mut copied = 0;
+        for operation in &self.operations {
+            run(&mut document, operation, &mut copied)?;
+        }
+        Ok(document)
+    }
+}
+
+fn run(document: &mut Value, operation: &Operation, copied: &mut usize) -> Result<(), Error> {
+    let path = operation.path.as_str();
+    match operation.op.as_str() {
+        "add" => add(document, path, operation.value.clone(), "add"),
+        "remove" => remove(document, path, "remove").map(drop),
+        "replace" => replace(document, path, operation.value.clone()),
+        "move" => {
+            let value = remove(document, &operation.from, "move")?;
+            add(document, path, value, "move")
+        }
+        "copy" => {
+            let value = find(document, &operation.from, "copy")?.clone();
+            *copied += value.to_string().len();
+            if *copied > MAX_COPIED_BYTES {
+                return Err(Error::CopiesTooLarge);
+            }
+            add(document, path, value, "copy")
+        }
+        "test" => test(document, path, &operation.value),
+        other => Err(Error::UnknownOperation(other.to_owned())),
+    }
+}
+
+/// Splits a pointer into the pointer to its parent and its last, unescaped token.
+fn split(path: &str) -> Option<(&str, String)> {
+    let (parent, last) = path.rsplit_once('/')?;
+    (path.starts_with('/')).then(|| (parent, unescape(last)))
+}
+
+fn unescape(token: &str) -> String {
+    if token.contains('~') {
+        token.replace("~1", "/").replace("~0", "~")
+    } else {
+        token.to_owned()
+    }
+}
+
+/// An index into an array of `length`; negative ones count from the end.
+fn index(token: &str, length: usize) -> Result<usize, Error> {
+    let invalid = || Error::InvalidIndex(token.to_owned());
+    let number: i64 = token.parse().map_err(|_| invalid())?;
+    let length = i64::try_from(length).map_err(|_| invalid())?;
+    let position = if number < 0 { number + length } else { number };
+    if position < 0 || position >= length {
+        return Err(invalid());
+    }
+    usize::try_from(position).map_err(|_| invalid())
+}
+
+fn step<'a>(value: &'a mut Value, token: &str) -> Option<&'a mut Value> {
+    match value {
+        Value::Object(members) => members.get_mut(token),
+        Value::Array(items) => {
+            let position = index(token, items.len()).ok()?;
+            items.get_mut(position)
+        }
+        _ => None,
+    }
+}
+
+fn container<'a>(
+    document: &'a mut Value,
+    path: &str,
+    operation: &'static str,
+) -> Result<(&'a mut Value, String), Error> {
+    let missing = || Error::MissingPath {
+        operation,
+        path: path.to_owned(),
+    };
+    let (parent, last) = split(path).ok_or_else(missing)?;
+    let mut current = document;
+    for token in parent.split('/').skip(1) {
+        current = step(current, &unescape(token)).ok_or_else(missing)?;
+    }
+    if current.is_object() || current.is_array() {
+        Ok((current, last))
+    } else {
+        Err(missing())
+    }
+}
+
+fn find<'a>(
+    document: &'a mut Value,
+    path: &str,
+    operation: &'static str,
+) -> Result<&'a Value, Error> {
+    if path.is_empty() {
+        return Ok(document);
+    }
+    let (parent, last) = container(document, path, operation)?;
+    step(parent, &last)
+        .map(|value| &*value)
+        .ok_or_else(|| Error::MissingKey {
+            operation,
+            path: path.to_owned(),
+        })
+}
+
+fn add(
+    document: &mut Value,
+    path: &str,
+    value: Value,
+    operation: &'static str,
+) -> Result<(), Error> {
+    if path.is_empty() {
+        *document = value;
+        return Ok(());
+    }
+    let (parent, last) = container(document, path, operation)?;
+    match parent {
+        Value::Array(items) if last == "-" => items.push(value),
+        Value::Array(items) => {
+            // Inserting at the end is allowed, and -1 inserts there too.
+            let position = index(&last, items.len() + 1)?;
+            items.insert(position, value);
+        }
+        Value::Object(members) => {
+            members.insert(last, value);
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn remove(document: &mut Value, path: &str, operation: &'static str) -> Result<Value, Error> {
+    let missing = || Error::MissingKey {
+        operation,
+        path: path.to_owned(),
+    };
+    let (parent, last) = container(document, path, operation)?;
+    match parent {
+        Value::Array(items) => {
+            let position = index(&last, items.len())?;
+            Ok(items.remove(position))
+        }
+        Value::Object(members) => members.remove(&last).ok_or_else(missing),
+        _ => Err(missing()),
+    }
+}
+
+fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
+    if path.is_empty() {
+        *document = value;
+        return Ok(());
+    }
+    let (parent, last) = container(document, path, "replace")?;
+    let slot = step(parent, &last).ok_or_else(|| Error::MissingKey {
+        operation: "replace",
+        path: path.to_owned(),
+    })?;
+    *slot = value;
+    Ok(())
+}
+
+fn test(document: &mut Value, path: &str, expected: &Value) -> Result<(), Error> {
+    let actual = match find(document, path, "test") {
+        Ok(value) => value,
+        // A missing field equals null, as the Go library has it.
+        Err(Error::MissingKey { .. }) => &Value::Null,
+        Err(error) => return Err(error),
+    };
+    if equal(actual, expected) {
+        Ok(())
+    } else {
+        Err(Error::TestFailed(path.to_owned()))
+    }
+}
+
+/// Equality of JSON values, where 1 and 1.0 are the same number.
+fn equal(left: &Value, right: &Value) -> bool {
+    match (left, right) {
+        (Value::Number(left), Value::Number(right)) => {
+            left == right || left.as_f64() == right.as_f64()
+        }
+        (Value::Array(left), Value::Array(right)) => {
+            left.len() == right.len() && left.iter().zip(right).all(|(l, r)| equal(l, r))
+        }
+        (Value::Object(left), Value::Object(right)) => {
+            left.len() == right.len()
+                && left
+                    .iter()
+                    .all(|(key, l)| right.get(key).is_some_and(|r| equal(l, r)))
+        }
+        _ => left == right,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn patched(object: &Value, patch: Value) -> Result<Value, String> {
+        JsonPatch::from_value(patch)
+            .and_then(|patch| patch.apply(object))
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn operations_do_what_the_rfc_says() {
+        let object = json!({"a": {"b": [1, 2, 3]}, "x~y/z": 1});
+        let cases = [
+            (
+                json!([{"op": "add", "path": "/a/c", "value": 1}]),
+                json!({"a": {"b": [1, 2, 3], "c": 1}, "x~y/z": 1}),
+            ),
+            (
+                json!([{"op": "add", "path": "/a/b/-", "value": 4}]),
+                json!({"a": {"b": [1, 2, 3, 4]}, "x~y/z": 1}),
+            ),
+            (
+                json!([{"op": "add", "path": "/a/b/0", "value": 0}]),
+                json!({"a": {"b": [0, 1, 2, 3]}, "x~y/z": 1}),
+            ),
+            (
+                json!([{"op": "remove", "path": "/a/b/-1"}]),
+                json!({"a": {"b": [1, 2]}, "x~y/z": 1}),
+            ),
+            (
+                json!([{"op": "remove", "path": "/x~0y~1z"}]),
+                json!({"a": {"b": [1, 2, 3]}}),
+            ),
+            (
+                json!([{"op": "replace", "path": "/a/b/1", "value": 9}]),
+                json!({"a": {"b": [1, 9, 3]}, "x~y/z": 1}),
+            ),
+            (
+                json!([{"op": "move", "from": "/a/b", "path": "/b"}]),
+                json!({"a": {}, "b": [1, 2, 3], "x~y/z": 1}),
+            ),
+            (
+                json!([{"op": "copy", "from": "/a/b/0", "path": "/c"}]),
+                json!({"a": {"b": [1, 2, 3]}, "c": 1, "x~y/z": 1}),
+            ),
+            (
+                json!([{"op": "test", "path": "/a/b/0", "value": 1.0}, {"op": "replace", "path": "", "value": 7}]),
+                json!(7),
+            ),
+        ];
+        for (patch, expected) in cases {
+            assert_eq!(
+                patched(&object, patch.clone()).unwrap(),
+                expected,
+                "{patch}"
+            );
+        }
+    }
+
+    #[test]
+    fn failures_leave_the_object_alone_and_say_why() {
+        let object = json!({"a": [1]});
+        let cases = [
+            (
+                json!([{"op": "remove", "path": "/b"}]),
+                "remove operation does not apply: doc is missing key: /b: missing value",
+            ),
+            (
+                json!([{"op": "add", "path": "/b/c", "value": 1}]),
+                "add operation does not apply: doc is missing path: \"/b/c\": missing value",
+            ),
+            (
+                json!([{"op": "test", "path": "/a", "value": 2}]),
+                "testing value /a failed: test failed",
+            ),
+            (
+                json!([{"op": "replace", "path": "/z", "value": 2}]),
+                "replace operation does not apply: doc is missing key: /z: missing value",
+            ),
+            (
+                json!([{"op": "add", "path": "/a/7", "value": 2}]),
+                "Unable to access invalid index: 7: invalid index referenced",
+            ),
+            (
+                json!([{"op": "jump", "path": "/a"}]),
+                "Unexpected kind: jump",
+            ),
+        ];
+        for (patch, expected) in cases {
+            assert_eq!(patched(&object, patch).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn copies_cannot_grow_an_object_without_bound() {
+        let object = json!({"a": "x".repeat(1024 * 1024)});
+        let operations: Vec<Value> = (0..10)
+            .map(|i| json!({"op": "copy", "from": "/a", "path": format!("/b{i}")}))
+            .collect();
+        assert!(
+            patched(&object, Value::Array(operations))
+                .unwrap_err()
+                .contains("exceeds the limit")
+        );
+        let many = vec![json!({"op": "test", "path": "/a", "value": 1}); MAX_OPERATIONS + 1];
+        let error = JsonPatch::from_value(Value::Array(many)).unwrap_err();
+        assert_eq!(Status::from(error).code, 413);
+    }
+}

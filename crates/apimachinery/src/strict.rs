@@ -1,0 +1,167 @@
+//! Decoding of JSON request bodies that notices fields given twice.
+//!
+//! The last value wins, as in every JSON decoder Kubernetes uses; field validation then refuses or warns with the
+//! paths found here.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+/// A decoded body and what was wrong with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decoded {
+    pub value: Value,
+    /// Paths given more than once, each named once: `spec.replicas`.
+    pub duplicates: Vec<String>,
+}
+
+/// Decodes a JSON document.
+pub fn decode(body: &[u8]) -> Result<Decoded, serde_json::Error> {
+    let mut duplicates = Vec::new();
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let seed = Seed {
+        path: String::new(),
+        duplicates: &mut duplicates,
+    };
+    let value = seed.deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(Decoded { value, duplicates })
+}
+
+/// The message with which strict field validation refuses a body, or `None` if there is nothing to say.
+pub fn message(duplicates: &[String], unknown: &[String]) -> Option<String> {
+    let problems = problems(duplicates, unknown);
+    (!problems.is_empty()).then(|| format!("strict decoding error: {}", problems.join(", ")))
+}
+
+/// The problems one by one, as they are sent in `Warning` headers.
+pub fn problems(duplicates: &[String], unknown: &[String]) -> Vec<String> {
+    let duplicates = duplicates
+        .iter()
+        .map(|path| format!("duplicate field \"{path}\""));
+    let unknown = unknown
+        .iter()
+        .map(|path| format!("unknown field \"{path}\""));
+    duplicates.chain(unknown).collect()
+}
+
+struct Seed<'a> {
+    path: String,
+    duplicates: &'a mut Vec<String>,
+}
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::from(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::from(value))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
+        Number::from_f64(value)
+            .map(Value::Number)
+            .ok_or_else(|| E::custom("number out of range"))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::from(value))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        loop {
+            let seed = Seed {
+                path: format!("{}[{}]", self.path, items.len()),
+                duplicates: self.duplicates,
+            };
+            match access.next_element_seed(seed)? {
+                Some(item) => items.push(item),
+                None => return Ok(Value::Array(items)),
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut members = Map::new();
+        while let Some(key) = access.next_key::<String>()? {
+            let path = if self.path.is_empty() {
+                key.clone()
+            } else {
+                format!("{}.{key}", self.path)
+            };
+            if members.contains_key(&key) && !self.duplicates.contains(&path) {
+                self.duplicates.push(path.clone());
+                if self.duplicates.len() > 100 {
+                    return Err(A::Error::custom("too many duplicate fields"));
+                }
+            }
+            let seed = Seed {
+                path,
+                duplicates: self.duplicates,
+            };
+            let value = access.next_value_seed(seed)?;
+            members.insert(key, value);
+        }
+        Ok(Value::Object(members))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_field_given_twice_is_named_and_the_last_value_wins() {
+        let decoded =
+            decode(br#"{"spec": {"a": 1, "a": 2, "l": [{"x": 1, "x": 2}]}, "n": null}"#).unwrap();
+        assert_eq!(
+            decoded.value,
+            json!({"spec": {"a": 2, "l": [{"x": 2}]}, "n": null})
+        );
+        assert_eq!(decoded.duplicates, ["spec.a", "spec.l[0].x"]);
+        assert_eq!(
+            message(&decoded.duplicates, &["spec.q".to_owned()]).unwrap(),
+            "strict decoding error: duplicate field \"spec.a\", duplicate field \"spec.l[0].x\", unknown field \"spec.q\""
+        );
+        assert_eq!(message(&[], &[]), None);
+    }
+
+    #[test]
+    fn what_is_not_json_is_refused() {
+        for body in ["", "{", "{} x", "[1,]"] {
+            assert!(decode(body.as_bytes()).is_err(), "{body}");
+        }
+        let deep = "[".repeat(100_000);
+        assert!(decode(deep.as_bytes()).is_err());
+    }
+}

@@ -1,0 +1,212 @@
+//! Garbage collection: follows every event, and carries out what the graph decides through the same operations as any client.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use apimachinery::status::Status;
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use serde_json::Value;
+
+use super::graph::{Decision, Graph, Node, Policy};
+use crate::{
+    auth::User,
+    operations::{Api, DeleteOptions, Part, Propagation, Target, WriteOptions, delete, metadata},
+    store::{Feed, Object, Owner, ResourceId},
+};
+
+type Uid = Box<str>;
+
+const AT_ONCE: usize = 64;
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+
+/// Collects garbage until the server stops.
+pub async fn run(api: Arc<Api>, existing: Vec<(ResourceId, Arc<Object>)>, mut feed: Feed) {
+    let mut graph = Graph::default();
+    let mut queue = Queue::default();
+    for (resource, object) in &existing {
+        graph.insert(resource, object);
+    }
+    queue.extend(existing.iter().map(|(_, object)| object.facts.uid.clone()));
+    drop(existing);
+    let mut running: FuturesUnordered<BoxFuture<'static, Option<Uid>>> = FuturesUnordered::new();
+    let shutdown = api.shutdown.clone();
+    loop {
+        while running.len() < AT_ONCE
+            && let Some(uid) = queue.pop()
+        {
+            let registry = api.registry();
+            let decision = graph.decide(&uid, &|owner: &Owner| {
+                registry
+                    .find_kind(&owner.api_version, &owner.kind)
+                    .is_some()
+            });
+            if let Some(work) = prepare(&api, &graph, uid, decision) {
+                running.push(work);
+            }
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            event = feed.recv() => match event {
+                Some((resource, event)) => queue.extend(graph.observe(&resource, &event)),
+                None => return,
+            },
+            Some(again) = running.next(), if !running.is_empty() => queue.extend(again),
+        }
+    }
+}
+
+/// UIDs to decide about, each waiting once.
+#[derive(Default)]
+struct Queue {
+    order: VecDeque<Uid>,
+    waiting: HashSet<Uid>,
+}
+
+impl Queue {
+    fn extend(&mut self, uids: impl IntoIterator<Item = Uid>) {
+        for uid in uids {
+            if self.waiting.insert(uid.clone()) {
+                self.order.push_back(uid);
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<Uid> {
+        let uid = self.order.pop_front()?;
+        self.waiting.remove(&uid);
+        Some(uid)
+    }
+}
+
+/// The work that a decision means; it answers with the UID when it must be tried again.
+fn prepare(
+    api: &Arc<Api>,
+    graph: &Graph,
+    uid: Uid,
+    decision: Decision,
+) -> Option<BoxFuture<'static, Option<Uid>>> {
+    let node = graph.node(&uid)?;
+    let target = target_of(api, node)?;
+    let dependents: Vec<Target> = match &decision {
+        Decision::Keep => return None,
+        Decision::Orphan(dependents) => dependents
+            .iter()
+            .filter_map(|dependent| target_of(api, graph.node(dependent)?))
+            .collect(),
+        _ => Vec::new(),
+    };
+    let api = api.clone();
+    Some(Box::pin(async move {
+        match carry_out(&api, &target, &uid, decision, dependents).await {
+            Ok(()) => None,
+            Err(status) if status.is_not_found() || status.is_conflict() => None,
+            Err(status) => {
+                tracing::warn!(error = %status, resource = %target.resource.id, name = %target.name, "garbage collection failed and is tried again");
+                tokio::time::sleep(RETRY_DELAY).await;
+                Some(uid)
+            }
+        }
+    }))
+}
+
+fn target_of(api: &Api, node: &Node) -> Option<Target> {
+    let resource = api.registry().find_id(&node.resource)?;
+    Some(Target {
+        resource,
+        namespace: node.key.namespace().to_owned(),
+        name: node.key.name().to_owned(),
+    })
+}
+
+async fn carry_out(
+    api: &Api,
+    target: &Target,
+    uid: &Uid,
+    decision: Decision,
+    dependents: Vec<Target>,
+) -> Result<(), Status> {
+    let options = WriteOptions {
+        user: User::system("generic-garbage-collector"),
+        ..WriteOptions::default()
+    };
+    match decision {
+        Decision::Keep => Ok(()),
+        Decision::Delete(policy) => {
+            let policy = match policy {
+                Policy::Background => Propagation::Background,
+                Policy::Foreground => Propagation::Foreground,
+                Policy::Orphan => Propagation::Orphan,
+            };
+            let preconditions = delete::Preconditions {
+                uid: Some(uid.to_string()),
+                resource_version: None,
+            };
+            let request = DeleteOptions {
+                propagation_policy: Some(policy),
+                preconditions: Some(preconditions),
+                ..DeleteOptions::default()
+            };
+            api.delete(target, &request, &options).await.map(drop)
+        }
+        Decision::Release(owners) => release(api, target, &owners, &options).await,
+        Decision::FinishForeground => {
+            remove_finalizer(api, target, uid, delete::FOREGROUND, &options).await
+        }
+        Decision::Orphan(_) => {
+            for dependent in &dependents {
+                match release(api, dependent, std::slice::from_ref(uid), &options).await {
+                    Err(status) if !status.is_not_found() => return Err(status),
+                    _ => {}
+                }
+            }
+            remove_finalizer(api, target, uid, delete::ORPHAN, &options).await
+        }
+    }
+}
+
+async fn release(
+    api: &Api,
+    target: &Target,
+    owners: &[Uid],
+    options: &WriteOptions,
+) -> Result<(), Status> {
+    let transform = |old: &Value| {
+        let mut object = old.clone();
+        if let Some(references) = metadata::of(&mut object)
+            .get_mut("ownerReferences")
+            .and_then(Value::as_array_mut)
+        {
+            references.retain(|reference| !owners.iter().any(|owner| reference["uid"] == **owner));
+        }
+        Ok(object)
+    };
+    api.modify(target, Part::Main, &transform, options)
+        .await
+        .map(drop)
+}
+
+async fn remove_finalizer(
+    api: &Api,
+    target: &Target,
+    uid: &Uid,
+    finalizer: &str,
+    options: &WriteOptions,
+) -> Result<(), Status> {
+    let transform = |old: &Value| {
+        let mut object = old.clone();
+        if metadata::text(old, "uid") == &**uid
+            && let Some(finalizers) = metadata::of(&mut object)
+                .get_mut("finalizers")
+                .and_then(Value::as_array_mut)
+        {
+            finalizers.retain(|present| present != finalizer);
+        }
+        Ok(object)
+    };
+    api.modify(target, Part::Main, &transform, options)
+        .await
+        .map(drop)
+}

@@ -1,0 +1,245 @@
+//! What the server serves, told the way kubectl and the client libraries ask for it.
+
+use http::{HeaderMap, StatusCode, header};
+use serde_json::{Value, json};
+
+use super::body::{self, Answer};
+use crate::registry::{Registry, Resource, Rules, Scope};
+use apimachinery::status::Status;
+
+const VERBS: &[&str] = &[
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+];
+const PART_VERBS: &[&str] = &["get", "patch", "update"];
+
+/// Answers a path below `/api` or `/apis`.
+pub fn answer(registry: &Registry, segments: &[String], headers: &HeaderMap) -> Answer {
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let document = match segments.as_slice() {
+        ["api"] if wants_aggregated(headers) => return aggregated(registry, true),
+        ["apis"] if wants_aggregated(headers) => return aggregated(registry, false),
+        ["api"] => Some(json!({
+            "kind": "APIVersions", "versions": ["v1"],
+            "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": ""}],
+        })),
+        ["api", "v1"] => Some(resource_list(registry, "", "v1")),
+        ["apis"] => {
+            let groups: Vec<Value> = registry
+                .groups()
+                .into_iter()
+                .map(|(group, _)| group_document(registry, group))
+                .collect();
+            Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
+        }
+        ["apis", group] if !group.is_empty() && registry.versions(group).is_some() => {
+            let mut document = group_document(registry, group);
+            document["kind"] = Value::from("APIGroup");
+            document["apiVersion"] = Value::from("v1");
+            Some(document)
+        }
+        ["apis", group, version]
+            if registry
+                .versions(group)
+                .is_some_and(|versions| versions.iter().any(|served| &**served == *version)) =>
+        {
+            Some(resource_list(registry, group, version))
+        }
+        _ => None,
+    };
+    match document {
+        Some(document) => body::json(StatusCode::OK, &document),
+        None => body::failure(&Status::unknown_path()),
+    }
+}
+
+fn group_version(group: &str, version: &str) -> Value {
+    let joined = if group.is_empty() {
+        version.to_owned()
+    } else {
+        format!("{group}/{version}")
+    };
+    json!({"groupVersion": joined, "version": version})
+}
+
+fn group_document(registry: &Registry, group: &str) -> Value {
+    let versions: Vec<Value> = registry
+        .versions(group)
+        .into_iter()
+        .flatten()
+        .map(|version| group_version(group, version))
+        .collect();
+    json!({"name": group, "versions": versions, "preferredVersion": versions.first()})
+}
+
+fn resource_list(registry: &Registry, group: &str, version: &str) -> Value {
+    let mut resources = Vec::new();
+    for resource in registry.resources(group, version) {
+        let mut entry = json!({
+            "name": &*resource.plural, "singularName": &*resource.singular, "namespaced": resource.is_namespaced(),
+            "kind": &*resource.kind, "verbs": VERBS,
+        });
+        if !resource.short_names.is_empty() {
+            entry["shortNames"] = json!(resource.short_names);
+        }
+        if !resource.categories.is_empty() {
+            entry["categories"] = json!(resource.categories);
+        }
+        resources.push(entry);
+        for part in subresources(resource) {
+            let mut entry = json!({
+                "name": format!("{}/{}", resource.plural, part.name), "singularName": "", "namespaced": resource.is_namespaced(),
+                "kind": part.kind, "verbs": part.verbs,
+            });
+            if !part.group.is_empty() {
+                entry["group"] = Value::from(part.group);
+                entry["version"] = Value::from(part.version);
+            }
+            resources.push(entry);
+        }
+    }
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version(group, version)["groupVersion"], "resources": resources})
+}
+
+struct Part {
+    name: &'static str,
+    kind: String,
+    group: &'static str,
+    version: &'static str,
+    verbs: &'static [&'static str],
+}
+
+fn subresources(resource: &Resource) -> Vec<Part> {
+    let own = |name, verbs| Part {
+        name,
+        kind: resource.kind.to_string(),
+        group: "",
+        version: "",
+        verbs,
+    };
+    let mut parts = Vec::new();
+    if resource.has_status {
+        parts.push(own("status", PART_VERBS));
+    }
+    if resource.scale.is_some() {
+        parts.push(Part {
+            name: "scale",
+            kind: "Scale".into(),
+            group: "autoscaling",
+            version: "v1",
+            verbs: PART_VERBS,
+        });
+    }
+    match resource.rules {
+        Rules::Pod => {
+            parts.push(Part {
+                name: "binding",
+                kind: "Binding".into(),
+                group: "",
+                version: "",
+                verbs: &["create"],
+            });
+            parts.push(Part {
+                name: "eviction",
+                kind: "Eviction".into(),
+                group: "policy",
+                version: "v1",
+                verbs: &["create"],
+            });
+        }
+        Rules::Namespace => parts.push(own("finalize", &["update"])),
+        _ => {}
+    }
+    parts
+}
+
+fn wants_aggregated(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::ACCEPT)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|accept| {
+            accept.split(',').next().is_some_and(|first| {
+                first.contains("as=APIGroupDiscoveryList") && first.contains("v=v2;")
+            }) || accept.split(',').any(|choice| {
+                choice.contains("as=APIGroupDiscoveryList")
+                    && (choice.contains("v=v2;") || choice.trim_end().ends_with("v=v2"))
+            })
+        })
+}
+
+fn aggregated(registry: &Registry, core: bool) -> Answer {
+    let groups: Vec<&str> = if core {
+        vec![""]
+    } else {
+        registry
+            .groups()
+            .into_iter()
+            .map(|(group, _)| &**group)
+            .collect()
+    };
+    let items: Vec<Value> = groups
+        .into_iter()
+        .map(|group| {
+            let versions: Vec<Value> = registry
+                .versions(group)
+                .into_iter()
+                .flatten()
+                .map(|version| {
+                    let resources: Vec<Value> = registry
+                        .resources(group, version)
+                        .into_iter()
+                        .map(|resource| aggregated_resource(resource))
+                        .collect();
+                    json!({"version": &**version, "resources": resources, "freshness": "Current"})
+                })
+                .collect();
+            let mut metadata = json!({"creationTimestamp": null});
+            if !group.is_empty() {
+                metadata["name"] = Value::from(group);
+            }
+            json!({"metadata": metadata, "versions": versions})
+        })
+        .collect();
+    let document = json!({"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items});
+    let mut answer = body::json(StatusCode::OK, &document);
+    let media_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    answer.headers_mut().insert(
+        header::CONTENT_TYPE,
+        http::HeaderValue::from_static(media_type),
+    );
+    answer
+}
+
+fn aggregated_resource(resource: &Resource) -> Value {
+    let kind = |kind: &str, group: &str, version: &str| json!({"group": group, "version": version, "kind": kind});
+    let parts: Vec<Value> = subresources(resource)
+        .into_iter()
+        .map(|part| {
+            let (group, version) = if part.group.is_empty() { (&*resource.group, &*resource.version) } else { (part.group, part.version) };
+            json!({"subresource": part.name, "responseKind": kind(&part.kind, group, version), "verbs": part.verbs})
+        })
+        .collect();
+    let mut document = json!({
+        "resource": &*resource.plural,
+        "responseKind": kind(&resource.kind, &resource.group, &resource.version),
+        "scope": if resource.scope == Scope::Namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": &*resource.singular,
+        "verbs": VERBS,
+    });
+    for (field, value) in [
+        ("shortNames", json!(resource.short_names)),
+        ("categories", json!(resource.categories)),
+        ("subresources", Value::from(parts)),
+    ] {
+        if value.as_array().is_some_and(|list| !list.is_empty()) {
+            document[field] = value;
+        }
+    }
+    document
+}

@@ -1,0 +1,335 @@
+//! Requests for objects: which operation a method and path mean, with which options, and how its outcome is answered.
+
+use std::sync::Arc;
+
+use apimachinery::{
+    patch::{json::JsonPatch, merge},
+    status::Status,
+};
+use bytes::Bytes;
+use http::{HeaderValue, Method, StatusCode, header::HeaderName, request::Parts};
+use serde_json::Value;
+
+use super::{
+    body::{self, Answer, Format},
+    options,
+    path::{Query, ResourcePath},
+    render::{self, Renderer},
+};
+use crate::{
+    auth::User,
+    operations::{
+        Api, DeleteOptions, Part, Target, WriteOptions, Written,
+        modify::{Replace, Transform},
+        subresource,
+    },
+    registry::{Resource, Rules},
+};
+
+struct Call<'a> {
+    api: &'a Arc<Api>,
+    user: &'a User,
+    parts: &'a Parts,
+    query: Query,
+    target: Target,
+    renderer: Renderer,
+    bytes: Bytes,
+}
+
+/// Answers a request for objects.
+pub async fn answer(
+    api: &Arc<Api>,
+    user: &User,
+    parts: &Parts,
+    path: &ResourcePath,
+    bytes: Bytes,
+) -> Result<Answer, Status> {
+    let registry = api.registry();
+    let resource = registry
+        .find(&path.group, &path.version, &path.resource)
+        .ok_or_else(Status::unknown_path)?;
+    if resource.is_namespaced() == path.namespace.is_empty()
+        && !(resource.is_namespaced() && path.name.is_empty())
+    {
+        return Err(Status::unknown_path());
+    }
+    let accepted = render::negotiate(&parts.headers)?;
+    let renderer = Renderer::new(resource.clone(), accepted);
+    let target = Target {
+        resource: resource.clone(),
+        namespace: path.namespace.clone(),
+        name: path.name.clone(),
+    };
+    let call = Call {
+        api,
+        user,
+        parts,
+        query: Query::parse(parts.uri.query()),
+        target,
+        renderer,
+        bytes,
+    };
+    let mut answer = match path.subresource.as_str() {
+        "" => call.object().await,
+        "status" if resource.has_status => call.part(Part::Status).await,
+        "finalize" if resource.rules == Rules::Namespace => call.part(Part::Finalize).await,
+        "scale" if resource.scale.is_some() => call.scale().await,
+        "binding" if resource.rules == Rules::Pod => call.binding().await,
+        "eviction" if resource.rules == Rules::Pod => call.eviction().await,
+        _ => Err(Status::unknown_path()),
+    }?;
+    if let Some(deprecation) = resource
+        .custom
+        .as_ref()
+        .and_then(|custom| custom.deprecation.as_deref())
+    {
+        warn(&mut answer, deprecation);
+    }
+    Ok(answer)
+}
+
+/// Adds a `Warning` header.
+fn warn(answer: &mut Answer, message: &str) {
+    let escaped = message.replace('\\', "\\\\").replace('"', "\\\"");
+    if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{escaped}\"")) {
+        answer
+            .headers_mut()
+            .append(HeaderName::from_static("warning"), value);
+    }
+}
+
+impl Call<'_> {
+    fn write_options(&self) -> Result<WriteOptions, Status> {
+        options::write(&self.query, self.user)
+    }
+
+    fn decoded(&self) -> Result<Value, Status> {
+        body::decode(&self.bytes, body::format(&self.parts.headers)?)
+    }
+
+    fn resource(&self) -> &Arc<Resource> {
+        &self.target.resource
+    }
+
+    async fn object(self) -> Result<Answer, Status> {
+        match (&self.parts.method, self.target.name.is_empty()) {
+            (&(Method::GET | Method::HEAD), _) if self.query.flag("watch") => self.watch(),
+            (&(Method::GET | Method::HEAD), true) => {
+                let options = options::list(self.resource(), &self.query)?;
+                let listed = self.api.list(&self.target, &options)?;
+                Ok(self.renderer.answer_list(listed))
+            }
+            (&(Method::GET | Method::HEAD), false) => {
+                let object = self.api.get(&self.target)?;
+                Ok(self.renderer.answer(StatusCode::OK, &object))
+            }
+            (&Method::POST, true) => {
+                let written = self
+                    .api
+                    .create(&self.target, self.decoded()?, &self.write_options()?)
+                    .await?;
+                Ok(self.written(&written))
+            }
+            (&(Method::PUT | Method::PATCH), false) => self.part(Part::Main).await,
+            (&Method::DELETE, false) => self.delete().await,
+            (&Method::DELETE, true) => self.delete_collection().await,
+            _ => Err(Status::method_not_allowed()),
+        }
+    }
+
+    fn watch(self) -> Result<Answer, Status> {
+        let options = options::watch(self.resource(), &self.query, &self.target.name)?;
+        let target = Target {
+            name: String::new(),
+            ..self.target.clone()
+        };
+        match self.api.watch(&target, &options) {
+            Ok(watching) => Ok(self.renderer.answer_watch(watching)),
+            Err(status) if status.code == 410 => Ok(Renderer::answer_failed_watch(&status)),
+            Err(status) => Err(status),
+        }
+    }
+
+    fn written(&self, written: &Written) -> Answer {
+        let code = if written.created {
+            StatusCode::CREATED
+        } else {
+            StatusCode::OK
+        };
+        let mut answer = self.renderer.answer(code, &written.object);
+        for warning in &written.warnings {
+            warn(&mut answer, warning);
+        }
+        answer
+    }
+
+    async fn part(self, part: Part) -> Result<Answer, Status> {
+        let options = self.write_options()?;
+        match self.parts.method {
+            Method::GET | Method::HEAD => {
+                let object = self.api.get(&self.target)?;
+                Ok(self.renderer.answer(StatusCode::OK, &object))
+            }
+            Method::PUT => {
+                let written = self
+                    .api
+                    .modify(&self.target, part, &Replace(self.decoded()?), &options)
+                    .await?;
+                Ok(self.written(&written))
+            }
+            Method::PATCH => {
+                let patch = Patch::parse(&self.parts.headers, &self.bytes)?;
+                let written = self
+                    .api
+                    .modify(&self.target, part, &patch, &options)
+                    .await?;
+                Ok(self.written(&written))
+            }
+            _ => Err(Status::method_not_allowed()),
+        }
+    }
+
+    async fn scale(self) -> Result<Answer, Status> {
+        let options = self.write_options()?;
+        let scale = match self.parts.method {
+            Method::GET | Method::HEAD => {
+                let object = self.api.get(&self.target)?;
+                let paths = self
+                    .resource()
+                    .scale
+                    .as_ref()
+                    .ok_or_else(Status::unknown_path)?;
+                subresource::scale_of(paths, &Api::value_of(self.resource(), &object))
+            }
+            Method::PUT => {
+                let wanted = self.decoded()?;
+                self.api
+                    .modify_scale(&self.target, |_| Ok(wanted.clone()), &options)
+                    .await?
+            }
+            Method::PATCH => {
+                let patch = Patch::parse(&self.parts.headers, &self.bytes)?;
+                self.api
+                    .modify_scale(&self.target, |scale| patch.apply(&scale), &options)
+                    .await?
+            }
+            _ => return Err(Status::method_not_allowed()),
+        };
+        Ok(self.renderer.answer_value(StatusCode::OK, &scale))
+    }
+
+    async fn binding(self) -> Result<Answer, Status> {
+        if self.parts.method != Method::POST {
+            return Err(Status::method_not_allowed());
+        }
+        self.api
+            .bind_pod(&self.target, &self.decoded()?, &self.write_options()?)
+            .await?;
+        Ok(created_status())
+    }
+
+    async fn eviction(self) -> Result<Answer, Status> {
+        if self.parts.method != Method::POST {
+            return Err(Status::method_not_allowed());
+        }
+        self.api
+            .evict_pod(&self.target, &self.decoded()?, &self.write_options()?)
+            .await?;
+        Ok(created_status())
+    }
+
+    fn delete_options(&self) -> Result<DeleteOptions, Status> {
+        let body =
+            if self.bytes.iter().all(u8::is_ascii_whitespace) {
+                None
+            } else {
+                let decoded = self.decoded()?;
+                Some(serde_json::from_value(decoded).map_err(|error| {
+                    Status::bad_request(format!("invalid DeleteOptions: {error}"))
+                })?)
+            };
+        options::delete(&self.query, body)
+    }
+
+    async fn delete(self) -> Result<Answer, Status> {
+        let deleted = self
+            .api
+            .delete(
+                &self.target,
+                &self.delete_options()?,
+                &self.write_options()?,
+            )
+            .await?;
+        let resource = self.resource();
+        if deleted.gone && !resource.returns_deleted {
+            let status = Status::success(
+                &resource.group,
+                &resource.plural,
+                &self.target.name,
+                &deleted.object.facts.uid,
+            );
+            return Ok(body::json(StatusCode::OK, &status));
+        }
+        Ok(self.renderer.answer(StatusCode::OK, &deleted.object))
+    }
+
+    async fn delete_collection(self) -> Result<Answer, Status> {
+        let list = options::list(self.resource(), &self.query)?;
+        let options = self.delete_options()?;
+        let objects = self
+            .api
+            .delete_collection(&self.target, &list, &options, &self.write_options()?)
+            .await?;
+        let listed = crate::operations::Listed {
+            revision: self.api.store.revision(),
+            objects,
+            continuation: None,
+            remaining: None,
+        };
+        Ok(self.renderer.answer_list(listed))
+    }
+}
+
+fn created_status() -> Answer {
+    let mut status = Status::success("", "", "", "");
+    status.details = None;
+    status.code = 201;
+    body::json(StatusCode::CREATED, &status)
+}
+
+/// A patch, parsed once and applied as often as other writers make it necessary.
+#[derive(Debug)]
+enum Patch {
+    Json(JsonPatch),
+    Merge(Value),
+}
+
+impl Patch {
+    fn parse(headers: &http::HeaderMap, bytes: &[u8]) -> Result<Self, Status> {
+        match body::media_type(headers).as_str() {
+            "application/json-patch+json" => JsonPatch::from_slice(bytes)
+                .map(Self::Json)
+                .map_err(|error| Status::bad_request(error.to_string())),
+            "application/merge-patch+json" => body::decode(bytes, Format::Json).map(Self::Merge),
+            _ => Err(Status::unsupported_media_type(&[
+                "application/json-patch+json",
+                "application/merge-patch+json",
+            ])),
+        }
+    }
+}
+
+impl Transform for Patch {
+    fn apply(&self, old: &Value) -> Result<Value, Status> {
+        match self {
+            Self::Json(patch) => patch
+                .apply(old)
+                .map_err(|error| Status::unprocessable(error.to_string())),
+            Self::Merge(patch) => {
+                let mut object = old.clone();
+                merge::apply(&mut object, patch.clone());
+                Ok(object)
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Stored objects as clients want them: the object itself or its metadata alone, in JSON or YAML, one by one, in lists, in watches.
+//!
+//! The plain form copies stored bytes and parses nothing.
+
+use std::sync::Arc;
+
+use apimachinery::status::Status;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde_json::{Value, json};
+
+use super::body::{self, Answer};
+use crate::{
+    operations::{Api, Listed, Watching, watch::Notice},
+    registry::Resource,
+    store::{Object, Revision},
+    strategy,
+};
+
+/// Bytes after which a piece of a list is sent.
+const CHUNK_BYTES: usize = 128 << 10;
+
+/// What of an object is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// All of it.
+    Object,
+    /// `PartialObjectMetadata`.
+    Metadata,
+}
+
+/// How it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+/// What the client accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// What of an object is shown.
+    pub form: Form,
+    /// How it is written.
+    pub encoding: Encoding,
+}
+
+/// The first form in the client's list that is served.
+pub fn negotiate(headers: &HeaderMap) -> Result<Accepted, Status> {
+    let plain = Accepted {
+        form: Form::Object,
+        encoding: Encoding::Json,
+    };
+    let Some(accept) = headers
+        .get(header::ACCEPT)
+        .and_then(|value| value.to_str().ok())
+        .filter(|text| !text.trim().is_empty())
+    else {
+        return Ok(plain);
+    };
+    for choice in accept.split(',') {
+        let mut parts = choice.split(';').map(str::trim);
+        let media_type = parts.next().unwrap_or_default();
+        let form = parts.find_map(|part| part.strip_prefix("as="));
+        let encoding = match media_type {
+            "*/*" | "application/*" | "application/json" => Encoding::Json,
+            "application/yaml" => Encoding::Yaml,
+            _ => continue,
+        };
+        match form {
+            None => {
+                return Ok(Accepted {
+                    form: Form::Object,
+                    encoding,
+                });
+            }
+            Some("PartialObjectMetadata" | "PartialObjectMetadataList") => {
+                return Ok(Accepted {
+                    form: Form::Metadata,
+                    encoding,
+                });
+            }
+            Some(_) => {}
+        }
+    }
+    Err(Status::not_acceptable(&[
+        "application/json",
+        "application/yaml",
+    ]))
+}
+
+/// Writes objects of one resource in one form.
+#[derive(Clone, Debug)]
+pub struct Renderer {
+    resource: Arc<Resource>,
+    accepted: Accepted,
+}
+
+impl Renderer {
+    /// A renderer of `resource`.
+    pub fn new(resource: Arc<Resource>, accepted: Accepted) -> Self {
+        Self { resource, accepted }
+    }
+
+    /// Answers with one object.
+    pub fn answer(&self, code: StatusCode, object: &Object) -> Answer {
+        let bytes =
+            if self.accepted.form == Form::Object && !strategy::needs_conversion(&self.resource) {
+                object.bytes_as(&self.resource.api_version)
+            } else {
+                let mut buffer = Vec::new();
+                self.append(object, &mut buffer);
+                Bytes::from(buffer)
+            };
+        self.encode(code, bytes)
+    }
+
+    /// Answers with any JSON value in the encoding that the client wants.
+    pub fn answer_value(&self, code: StatusCode, value: &Value) -> Answer {
+        self.encode(
+            code,
+            Bytes::from(serde_json::to_vec(value).unwrap_or_default()),
+        )
+    }
+
+    fn encode(&self, code: StatusCode, json: Bytes) -> Answer {
+        if self.accepted.encoding == Encoding::Json {
+            return body::json_bytes(code, json);
+        }
+        let value: Value = serde_json::from_slice(&json).unwrap_or_default();
+        let mut answer = body::text(code, serde_yaml_ng::to_string(&value).unwrap_or_default());
+        answer.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/yaml"),
+        );
+        answer
+    }
+
+    fn append(&self, object: &Object, buffer: &mut Vec<u8>) {
+        if self.accepted.form == Form::Object && !strategy::needs_conversion(&self.resource) {
+            object.write_as(&self.resource.api_version, buffer);
+        } else {
+            self.append_value(&Api::value_of(&self.resource, object), buffer);
+        }
+    }
+
+    fn append_value(&self, value: &Value, buffer: &mut Vec<u8>) {
+        let shown = match self.accepted.form {
+            Form::Object => value,
+            Form::Metadata => {
+                &json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": value["metadata"]})
+            }
+        };
+        serde_json::to_writer(buffer, shown).expect("a JSON value serialises into memory");
+    }
+
+    fn list_head(&self, listed: &Listed) -> Vec<u8> {
+        let (kind, api_version) = match self.accepted.form {
+            Form::Object => (&*self.resource.list_kind, &*self.resource.api_version),
+            Form::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1"),
+        };
+        let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
+        if let Some(token) = &listed.continuation {
+            metadata["continue"] = Value::from(token.as_str());
+        }
+        if let Some(count) = listed.remaining {
+            metadata["remainingItemCount"] = Value::from(count);
+        }
+        format!(
+            "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{metadata},\"items\":[",
+            Value::from(kind),
+            Value::from(api_version)
+        )
+        .into_bytes()
+    }
+
+    /// Answers with a list, piece by piece when it is long.
+    pub fn answer_list(self, listed: Listed) -> Answer {
+        let mut buffer = self.list_head(&listed);
+        let mut objects = listed.objects.into_iter();
+        let mut first = true;
+        let finished = self.fill(&mut objects, &mut buffer, &mut first);
+        if finished {
+            return self.encode(StatusCode::OK, Bytes::from(buffer));
+        }
+        if self.accepted.encoding == Encoding::Yaml {
+            while !self.fill(&mut objects, &mut buffer, &mut first) {}
+            return self.encode(StatusCode::OK, Bytes::from(buffer));
+        }
+        let rest = futures::stream::unfold(Some((self, objects)), |state| async move {
+            let (renderer, mut objects) = state?;
+            let mut buffer = Vec::with_capacity(CHUNK_BYTES + 8192);
+            let finished = renderer.fill(&mut objects, &mut buffer, &mut false);
+            Some((
+                Bytes::from(buffer),
+                (!finished).then_some((renderer, objects)),
+            ))
+        });
+        let head = futures::stream::once(std::future::ready(Bytes::from(buffer)));
+        let mut answer = Answer::new(body::stream(futures::StreamExt::chain(head, rest)));
+        answer.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        answer
+    }
+
+    /// Appends items until the piece is long enough; whether the list is complete.
+    fn fill(
+        &self,
+        objects: &mut std::vec::IntoIter<Arc<Object>>,
+        buffer: &mut Vec<u8>,
+        first: &mut bool,
+    ) -> bool {
+        while buffer.len() < CHUNK_BYTES {
+            let Some(object) = objects.next() else {
+                buffer.extend_from_slice(b"]}");
+                return true;
+            };
+            if !std::mem::take(first) {
+                buffer.push(b',');
+            }
+            self.append(&object, buffer);
+        }
+        false
+    }
+
+    /// Answers with a watch.
+    pub fn answer_watch(self, watching: Watching) -> Answer {
+        let pieces =
+            futures::stream::unfold((self, watching), |(renderer, mut watching)| async move {
+                let notices = watching.next().await?;
+                let mut buffer = Vec::new();
+                for notice in &notices {
+                    renderer.append_notice(notice, &mut buffer);
+                }
+                Some((Bytes::from(buffer), (renderer, watching)))
+            });
+        let mut answer = Answer::new(body::stream(pieces));
+        answer.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        answer
+    }
+
+    /// Answers with a watch that is over before it began, as kube-apiserver reports a version that is too old.
+    pub fn answer_failed_watch(status: &Status) -> Answer {
+        let mut buffer = Vec::new();
+        append_error(status, &mut buffer);
+        body::json_bytes(StatusCode::OK, buffer)
+    }
+
+    fn append_notice(&self, notice: &Notice, buffer: &mut Vec<u8>) {
+        match notice {
+            Notice::Added(object) => self.append_event("ADDED", object, None, buffer),
+            Notice::Modified(object) => self.append_event("MODIFIED", object, None, buffer),
+            Notice::Deleted(object, revision) => {
+                self.append_event("DELETED", object, Some(*revision), buffer);
+            }
+            Notice::Bookmark(revision) => self.append_bookmark(*revision, false, buffer),
+            Notice::InitialEnd(revision) => self.append_bookmark(*revision, true, buffer),
+            Notice::Error(status) => append_error(status, buffer),
+        }
+    }
+
+    fn append_event(
+        &self,
+        kind: &str,
+        object: &Object,
+        at: Option<Revision>,
+        buffer: &mut Vec<u8>,
+    ) {
+        buffer.extend_from_slice(b"{\"type\":\"");
+        buffer.extend_from_slice(kind.as_bytes());
+        buffer.extend_from_slice(b"\",\"object\":");
+        match at {
+            Some(revision) if revision != object.revision => {
+                if self.accepted.form == Form::Object && !strategy::needs_conversion(&self.resource)
+                {
+                    object.write_at(&self.resource.api_version, revision, buffer);
+                } else {
+                    let mut value = Api::value_of(&self.resource, object);
+                    value["metadata"]["resourceVersion"] = Value::from(revision.to_string());
+                    self.append_value(&value, buffer);
+                }
+            }
+            _ => self.append(object, buffer),
+        }
+        buffer.extend_from_slice(b"}\n");
+    }
+
+    fn append_bookmark(&self, revision: Revision, initial_end: bool, buffer: &mut Vec<u8>) {
+        let (kind, api_version) = match self.accepted.form {
+            Form::Object => (&*self.resource.kind, &*self.resource.api_version),
+            Form::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
+        };
+        let mut metadata =
+            json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
+        if initial_end {
+            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        }
+        let bookmark = json!({"type": "BOOKMARK", "object": {"kind": kind, "apiVersion": api_version, "metadata": metadata}});
+        serde_json::to_writer(&mut *buffer, &bookmark)
+            .expect("a JSON value serialises into memory");
+        buffer.push(b'\n');
+    }
+}
+
+fn append_error(status: &Status, buffer: &mut Vec<u8>) {
+    let event = json!({"type": "ERROR", "object": status});
+    serde_json::to_writer(&mut *buffer, &event).expect("a JSON value serialises into memory");
+    buffer.push(b'\n');
+}

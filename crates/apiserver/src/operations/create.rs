@@ -1,0 +1,165 @@
+//! Creating an object.
+
+use std::sync::Arc;
+
+use apimachinery::status::Status;
+use serde_json::Value;
+
+use super::{
+    Api, Part, Target, WriteOptions, Written, metadata, storage_failure, terminating_namespace,
+};
+use crate::{
+    admission::Operation,
+    registry::Rules,
+    store::{Change, Expectation, Key, ResourceId, Write, WriteError},
+    strategy,
+};
+
+/// How many generated names are tried before the client is told to come back.
+const NAME_ATTEMPTS: usize = 8;
+
+impl Api {
+    /// Creates an object; a missing name is made from `generateName`.
+    pub async fn create(
+        &self,
+        target: &Target,
+        mut object: Value,
+        options: &WriteOptions,
+    ) -> Result<Written, Status> {
+        let resource = &target.resource;
+        if resource.is_namespaced() && target.namespace.is_empty() {
+            return Err(Status::bad_request(
+                "an empty namespace may not be set during creation",
+            ));
+        }
+        metadata::check_identity(&mut object, resource, &target.namespace, "")?;
+        let warnings = strategy::check_fields(resource, &object, options.field_validation)?;
+        let prefix = metadata::text(&object, "generateName").to_owned();
+        let generated = metadata::text(&object, "name").is_empty() && !prefix.is_empty();
+        let mut attempt = 1;
+        loop {
+            let mut candidate = object.clone();
+            if generated {
+                metadata::of(&mut candidate)
+                    .insert("name".into(), Value::from(metadata::generate_name(&prefix)));
+            }
+            let named = Target {
+                name: metadata::text(&candidate, "name").to_owned(),
+                ..target.clone()
+            };
+            match self.create_named(&named, candidate, options).await {
+                Err(status) if generated && status.reason == "AlreadyExists" => {
+                    if attempt == NAME_ATTEMPTS {
+                        return Err(Status::generate_name_conflict(
+                            &resource.group,
+                            &resource.plural,
+                            &named.name,
+                        ));
+                    }
+                    attempt += 1;
+                }
+                Ok(mut written) => {
+                    written.warnings = warnings;
+                    return Ok(written);
+                }
+                Err(status) => return Err(status),
+            }
+        }
+    }
+
+    async fn create_named(
+        &self,
+        target: &Target,
+        mut object: Value,
+        options: &WriteOptions,
+    ) -> Result<Written, Status> {
+        let resource = &target.resource;
+        let namespace = self.containing_namespace(target)?;
+        metadata::prepare_create(&mut object, resource, self.now());
+        strategy::prepare_create(self, resource, &mut object);
+        self.admit(
+            target,
+            Part::Main,
+            Operation::Create,
+            &mut object,
+            None,
+            options,
+        )?;
+        let mut errors = metadata::validate(&object, None, resource);
+        errors.extend(strategy::validate(
+            self,
+            resource,
+            &object,
+            None,
+            Part::Main,
+        ));
+        if !errors.is_empty() {
+            return Err(Status::invalid(
+                &resource.group,
+                &resource.kind,
+                &target.name,
+                &errors,
+            ));
+        }
+        let draft = Self::draft(resource, object)?;
+        let key = target.key();
+        if options.dry_run {
+            if self.store.get(&resource.id, &key).is_some() {
+                return Err(Status::already_exists(
+                    &resource.group,
+                    &resource.plural,
+                    &target.name,
+                ));
+            }
+            let object = Arc::new(draft.preview(key, self.store.revision()));
+            return Ok(Written {
+                object,
+                created: true,
+                warnings: Vec::new(),
+            });
+        }
+        let write = Write {
+            resource: resource.id.clone(),
+            key,
+            expect: Expectation::Absent,
+            requires: namespace,
+            change: Change::Put(draft),
+        };
+        match self.store.write(write).await {
+            Ok(object) => {
+                self.written(resource);
+                Ok(Written {
+                    object,
+                    created: true,
+                    warnings: Vec::new(),
+                })
+            }
+            Err(WriteError::Conflict { .. }) => Err(Status::already_exists(
+                &resource.group,
+                &resource.plural,
+                &target.name,
+            )),
+            Err(error) => Err(storage_failure(target, &error)),
+        }
+    }
+
+    /// The namespace that must be there for an object to be created.
+    pub(super) fn containing_namespace(
+        &self,
+        target: &Target,
+    ) -> Result<Option<(ResourceId, Key)>, Status> {
+        if !target.resource.is_namespaced() || target.resource.rules == Rules::Namespace {
+            return Ok(None);
+        }
+        let id = ResourceId::new("", "namespaces");
+        let key = Key::new("", &target.namespace);
+        let namespace = self
+            .store
+            .get(&id, &key)
+            .ok_or_else(|| Status::not_found("", "namespaces", &target.namespace))?;
+        if namespace.is_deleting() {
+            return Err(terminating_namespace(target));
+        }
+        Ok(Some((id, key)))
+    }
+}

@@ -1,0 +1,238 @@
+//! Changing an object: an update or a patch is a function from the stored object to its successor, tried again when another write
+//! comes between, unless the client named the version it changes.
+
+use std::sync::Arc;
+
+use apimachinery::{field::FieldError, status::Status};
+use serde_json::Value;
+
+use super::{Api, Part, Target, WriteOptions, Written, metadata, storage_failure};
+use crate::{
+    admission::Operation,
+    store::{Change, Expectation, Object, Write, WriteError},
+    strategy,
+};
+
+/// Another writer can only win so often before something is wrong.
+const ATTEMPTS: usize = 1000;
+
+/// How a successor is made.
+pub trait Transform: Send + Sync {
+    /// The successor of `old`.
+    fn apply(&self, old: &Value) -> Result<Value, Status>;
+
+    /// Whether fields unknown to the schema in the successor came from the client.
+    fn checks_fields(&self) -> bool {
+        true
+    }
+
+    /// Whether the change is an update of the whole object, which must name its version where the kind asks for that.
+    fn replaces(&self) -> bool {
+        false
+    }
+}
+
+/// PUT: the successor is the client's object.
+#[derive(Debug)]
+pub struct Replace(pub Value);
+
+impl Transform for Replace {
+    fn apply(&self, _old: &Value) -> Result<Value, Status> {
+        Ok(self.0.clone())
+    }
+
+    fn replaces(&self) -> bool {
+        true
+    }
+}
+
+impl<F: Fn(&Value) -> Result<Value, Status> + Send + Sync> Transform for F {
+    fn apply(&self, old: &Value) -> Result<Value, Status> {
+        self(old)
+    }
+}
+
+impl Api {
+    /// Changes `part` of an object.
+    pub async fn modify(
+        &self,
+        target: &Target,
+        part: Part,
+        transform: &dyn Transform,
+        options: &WriteOptions,
+    ) -> Result<Written, Status> {
+        for _ in 0..ATTEMPTS {
+            let current = self.get(target)?;
+            match self
+                .modify_once(target, part, &current, transform, options)
+                .await?
+            {
+                Some(written) => return Ok(written),
+                None => tokio::task::yield_now().await,
+            }
+        }
+        Err(Status::conflict(
+            &target.resource.group,
+            &target.resource.plural,
+            &target.name,
+        ))
+    }
+
+    /// One attempt; nothing when another write came between.
+    async fn modify_once(
+        &self,
+        target: &Target,
+        part: Part,
+        current: &Arc<Object>,
+        transform: &dyn Transform,
+        options: &WriteOptions,
+    ) -> Result<Option<Written>, Status> {
+        let resource = &target.resource;
+        let old = Self::value_of(resource, current);
+        let mut object = transform.apply(&old)?;
+        metadata::check_identity(&mut object, resource, &target.namespace, &target.name)?;
+        check_version(target, &object, &old, transform.replaces())?;
+        let warnings = if transform.checks_fields() && part == Part::Main {
+            strategy::check_fields(resource, &object, options.field_validation)?
+        } else {
+            Vec::new()
+        };
+        metadata::prepare_update(&mut object, &old);
+        strategy::prepare_update(self, resource, &mut object, &old, part);
+        self.admit(
+            target,
+            part,
+            Operation::Update,
+            &mut object,
+            Some(&old),
+            options,
+        )?;
+        metadata::count_generation(&mut object, &old, resource);
+        let mut errors = metadata::validate(&object, Some(&old), resource);
+        errors.extend(strategy::validate(
+            self,
+            resource,
+            &object,
+            Some(&old),
+            part,
+        ));
+        if !errors.is_empty() {
+            return Err(Status::invalid(
+                &resource.group,
+                &resource.kind,
+                &target.name,
+                &errors,
+            ));
+        }
+        let finished = is_finished(&object);
+        if object == old && !finished {
+            return Ok(Some(Written {
+                object: current.clone(),
+                created: false,
+                warnings,
+            }));
+        }
+        let draft = Self::draft(resource, object)?;
+        if options.dry_run {
+            let object = Arc::new(draft.preview(target.key(), current.revision));
+            return Ok(Some(Written {
+                object,
+                created: false,
+                warnings,
+            }));
+        }
+        let change = if finished {
+            Change::Delete(draft)
+        } else {
+            Change::Put(draft)
+        };
+        let expect = Expectation::Revision(current.revision);
+        let write = Write {
+            resource: resource.id.clone(),
+            key: target.key(),
+            expect,
+            requires: None,
+            change,
+        };
+        match self.store.write(write).await {
+            Ok(object) => {
+                self.written(resource);
+                Ok(Some(Written {
+                    object,
+                    created: false,
+                    warnings,
+                }))
+            }
+            Err(WriteError::Conflict { .. }) => Ok(None),
+            Err(error) => Err(storage_failure(target, &error)),
+        }
+    }
+}
+
+/// Whether a deleted object has nothing left to wait for.
+pub(super) fn is_finished(object: &Value) -> bool {
+    let metadata = &object["metadata"];
+    let no_finalizers = metadata
+        .get("finalizers")
+        .and_then(Value::as_array)
+        .is_none_or(Vec::is_empty);
+    let no_grace = metadata
+        .get("deletionGracePeriodSeconds")
+        .and_then(Value::as_i64)
+        .unwrap_or_default()
+        == 0;
+    // A namespace keeps its own finalizers in its spec.
+    let spec_finalizers = object["kind"] == "Namespace"
+        && object
+            .pointer("/spec/finalizers")
+            .and_then(Value::as_array)
+            .is_some_and(|finalizers| !finalizers.is_empty());
+    metadata.get("deletionTimestamp").is_some() && no_finalizers && no_grace && !spec_finalizers
+}
+
+fn check_version(
+    target: &Target,
+    object: &Value,
+    old: &Value,
+    replaces: bool,
+) -> Result<(), Status> {
+    let resource = &target.resource;
+    let (stated, stored) = (
+        metadata::text(object, "resourceVersion"),
+        metadata::text(old, "resourceVersion"),
+    );
+    if stated.is_empty() || stated == "0" {
+        if replaces && !resource.unconditional_update {
+            let error = FieldError::invalid(
+                "metadata.resourceVersion",
+                0,
+                "must be specified for an update",
+            );
+            return Err(Status::invalid(
+                &resource.group,
+                &resource.kind,
+                &target.name,
+                &[error],
+            ));
+        }
+    } else if stated != stored {
+        return Err(Status::conflict(
+            &resource.group,
+            &resource.plural,
+            &target.name,
+        ));
+    }
+    let (stated, stored) = (metadata::text(object, "uid"), metadata::text(old, "uid"));
+    if !stated.is_empty() && stated != stored {
+        let cause = format!(
+            "Precondition failed: UID in precondition: {stated}, UID in object meta: {stored}"
+        );
+        return Err(Status::conflict_because(
+            &resource.group,
+            &resource.plural,
+            &target.name,
+            &cause,
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! The server as a whole: opening, its client, serving, and stopping.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use apimachinery::status::Status;
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admission::Admission,
+    auth::User,
+    background,
+    local::Local,
+    operations::{Api, Clock},
+    store::{self, Place, Store, Window},
+    transport::{
+        self,
+        identity::{Identity, IdentityError},
+    },
+};
+
+/// How a server is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where everything is kept. Unused in memory.
+    pub data_dir: PathBuf,
+    /// Whether nothing is kept at all.
+    pub in_memory: bool,
+    /// Hooks that see every write, in order.
+    pub admission: Vec<Arc<dyn Admission>>,
+    /// Where the time comes from.
+    pub clock: Clock,
+    /// How much history watches can resume from.
+    pub window: Window,
+    /// Names and addresses, beside the listener's own and loopback, that the server's certificate is good for.
+    pub tls_names: Vec<String>,
+}
+
+impl Config {
+    /// A durable server in `data_dir`.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            in_memory: false,
+            admission: Vec::new(),
+            clock: Clock::default(),
+            window: Window::default(),
+            tls_names: Vec::new(),
+        }
+    }
+
+    /// A server that keeps nothing, for tests.
+    pub fn in_memory() -> Self {
+        Self {
+            in_memory: true,
+            ..Self::new(PathBuf::new())
+        }
+    }
+}
+
+/// Why a server cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] store::OpenError),
+    /// The first objects.
+    #[error("cannot create the objects that every cluster starts with")]
+    Bootstrap(#[source] Status),
+    /// The thread that reads the store ended.
+    #[error("reading the store was interrupted")]
+    Interrupted(#[source] tokio::task::JoinError),
+}
+
+/// Why a server cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Certificates.
+    #[error("cannot set up TLS")]
+    Identity(#[from] IdentityError),
+    /// The listener.
+    #[error("cannot use the listener")]
+    Listener(#[source] std::io::Error),
+}
+
+/// Why a kubeconfig cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeconfigError {
+    /// Certificates.
+    #[error("cannot set up credentials")]
+    Identity(#[from] IdentityError),
+    /// The file.
+    #[error("cannot write {path}")]
+    Write {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A running server.
+pub struct Server {
+    api: Arc<Api>,
+    config: Config,
+    identity: Mutex<Option<Arc<Identity>>>,
+    tasks: JoinSet<()>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Server")
+            .field("data_dir", &self.config.data_dir)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Opens or creates the store and starts the background work. The default namespaces exist when this returns.
+    pub async fn open(config: Config) -> Result<Self, OpenError> {
+        let place = if config.in_memory {
+            Place::Memory
+        } else {
+            Place::Directory(config.data_dir.clone())
+        };
+        let window = config.window;
+        let store = tokio::task::spawn_blocking(move || Store::open(&place, window))
+            .await
+            .map_err(OpenError::Interrupted)??;
+        let api = Arc::new(Api::new(
+            store,
+            config.admission.clone(),
+            config.clock.clone(),
+        ));
+        background::bootstrap(&api)
+            .await
+            .map_err(OpenError::Bootstrap)?;
+        let mut tasks = JoinSet::new();
+        background::start(&api, &mut tasks);
+        Ok(Self {
+            api,
+            config,
+            identity: Mutex::new(None),
+            tasks,
+        })
+    }
+
+    /// A client straight into the server, with full rights. Its default namespace is `default`.
+    pub fn client(&self) -> kube::Client {
+        kube::Client::new(Local::new(self.api.clone(), User::admin()), "default")
+    }
+
+    /// Serves HTTPS on `listener` until `shutdown`; requests under way then get a moment to finish.
+    pub async fn serve(
+        &self,
+        listener: TcpListener,
+        shutdown: CancellationToken,
+    ) -> Result<(), ServeError> {
+        let identity = self.identity()?;
+        transport::serve(
+            self.api.clone(),
+            identity,
+            listener,
+            &self.config.tls_names,
+            shutdown,
+        )
+        .await
+    }
+
+    /// Writes a kubeconfig with the administrator's token, readable by its owner alone.
+    pub fn write_kubeconfig(&self, path: &Path, server_url: &str) -> Result<(), KubeconfigError> {
+        let identity = self.identity()?;
+        transport::identity::write_private(path, identity.kubeconfig(server_url).as_bytes())
+            .map_err(|source| KubeconfigError::Write {
+                path: path.to_owned(),
+                source,
+            })
+    }
+
+    /// Ends watches and background work and closes the store. Clients of this server fail afterwards.
+    pub async fn shutdown(mut self) {
+        self.api.shutdown.cancel();
+        while self.tasks.join_next().await.is_some() {}
+        self.api.store.close().await;
+    }
+
+    fn identity(&self) -> Result<Arc<Identity>, IdentityError> {
+        let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(identity) = &*identity {
+            return Ok(identity.clone());
+        }
+        let directory = (!self.config.in_memory).then(|| self.config.data_dir.join("pki"));
+        let made = Arc::new(Identity::load_or_create(directory.as_deref())?);
+        *identity = Some(made.clone());
+        Ok(made)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.api.shutdown.cancel();
+    }
+}

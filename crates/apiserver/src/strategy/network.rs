@@ -1,0 +1,235 @@
+//! The rules of endpoints, endpoint slices and network policies.
+
+use std::collections::BTreeSet;
+
+use apimachinery::{field::FieldError, names};
+use serde_json::{Value, json};
+
+use super::{default_field, default_text, immutable, items, items_mut, one_of, text};
+
+pub fn default_slice(slice: &mut Value) {
+    for port in items_mut(slice, "ports") {
+        default_field(port, "name", "");
+        default_text(port, "protocol", "TCP");
+    }
+}
+
+pub fn default_endpoints(endpoints: &mut Value) {
+    for subset in items_mut(endpoints, "subsets") {
+        for port in items_mut(subset, "ports") {
+            default_text(port, "protocol", "TCP");
+        }
+    }
+}
+
+pub fn default_policy(policy: &mut Value) {
+    if !policy["spec"].is_object() {
+        policy["spec"] = json!({});
+    }
+    let spec = &mut policy["spec"];
+    default_field(spec, "podSelector", json!({}));
+    if items(spec, "policyTypes").is_empty() {
+        let egress = spec.get("egress").is_some_and(Value::is_array);
+        spec["policyTypes"] = if egress {
+            json!(["Ingress", "Egress"])
+        } else {
+            json!(["Ingress"])
+        };
+    }
+    for direction in ["ingress", "egress"] {
+        for rule in items_mut(spec, direction) {
+            for port in items_mut(rule, "ports") {
+                default_text(port, "protocol", "TCP");
+            }
+        }
+    }
+}
+
+pub fn validate_slice(slice: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    match text(slice, "addressType") {
+        "" => errors.push(FieldError::required("addressType", "")),
+        _ => one_of(
+            &slice["addressType"],
+            "addressType",
+            &["FQDN", "IPv4", "IPv6"],
+            &mut errors,
+        ),
+    }
+    immutable(slice, old, "/addressType", "addressType", &mut errors);
+    for (index, endpoint) in items(slice, "endpoints").iter().enumerate() {
+        if items(endpoint, "addresses").is_empty() {
+            errors.push(FieldError::required(
+                format!("endpoints[{index}].addresses"),
+                "must contain at least 1 address",
+            ));
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for (index, port) in items(slice, "ports").iter().enumerate() {
+        if !seen.insert(text(port, "name")) {
+            errors.push(FieldError::duplicate(
+                format!("ports[{index}].name"),
+                text(port, "name"),
+            ));
+        }
+        one_of(
+            &port["protocol"],
+            &format!("ports[{index}].protocol"),
+            &["SCTP", "TCP", "UDP"],
+            &mut errors,
+        );
+    }
+    errors
+}
+
+pub fn validate_policy(policy: &Value) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let spec = &policy["spec"];
+    for (index, kind) in items(spec, "policyTypes").iter().enumerate() {
+        one_of(
+            kind,
+            &format!("spec.policyTypes[{index}]"),
+            &["Egress", "Ingress"],
+            &mut errors,
+        );
+    }
+    for (direction, peers) in [("ingress", "from"), ("egress", "to")] {
+        for (index, rule) in items(spec, direction).iter().enumerate() {
+            for (at, peer) in items(rule, peers).iter().enumerate() {
+                validate_peer(
+                    peer,
+                    &format!("spec.{direction}[{index}].{peers}[{at}]"),
+                    &mut errors,
+                );
+            }
+            for (at, port) in items(rule, "ports").iter().enumerate() {
+                validate_policy_port(
+                    port,
+                    &format!("spec.{direction}[{index}].ports[{at}]"),
+                    &mut errors,
+                );
+            }
+        }
+    }
+    errors
+}
+
+fn validate_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let selectors = ["podSelector", "namespaceSelector"]
+        .iter()
+        .filter(|field| peer.get(**field).is_some())
+        .count();
+    let Some(block) = peer.get("ipBlock") else {
+        if selectors == 0 {
+            errors.push(FieldError::required(path, "must specify a peer"));
+        }
+        return;
+    };
+    if selectors > 0 {
+        errors.push(FieldError::forbidden(
+            path,
+            "may not specify both ipBlock and another peer",
+        ));
+    }
+    let range = text(block, "cidr");
+    match parse_range(range) {
+        Some(outer) => {
+            for (index, except) in items(block, "except")
+                .iter()
+                .filter_map(Value::as_str)
+                .enumerate()
+            {
+                let inside = parse_range(except).is_some_and(|inner| contains(outer, inner));
+                if !inside {
+                    let detail = format!("must be a strict subset of `cidr`: {range}");
+                    errors.push(FieldError::invalid(
+                        format!("{path}.ipBlock.except[{index}]"),
+                        except,
+                        detail,
+                    ));
+                }
+            }
+        }
+        None if range.is_empty() => {
+            errors.push(FieldError::required(format!("{path}.ipBlock.cidr"), ""));
+        }
+        None => errors.push(FieldError::invalid(
+            format!("{path}.ipBlock.cidr"),
+            range,
+            "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+        )),
+    }
+}
+
+fn validate_policy_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    one_of(
+        &port["protocol"],
+        &format!("{path}.protocol"),
+        &["TCP", "UDP", "SCTP"],
+        errors,
+    );
+    match &port["port"] {
+        Value::Number(number) => {
+            let number = number.as_i64().unwrap_or_default();
+            let problems = names::port_number(number).into_iter();
+            errors.extend(
+                problems
+                    .map(|problem| FieldError::invalid(format!("{path}.port"), number, problem)),
+            );
+        }
+        Value::String(name) => {
+            let problems = names::port_name(name).into_iter();
+            errors.extend(problems.map(|problem| {
+                FieldError::invalid(format!("{path}.port"), name.as_str(), problem)
+            }));
+        }
+        _ => {}
+    }
+}
+
+/// Address bits, prefix length and width of a range.
+fn parse_range(text: &str) -> Option<(u128, u32, u32)> {
+    let (address, prefix) = text.split_once('/')?;
+    let prefix: u32 = prefix.parse().ok()?;
+    let (bits, width) = match address.parse::<std::net::IpAddr>().ok()? {
+        std::net::IpAddr::V4(address) => (u128::from(address.to_bits()), 32),
+        std::net::IpAddr::V6(address) => (address.to_bits(), 128),
+    };
+    (prefix <= width).then_some((bits, prefix, width))
+}
+
+fn contains(
+    (outer, outer_prefix, outer_width): (u128, u32, u32),
+    (inner, inner_prefix, inner_width): (u128, u32, u32),
+) -> bool {
+    let network = |bits: u128| {
+        bits.checked_shr(outer_width - outer_prefix)
+            .unwrap_or_default()
+    };
+    outer_width == inner_width && inner_prefix > outer_prefix && network(outer) == network(inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_gets_its_types_and_protocols() {
+        let mut policy =
+            json!({"spec": {"podSelector": {}, "egress": [{"ports": [{"port": 53}]}]}});
+        default_policy(&mut policy);
+        assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress", "Egress"]));
+        assert_eq!(policy["spec"]["egress"][0]["ports"][0]["protocol"], "TCP");
+    }
+
+    #[test]
+    fn an_exception_must_lie_within_its_block() {
+        let policy = |except: &str| json!({"spec": {"egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [except]}}]}]}});
+        assert!(validate_policy(&policy("10.0.0.0/8")).is_empty());
+        assert_eq!(
+            validate_policy(&policy("fe80::/10"))[0].field,
+            "spec.egress[0].to[0].ipBlock.except[0]"
+        );
+    }
+}

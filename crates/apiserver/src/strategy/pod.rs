@@ -1,0 +1,385 @@
+//! The rules of pods: what a new one starts with, what is refused, and what may change afterwards.
+
+use std::collections::BTreeSet;
+
+use apimachinery::{field::FieldError, names};
+use serde_json::{Value, json};
+
+use super::{default_field, default_text, fields, items, one_of, text};
+use crate::operations::Part;
+
+const CHANGEABLE: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+
+/// The state a new pod starts in, and what admission plugins add on every cluster.
+pub fn prepare_create(pod: &mut Value) {
+    pod["status"] = json!({"phase": "Pending"});
+    if !pod.get("spec").is_some_and(Value::is_object) {
+        return;
+    }
+    let spec = &mut pod["spec"];
+    let account = match text(spec, "serviceAccountName") {
+        "" => text(spec, "serviceAccount").to_owned(),
+        name => name.to_owned(),
+    };
+    let account = if account.is_empty() {
+        "default".to_owned()
+    } else {
+        account
+    };
+    spec["serviceAccountName"] = Value::from(account.as_str());
+    spec["serviceAccount"] = Value::from(account);
+    default_field(spec, "priority", 0);
+    default_text(spec, "preemptionPolicy", "PreemptLowerPriority");
+    default_field(spec, "tolerations", json!([]));
+    for taint in [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ] {
+        let tolerated = items(spec, "tolerations")
+            .iter()
+            .any(|toleration| toleration["key"] == taint);
+        if !tolerated && let Some(tolerations) = spec["tolerations"].as_array_mut() {
+            tolerations.push(json!({"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}));
+        }
+    }
+}
+
+/// The quality of service that the pod's resources amount to.
+pub fn classify(pod: &mut Value) {
+    let spec = &pod["spec"];
+    let containers = items(spec, "containers")
+        .iter()
+        .chain(items(spec, "initContainers"));
+    let (mut any, mut guaranteed) = (false, true);
+    for container in containers {
+        let of = |kind: &str, name: &str| {
+            container
+                .pointer(&format!("/resources/{kind}/{name}"))
+                .filter(|quantity| **quantity != "0")
+        };
+        for name in ["cpu", "memory"] {
+            let (request, limit) = (of("requests", name), of("limits", name));
+            any |= request.is_some() || limit.is_some();
+            guaranteed &= limit.is_some() && request == limit;
+        }
+    }
+    let class = match (any, guaranteed) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    };
+    pod["status"]["qosClass"] = Value::from(class);
+}
+
+/// What is wrong with a pod.
+pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let spec = &pod["spec"];
+    if part == Part::Status {
+        return errors;
+    }
+    if let Some(old) = old {
+        if part == Part::Main && changeable_removed(spec) != changeable_removed(&old["spec"]) {
+            errors.push(FieldError::forbidden("spec", CHANGEABLE));
+        }
+        return errors;
+    }
+    let volumes = validate_volumes(spec, &mut errors);
+    let mut container_names = BTreeSet::new();
+    for list in ["initContainers", "containers"] {
+        for (index, container) in items(spec, list).iter().enumerate() {
+            let path = format!("spec.{list}[{index}]");
+            validate_container(container, &path, &volumes, &mut errors);
+            let name = text(container, "name");
+            if !name.is_empty() && !container_names.insert(name) {
+                errors.push(FieldError::duplicate(format!("{path}.name"), name));
+            }
+        }
+    }
+    if items(spec, "containers").is_empty() {
+        errors.push(FieldError::required("spec.containers", ""));
+    }
+    one_of(
+        &spec["restartPolicy"],
+        "spec.restartPolicy",
+        &["Always", "OnFailure", "Never"],
+        &mut errors,
+    );
+    one_of(
+        &spec["dnsPolicy"],
+        "spec.dnsPolicy",
+        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
+        &mut errors,
+    );
+    for (field, path) in [
+        ("hostname", "spec.hostname"),
+        ("subdomain", "spec.subdomain"),
+    ] {
+        let value = text(spec, field);
+        if !value.is_empty() {
+            errors.extend(
+                names::dns_1123_label(value)
+                    .into_iter()
+                    .map(|problem| FieldError::invalid(path, value, problem)),
+            );
+        }
+    }
+    for (field, path) in [
+        ("nodeName", "spec.nodeName"),
+        ("serviceAccountName", "spec.serviceAccountName"),
+        ("runtimeClassName", "spec.runtimeClassName"),
+    ] {
+        let value = text(spec, field);
+        if !value.is_empty() {
+            errors.extend(
+                names::dns_1123_subdomain(value)
+                    .into_iter()
+                    .map(|problem| FieldError::invalid(path, value, problem)),
+            );
+        }
+    }
+    for (field, path, least) in [
+        ("activeDeadlineSeconds", "spec.activeDeadlineSeconds", 1),
+        (
+            "terminationGracePeriodSeconds",
+            "spec.terminationGracePeriodSeconds",
+            0,
+        ),
+    ] {
+        if let Some(seconds) = spec
+            .get(field)
+            .and_then(Value::as_i64)
+            .filter(|seconds| *seconds < least)
+        {
+            let detail = format!("must be greater than or equal to {least}");
+            errors.push(FieldError::invalid(path, seconds, detail));
+        }
+    }
+    errors
+}
+
+/// A spec without the fields that may change.
+fn changeable_removed(spec: &Value) -> Value {
+    let mut spec = spec.clone();
+    for field in [
+        "activeDeadlineSeconds",
+        "tolerations",
+        "terminationGracePeriodSeconds",
+        "ephemeralContainers",
+        "schedulingGates",
+    ] {
+        fields(&mut spec).remove(field);
+    }
+    for list in ["containers", "initContainers"] {
+        for container in super::items_mut(&mut spec, list) {
+            for field in ["image", "imagePullPolicy"] {
+                fields(container).remove(field);
+            }
+        }
+    }
+    spec
+}
+
+fn validate_volumes<'a>(spec: &'a Value, errors: &mut Vec<FieldError>) -> BTreeSet<&'a str> {
+    let mut seen = BTreeSet::new();
+    for (index, volume) in items(spec, "volumes").iter().enumerate() {
+        let path = format!("spec.volumes[{index}]");
+        let name = text(volume, "name");
+        if name.is_empty() {
+            errors.push(FieldError::required(format!("{path}.name"), ""));
+        } else {
+            errors.extend(
+                names::dns_1123_label(name)
+                    .into_iter()
+                    .map(|problem| FieldError::invalid(format!("{path}.name"), name, problem)),
+            );
+        }
+        if !seen.insert(name) {
+            errors.push(FieldError::duplicate(format!("{path}.name"), name));
+        }
+        let sources: Vec<&String> = volume
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(field, _)| field)
+            .filter(|field| *field != "name")
+            .collect();
+        if let [_, second, ..] = sources.as_slice() {
+            errors.push(FieldError::forbidden(
+                format!("{path}.{second}"),
+                "may not specify more than 1 volume type",
+            ));
+        }
+        if volume
+            .get("persistentVolumeClaim")
+            .is_some_and(|claim| text(claim, "claimName").is_empty())
+        {
+            errors.push(FieldError::required(
+                format!("{path}.persistentVolumeClaim.claimName"),
+                "",
+            ));
+        }
+    }
+    seen
+}
+
+fn validate_container(
+    container: &Value,
+    path: &str,
+    volumes: &BTreeSet<&str>,
+    errors: &mut Vec<FieldError>,
+) {
+    let name = text(container, "name");
+    if name.is_empty() {
+        errors.push(FieldError::required(format!("{path}.name"), ""));
+    } else {
+        errors.extend(
+            names::dns_1123_label(name)
+                .into_iter()
+                .map(|problem| FieldError::invalid(format!("{path}.name"), name, problem)),
+        );
+    }
+    if text(container, "image").is_empty() {
+        errors.push(FieldError::required(format!("{path}.image"), ""));
+    }
+    one_of(
+        &container["imagePullPolicy"],
+        &format!("{path}.imagePullPolicy"),
+        &["Always", "IfNotPresent", "Never"],
+        errors,
+    );
+    one_of(
+        &container["terminationMessagePolicy"],
+        &format!("{path}.terminationMessagePolicy"),
+        &["FallbackToLogsOnError", "File"],
+        errors,
+    );
+    for (index, variable) in items(container, "env").iter().enumerate() {
+        let field = format!("{path}.env[{index}].name");
+        match text(variable, "name") {
+            "" => errors.push(FieldError::required(field, "")),
+            name => {
+                let problems = names::environment_variable(name).into_iter();
+                errors.extend(problems.map(|problem| FieldError::invalid(&field, name, problem)));
+            }
+        }
+        if !text(variable, "value").is_empty() && variable.get("valueFrom").is_some() {
+            errors.push(FieldError::invalid(
+                format!("{path}.env[{index}].valueFrom"),
+                "",
+                "may not be specified when `value` is not empty",
+            ));
+        }
+    }
+    validate_ports(container, path, errors);
+    validate_resources(container, path, errors);
+    let mut mounted = BTreeSet::new();
+    for (index, mount) in items(container, "volumeMounts").iter().enumerate() {
+        let field = format!("{path}.volumeMounts[{index}]");
+        match text(mount, "name") {
+            "" => errors.push(FieldError::required(format!("{field}.name"), "")),
+            name if !volumes.contains(name) => {
+                errors.push(FieldError::not_found(format!("{field}.name"), name));
+            }
+            _ => {}
+        }
+        match text(mount, "mountPath") {
+            "" => errors.push(FieldError::required(format!("{field}.mountPath"), "")),
+            place if !mounted.insert(place) => {
+                errors.push(FieldError::invalid(
+                    format!("{field}.mountPath"),
+                    place,
+                    "must be unique",
+                ));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn validate_ports(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let mut named = BTreeSet::new();
+    for (index, port) in items(container, "ports").iter().enumerate() {
+        let field = format!("{path}.ports[{index}]");
+        let name = text(port, "name");
+        if !name.is_empty() {
+            errors.extend(
+                names::port_name(name)
+                    .into_iter()
+                    .map(|problem| FieldError::invalid(format!("{field}.name"), name, problem)),
+            );
+            if !named.insert(name) {
+                errors.push(FieldError::duplicate(format!("{field}.name"), name));
+            }
+        }
+        match port
+            .get("containerPort")
+            .and_then(Value::as_i64)
+            .unwrap_or_default()
+        {
+            0 => errors.push(FieldError::required(format!("{field}.containerPort"), "")),
+            number => {
+                let problems = names::port_number(number).into_iter();
+                errors.extend(problems.map(|problem| {
+                    FieldError::invalid(format!("{field}.containerPort"), number, problem)
+                }));
+            }
+        }
+        one_of(
+            &port["protocol"],
+            &format!("{field}.protocol"),
+            &["SCTP", "TCP", "UDP"],
+            errors,
+        );
+    }
+}
+
+fn validate_resources(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    for kind in ["limits", "requests"] {
+        let quantities = container
+            .pointer(&format!("/resources/{kind}"))
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten();
+        for (name, quantity) in quantities {
+            let field = format!("{path}.resources.{kind}[{name}]");
+            let written = match quantity {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            match written.parse::<apimachinery::quantity::Quantity>() {
+                Ok(parsed) if parsed.sign() < 0 => {
+                    errors.push(FieldError::invalid(
+                        field,
+                        written,
+                        "must be greater than or equal to 0",
+                    ));
+                }
+                Ok(_) => {}
+                Err(error) => errors.push(FieldError::invalid(field, written, error.to_string())),
+            }
+        }
+    }
+    let both = |name: &str| {
+        let of = |kind: &str| {
+            container
+                .pointer(&format!("/resources/{kind}/{name}"))
+                .and_then(Value::as_str)?
+                .parse::<apimachinery::quantity::Quantity>()
+                .ok()
+        };
+        Some((of("requests")?, of("limits")?))
+    };
+    for name in ["cpu", "memory"] {
+        if let Some((request, limit)) =
+            both(name).filter(|(request, limit)| request.milli_value() > limit.milli_value())
+        {
+            let detail = format!("must be less than or equal to {name} limit of {limit}");
+            errors.push(FieldError::invalid(
+                format!("{path}.resources.requests"),
+                request.to_string(),
+                detail,
+            ));
+        }
+    }
+}

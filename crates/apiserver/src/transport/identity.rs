@@ -1,0 +1,209 @@
+//! Who the server is and who its administrator is: a certificate authority and a token, made on first start and kept with the data.
+
+use std::{
+    io::{self, Write},
+    net::IpAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+/// Why there is no identity.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// A file.
+    #[error("cannot read or write {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A certificate or key.
+    #[error("cannot make or read a certificate")]
+    Certificate(#[from] rcgen::Error),
+    /// TLS.
+    #[error("cannot set up TLS")]
+    Tls(#[from] rustls::Error),
+}
+
+/// The authority and the administrator's token.
+#[derive(Debug)]
+pub struct Identity {
+    authority_pem: String,
+    authority_key: KeyPair,
+    token: String,
+}
+
+const YEARS: i64 = 10;
+
+impl Identity {
+    /// Reads the identity in `directory`, or makes one and keeps it there.
+    pub fn load_or_create(directory: Option<&Path>) -> Result<Self, IdentityError> {
+        let Some(directory) = directory else {
+            return Self::create();
+        };
+        let file = |name: &str| directory.join(name);
+        if let (Ok(authority_pem), Ok(key), Ok(token)) = (
+            std::fs::read_to_string(file("ca.crt")),
+            std::fs::read_to_string(file("ca.key")),
+            std::fs::read_to_string(file("admin.token")),
+        ) {
+            return Ok(Self {
+                authority_pem,
+                authority_key: KeyPair::from_pem(&key)?,
+                token: token.trim().to_owned(),
+            });
+        }
+        let made = Self::create()?;
+        std::fs::create_dir_all(directory).map_err(|source| IdentityError::File {
+            path: directory.to_owned(),
+            source,
+        })?;
+        let contents = [
+            ("ca.crt", made.authority_pem.clone()),
+            ("ca.key", made.authority_key.serialize_pem()),
+            ("admin.token", made.token.clone()),
+        ];
+        for (name, text) in contents {
+            let path = file(name);
+            write_private(&path, text.as_bytes())
+                .map_err(|source| IdentityError::File { path, source })?;
+        }
+        Ok(made)
+    }
+
+    fn create() -> Result<Self, IdentityError> {
+        let authority_key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "agent-sandbox-ca");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::CrlSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        set_validity(&mut params);
+        let authority_pem = params.self_signed(&authority_key)?.pem();
+        let token = URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>());
+        Ok(Self {
+            authority_pem,
+            authority_key,
+            token,
+        })
+    }
+
+    /// A certificate for `names`, and its key, as TLS wants them.
+    pub fn server_certificate(
+        &self,
+        names: &[String],
+    ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), IdentityError> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(names.to_vec())?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "agent-sandbox-apiserver");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        set_validity(&mut params);
+        let issuer = Issuer::from_ca_cert_pem(&self.authority_pem, &self.authority_key)?;
+        let certificate = params.signed_by(&key, &issuer)?;
+        Ok((
+            certificate.der().clone(),
+            PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
+        ))
+    }
+
+    /// Whether `token` is the administrator's.
+    pub fn is_admin_token(&self, token: &str) -> bool {
+        // Digests are compared, so the time taken says nothing about the token.
+        Sha256::digest(token.as_bytes()) == Sha256::digest(self.token.as_bytes())
+    }
+
+    /// A kubeconfig for the administrator.
+    pub fn kubeconfig(&self, server_url: &str) -> String {
+        const NAME: &str = "agent-sandbox";
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": NAME, "cluster": {"server": server_url, "certificate-authority-data": STANDARD.encode(&self.authority_pem)}}],
+            "users": [{"name": NAME, "user": {"token": self.token}}],
+            "contexts": [{"name": NAME, "context": {"cluster": NAME, "user": NAME, "namespace": "default"}}],
+            "current-context": NAME,
+        });
+        serde_yaml_ng::to_string(&config).unwrap_or_default()
+    }
+}
+
+fn set_validity(params: &mut CertificateParams) {
+    // Clocks of virtual machines jump; an hour of slack keeps a fresh certificate valid.
+    let now = std::time::SystemTime::now();
+    params.not_before = (now - std::time::Duration::from_secs(3600)).into();
+    params.not_after = (now
+        + std::time::Duration::from_secs(u64::try_from(YEARS * 365 * 86_400).unwrap_or_default()))
+    .into();
+}
+
+/// The names a certificate needs for a listener at `address`.
+pub fn names_for(address: IpAddr, extra: &[String]) -> Vec<String> {
+    let mut names: Vec<String> = [
+        "localhost",
+        "127.0.0.1",
+        "::1",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+    ]
+    .map(ToOwned::to_owned)
+    .to_vec();
+    if !address.is_unspecified() {
+        names.push(address.to_string());
+    }
+    names.extend(extra.iter().cloned());
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Replaces a file in one step, readable by its owner alone.
+pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let directory = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    std::fs::create_dir_all(directory)?;
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let temporary = directory.join(format!(".{name}.{}", std::process::id()));
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| {
+            file.write_all(contents)?;
+            file.sync_all()?;
+            std::fs::rename(&temporary, path)
+        });
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written
+}

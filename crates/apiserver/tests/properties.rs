@@ -1,0 +1,409 @@
+//! Promises that hold for any order of events: what watchers see, who wins a race, what garbage collection leaves.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use apiserver::{
+    Config, Server,
+    store::{
+        Change, Draft, Event, EventKind, Expectation, Key, Place, Range, ResourceId, Store, Watch,
+        Window, Write,
+    },
+};
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, PostParams, PropagationPolicy},
+};
+use proptest::prelude::*;
+use serde_json::json;
+
+fn things() -> ResourceId {
+    ResourceId::new("", "things")
+}
+
+fn draft(name: &str, number: usize) -> Draft {
+    Draft::new(&json!({"apiVersion": "v1", "kind": "Thing", "metadata": {"name": name, "uid": name}, "number": number}))
+        .expect("the object is well formed")
+}
+
+/// Creates, changes or deletes an object, whatever is there.
+async fn step(store: &Store, name: &str, number: usize, delete: bool) {
+    let key = Key::new("", name);
+    let current = store.get(&things(), &key);
+    let expect = current.as_ref().map_or(Expectation::Absent, |object| {
+        Expectation::Revision(object.revision)
+    });
+    let change = match (delete, &current) {
+        (true, None) => return,
+        (true, Some(_)) => Change::Delete(draft(name, number)),
+        (false, _) => Change::Put(draft(name, number)),
+    };
+    // Under concurrency another writer may be faster; then this step simply did not happen.
+    let _ = store
+        .write(Write {
+            resource: things(),
+            key,
+            expect,
+            requires: None,
+            change,
+        })
+        .await;
+}
+
+type State = BTreeMap<String, u64>;
+
+fn listed(store: &Store) -> (State, u64) {
+    let snapshot = store
+        .list(&things(), &Range::namespace(""), None)
+        .expect("the present is always there");
+    (
+        snapshot
+            .objects
+            .iter()
+            .map(|object| (object.key.name().to_owned(), object.revision))
+            .collect(),
+        snapshot.revision,
+    )
+}
+
+fn apply(state: &mut State, event: &Event) {
+    let name = event.object.key.name().to_owned();
+    let before = state.get(&name).copied();
+    match event.kind {
+        EventKind::Added => assert_eq!(before, None, "an addition of what was there"),
+        EventKind::Modified | EventKind::Deleted => assert_eq!(
+            before,
+            event.previous.as_ref().map(|previous| previous.revision)
+        ),
+    }
+    if event.kind == EventKind::Deleted {
+        state.remove(&name);
+    } else {
+        state.insert(name, event.revision());
+    }
+}
+
+/// A watcher that started from a list and keeps what it believes.
+struct Follower {
+    watch: Watch,
+    state: State,
+    revisions: Vec<u64>,
+}
+
+impl Follower {
+    fn start(store: &Store) -> Self {
+        let (state, revision) = listed(store);
+        Self {
+            watch: store
+                .watch(&things(), revision)
+                .expect("the present can be watched"),
+            state,
+            revisions: Vec::new(),
+        }
+    }
+
+    /// Whether it is still inside the window.
+    fn catch_up(&mut self) -> bool {
+        loop {
+            match self.watch.ready() {
+                Ok(events) if events.is_empty() => return true,
+                Ok(events) => {
+                    for event in &events {
+                        apply(&mut self.state, event);
+                        self.revisions.push(event.revision());
+                    }
+                }
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Put(u8),
+    Delete(u8),
+    Follow,
+    CatchUp(usize),
+    ListThePast,
+    Restart,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        6 => (0..6_u8).prop_map(Action::Put),
+        3 => (0..6_u8).prop_map(Action::Delete),
+        2 => Just(Action::Follow),
+        4 => (0..8_usize).prop_map(Action::CatchUp),
+        2 => Just(Action::ListThePast),
+        1 => Just(Action::Restart),
+    ]
+}
+
+async fn follow_history(actions: Vec<Action>) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let place = Place::Directory(directory.path().to_owned());
+    let window = Window {
+        events_per_kind: 24,
+        ..Window::default()
+    };
+    let mut store = Store::open(&place, window).expect("the store opens");
+    let mut followers: Vec<Follower> = Vec::new();
+    let mut history: BTreeMap<u64, State> = BTreeMap::from([(0, State::new())]);
+    for (number, action) in actions.into_iter().enumerate() {
+        match action {
+            Action::Put(name) => step(&store, &format!("t{name}"), number, false).await,
+            Action::Delete(name) => step(&store, &format!("t{name}"), number, true).await,
+            Action::Follow => followers.push(Follower::start(&store)),
+            Action::CatchUp(index) if index < followers.len() => {
+                if followers[index].catch_up() {
+                    assert_eq!(
+                        followers[index].state,
+                        listed(&store).0,
+                        "a follower that caught up knows the present"
+                    );
+                } else {
+                    followers.remove(index);
+                }
+            }
+            Action::CatchUp(_) => {}
+            Action::ListThePast => {
+                for (revision, state) in &history {
+                    if let Ok(snapshot) =
+                        store.list(&things(), &Range::namespace(""), Some(*revision))
+                    {
+                        let past: State = snapshot
+                            .objects
+                            .iter()
+                            .map(|object| (object.key.name().to_owned(), object.revision))
+                            .collect();
+                        assert_eq!(&past, state, "revision {revision} is as it was");
+                    }
+                }
+            }
+            Action::Restart => {
+                store.close().await;
+                followers.clear();
+                store = Store::open(&place, window).expect("the store opens again");
+            }
+        }
+        let (state, revision) = listed(&store);
+        history.insert(revision, state);
+    }
+    store.close().await;
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn list_then_watch_never_misses_or_repeats(actions in proptest::collection::vec(action(), 1..120)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+        runtime.block_on(follow_history(actions));
+    }
+
+    #[test]
+    fn garbage_collection_ends_where_kubernetes_would(
+        owners in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..3), 2..12),
+        deletions in proptest::collection::vec((any::<prop::sample::Index>(), 0..3_u8), 1..4),
+    ) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime starts");
+        let owners: Vec<BTreeSet<usize>> = owners
+            .into_iter()
+            .enumerate()
+            .map(|(index, set)| if index == 0 { BTreeSet::new() } else { set.into_iter().map(|owner| owner.index(index)).collect() })
+            .collect();
+        let count = owners.len();
+        let deletions: Vec<(usize, u8)> = deletions.into_iter().map(|(index, policy)| (index.index(count), policy)).collect();
+        runtime.block_on(collect(owners, deletions));
+    }
+}
+
+/// What Kubernetes would leave: objects by number, each with the owners it still names.
+type Owned = BTreeMap<usize, BTreeSet<usize>>;
+
+fn expected(mut left: Owned, deleted: usize, policy: u8) -> Owned {
+    const ORPHAN: u8 = 2;
+    if left.remove(&deleted).is_none() {
+        return left;
+    }
+    if policy == ORPHAN {
+        for owners in left.values_mut() {
+            owners.remove(&deleted);
+        }
+        return left;
+    }
+    loop {
+        let present: BTreeSet<usize> = left.keys().copied().collect();
+        let gone: Vec<usize> = left
+            .iter()
+            .filter(|(_, owners)| !owners.is_empty() && owners.is_disjoint(&present))
+            .map(|(number, _)| *number)
+            .collect();
+        if gone.is_empty() {
+            for owners in left.values_mut() {
+                owners.retain(|owner| present.contains(owner));
+            }
+            return left;
+        }
+        for number in gone {
+            left.remove(&number);
+        }
+    }
+}
+
+async fn collect(owners: Vec<BTreeSet<usize>>, deletions: Vec<(usize, u8)>) {
+    let server = Server::open(Config::in_memory())
+        .await
+        .expect("the server opens");
+    let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
+    let mut uids: Vec<String> = Vec::new();
+    for (number, owners) in owners.iter().enumerate() {
+        let references: Vec<_> = owners
+            .iter()
+            .map(|owner| json!({"apiVersion": "v1", "kind": "ConfigMap", "name": format!("m{owner}"), "uid": uids[*owner], "blockOwnerDeletion": owner % 2 == 0}))
+            .collect();
+        let map = serde_json::from_value(
+            json!({"metadata": {"name": format!("m{number}"), "ownerReferences": references}}),
+        )
+        .expect("well formed");
+        uids.push(
+            maps.create(&PostParams::default(), &map)
+                .await
+                .expect("created")
+                .uid()
+                .expect("a UID"),
+        );
+    }
+    let mut left: Owned = owners.into_iter().enumerate().collect();
+    for (number, policy) in deletions {
+        let parameters = match policy {
+            0 => DeleteParams::background(),
+            1 => DeleteParams::foreground(),
+            _ => DeleteParams {
+                propagation_policy: Some(PropagationPolicy::Orphan),
+                ..DeleteParams::default()
+            },
+        };
+        let deleted = maps.delete(&format!("m{number}"), &parameters).await;
+        assert_eq!(deleted.is_ok(), left.contains_key(&number));
+        left = expected(left, number, policy);
+        support::eventually("the collected state", || async {
+            (observe(&maps).await == left).then_some(())
+        })
+        .await;
+    }
+    server.shutdown().await;
+}
+
+async fn observe(maps: &Api<ConfigMap>) -> Owned {
+    let number = |name: &str| {
+        name.trim_start_matches('m')
+            .parse::<usize>()
+            .expect("a number")
+    };
+    let objects = maps.list(&ListParams::default()).await.expect("listed");
+    objects
+        .iter()
+        .map(|map| {
+            (
+                number(&map.name_any()),
+                map.owner_references()
+                    .iter()
+                    .map(|owner| number(&owner.name))
+                    .collect(),
+            )
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn every_watcher_sees_exactly_the_history_while_writers_race() {
+    let store = Store::open(&Place::Memory, Window::default()).unwrap();
+    let mut witness = Follower::start(&store);
+    let writers = (0..8).map(|writer| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for number in 0..300 {
+                step(
+                    &store,
+                    &format!("t{}", (number * 7 + writer) % 5),
+                    number,
+                    number % 4 == 3,
+                )
+                .await;
+            }
+        })
+    });
+    let watchers = (0..8).map(|index| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for _ in 0..index * 20 {
+                tokio::task::yield_now().await;
+            }
+            let mut follower = Follower::start(&store);
+            for _ in 0..200 {
+                assert!(follower.catch_up());
+                tokio::task::yield_now().await;
+            }
+            follower
+        })
+    });
+    let (writers, watchers): (Vec<_>, Vec<_>) = (writers.collect(), watchers.collect());
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    assert!(witness.catch_up());
+    let (present, revision) = listed(&store);
+    assert_eq!(witness.state, present);
+    assert_eq!(
+        witness.revisions,
+        (1..=revision).collect::<Vec<_>>(),
+        "every revision exactly once, in order"
+    );
+    for watcher in watchers {
+        let mut follower = watcher.await.unwrap();
+        assert!(follower.catch_up());
+        assert_eq!(follower.state, present);
+        let first = follower.revisions.first().copied().unwrap_or(revision + 1);
+        assert_eq!(follower.revisions, (first..=revision).collect::<Vec<_>>());
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_updates_from_one_version_one_wins() {
+    let server = support::server().await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
+    let map = serde_json::from_value(json!({"metadata": {"name": "contended"}})).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    for round in 0..50 {
+        let current = maps.get("contended").await.unwrap();
+        let attempts = (0..4).map(|attempt| {
+            let (maps, mut mine) = (maps.clone(), current.clone());
+            mine.data = Some([("winner".to_owned(), format!("{round}-{attempt}"))].into());
+            tokio::spawn(async move {
+                maps.replace("contended", &PostParams::default(), &mine)
+                    .await
+            })
+        });
+        let outcomes: Vec<_> = join_all(attempts)
+            .await
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
+        let winners: Vec<_> = outcomes
+            .iter()
+            .filter_map(|outcome| outcome.as_ref().ok())
+            .collect();
+        assert_eq!(winners.len(), 1);
+        assert_eq!(maps.get("contended").await.unwrap().data, winners[0].data);
+        for outcome in outcomes.into_iter().filter(Result::is_err) {
+            assert_eq!(support::code(outcome), 409);
+        }
+    }
+    server.shutdown().await;
+}

@@ -1,0 +1,107 @@
+//! What the integration tests share: a server in memory, a sample definition, and waiting with a deadline.
+
+#![allow(dead_code, reason = "each test program uses a part of this")]
+
+use std::{future::Future, time::Duration};
+
+use apiserver::{Config, Server};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client,
+    api::{DynamicObject, PostParams},
+    core::{ApiResource, GroupVersionKind},
+};
+use serde_json::{Value, json};
+
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+pub async fn server() -> Server {
+    Server::open(Config::in_memory())
+        .await
+        .expect("an in-memory server opens")
+}
+
+/// A namespaced kind `Widget` with a schema, a default, a status, a scale and an older version.
+pub fn widget_definition() -> CustomResourceDefinition {
+    let schema = json!({"openAPIV3Schema": {"type": "object", "properties": {
+        "spec": {"type": "object", "required": ["size"], "properties": {
+            "size": {"type": "integer", "minimum": 1},
+            "color": {"type": "string", "default": "red"},
+            "replicas": {"type": "integer"},
+        }},
+        "status": {"type": "object", "properties": {
+            "phase": {"type": "string"}, "replicas": {"type": "integer"}, "selector": {"type": "string"},
+        }},
+    }}});
+    let version = |name: &str, storage: bool| {
+        json!({"name": name, "served": true, "storage": storage, "schema": schema, "deprecated": !storage, "subresources": {
+            "status": {},
+            "scale": {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas", "labelSelectorPath": ".status.selector"},
+        }})
+    };
+    serde_json::from_value(json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "widgets.example.x-k8s.io"},
+        "spec": {
+            "group": "example.x-k8s.io", "scope": "Namespaced",
+            "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "shortNames": ["wd"]},
+            "versions": [version("v1", true), version("v1alpha1", false)],
+        },
+    }))
+    .expect("the definition is well formed")
+}
+
+pub async fn define_widgets(client: &Client) {
+    Api::<CustomResourceDefinition>::all(client.clone())
+        .create(&PostParams::default(), &widget_definition())
+        .await
+        .expect("widgets are defined");
+}
+
+pub fn widget_resource(version: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(
+        "example.x-k8s.io",
+        version,
+        "Widget",
+    ))
+}
+
+pub fn widgets(client: &Client) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), "default", &widget_resource("v1"))
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "callers build the value in place"
+)]
+pub fn widget(name: &str, spec: Value) -> DynamicObject {
+    let mut object = DynamicObject::new(name, &widget_resource("v1"));
+    object.data = json!({"spec": spec});
+    object
+}
+
+/// Looks until `look` finds something, or fails at the deadline.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut look: impl FnMut() -> F,
+) -> T {
+    let found = tokio::time::timeout(DEADLINE, async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    found
+        .await
+        .unwrap_or_else(|_| panic!("{what} did not happen within {DEADLINE:?}"))
+}
+
+/// The code of an API error.
+pub fn code<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> u16 {
+    match outcome {
+        Err(kube::Error::Api(status)) => status.code,
+        other => panic!("expected an API error, got {other:?}"),
+    }
+}

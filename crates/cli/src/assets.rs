@@ -1,0 +1,28 @@
+//! The generated files of `deploy/`, carried in the binary: `generate` prints them, `up` installs them.
+
+/// The kinds of the core and extension groups.
+pub const CRDS: [&str; 4] = [
+    include_str!("../../../deploy/crds/agents.x-k8s.io_sandboxes.yaml"),
+    include_str!("../../../deploy/crds/extensions.agents.x-k8s.io_sandboxclaims.yaml"),
+    include_str!("../../../deploy/crds/extensions.agents.x-k8s.io_sandboxtemplates.yaml"),
+    include_str!("../../../deploy/crds/extensions.agents.x-k8s.io_sandboxwarmpools.yaml"),
+];
+
+/// The kinds of the OpenKruise dialect.
+pub const KRUISE_CRDS: &str = include_str!("../../../deploy/kruise/crds.yaml");
+
+/// What the controllers may do on a cluster, with and without their extensions.
+pub const RBAC: [&str; 2] = [
+    include_str!("../../../deploy/rbac.generated.yaml"),
+    include_str!("../../../deploy/extensions-rbac.generated.yaml"),
+];
+
+/// What the controllers of the OpenKruise dialect may do, with its binding.
+pub const KRUISE_RBAC: &str = include_str!("../../../deploy/kruise/rbac.yaml");
+
+/// Namespace, service account, service and the deployment with extensions.
+pub const MANIFESTS: [&str; 3] = [
+    include_str!("../../../deploy/controller.yaml"),
+    include_str!("../../../deploy/extensions.controller.yaml"),
+    include_str!("../../../deploy/extensions.yaml"),
+];

@@ -1,0 +1,88 @@
+//! Where `up` keeps its state, and how other commands find a running one.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+/// The file in the data directory that says where a running `up` serves.
+const RUNNING: &str = "up.json";
+
+/// Where a running `up` serves. The ready file has the same content.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Running {
+    pub kubeconfig: PathBuf,
+    pub api_server: String,
+    pub router: String,
+    pub metrics: String,
+    pub namespace: String,
+    pub template: Option<String>,
+    pub warm_pool: Option<String>,
+    pub pid: u32,
+}
+
+impl Running {
+    /// Writes the file so that a reader sees all of it or nothing.
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let mut file = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        serde_json::to_writer_pretty(&mut file, self)?;
+        file.persist(path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(())
+    }
+
+    /// What serves from this data directory now, if anything does.
+    pub fn find(data_directory: &Path) -> Option<Self> {
+        let text = fs::read_to_string(data_directory.join(RUNNING)).ok()?;
+        let running: Self = serde_json::from_str(&text).ok()?;
+        // A killed process leaves its file behind.
+        let pid = rustix::process::Pid::from_raw(i32::try_from(running.pid).ok()?)?;
+        rustix::process::test_kill_process(pid).ok()?;
+        Some(running)
+    }
+}
+
+/// The file of [`Running`] in a data directory.
+pub fn running_file(data_directory: &Path) -> PathBuf {
+    data_directory.join(RUNNING)
+}
+
+/// The data directory of `up` unless one is given.
+pub fn default_path() -> anyhow::Result<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(home) = variable("AGENT_SANDBOX_HOME") {
+        return Ok(PathBuf::from(home));
+    }
+    if let Some(state) = variable("XDG_STATE_HOME") {
+        return Ok(PathBuf::from(state).join("agent-sandbox"));
+    }
+    let home = variable("HOME").context(
+        "there is no place for the data directory: set --data-dir, AGENT_SANDBOX_HOME or HOME",
+    )?;
+    Ok(PathBuf::from(home).join(".local/state/agent-sandbox"))
+}
+
+/// Makes the data directory, readable by its owner alone.
+pub fn create(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .and_then(|()| writable(path))
+        .with_context(|| {
+            format!(
+                "cannot use {} as data directory; choose another with --data-dir",
+                path.display()
+            )
+        })
+}
+
+fn writable(path: &Path) -> io::Result<()> {
+    tempfile::tempfile_in(path).map(drop)
+}

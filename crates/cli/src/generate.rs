@@ -1,0 +1,44 @@
+//! `agent-sandbox generate`: prints the files of `deploy/` for a cluster.
+
+use std::io::{self, Write};
+
+use clap::{Args, ValueEnum};
+
+use crate::assets;
+
+/// Print CRDs, RBAC or manifests for a Kubernetes cluster
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// What to print
+    #[arg(value_enum)]
+    what: What,
+
+    /// Print those of the OpenKruise dialect instead
+    #[arg(long)]
+    kruise: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum What {
+    /// The custom resource definitions
+    Crds,
+    /// The cluster roles
+    Rbac,
+    /// Namespace, service account, bindings, service and deployment
+    Manifests,
+}
+
+pub fn print(arguments: &Arguments) -> anyhow::Result<()> {
+    let documents: &[&str] = match (arguments.what, arguments.kruise) {
+        (What::Crds, false) => &assets::CRDS,
+        (What::Crds, true) => &[assets::KRUISE_CRDS],
+        (What::Rbac, false) => &assets::RBAC,
+        (What::Rbac, true) => &[assets::KRUISE_RBAC],
+        (What::Manifests, false) => &assets::MANIFESTS,
+        (What::Manifests, true) => {
+            anyhow::bail!("the OpenKruise dialect needs no manifests beyond its CRDs and RBAC: add --kruise to the controller's arguments")
+        }
+    };
+    io::stdout().write_all(documents.join("---\n").as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! A process in a sandbox, connected to this process's own standard streams, signals and terminal.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use rustix::termios::{self, OptionalActions, Termios};
+use sdk::process::{Control, Event, Process, Start};
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// How much of standard input is sent at a time.
+const INPUT_PIECE: usize = 32 * 1024;
+
+/// Whether the process gets a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Plain,
+    Terminal,
+}
+
+impl Mode {
+    pub fn from_flag(tty: bool) -> Self {
+        if tty { Self::Terminal } else { Self::Plain }
+    }
+}
+
+/// Runs a command in a sandbox to its end. The exit code is the command's.
+pub async fn run(sandbox: &sdk::Sandbox, argv: Vec<String>, mode: Mode) -> anyhow::Result<ExitCode> {
+    if mode == Mode::Terminal && !io::stdin().is_terminal() {
+        anyhow::bail!("-t needs a terminal as standard input");
+    }
+    let (rows, cols) = window_size().filter(|_| mode == Mode::Terminal).unwrap_or_default();
+    let start = Start {
+        tty: mode == Mode::Terminal,
+        rows,
+        cols,
+        ..Start::argv(argv)
+    };
+    let process = sandbox.process().start(start).await?;
+    let raw = match mode {
+        Mode::Terminal => Some(RawTerminal::enter()?),
+        Mode::Plain => None,
+    };
+    let input = tokio::spawn(send_input(process.control().clone()));
+    let signals = tokio::spawn(forward_signals(process.control().clone(), mode)?);
+    let result = print_output(process).await;
+    input.abort();
+    signals.abort();
+    drop(raw);
+    result
+}
+
+async fn print_output(mut process: Process) -> anyhow::Result<ExitCode> {
+    while let Some(event) = process.next().await? {
+        match event {
+            Event::Stdout(bytes) => write_all(io::stdout(), &bytes)?,
+            Event::Stderr(bytes) => write_all(io::stderr(), &bytes)?,
+            Event::Exit(exit) => {
+                if let Some(error) = &exit.error {
+                    eprintln!("error: {error}");
+                }
+                return Ok(ExitCode::from(u8::try_from(exit.exit_code).unwrap_or(u8::MAX)));
+            }
+        }
+    }
+    anyhow::bail!("the connection to the sandbox ended before the command did")
+}
+
+fn write_all(mut stream: impl Write, bytes: &[u8]) -> anyhow::Result<()> {
+    stream
+        .write_all(bytes)
+        .and_then(|()| stream.flush())
+        .context("cannot write the command's output")
+}
+
+async fn send_input(control: Control) -> anyhow::Result<()> {
+    let mut stdin = tokio::io::stdin();
+    let mut piece = vec![0; INPUT_PIECE];
+    loop {
+        let length = stdin.read(&mut piece).await?;
+        if length == 0 {
+            return Ok(control.close_stdin().await?);
+        }
+        control.write(&piece[..length]).await?;
+    }
+}
+
+/// Passes signals on to the command. On a terminal, keys such as Ctrl-C reach it as input instead.
+fn forward_signals(
+    control: Control,
+    mode: Mode,
+) -> io::Result<impl Future<Output = anyhow::Result<()>> + Send + 'static> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut window_change = signal(SignalKind::window_change())?;
+    Ok(async move {
+        loop {
+            let name = tokio::select! {
+                () = received(&mut interrupt) => "SIGINT",
+                () = received(&mut terminate) => "SIGTERM",
+                () = received(&mut hang_up) => "SIGHUP",
+                () = received(&mut window_change), if mode == Mode::Terminal => {
+                    if let Some((rows, cols)) = window_size() {
+                        control.resize(rows, cols).await?;
+                    }
+                    continue;
+                }
+            };
+            control.signal(name).await?;
+        }
+    })
+}
+
+/// Waits for a signal; for ever once no more can come.
+async fn received(signal: &mut Signal) {
+    if signal.recv().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn window_size() -> Option<(u16, u16)> {
+    let size = termios::tcgetwinsize(io::stdout()).ok()?;
+    Some((size.ws_row, size.ws_col))
+}
+
+/// The terminal in raw mode: every key goes to the command. Left again when this is dropped.
+struct RawTerminal {
+    before: Termios,
+}
+
+impl RawTerminal {
+    fn enter() -> anyhow::Result<Self> {
+        let before = termios::tcgetattr(io::stdin()).context("cannot read the terminal's settings")?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        termios::tcsetattr(io::stdin(), OptionalActions::Now, &raw)
+            .context("cannot change the terminal's settings")?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        let _ = termios::tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+    }
+}
+
+/// What is going on, on one line of a terminal's standard error; nothing anywhere else.
+pub struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    pub fn begin() -> Self {
+        Self {
+            shown: io::stderr().is_terminal(),
+        }
+    }
+
+    pub fn say(&self, step: &str) {
+        if self.shown {
+            eprint!("\r\x1b[K{step} …");
+        }
+    }
+
+    /// Leaves the line empty for what comes.
+    pub fn finish(&self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}

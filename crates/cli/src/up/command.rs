@@ -1,0 +1,98 @@
+//! The command line of `up`, and what a person sees of it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Options, Quickstart, Up};
+use crate::data_directory::{self, Running};
+
+/// Run the whole system on this machine: API server, controllers, node and router
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where to keep state [default: $AGENT_SANDBOX_HOME, else $XDG_STATE_HOME/agent-sandbox, else
+    /// ~/.local/state/agent-sandbox]
+    #[arg(long, value_name = "DIRECTORY")]
+    data_dir: Option<PathBuf>,
+
+    /// Where the Kubernetes API listens; port 0 picks a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6443")]
+    api_listen: SocketAddr,
+
+    /// Where the router listens
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    router_listen: SocketAddr,
+
+    /// Where metrics are served
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
+    metrics_bind_address: SocketAddr,
+
+    /// Write this file, as JSON, once everything serves; it goes on exit
+    #[arg(long, value_name = "FILE")]
+    ready_file: Option<PathBuf>,
+
+    /// Do not create the template and the warm pool of the quickstart
+    #[arg(long)]
+    no_quickstart: bool,
+}
+
+/// Runs until it is told to stop. A second signal ends it at once.
+pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let data_directory = match arguments.data_dir {
+        Some(directory) => directory,
+        None => data_directory::default_path()?,
+    };
+    let mut up = Up::start(Options {
+        data_directory,
+        api_listen: arguments.api_listen,
+        router_listen: arguments.router_listen,
+        metrics_listen: arguments.metrics_bind_address,
+        quickstart: if arguments.no_quickstart {
+            Quickstart::Nothing
+        } else {
+            Quickstart::TemplateAndPool
+        },
+    })
+    .await?;
+    if let Some(ready_file) = &arguments.ready_file {
+        up.running().write(ready_file)?;
+    }
+    greet(up.running());
+
+    let failure = tokio::select! {
+        _ = interrupt.recv() => None,
+        _ = terminate.recv() => None,
+        failure = up.failed() => Some(failure),
+    };
+    if let Some(ready_file) = &arguments.ready_file {
+        let _ = std::fs::remove_file(ready_file);
+    }
+    let stopped = tokio::select! {
+        stopped = up.stop() => stopped,
+        _ = interrupt.recv() => return Ok(ExitCode::from(130)),
+        _ = terminate.recv() => return Ok(ExitCode::from(143)),
+    };
+    match failure {
+        Some(failure) => Err(failure),
+        None => stopped.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Tells a person what to do next.
+fn greet(running: &Running) {
+    println!("agent-sandbox is up: API {}, router {}", running.api_server, running.router);
+    println!();
+    println!("  export KUBECONFIG={}", running.kubeconfig.display());
+    println!();
+    println!("Try:");
+    if running.template.is_some() {
+        println!("  agent-sandbox run -- python3 -c 'print(6*7)'");
+    }
+    println!("  kubectl get sandboxes");
+    println!("  agent-sandbox --help");
+}

@@ -1,0 +1,57 @@
+//! What the API server must hold before the parts start: the kinds, and the system's namespace.
+
+use anyhow::Context;
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::PostParams;
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, Client, ResourceExt};
+use serde::Deserialize;
+
+use crate::assets;
+
+/// Installs the kinds of every dialect and the system's namespace, or brings them up to date.
+pub async fn install(client: &Client) -> anyhow::Result<()> {
+    create_namespace(client, api::SYSTEM_NAMESPACE).await?;
+    let documents = assets::CRDS.into_iter().chain([assets::KRUISE_CRDS]);
+    let definitions = documents.map(parse).collect::<Result<Vec<_>, _>>()?;
+    try_join_all(definitions.into_iter().flatten().map(|crd| install_kind(client, crd))).await?;
+    Ok(())
+}
+
+fn parse(documents: &str) -> anyhow::Result<Vec<CustomResourceDefinition>> {
+    serde_yaml_ng::Deserializer::from_str(documents)
+        .map(|document| CustomResourceDefinition::deserialize(document).context("an embedded CRD cannot be read"))
+        .collect()
+}
+
+async fn install_kind(client: &Client, mut crd: CustomResourceDefinition) -> anyhow::Result<()> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let name = crd.name_any();
+    match definitions.get_opt(&name).await? {
+        None => {
+            definitions.create(&PostParams::default(), &crd).await?;
+        }
+        Some(existing) if existing.spec != crd.spec => {
+            crd.metadata.resource_version = existing.metadata.resource_version;
+            definitions.replace(&name, &PostParams::default(), &crd).await?;
+        }
+        Some(_) => {}
+    }
+    await_condition(definitions, &name, conditions::is_crd_established())
+        .await
+        .with_context(|| format!("{name} was not established"))?;
+    Ok(())
+}
+
+async fn create_namespace(client: &Client, name: &str) -> anyhow::Result<()> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    if namespaces.get_opt(name).await?.is_some() {
+        return Ok(());
+    }
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = Some(name.to_owned());
+    namespaces.create(&PostParams::default(), &namespace).await?;
+    Ok(())
+}

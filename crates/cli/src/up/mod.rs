@@ -1,0 +1,208 @@
+//! `agent-sandbox up`: the whole system in one process.
+//!
+//! The parts are started in the order in which they need each other, each with an in-process client of the API server, and
+//! stopped in the reverse order. Nothing here decides anything about sandboxes.
+
+mod command;
+mod installation;
+mod quickstart;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub use command::{Arguments, execute};
+pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE};
+
+use crate::data_directory::{self, Running};
+use crate::sandboxes;
+
+/// The name of the one node.
+const NODE_NAME: &str = "agent-sandbox";
+
+/// How long sandboxes may take to stop when the system is to leave nothing running.
+const STOP_SANDBOXES_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What `up` runs with. A port of 0 picks a free one.
+#[derive(Debug)]
+pub struct Options {
+    pub data_directory: PathBuf,
+    pub api_listen: SocketAddr,
+    pub router_listen: SocketAddr,
+    pub metrics_listen: SocketAddr,
+    pub quickstart: Quickstart,
+}
+
+/// A running system.
+pub struct Up {
+    running: Running,
+    data_directory: PathBuf,
+    server: Arc<apiserver::Server>,
+    client: kube::Client,
+    shutdown: CancellationToken,
+    node: Option<node::Node>,
+    parts: JoinSet<anyhow::Result<()>>,
+}
+
+impl Up {
+    /// Starts every part and returns when all of them serve. Pools may still be filling.
+    pub async fn start(options: Options) -> anyhow::Result<Self> {
+        let data_directory = options.data_directory.clone();
+        data_directory::create(&data_directory)?;
+        let api_listener = listen("--api-listen", options.api_listen).await?;
+        let router_listener = listen("--router-listen", options.router_listen).await?;
+        let metrics_listener = listen("--metrics-bind-address", options.metrics_listen).await?;
+        let running = Running {
+            kubeconfig: data_directory.join("kubeconfig"),
+            api_server: format!("https://{}", api_listener.local_addr()?),
+            router: format!("http://{}", router_listener.local_addr()?),
+            metrics: format!("http://{}", metrics_listener.local_addr()?),
+            namespace: quickstart::NAMESPACE.to_owned(),
+            template: options.quickstart.template(),
+            warm_pool: options.quickstart.warm_pool(),
+            pid: std::process::id(),
+        };
+        let server = apiserver::Server::open(apiserver::Config::new(&data_directory)).await?;
+        server
+            .write_kubeconfig(&running.kubeconfig, &running.api_server)
+            .context("cannot write the kubeconfig")?;
+
+        let mut up = Self {
+            client: server.client(),
+            running,
+            data_directory,
+            server: Arc::new(server),
+            shutdown: CancellationToken::new(),
+            node: None,
+            parts: JoinSet::new(),
+        };
+        up.serve_api(api_listener);
+        installation::install(&up.client).await?;
+        up.start_controllers().await?;
+        up.start_node().await?;
+        up.start_router(router_listener)?;
+        quickstart::install(&up.client, options.quickstart).await?;
+        up.running.write(&data_directory::running_file(&up.data_directory))?;
+        Ok(up)
+    }
+
+    /// Where the parts serve.
+    pub fn running(&self) -> &Running {
+        &self.running
+    }
+
+    /// A client of the API server that needs no socket.
+    pub fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
+    /// Waits until a part fails. Parts run until they are told to stop, so an end of any kind is a failure.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        match self.parts.join_next().await {
+            Some(Ok(Err(error))) => error,
+            Some(Ok(Ok(()))) => anyhow::anyhow!("a part stopped by itself"),
+            Some(Err(panicked)) => panicked.into(),
+            None => anyhow::anyhow!("no part is running"),
+        }
+    }
+
+    /// Stops every part. Sandboxes go on running, for the next start to find them again.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        let node = self.node.take();
+        let stopped = self.stop_parts().await;
+        if let Some(node) = node {
+            node.join().await;
+        }
+        self.close().await;
+        stopped
+    }
+
+    /// Stops every sandbox, then every part, and gives back what the node holds of the machine.
+    pub async fn stop_with_sandboxes(mut self) -> anyhow::Result<()> {
+        let deletion = sandboxes::delete_everything(&self.client, None, true);
+        let deleted = tokio::time::timeout(STOP_SANDBOXES_DEADLINE, deletion).await;
+        let node = self.node.take();
+        let stopped = self.stop_parts().await;
+        if let Some(node) = node {
+            node.dismantle().await?;
+        }
+        self.close().await;
+        deleted.context("sandboxes are still running after the deadline")??;
+        stopped
+    }
+
+    async fn stop_parts(&mut self) -> anyhow::Result<()> {
+        let _ = std::fs::remove_file(data_directory::running_file(&self.data_directory));
+        self.shutdown.cancel();
+        let mut result = Ok(());
+        while let Some(part) = self.parts.join_next().await {
+            result = result.and(part.map_err(anyhow::Error::from).flatten());
+        }
+        result
+    }
+
+    async fn close(self) {
+        if let Some(server) = Arc::into_inner(self.server) {
+            server.shutdown().await;
+        }
+    }
+
+    fn serve_api(&mut self, listener: TcpListener) {
+        let server = Arc::clone(&self.server);
+        let shutdown = self.shutdown.clone();
+        self.parts.spawn(async move {
+            server.serve(listener, shutdown).await.context("the API server failed")
+        });
+    }
+
+    async fn start_controllers(&mut self) -> anyhow::Result<()> {
+        let (ready, is_ready) = oneshot::channel();
+        let run = controllers::run(self.client(), controllers_config(), self.shutdown.clone(), || {
+            // Nobody waits any more when the start was given up.
+            let _ = ready.send(());
+        });
+        self.parts.spawn(async { run.await.context("the controllers failed") });
+        tokio::select! {
+            _ = is_ready => Ok(()),
+            failure = self.failed() => Err(failure),
+        }
+    }
+
+    async fn start_node(&mut self) -> anyhow::Result<()> {
+        let config = node::Config {
+            node_name: NODE_NAME.to_owned(),
+            ..node::Config::new(self.data_directory.join("node"))
+        };
+        self.node = Some(node::Node::start(config, self.client(), self.shutdown.clone()).await?);
+        let schedule = node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
+        self.parts.spawn(async { Ok(schedule.await) });
+        Ok(())
+    }
+
+    fn start_router(&mut self, listener: TcpListener) -> anyhow::Result<()> {
+        let router = router::Router::new(router::Config::default(), Some(self.client()))?;
+        let shutdown = self.shutdown.clone();
+        self.parts.spawn(async move { Ok(router.serve(listener, shutdown).await) });
+        Ok(())
+    }
+}
+
+fn controllers_config() -> controllers::Config {
+    controllers::Config {
+        extensions: true,
+        ..controllers::Config::default()
+    }
+}
+
+async fn listen(flag: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}; choose another address with {flag}"))
+}

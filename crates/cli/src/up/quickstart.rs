@@ -1,0 +1,87 @@
+//! The objects that make a fresh system useful at once: a Python template and a small warm pool of it.
+
+use api::{SandboxTemplate, SandboxWarmPool};
+use kube::api::PostParams;
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+pub const NAMESPACE: &str = "default";
+pub const TEMPLATE: &str = "python-runtime-template";
+pub const WARM_POOL: &str = "python-warmpool";
+
+const WARM_SANDBOXES: u32 = 2;
+
+/// How much of the quickstart to install.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quickstart {
+    Nothing,
+    /// The template alone: each sandbox is started when it is asked for.
+    Template,
+    TemplateAndPool,
+}
+
+impl Quickstart {
+    pub fn template(self) -> Option<String> {
+        (self != Self::Nothing).then(|| TEMPLATE.to_owned())
+    }
+
+    pub fn warm_pool(self) -> Option<String> {
+        (self == Self::TemplateAndPool).then(|| WARM_POOL.to_owned())
+    }
+}
+
+/// Creates what is missing. What a user has changed stays changed.
+pub async fn install(client: &Client, quickstart: Quickstart) -> anyhow::Result<()> {
+    if quickstart != Quickstart::Nothing {
+        create_if_missing(client, &template()).await?;
+    }
+    if quickstart == Quickstart::TemplateAndPool {
+        create_if_missing(client, &warm_pool()).await?;
+    }
+    Ok(())
+}
+
+fn template() -> SandboxTemplate {
+    let template = json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+        "kind": "SandboxTemplate",
+        "metadata": {"name": TEMPLATE, "namespace": NAMESPACE},
+        "spec": {
+            "podTemplate": {
+                "spec": {
+                    "containers": [{
+                        "name": "python-runtime",
+                        "image": "host",
+                        "ports": [{"containerPort": 8888, "protocol": "TCP"}],
+                        "readinessProbe": {"httpGet": {"path": "/", "port": 8888}, "periodSeconds": 1},
+                    }],
+                },
+            },
+        },
+    });
+    serde_json::from_value(template).expect("the quickstart's template is a SandboxTemplate")
+}
+
+fn warm_pool() -> SandboxWarmPool {
+    let pool = json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+        "kind": "SandboxWarmPool",
+        "metadata": {"name": WARM_POOL, "namespace": NAMESPACE},
+        "spec": {"replicas": WARM_SANDBOXES, "sandboxTemplateRef": {"name": TEMPLATE}},
+    });
+    serde_json::from_value(pool).expect("the quickstart's pool is a SandboxWarmPool")
+}
+
+async fn create_if_missing<Kind>(client: &Client, object: &Kind) -> anyhow::Result<()>
+where
+    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+{
+    let objects: Api<Kind> = Api::namespaced(client.clone(), NAMESPACE);
+    if objects.get_opt(&object.name_any()).await?.is_none() {
+        objects.create(&PostParams::default(), object).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Starts the real binary with a data directory of its own, and stops it again whatever the test does.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long the system may take to come up on a loaded machine. No promise about speed: benchmarks make those.
+const READY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// The binary under test, with a home of the test's own and no kubeconfig from the environment.
+pub fn agent_sandbox(home: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_agent-sandbox"));
+    command
+        .env("AGENT_SANDBOX_HOME", home)
+        .env_remove("KUBECONFIG")
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Output {
+    command.output().expect("the binary starts")
+}
+
+/// The standard output of a command that must succeed.
+pub fn stdout_of(command: &mut Command) -> String {
+    let output = run(command);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("output is text")
+}
+
+/// A running `agent-sandbox up`.
+pub struct Up {
+    home: TempDir,
+    child: Child,
+    ready: Value,
+}
+
+impl Up {
+    /// Starts `up` on free ports and waits for its ready file.
+    pub fn start(arguments: &[&str]) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test starts containers: run it as root"
+        );
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let (child, ready) = spawn(home.path(), arguments);
+        Self { home, child, ready }
+    }
+
+    /// Stops `up` with this signal and starts it again on the same data directory.
+    pub fn restart(&mut self, signal: rustix::process::Signal) {
+        self.signal(signal);
+        (self.child, self.ready) = spawn(self.home.path(), &[]);
+    }
+
+    /// The binary, set to find this `up`.
+    pub fn command(&self) -> Command {
+        agent_sandbox(self.home.path())
+    }
+
+    /// kubectl, set to talk to this `up`.
+    pub fn kubectl(&self) -> Command {
+        let mut command = Command::new("kubectl");
+        command
+            .env("KUBECONFIG", self.ready["kubeconfig"].as_str().expect("a path"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// What the ready file says.
+    pub fn ready(&self) -> &Value {
+        &self.ready
+    }
+
+    pub fn ready_file(&self) -> PathBuf {
+        ready_file(self.home.path())
+    }
+
+    /// Sends a signal and waits for the process to end.
+    pub fn signal(&mut self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, signal);
+        self.child.wait().expect("the process can be waited for");
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // Pods outlive `up` by design, so they are deleted first; a test that failed early may have left any number.
+        let _ = self.command().args(["delete", "--all", "--all-namespaces", "--wait"]).output();
+        self.signal(rustix::process::Signal::TERM);
+    }
+}
+
+fn ready_file(home: &Path) -> PathBuf {
+    home.join("ready.json")
+}
+
+fn spawn(home: &Path, arguments: &[&str]) -> (Child, Value) {
+    let ready_file = ready_file(home);
+    let mut child = agent_sandbox(home)
+        .args(["up", "--api-listen=127.0.0.1:0", "--router-listen=127.0.0.1:0"])
+        .args(["--metrics-bind-address=127.0.0.1:0", "--ready-file"])
+        .arg(&ready_file)
+        .args(arguments)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the binary starts");
+    let deadline = Instant::now() + READY_DEADLINE;
+    loop {
+        if let Ok(text) = std::fs::read_to_string(&ready_file) {
+            let ready = serde_json::from_str(&text).expect("the ready file is JSON and appears whole");
+            return (child, ready);
+        }
+        if let Some(status) = child.try_wait().expect("the process can be asked") {
+            panic!("up ended before it was ready: {status}");
+        }
+        assert!(Instant::now() < deadline, "up was not ready in time");
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,160 @@
+//! The config maps, secrets and claims a pod names: which they are (pure), and fetching them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, PodSpec, Secret};
+use kube::{Api, Client};
+
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error("reading {kind} {namespace}/{name}")]
+    Read {
+        kind: &'static str,
+        namespace: String,
+        name: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// The names of what a pod refers to, missing ones included.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct References {
+    pub config_maps: BTreeSet<String>,
+    pub secrets: BTreeSet<String>,
+    pub claims: BTreeSet<String>,
+}
+
+/// What a pod refers to, as far as it exists.
+#[derive(Debug, Clone, Default)]
+pub struct Objects {
+    pub config_maps: BTreeMap<String, ConfigMap>,
+    pub secrets: BTreeMap<String, Secret>,
+    pub claims: BTreeMap<String, PersistentVolumeClaim>,
+}
+
+/// Everything the pod's environment and volumes refer to.
+pub fn references(pod: &Pod) -> References {
+    let Some(spec) = &pod.spec else {
+        return References::default();
+    };
+    let mut found = References::default();
+    environment_references(spec, &mut found);
+    for volume in spec.volumes.iter().flatten() {
+        found
+            .config_maps
+            .extend(volume.config_map.iter().map(|source| source.name.clone()));
+        found.secrets.extend(
+            volume
+                .secret
+                .iter()
+                .filter_map(|source| source.secret_name.clone()),
+        );
+        found.claims.extend(
+            volume
+                .persistent_volume_claim
+                .iter()
+                .map(|source| source.claim_name.clone()),
+        );
+        if volume.ephemeral.is_some() {
+            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+            found.claims.insert(format!("{pod_name}-{}", volume.name));
+        }
+        for source in volume
+            .projected
+            .iter()
+            .flat_map(|projected| projected.sources.iter().flatten())
+        {
+            found
+                .config_maps
+                .extend(source.config_map.iter().map(|source| source.name.clone()));
+            found
+                .secrets
+                .extend(source.secret.iter().map(|source| source.name.clone()));
+        }
+    }
+    found
+}
+
+fn environment_references(spec: &PodSpec, found: &mut References) {
+    for container in spec
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&spec.containers)
+    {
+        for source in container
+            .env
+            .iter()
+            .flatten()
+            .filter_map(|variable| variable.value_from.as_ref())
+        {
+            found
+                .config_maps
+                .extend(source.config_map_key_ref.iter().map(|key| key.name.clone()));
+            found
+                .secrets
+                .extend(source.secret_key_ref.iter().map(|key| key.name.clone()));
+        }
+        for source in container.env_from.iter().flatten() {
+            found.config_maps.extend(
+                source
+                    .config_map_ref
+                    .iter()
+                    .map(|source| source.name.clone()),
+            );
+            found
+                .secrets
+                .extend(source.secret_ref.iter().map(|source| source.name.clone()));
+        }
+    }
+}
+
+/// Fetches what exists of `references`.
+pub async fn fetch(
+    client: &Client,
+    namespace: &str,
+    references: &References,
+) -> Result<Objects, FetchError> {
+    let failed = |kind, name: &str| {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        move |source| FetchError::Read {
+            kind,
+            namespace,
+            name,
+            source: Box::new(source),
+        }
+    };
+    let mut objects = Objects::default();
+    for name in &references.config_maps {
+        let found = Api::<ConfigMap>::namespaced(client.clone(), namespace)
+            .get_opt(name)
+            .await;
+        objects.config_maps.extend(
+            found
+                .map_err(failed("config map", name))?
+                .map(|found| (name.clone(), found)),
+        );
+    }
+    for name in &references.secrets {
+        let found = Api::<Secret>::namespaced(client.clone(), namespace)
+            .get_opt(name)
+            .await;
+        objects.secrets.extend(
+            found
+                .map_err(failed("secret", name))?
+                .map(|found| (name.clone(), found)),
+        );
+    }
+    for name in &references.claims {
+        let found = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace)
+            .get_opt(name)
+            .await;
+        objects.claims.extend(
+            found
+                .map_err(failed("claim", name))?
+                .map(|found| (name.clone(), found)),
+        );
+    }
+    Ok(objects)
+}

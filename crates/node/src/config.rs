@@ -1,0 +1,92 @@
+//! What the node is told: where its data is, what it is called, and what it may do.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+/// An IPv4 network that pods take their addresses from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodNetwork {
+    pub address: Ipv4Addr,
+    pub prefix_length: u8,
+}
+
+impl PodNetwork {
+    /// The `number`th host address of the network; 1 is the node's own.
+    pub fn host(&self, number: u32) -> Ipv4Addr {
+        Ipv4Addr::from(u32::from(self.address) + number)
+    }
+
+    /// How many pods the network has addresses for.
+    pub fn capacity(&self) -> u32 {
+        (1_u32 << (32 - u32::from(self.prefix_length.clamp(8, 30)))).saturating_sub(4)
+    }
+}
+
+impl std::fmt::Display for PodNetwork {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}/{}", self.address, self.prefix_length)
+    }
+}
+
+/// The node's configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Everything the node keeps. Its bridge, control groups and rules are named after it, so that two nodes with
+    /// different directories share a machine.
+    pub data_dir: PathBuf,
+    pub node_name: String,
+    /// Chosen from the data directory when absent.
+    pub pod_network: Option<PodNetwork>,
+    /// Namespaces kept ready, so that a pod does not wait for them.
+    pub ready_namespaces: usize,
+    pub maximum_pods: u32,
+    pub allow_host_path: bool,
+    /// Images to run as another one, by repository without tag: `python-runtime-sandbox` as `host`, say.
+    pub image_aliases: BTreeMap<String, String>,
+    /// Limits for containers that name none.
+    pub default_process_limit: u64,
+    pub default_memory_limit: Option<u64>,
+    /// When a container's log grows past this it is rotated; this many old files are kept.
+    pub log_maximum_bytes: u64,
+    pub log_maximum_files: u32,
+    /// Where pods that ask for it find names; the machine's own resolvers when empty.
+    pub name_servers: Vec<String>,
+    pub cluster_domain: String,
+}
+
+impl Config {
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            node_name: host_name(),
+            pod_network: None,
+            ready_namespaces: 4,
+            maximum_pods: 1000,
+            allow_host_path: false,
+            image_aliases: BTreeMap::new(),
+            default_process_limit: 1024,
+            default_memory_limit: None,
+            log_maximum_bytes: 10 << 20,
+            log_maximum_files: 5,
+            name_servers: Vec::new(),
+            cluster_domain: "cluster.local".to_owned(),
+        }
+    }
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .to_lowercase();
+    let valid: String = name
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-' || *c == '.')
+        .collect();
+    if valid.is_empty() {
+        "node".to_owned()
+    } else {
+        valid
+    }
+}

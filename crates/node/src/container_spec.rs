@@ -1,0 +1,358 @@
+//! From a container of a pod to what the runtime is asked for. Pure; what is not supported is said, never dropped.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, Pod, ResourceRequirements, SecurityContext,
+};
+use shim_protocol::Mount;
+
+use crate::config::Config;
+use crate::environment;
+use crate::quantity;
+use crate::runtime::control_groups::Limits;
+use crate::runtime::{ContainerId, ContainerSpec};
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SpecError {
+    #[error("container {0:?} asks to be privileged, which this node never allows")]
+    Privileged(String),
+    #[error("capability {0:?} is not allowed on this node")]
+    Capability(String),
+    #[error("seccomp profile type {0:?} is not supported on this node")]
+    Seccomp(String),
+    #[error("{field} {value} does not fit the {bits} bits of a container identity")]
+    Identity {
+        field: &'static str,
+        value: i64,
+        bits: u32,
+    },
+    #[error("{0} is not a quantity")]
+    Quantity(String),
+}
+
+/// Capabilities a pod may add, with their Linux numbers. They act inside the container's user namespace only.
+const ALLOWED_CAPABILITIES: [(&str, u32); 14] = [
+    ("CHOWN", 0),
+    ("DAC_OVERRIDE", 1),
+    ("DAC_READ_SEARCH", 2),
+    ("FOWNER", 3),
+    ("FSETID", 4),
+    ("KILL", 5),
+    ("SETGID", 6),
+    ("SETUID", 7),
+    ("SETPCAP", 8),
+    ("NET_BIND_SERVICE", 10),
+    ("SYS_CHROOT", 18),
+    ("SYS_NICE", 23),
+    ("AUDIT_WRITE", 29),
+    ("SETFCAP", 31),
+];
+
+/// The bit set of the capabilities a container keeps: those it adds.
+pub fn capabilities(wanted: Option<&Capabilities>) -> Result<u64, SpecError> {
+    let added = wanted
+        .and_then(|wanted| wanted.add.as_ref())
+        .into_iter()
+        .flatten();
+    added
+        .map(|name| {
+            let plain = name.strip_prefix("CAP_").unwrap_or(name);
+            ALLOWED_CAPABILITIES
+                .iter()
+                .find(|(allowed, _)| *allowed == plain)
+                .map(|(_, number)| 1_u64 << number)
+                .ok_or_else(|| SpecError::Capability(name.clone()))
+        })
+        .try_fold(0, |set, bit| Ok(set | bit?))
+}
+
+/// Limits from the container's resources, and the node's defaults where it names none.
+pub fn limits(
+    resources: Option<&ResourceRequirements>,
+    config: &Config,
+) -> Result<Limits, SpecError> {
+    let table = |wanted: fn(&ResourceRequirements) -> Option<&BTreeMap<_, _>>, name: &str| {
+        resources
+            .and_then(wanted)
+            .and_then(|table| table.get(name))
+            .map(
+                |quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity| {
+                    quantity.0.clone()
+                },
+            )
+    };
+    let parse = |text: Option<String>, read: fn(&str) -> Option<u64>| match text {
+        None => Ok(None),
+        Some(text) => read(&text).map(Some).ok_or(SpecError::Quantity(text)),
+    };
+    let milli = |text: &str| quantity::milli(text).and_then(|value| u64::try_from(value).ok());
+    let memory = parse(
+        table(|resources| resources.limits.as_ref(), "memory"),
+        quantity::units,
+    )?;
+    let cpu = parse(table(|resources| resources.limits.as_ref(), "cpu"), milli)?;
+    let cpu_request = parse(table(|resources| resources.requests.as_ref(), "cpu"), milli)?;
+    Ok(Limits {
+        memory_bytes: memory.or(config.default_memory_limit),
+        processes: Some(config.default_process_limit),
+        cpu_milli: cpu,
+        cpu_request_milli: cpu_request.or(cpu),
+    })
+}
+
+fn identity(field: &'static str, value: Option<i64>) -> Result<Option<u32>, SpecError> {
+    const BITS: u32 = 16;
+    value
+        .map(|value| {
+            u32::try_from(value)
+                .ok()
+                .filter(|value| *value < 1 << BITS)
+                .ok_or(SpecError::Identity {
+                    field,
+                    value,
+                    bits: BITS,
+                })
+        })
+        .transpose()
+}
+
+/// The pieces of a request that come from elsewhere.
+#[derive(Debug)]
+pub struct Parts {
+    pub run: u32,
+    pub crashes: u32,
+    pub environment: Vec<(String, String)>,
+    pub mounts: Vec<Mount>,
+}
+
+pub fn build(
+    pod: &Pod,
+    container: &Container,
+    parts: Parts,
+    config: &Config,
+) -> Result<ContainerSpec, SpecError> {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let of_pod = spec.security_context.unwrap_or_default();
+    let own: SecurityContext = container.security_context.clone().unwrap_or_default();
+    if own.privileged == Some(true) {
+        return Err(SpecError::Privileged(container.name.clone()));
+    }
+    let profile = own
+        .seccomp_profile
+        .as_ref()
+        .or(of_pod.seccomp_profile.as_ref());
+    if let Some(profile) = profile.filter(|profile| profile.type_ == "Localhost") {
+        return Err(SpecError::Seccomp(profile.type_.clone()));
+    }
+    let known: BTreeMap<String, String> = parts.environment.iter().cloned().collect();
+    let expanded = |words: &Option<Vec<String>>| -> Vec<String> {
+        words
+            .iter()
+            .flatten()
+            .map(|word| environment::expand(word, &known))
+            .collect()
+    };
+    let mut supplementary_groups: Vec<u32> = Vec::new();
+    for group in of_pod
+        .supplemental_groups
+        .iter()
+        .flatten()
+        .copied()
+        .chain(of_pod.fs_group)
+    {
+        supplementary_groups.extend(identity("group", Some(group))?);
+    }
+    Ok(ContainerSpec {
+        id: ContainerId {
+            pod: pod.metadata.uid.clone().unwrap_or_default(),
+            container: container.name.clone(),
+            attempt: parts.run,
+        },
+        image: container.image.clone().unwrap_or_default(),
+        command: expanded(&container.command),
+        arguments: expanded(&container.args),
+        environment: parts.environment,
+        working_directory: container
+            .working_dir
+            .clone()
+            .filter(|directory| !directory.is_empty()),
+        mounts: parts.mounts,
+        user: identity("runAsUser", own.run_as_user.or(of_pod.run_as_user))?,
+        group: identity("runAsGroup", own.run_as_group.or(of_pod.run_as_group))?,
+        supplementary_groups,
+        must_not_be_root: own.run_as_non_root.or(of_pod.run_as_non_root) == Some(true),
+        capabilities: capabilities(own.capabilities.as_ref())?,
+        read_only_root: own.read_only_root_filesystem == Some(true),
+        limits: limits(container.resources.as_ref(), config)?,
+        terminal: container.tty == Some(true),
+        stdin: container.stdin == Some(true),
+        stdin_once: container.stdin_once == Some(true),
+        termination_message_path: container
+            .termination_message_path
+            .clone()
+            .unwrap_or_else(|| "/dev/termination-log".to_owned()),
+        crashes: parts.crashes,
+    })
+}
+
+/// What a pod asks for that this node does not do, one sentence each.
+pub fn unsupported(pod: &Pod) -> Vec<String> {
+    let Some(spec) = &pod.spec else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    let mut say = |present: bool, text: &str| {
+        if present {
+            found.push(text.to_owned());
+        }
+    };
+    say(
+        spec.host_network == Some(true),
+        "hostNetwork is ignored: every pod has its own network",
+    );
+    say(
+        spec.host_pid == Some(true),
+        "hostPID is ignored: every container has its own processes",
+    );
+    say(
+        spec.host_ipc == Some(true),
+        "hostIPC is ignored: every pod has its own IPC",
+    );
+    say(
+        spec.host_users == Some(true),
+        "hostUsers is ignored: every pod has its own identities",
+    );
+    say(
+        spec.share_process_namespace == Some(true),
+        "shareProcessNamespace is ignored: every container has its own processes",
+    );
+    let sysctls = spec
+        .security_context
+        .as_ref()
+        .and_then(|context| context.sysctls.as_ref());
+    say(
+        sysctls.is_some_and(|sysctls| !sysctls.is_empty()),
+        "sysctls are ignored",
+    );
+    for container in spec
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&spec.containers)
+    {
+        let name = &container.name;
+        say(
+            container
+                .volume_devices
+                .as_ref()
+                .is_some_and(|devices| !devices.is_empty()),
+            &format!("volumeDevices of container {name:?} are ignored"),
+        );
+        let context = container.security_context.clone().unwrap_or_default();
+        say(
+            context.se_linux_options.is_some(),
+            &format!("seLinuxOptions of container {name:?} are ignored"),
+        );
+        say(
+            context.app_armor_profile.is_some(),
+            &format!("appArmorProfile of container {name:?} is ignored"),
+        );
+        say(
+            context.proc_mount.as_deref() == Some("Unmasked"),
+            &format!("procMount Unmasked of container {name:?} is ignored"),
+        );
+        let unconfined = context
+            .seccomp_profile
+            .is_some_and(|profile| profile.type_ == "Unconfined");
+        say(
+            unconfined,
+            &format!("container {name:?} asks for no seccomp profile and gets the default one"),
+        );
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn built(
+        container: serde_json::Value,
+        spec: serde_json::Value,
+    ) -> Result<ContainerSpec, SpecError> {
+        let mut pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec});
+        pod["spec"]["containers"] = json!([container]);
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let parts = Parts {
+            run: 0,
+            crashes: 0,
+            environment: vec![("A".into(), "b".into())],
+            mounts: Vec::new(),
+        };
+        build(
+            &pod,
+            &pod.spec.as_ref().unwrap().containers[0].clone(),
+            parts,
+            &Config::new("/nowhere"),
+        )
+    }
+
+    #[test]
+    fn security_contexts_merge_with_the_containers_first() {
+        let spec = built(
+            json!({"name": "c", "image": "host", "args": ["$(A)"], "securityContext": {"runAsUser": 7}}),
+            json!({"securityContext": {"runAsUser": 5, "runAsGroup": 6, "fsGroup": 9, "supplementalGroups": [8]}}),
+        )
+        .unwrap();
+        assert_eq!((spec.user, spec.group), (Some(7), Some(6)));
+        assert_eq!(spec.supplementary_groups, [8, 9]);
+        assert_eq!(spec.arguments, ["b"]);
+        assert_eq!(spec.capabilities, 0);
+    }
+
+    #[test]
+    fn what_would_weaken_the_container_is_refused_by_name() {
+        for (context, message) in [
+            (
+                json!({"privileged": true}),
+                "container \"c\" asks to be privileged, which this node never allows",
+            ),
+            (
+                json!({"capabilities": {"add": ["SYS_ADMIN"]}}),
+                "capability \"SYS_ADMIN\" is not allowed on this node",
+            ),
+            (
+                json!({"runAsUser": 70000}),
+                "runAsUser 70000 does not fit the 16 bits of a container identity",
+            ),
+            (
+                json!({"seccompProfile": {"type": "Localhost"}}),
+                "seccomp profile type \"Localhost\" is not supported on this node",
+            ),
+        ] {
+            let error = built(
+                json!({"name": "c", "image": "host", "securityContext": context}),
+                json!({}),
+            )
+            .unwrap_err();
+            assert_eq!(error.to_string(), message);
+        }
+    }
+
+    #[test]
+    fn limits_come_from_resources_and_requests_default_to_them() {
+        let spec = built(
+            json!({"name": "c", "image": "host", "resources": {"limits": {"cpu": "250m", "memory": "1Gi"}}}),
+            json!({}),
+        )
+        .unwrap();
+        assert_eq!(spec.limits.memory_bytes, Some(1 << 30));
+        assert_eq!(
+            (spec.limits.cpu_milli, spec.limits.cpu_request_milli),
+            (Some(250), Some(250))
+        );
+        assert_eq!(spec.limits.processes, Some(1024));
+    }
+}

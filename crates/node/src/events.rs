@@ -1,0 +1,66 @@
+//! Events about pods, as `kubectl describe` shows them. Sent behind the work they tell of; losing one loses a line.
+
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use kube::Client;
+use kube::Resource;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+
+/// Whether an event is news or a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    Normal,
+    Warning,
+}
+
+/// Writes events in the background.
+#[derive(Clone)]
+pub struct EventSink {
+    recorder: Recorder,
+}
+
+impl std::fmt::Debug for EventSink {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("EventSink")
+    }
+}
+
+impl EventSink {
+    pub fn new(client: Client, component: &str, node_name: &str) -> Self {
+        let reporter = Reporter {
+            controller: component.to_owned(),
+            instance: Some(node_name.to_owned()),
+        };
+        Self {
+            recorder: Recorder::new(client, reporter),
+        }
+    }
+
+    /// Tells of `pod`; `container` narrows it to one of its containers.
+    pub fn tell(
+        &self,
+        pod: &Pod,
+        container: Option<&str>,
+        severity: Severity,
+        reason: &str,
+        note: String,
+    ) {
+        let mut subject: ObjectReference = pod.object_ref(&());
+        subject.field_path = container.map(|name| format!("spec.containers{{{name}}}"));
+        let event = Event {
+            type_: match severity {
+                Severity::Normal => EventType::Normal,
+                Severity::Warning => EventType::Warning,
+            },
+            reason: reason.to_owned(),
+            note: Some(note),
+            action: reason.to_owned(),
+            secondary: None,
+        };
+        let recorder = self.recorder.clone();
+        tokio::spawn(async move {
+            if let Err(error) = recorder.publish(&event, &subject).await {
+                tracing::debug!(%error, reason = event.reason, "an event was not recorded");
+            }
+        });
+    }
+}

@@ -1,0 +1,95 @@
+//! The one gRPC call a probe makes: `grpc.health.v1.Health/Check`, over plain HTTP/2.
+//!
+//! Its messages have one field each, so they are written out here rather than generated.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+const SERVING: u8 = 1;
+
+/// Passes when the service answers that it serves.
+pub async fn check(address: SocketAddr, service: &str) -> Result<(), String> {
+    let stream = TcpStream::connect(address)
+        .await
+        .map_err(|error| error.to_string())?;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .map_err(|error| error.to_string())?;
+    let connection = tokio::spawn(connection);
+    let request = http::Request::post(format!("http://{address}/grpc.health.v1.Health/Check"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(Full::new(Bytes::from(request_message(service))))
+        .map_err(|error| error.to_string())?;
+    let answer = async {
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| error.to_string())?;
+        let refused = response
+            .headers()
+            .get("grpc-status")
+            .is_some_and(|status| status != "0");
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| error.to_string())?;
+        let refused = refused
+            || body
+                .trailers()
+                .and_then(|trailers| trailers.get("grpc-status"))
+                .is_some_and(|status| status != "0");
+        if refused {
+            return Err("the health service refused the request".to_owned());
+        }
+        match serving_status(&body.to_bytes()) {
+            Some(SERVING) => Ok(()),
+            status => Err(format!("service unhealthy (responded with {status:?})")),
+        }
+    }
+    .await;
+    connection.abort();
+    answer
+}
+
+/// A length-prefixed message whose field 1 is the service's name.
+fn request_message(service: &str) -> Vec<u8> {
+    let name = &service.as_bytes()[..service.len().min(127)];
+    let length = u8::try_from(name.len()).unwrap_or(0);
+    let mut message = vec![0, 0, 0, 0, 0];
+    if length > 0 {
+        message[4] = length + 2;
+        message.extend([0x0a, length]);
+        message.extend_from_slice(name);
+    }
+    message
+}
+
+/// Field 1 of a length-prefixed answer; absent means zero, which is "unknown".
+fn serving_status(body: &[u8]) -> Option<u8> {
+    match body.get(5..)? {
+        [] => Some(0),
+        [0x08, value, ..] => Some(*value),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_framed_as_grpc_frames_them() {
+        assert_eq!(request_message(""), [0, 0, 0, 0, 0]);
+        assert_eq!(request_message("ab"), [0, 0, 0, 0, 4, 0x0a, 2, b'a', b'b']);
+        assert_eq!(serving_status(&[0, 0, 0, 0, 2, 0x08, 1]), Some(1));
+        assert_eq!(serving_status(&[0, 0, 0, 0, 0]), Some(0));
+        assert_eq!(serving_status(&[0, 0]), None);
+    }
+}

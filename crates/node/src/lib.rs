@@ -1,0 +1,27 @@
+//! The node: runs the pods bound to it as isolated processes, and reports their status through the Kubernetes API.
+//!
+//! It speaks to the rest of the system only through a [`kube::Client`], so that the API may be the embedded one or a
+//! cluster's. Decisions about a pod are pure ([`pod_lifecycle`]); containers are behind [`runtime::Runtime`].
+
+mod api_objects;
+pub mod assets;
+pub mod config;
+mod container_spec;
+mod environment;
+mod errors;
+mod events;
+mod grpc_health;
+mod names;
+mod node;
+pub mod pod_lifecycle;
+mod pod_network;
+mod pod_worker;
+mod probes;
+mod quantity;
+mod registration;
+pub mod runtime;
+pub mod scheduler;
+mod volumes;
+
+pub use config::Config;
+pub use node::{Node, StartError};

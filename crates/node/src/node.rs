@@ -1,0 +1,328 @@
+//! The node itself: finds what it left, makes itself known, and gives every pod bound to it a worker.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::assets;
+use crate::config::Config;
+use crate::environment::Surroundings;
+use crate::errors::chain;
+use crate::events::EventSink;
+use crate::pod_worker::{PodWorker, Shared};
+use crate::registration::{self, Description, Machine};
+use crate::runtime::native::NativeRuntime;
+use crate::runtime::{RecoveredPod, Runtime, RuntimeError};
+use crate::volumes::Volumes;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("the node needs to run as root: it makes namespaces, mounts and network links")]
+    NotRoot,
+    #[error("preparing the data directory {path}")]
+    DataDirectory {
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("opening the container runtime")]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Registration(#[from] registration::RegistrationError),
+}
+
+/// A running node.
+#[derive(Debug)]
+pub struct Node {
+    task: JoinHandle<()>,
+    runtime: Arc<NativeRuntime>,
+    volumes: Volumes,
+}
+
+impl Node {
+    /// Starts a node. When this returns, the node is registered and serves the pods bound to it, until `shutdown`.
+    ///
+    /// # Guarantees
+    /// Pods that run when the node stops keep running, and are found again by the next start with the same data
+    /// directory.
+    pub async fn start(
+        config: Config,
+        client: Client,
+        shutdown: CancellationToken,
+    ) -> Result<Self, StartError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(StartError::NotRoot);
+        }
+        let mut config = config;
+        prepare_data_dir(&mut config).map_err(|source| StartError::DataDirectory {
+            path: config.data_dir.display().to_string(),
+            source,
+        })?;
+        let io = |source| StartError::DataDirectory {
+            path: config.data_dir.display().to_string(),
+            source,
+        };
+        let machine = Machine::measure(&config);
+        // One container must not take the machine's last memory.
+        config.default_memory_limit = config
+            .default_memory_limit
+            .or(Some(machine.memory_bytes / 4 * 3));
+        let programs = assets::unpack(&config.data_dir.join("bin")).map_err(io)?;
+        let runtime = Arc::new(NativeRuntime::open(config.clone(), programs).await?);
+        let volumes =
+            Volumes::open(&config.data_dir, config.allow_host_path, client.clone()).map_err(io)?;
+        let recovered = runtime.recover().await?;
+        let description = describe(&config, &runtime, machine);
+        let object = registration::register(&client, &description).await?;
+        let shared = Arc::new(Shared {
+            runtime: runtime.clone(),
+            client: client.clone(),
+            events: EventSink::new(client.clone(), "kubelet", &config.node_name),
+            volumes: volumes.clone(),
+            surroundings: Surroundings {
+                pod_address: String::new(),
+                node_address: description.address.clone(),
+                allocatable_cpu_milli: machine.cpus * 1000,
+                allocatable_memory: machine.memory_bytes,
+            },
+            config,
+        });
+        let task = tokio::spawn(serve(shared, recovered, object, description, shutdown));
+        Ok(Self {
+            task,
+            runtime,
+            volumes,
+        })
+    }
+
+    /// The runtime, for what reaches into containers: exec, attach, logs, port forwarding.
+    pub fn runtime(&self) -> &Arc<NativeRuntime> {
+        &self.runtime
+    }
+
+    /// Waits until the node has stopped.
+    pub async fn join(self) {
+        if let Err(error) = self.task.await {
+            tracing::error!(%error, "the node's task failed");
+        }
+    }
+
+    /// Stops for good: after every pod was removed, frees all that the node holds of the machine.
+    pub async fn dismantle(self) -> Result<(), RuntimeError> {
+        let _ = self.task.await;
+        self.volumes.dismantle();
+        self.runtime.dismantle().await
+    }
+}
+
+fn prepare_data_dir(config: &mut Config) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(&config.data_dir)?;
+    config.data_dir = config.data_dir.canonicalize()?;
+    // Claims keep set-user-id files of containers on disk; no other user of the machine may reach them.
+    std::fs::set_permissions(&config.data_dir, std::fs::Permissions::from_mode(0o700))
+}
+
+fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Description {
+    let shortcomings = runtime.shortcomings();
+    let mut problems = Vec::new();
+    if let Some(reason) = &shortcomings.firewall {
+        problems.push(format!(
+            "isolation rules and egress NAT are not installed: {reason}"
+        ));
+    }
+    if !shortcomings.controllers.is_empty() {
+        problems.push(format!(
+            "limits are not enforced for lack of controllers: {}",
+            shortcomings.controllers.join(", ")
+        ));
+    }
+    for problem in &problems {
+        tracing::warn!("{problem}");
+    }
+    Description {
+        name: config.node_name.clone(),
+        address: runtime.node_address().to_string(),
+        pod_range: runtime.pod_network().to_string(),
+        kubelet_port: 0,
+        maximum_pods: config.maximum_pods,
+        machine,
+        problems,
+    }
+}
+
+async fn serve(
+    shared: Arc<Shared<NativeRuntime>>,
+    recovered: Vec<RecoveredPod>,
+    object: k8s_openapi::api::core::v1::Node,
+    description: Description,
+    shutdown: CancellationToken,
+) {
+    let mut tasks = JoinSet::new();
+    let runtime = shared.runtime.clone();
+    let stop = shutdown.clone();
+    tasks.spawn(async move { runtime.keep_slots_ready(stop).await });
+    tasks.spawn(registration::heartbeat(
+        shared.client.clone(),
+        object,
+        description,
+        shutdown.clone(),
+    ));
+    let dispatcher = Dispatcher::new(shared, recovered);
+    tasks.spawn(dispatcher.run(shutdown));
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Hands every pod of the node to its worker.
+struct Dispatcher<R> {
+    shared: Arc<Shared<R>>,
+    recovered: HashMap<String, RecoveredPod>,
+    workers: HashMap<String, watch::Sender<Option<Pod>>>,
+    running: JoinSet<String>,
+    /// Pods seen since the last relist began.
+    listed: Vec<String>,
+}
+
+impl<R: Runtime> Dispatcher<R> {
+    fn new(shared: Arc<Shared<R>>, recovered: Vec<RecoveredPod>) -> Self {
+        let recovered = recovered
+            .into_iter()
+            .map(|pod| (pod.identity.uid.clone(), pod))
+            .collect();
+        Self {
+            shared,
+            recovered,
+            workers: HashMap::new(),
+            running: JoinSet::new(),
+            listed: Vec::new(),
+        }
+    }
+
+    async fn run(mut self, shutdown: CancellationToken) {
+        let pods = Api::<Pod>::all(self.shared.client.clone());
+        let own = watcher::Config::default()
+            .fields(&format!("spec.nodeName={}", self.shared.config.node_name));
+        let mut events = std::pin::pin!(watcher::watcher(pods, own));
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                event = events.next() => match event {
+                    None => return,
+                    Some(Ok(event)) => self.handle(event).await,
+                    Some(Err(error)) => {
+                        tracing::warn!(error = %chain(&error), "the watch of this node's pods failed and is retried");
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                    }
+                },
+                Some(ended) = self.running.join_next() => {
+                    if let Ok(uid) = ended {
+                        self.workers.remove(&uid);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn handle(&mut self, event: Event<Pod>) {
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(pod) => {
+                self.listed.extend(pod.metadata.uid.clone());
+                self.apply(pod);
+            }
+            Event::InitDone => {
+                let gone: Vec<String> = self
+                    .workers
+                    .keys()
+                    .filter(|uid| !self.listed.contains(uid))
+                    .cloned()
+                    .collect();
+                for uid in gone {
+                    self.forget(&uid);
+                }
+                self.remove_strays().await;
+            }
+            Event::Apply(pod) => self.apply(pod),
+            Event::Delete(pod) => self.forget(pod.metadata.uid.as_deref().unwrap_or_default()),
+        }
+    }
+
+    fn apply(&mut self, pod: Pod) {
+        // The field selector is a wish; what is not bound here is not ours.
+        let Some(uid) = pod.metadata.uid.clone() else {
+            return;
+        };
+        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref())
+            != Some(&self.shared.config.node_name)
+        {
+            return;
+        }
+        if let Some(worker) = self.workers.get(&uid) {
+            worker.send_replace(Some(pod));
+            return;
+        }
+        let recovered = self.recovered.remove(&uid);
+        let over = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref())
+            .is_some_and(|phase| phase == "Succeeded" || phase == "Failed");
+        if over && recovered.is_none() && pod.metadata.deletion_timestamp.is_none() {
+            // Ended before this start; its worker is needed only to delete it.
+            tracing::debug!(
+                pod = pod.metadata.name,
+                "a pod that has ended waits for its deletion"
+            );
+        }
+        let worker = PodWorker::new(self.shared.clone(), &pod, recovered);
+        let (sender, receiver) = watch::channel(Some(pod));
+        self.workers.insert(uid.clone(), sender);
+        self.running.spawn(async move {
+            worker.run(receiver).await;
+            uid
+        });
+    }
+
+    fn forget(&mut self, uid: &str) {
+        if let Some(worker) = self.workers.get(uid) {
+            worker.send_replace(None);
+        }
+    }
+
+    /// Removes what an earlier run left of pods that are gone from the API.
+    async fn remove_strays(&mut self) {
+        for (uid, pod) in std::mem::take(&mut self.recovered) {
+            tracing::info!(
+                pod = pod.identity.name,
+                namespace = pod.identity.namespace,
+                "removing a pod that is gone from the API"
+            );
+            for container in pod
+                .containers
+                .iter()
+                .filter(|container| container.termination.is_none())
+            {
+                let _ = self.shared.runtime.kill(&container.id).await;
+                self.shared.runtime.wait(&container.id).await;
+            }
+            if let Err(error) = self.shared.runtime.remove_sandbox(&uid).await {
+                tracing::warn!(uid, error = %chain(&error), "cannot remove a pod that is gone");
+            }
+        }
+        for uid in self.shared.volumes.pods_in_memory() {
+            if !self.workers.contains_key(&uid)
+                && let Err(error) = self.shared.volumes.release(&uid).await
+            {
+                tracing::warn!(uid, error = %chain(&error), "cannot free the volumes of a pod that is gone");
+            }
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! What a kubelet would report of a pod in this state.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated,
+    ContainerStateWaiting, ContainerStatus, HostIP, PodCondition, PodIP, PodSpec, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{ContainerState, Observed, Outcome, Phase, Sandbox, back_off, is_sidecar, state_of};
+use crate::runtime::{ContainerId, Termination};
+
+/// Conditions that are this node's to write; others' stay as they are.
+const OWN_CONDITIONS: [&str; 4] = [
+    "PodReadyToStartContainers",
+    "Initialized",
+    "ContainersReady",
+    "Ready",
+];
+
+pub fn status(
+    observed: &Observed<'_>,
+    spec: &PodSpec,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> PodStatus {
+    let previous = observed.pod.status.clone().unwrap_or_default();
+    let address = match observed.sandbox {
+        Sandbox::Ready(sandbox)
+        | Sandbox::Stopped {
+            address: Some(sandbox),
+        } => Some(sandbox.address.to_string()),
+        _ => previous.pod_ip.clone().filter(|_| outcome.is_over()),
+    };
+    let init: Vec<ContainerStatus> = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .map(|container| container_status(observed, spec, container, outcome, now))
+        .collect();
+    let main: Vec<ContainerStatus> = spec
+        .containers
+        .iter()
+        .map(|container| container_status(observed, spec, container, outcome, now))
+        .collect();
+    let (reason, message) = match outcome {
+        Outcome::Failed { reason, message } => (reason.clone(), message.clone()),
+        _ => (None, None),
+    };
+    PodStatus {
+        phase: Some(phase(observed, spec, outcome).to_owned()),
+        conditions: Some(conditions(observed, spec, outcome, &main, &previous, now)),
+        host_ip: Some(observed.node_address.clone()),
+        host_ips: Some(vec![HostIP {
+            ip: observed.node_address.clone(),
+        }]),
+        pod_ips: address.clone().map(|ip| vec![PodIP { ip }]),
+        pod_ip: address,
+        start_time: Some(
+            previous
+                .start_time
+                .clone()
+                .unwrap_or(Time(observed.accepted_at)),
+        ),
+        init_container_statuses: (!init.is_empty()).then_some(init),
+        container_statuses: Some(main),
+        reason,
+        message,
+        ..previous
+    }
+}
+
+fn phase(observed: &Observed<'_>, spec: &PodSpec, outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Succeeded => return "Succeeded",
+        Outcome::Failed { .. } => return "Failed",
+        Outcome::Unfinished => {}
+    }
+    let waiting = spec.containers.iter().any(|container| {
+        let state = state_of(observed.containers, &container.name);
+        state.previous.is_none()
+            && matches!(
+                state.phase,
+                Phase::NotStarted | Phase::Starting | Phase::Refused { .. }
+            )
+    });
+    if waiting || !is_initialized(observed, spec) {
+        "Pending"
+    } else {
+        "Running"
+    }
+}
+
+fn is_initialized(observed: &Observed<'_>, spec: &PodSpec) -> bool {
+    let begun = spec
+        .containers
+        .iter()
+        .any(|container| state_of(observed.containers, &container.name).runs > 0);
+    begun || incomplete_init(observed, spec).is_empty()
+}
+
+fn incomplete_init(observed: &Observed<'_>, spec: &PodSpec) -> Vec<String> {
+    let is_complete = |container: &Container| {
+        let state = state_of(observed.containers, &container.name);
+        if is_sidecar(container) {
+            state.started
+        } else {
+            matches!(&state.phase, Phase::Ended(end) if end.exit_code == 0)
+        }
+    };
+    let init = spec.init_containers.iter().flatten();
+    init.filter(|container| !is_complete(container))
+        .map(|container| container.name.clone())
+        .collect()
+}
+
+fn terminated(id: &ContainerId, termination: &Termination) -> ContainerStateTerminated {
+    ContainerStateTerminated {
+        container_id: Some(id.uri()),
+        exit_code: termination.exit_code,
+        signal: termination.signal,
+        reason: Some(termination.reason.clone()),
+        message: termination.message.clone(),
+        started_at: termination.started_at.map(Time),
+        finished_at: Some(Time(termination.finished_at)),
+    }
+}
+
+fn waiting(reason: &str, message: Option<String>) -> ApiState {
+    ApiState {
+        waiting: Some(ContainerStateWaiting {
+            reason: Some(reason.to_owned()),
+            message,
+        }),
+        ..ApiState::default()
+    }
+}
+
+/// The state shown now, and the one before it.
+fn states(
+    observed: &Observed<'_>,
+    spec: &PodSpec,
+    container: &Container,
+    state: &ContainerState,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> (ApiState, Option<ApiState>) {
+    let metadata = &observed.pod.metadata;
+    let uid = metadata.uid.clone().unwrap_or_default();
+    let id = |run: u32| ContainerId {
+        pod: uid.clone(),
+        container: container.name.clone(),
+        attempt: run,
+    };
+    let ended = |run: u32, termination: &Termination| ApiState {
+        terminated: Some(terminated(&id(run), termination)),
+        ..ApiState::default()
+    };
+    let last_run = state.runs.saturating_sub(1);
+    let previous = state
+        .previous
+        .as_ref()
+        .map(|termination| ended(last_run.saturating_sub(1), termination));
+    let current = match &state.phase {
+        Phase::NotStarted | Phase::Starting => match observed.sandbox {
+            Sandbox::Waiting {
+                reason, message, ..
+            } => waiting(reason, Some(message.clone())),
+            _ if !is_initialized(observed, spec)
+                && spec.containers.iter().any(|own| own.name == container.name) =>
+            {
+                waiting("PodInitializing", None)
+            }
+            _ => waiting("ContainerCreating", None),
+        },
+        Phase::Running { started_at } | Phase::Stopping { started_at, .. } => ApiState {
+            running: Some(ContainerStateRunning {
+                started_at: Some(Time(*started_at)),
+            }),
+            ..ApiState::default()
+        },
+        Phase::Refused {
+            reason, message, ..
+        } => waiting(reason, Some(message.clone())),
+        Phase::Ended(termination) => {
+            let delay = back_off(state.crashes);
+            let restarts = spec.restart_policy.as_deref().unwrap_or("Always");
+            let is_init = spec
+                .init_containers
+                .iter()
+                .flatten()
+                .any(|init| init.name == container.name && !is_sidecar(init));
+            let will_restart = match restarts {
+                "Never" => is_sidecar(container),
+                "OnFailure" => termination.exit_code != 0 || is_sidecar(container),
+                _ => !is_init || termination.exit_code != 0,
+            };
+            let backing_off = will_restart
+                && !outcome.is_over()
+                && metadata.deletion_timestamp.is_none()
+                && !delay.is_zero()
+                && termination.finished_at + delay > now;
+            if !backing_off {
+                return (ended(last_run, termination), previous);
+            }
+            let message = format!(
+                "back-off {}s restarting failed container={} pod={}_{}({uid})",
+                delay.as_secs(),
+                container.name,
+                metadata.name.as_deref().unwrap_or_default(),
+                metadata.namespace.as_deref().unwrap_or_default(),
+            );
+            return (
+                waiting("CrashLoopBackOff", Some(message)),
+                Some(ended(last_run, termination)),
+            );
+        }
+    };
+    (current, previous)
+}
+
+fn container_status(
+    observed: &Observed<'_>,
+    spec: &PodSpec,
+    container: &Container,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> ContainerStatus {
+    let state = state_of(observed.containers, &container.name);
+    let (current, last) = states(observed, spec, container, state, outcome, now);
+    let running = matches!(state.phase, Phase::Running { .. } | Phase::Stopping { .. });
+    let is_init = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .any(|init| init.name == container.name && !is_sidecar(init));
+    // An init container is ready when it has done its work.
+    let ready = if is_init {
+        matches!(&state.phase, Phase::Ended(end) if end.exit_code == 0)
+    } else {
+        running && state.started && state.ready
+    };
+    let has_run = state.runs > 0 && !(state.runs == 1 && matches!(state.phase, Phase::Starting));
+    let id = ContainerId {
+        pod: observed.pod.metadata.uid.clone().unwrap_or_default(),
+        container: container.name.clone(),
+        attempt: state.runs.saturating_sub(1),
+    };
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        image_id: state.image_id.clone().unwrap_or_default(),
+        container_id: has_run.then(|| id.uri()),
+        ready,
+        restart_count: i32::try_from(state.runs.saturating_sub(1)).unwrap_or(i32::MAX),
+        started: Some(running && state.started),
+        state: Some(current),
+        last_state: Some(last.unwrap_or_default()),
+        ..ContainerStatus::default()
+    }
+}
+
+#[derive(Clone)]
+struct Verdict {
+    kind: &'static str,
+    holds: bool,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+fn conditions(
+    observed: &Observed<'_>,
+    spec: &PodSpec,
+    outcome: &Outcome,
+    main: &[ContainerStatus],
+    previous: &PodStatus,
+    now: Timestamp,
+) -> Vec<PodCondition> {
+    let before = previous.conditions.clone().unwrap_or_default();
+    let mut conditions: Vec<PodCondition> = before
+        .iter()
+        .filter(|condition| !OWN_CONDITIONS.contains(&condition.type_.as_str()))
+        .cloned()
+        .collect();
+    for verdict in verdicts(observed, spec, outcome, main, &before) {
+        let status = if verdict.holds { "True" } else { "False" };
+        let unchanged = before
+            .iter()
+            .find(|condition| condition.type_ == verdict.kind && condition.status == status);
+        conditions.push(PodCondition {
+            type_: verdict.kind.to_owned(),
+            status: status.to_owned(),
+            reason: verdict.reason,
+            message: verdict.message,
+            last_transition_time: unchanged
+                .and_then(|condition| condition.last_transition_time.clone())
+                .or(Some(Time(now))),
+            ..PodCondition::default()
+        });
+    }
+    conditions
+}
+
+fn verdicts(
+    observed: &Observed<'_>,
+    spec: &PodSpec,
+    outcome: &Outcome,
+    main: &[ContainerStatus],
+    before: &[PodCondition],
+) -> Vec<Verdict> {
+    let yes = |kind| Verdict {
+        kind,
+        holds: true,
+        reason: None,
+        message: None,
+    };
+    let no = |kind, reason: &str, message: Option<String>| Verdict {
+        kind,
+        holds: false,
+        reason: Some(reason.to_owned()),
+        message,
+    };
+    let sandbox = Verdict {
+        kind: "PodReadyToStartContainers",
+        holds: matches!(observed.sandbox, Sandbox::Ready(_)),
+        reason: None,
+        message: None,
+    };
+    let initialized = match (outcome, is_initialized(observed, spec)) {
+        (Outcome::Succeeded, _) => Verdict {
+            reason: Some("PodCompleted".to_owned()),
+            ..yes("Initialized")
+        },
+        (_, true) => yes("Initialized"),
+        (_, false) => {
+            let names = incomplete_init(observed, spec).join(" ");
+            no(
+                "Initialized",
+                "ContainersNotInitialized",
+                Some(format!("containers with incomplete status: [{names}]")),
+            )
+        }
+    };
+    let unready: Vec<&str> = main
+        .iter()
+        .filter(|status| !status.ready)
+        .map(|status| status.name.as_str())
+        .collect();
+    let containers = match outcome {
+        Outcome::Succeeded => no("ContainersReady", "PodCompleted", None),
+        Outcome::Failed { .. } => no("ContainersReady", "PodFailed", None),
+        Outcome::Unfinished if unready.is_empty() => yes("ContainersReady"),
+        Outcome::Unfinished => {
+            let message = format!("containers with unready status: [{}]", unready.join(" "));
+            no("ContainersReady", "ContainersNotReady", Some(message))
+        }
+    };
+    let gates: Vec<String> = spec
+        .readiness_gates
+        .iter()
+        .flatten()
+        .filter(|gate| !before.iter().any(|condition| condition.type_ == gate.condition_type && condition.status == "True"))
+        .map(|gate| format!("corresponding condition of pod readiness gate \"{}\" does not exist or is not true.", gate.condition_type))
+        .collect();
+    let ready = match (containers.holds, gates.is_empty()) {
+        (false, _) => Verdict {
+            kind: "Ready",
+            ..containers.clone()
+        },
+        (true, false) => no("Ready", "ReadinessGatesNotReady", Some(gates.join(", "))),
+        (true, true) => yes("Ready"),
+    };
+    vec![sandbox, initialized, containers, ready]
+}
+
+/// Whether a condition is this node's to write.
+pub fn is_own_condition(kind: &str) -> bool {
+    OWN_CONDITIONS.contains(&kind)
+}

@@ -1,0 +1,496 @@
+//! Doing what was decided.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use kube::Api;
+use kube::api::{DeleteParams, Preconditions};
+use tokio::time::timeout;
+
+use super::{Event, PodWorker, Shared};
+use crate::container_spec::{self, Parts};
+use crate::errors::chain;
+use crate::events::Severity;
+use crate::pod_lifecycle::{Action, Phase, Sandbox};
+use crate::probes::{self, Kind};
+use crate::runtime::{ContainerId, ContainerSpec, PodSandbox, Runtime, StartError};
+use crate::volumes::Volumes;
+use crate::{api_objects, environment, pod_network};
+
+/// A kill that did not take is repeated after this.
+const KILL_AGAIN: Duration = Duration::from_secs(5);
+
+fn container_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+    let spec = pod.spec.as_ref()?;
+    spec.containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+        .find(|container| container.name == name)
+}
+
+impl<R: Runtime> PodWorker<R> {
+    fn id(&self, container: &str, run: u32) -> ContainerId {
+        let pod = self.pod.metadata.uid.clone().unwrap_or_default();
+        ContainerId {
+            pod,
+            container: container.to_owned(),
+            attempt: run,
+        }
+    }
+
+    pub(super) fn perform(&mut self, action: Action, now: Timestamp) {
+        match action {
+            Action::CreateSandbox => self.create_sandbox(),
+            Action::Start {
+                container,
+                run,
+                crashes,
+            } => self.start(&container, run, crashes),
+            Action::Stop {
+                container,
+                grace,
+                why,
+            } => self.stop(&container, grace, &why, now),
+            Action::Kill { container } => self.kill(&container, now),
+            Action::StopSandbox => self.stop_sandbox(),
+            Action::Finish => self.finish(),
+        }
+    }
+
+    fn create_sandbox(&mut self) {
+        self.sandbox = Sandbox::Creating;
+        let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
+        tokio::spawn(async move {
+            let event = match prepare(&shared, &pod).await {
+                Ok(sandbox) => Event::SandboxReady(sandbox),
+                Err((reason, message)) => Event::SandboxWaits {
+                    reason: reason.to_owned(),
+                    message,
+                },
+            };
+            let _ = sender.send(event);
+        });
+    }
+
+    fn start(&mut self, container: &str, run: u32, crashes: u32) {
+        let Sandbox::Ready(sandbox) = self.sandbox.clone() else {
+            return;
+        };
+        let state = self.containers.entry(container.to_owned()).or_default();
+        if let Phase::Ended(termination) = &state.phase {
+            state.previous = Some(termination.clone());
+        }
+        state.phase = Phase::Starting;
+        state.runs = run + 1;
+        let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
+        let name = container.to_owned();
+        tokio::spawn(async move {
+            let started =
+                match container_request(&shared, &pod, &name, run, crashes, &sandbox).await {
+                    Ok(spec) => shared.runtime.start(spec).await,
+                    Err(error) => Err(error),
+                };
+            let event = match started {
+                Ok(started) => Event::Started {
+                    container: name,
+                    run,
+                    started,
+                },
+                Err(error) => Event::NotStarted {
+                    container: name,
+                    run,
+                    error,
+                },
+            };
+            let _ = sender.send(event);
+        });
+    }
+
+    /// A container has come to run: follow its end, run its hook, ask its probes.
+    pub(super) fn container_runs(&mut self, container: &str, run: u32) {
+        let id = self.id(container, run);
+        let (shared, sender, name) = (
+            self.shared.clone(),
+            self.sender.clone(),
+            container.to_owned(),
+        );
+        let waited = id.clone();
+        tokio::spawn(async move {
+            let termination = shared.runtime.wait(&waited).await;
+            let _ = sender.send(Event::Ended {
+                container: name,
+                run,
+                termination,
+            });
+        });
+        let Some(definition) = container_of(&self.pod, container).cloned() else {
+            return;
+        };
+        if let Some(state) = self.containers.get_mut(container) {
+            state.started = definition.startup_probe.is_none();
+            state.ready = definition.readiness_probe.is_none();
+        }
+        if let Some(hook) = definition
+            .lifecycle
+            .as_ref()
+            .and_then(|lifecycle| lifecycle.post_start.clone())
+        {
+            let (shared, sender, name) = (
+                self.shared.clone(),
+                self.sender.clone(),
+                container.to_owned(),
+            );
+            let address = self.address();
+            tokio::spawn(async move {
+                if let Err(message) =
+                    run_hook(&*shared.runtime, &id, &definition, &hook, address).await
+                {
+                    let _ = sender.send(Event::HookFailed {
+                        container: name,
+                        run,
+                        message,
+                    });
+                }
+            });
+        }
+        self.start_probes(container, run, true);
+    }
+
+    fn address(&self) -> std::net::IpAddr {
+        match &self.sandbox {
+            Sandbox::Ready(sandbox) => sandbox.address.into(),
+            _ => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        }
+    }
+
+    /// Starts a container's probes; while its startup probe has not passed, only that one.
+    pub(super) fn start_probes(&mut self, container: &str, run: u32, first: bool) {
+        let Some(definition) = container_of(&self.pod, container).cloned() else {
+            return;
+        };
+        let wanted = match (&definition.startup_probe, first) {
+            (Some(startup), true) => vec![(Kind::Startup, startup.clone())],
+            _ => [
+                (Kind::Liveness, &definition.liveness_probe),
+                (Kind::Readiness, &definition.readiness_probe),
+            ]
+            .into_iter()
+            .filter_map(|(kind, probe)| Some((kind, probe.clone()?)))
+            .collect(),
+        };
+        let tasks = self.probes.entry(container.to_owned()).or_default();
+        tasks.drain(..).for_each(|task| task.abort());
+        let (id, address) = (self.id(container, run), self.address());
+        for (kind, probe) in wanted {
+            let (shared, sender) = (self.shared.clone(), self.sender.clone());
+            let (id, definition, name) = (id.clone(), definition.clone(), container.to_owned());
+            let task = tokio::spawn(async move {
+                probes::watch(
+                    &*shared.runtime,
+                    &id,
+                    &definition,
+                    &probe,
+                    address,
+                    |verdict| {
+                        let _ = sender.send(Event::Probed {
+                            container: name.clone(),
+                            run,
+                            kind,
+                            verdict,
+                        });
+                    },
+                )
+                .await;
+            });
+            self.probes
+                .entry(container.to_owned())
+                .or_default()
+                .push(task);
+        }
+    }
+
+    fn stop(&mut self, container: &str, grace: Duration, why: &str, now: Timestamp) {
+        let address = self.address();
+        let Some(state) = self.containers.get_mut(container) else {
+            return;
+        };
+        let Phase::Running { started_at } = state.phase else {
+            return;
+        };
+        state.phase = Phase::Stopping {
+            started_at,
+            kill_at: now + grace,
+        };
+        let run = state.runs - 1;
+        if self.pod.metadata.deletion_timestamp.is_some() {
+            state.ready = false;
+        }
+        self.probes
+            .remove(container)
+            .into_iter()
+            .flatten()
+            .for_each(|task| task.abort());
+        let note = format!("Stopping container {container}: {why}");
+        self.shared.events.tell(
+            &self.pod,
+            Some(container),
+            Severity::Normal,
+            "Killing",
+            note,
+        );
+        let id = self.id(container, run);
+        let hook = container_of(&self.pod, container).and_then(|definition| {
+            let hook = definition.lifecycle.as_ref()?.pre_stop.clone()?;
+            Some((definition.clone(), hook))
+        });
+        let signal = container_of(&self.pod, container)
+            .and_then(|definition| definition.lifecycle.as_ref()?.stop_signal.as_deref())
+            .and_then(signal_number)
+            .unwrap_or(libc::SIGTERM);
+        let (shared, pod) = (self.shared.clone(), self.pod.clone());
+        tokio::spawn(async move {
+            if let Some((definition, hook)) = hook {
+                let ran = timeout(
+                    grace,
+                    run_hook(&*shared.runtime, &id, &definition, &hook, address),
+                )
+                .await;
+                let problem = match ran {
+                    Ok(Ok(())) => None,
+                    Ok(Err(message)) => Some(message),
+                    Err(_) => Some("the hook outlasted the grace period".to_owned()),
+                };
+                if let Some(message) = problem {
+                    shared.events.tell(
+                        &pod,
+                        Some(&definition.name),
+                        Severity::Warning,
+                        "FailedPreStopHook",
+                        message,
+                    );
+                }
+            }
+            if let Err(error) = shared.runtime.signal(&id, signal).await {
+                tracing::warn!(container = id.container, error = %chain(&error), "cannot signal a container");
+            }
+        });
+    }
+
+    fn kill(&mut self, container: &str, now: Timestamp) {
+        let Some(state) = self.containers.get_mut(container) else {
+            return;
+        };
+        if let Phase::Running { started_at } | Phase::Stopping { started_at, .. } = state.phase {
+            state.phase = Phase::Stopping {
+                started_at,
+                kill_at: now + KILL_AGAIN,
+            };
+        }
+        let run = state.runs - 1;
+        let (shared, id) = (self.shared.clone(), self.id(container, run));
+        tokio::spawn(async move {
+            if let Err(error) = shared.runtime.kill(&id).await {
+                tracing::warn!(container = id.container, error = %chain(&error), "cannot kill a container");
+            }
+        });
+    }
+
+    fn stop_sandbox(&mut self) {
+        let Sandbox::Ready(sandbox) = self.sandbox.clone() else {
+            return;
+        };
+        self.sandbox = Sandbox::Stopped {
+            address: Some(sandbox),
+        };
+        let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
+        tokio::spawn(async move {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            if let Err(error) = shared.runtime.stop_sandbox(&uid).await {
+                tracing::warn!(pod = pod.metadata.name, error = %chain(&error), "cannot free a pod's sandbox");
+            }
+            drop(sender);
+        });
+    }
+
+    /// Removes everything of the pod, then the pod. A failure is retried by deciding again.
+    fn finish(&mut self) {
+        if self.finishing || self.publishing {
+            return;
+        }
+        self.finishing = true;
+        let (shared, pod, sender, gone) = (
+            self.shared.clone(),
+            self.pod.clone(),
+            self.sender.clone(),
+            self.gone,
+        );
+        tokio::spawn(async move {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let mut done = true;
+            if let Err(error) = remove(&shared, &uid).await {
+                tracing::warn!(pod = pod.metadata.name, error = %error, "cannot remove a pod");
+                done = false;
+            } else if !gone {
+                done = delete_object(&shared, &pod, uid).await;
+            }
+            if !done {
+                tokio::time::sleep(super::RETRY).await;
+            }
+            let _ = sender.send(Event::Finished(done));
+        });
+    }
+}
+
+async fn remove<R: Runtime>(shared: &Shared<R>, uid: &str) -> Result<(), String> {
+    shared
+        .volumes
+        .release(uid)
+        .await
+        .map_err(|error| chain(&error))?;
+    shared
+        .runtime
+        .remove_sandbox(uid)
+        .await
+        .map_err(|error| chain(&error))
+}
+
+async fn delete_object<R: Runtime>(shared: &Shared<R>, pod: &Pod, uid: String) -> bool {
+    let (name, namespace) = (
+        pod.metadata.name.clone().unwrap_or_default(),
+        pod.metadata.namespace.clone().unwrap_or_default(),
+    );
+    let parameters = DeleteParams {
+        grace_period_seconds: Some(0),
+        preconditions: Some(Preconditions {
+            uid: Some(uid),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    match Api::<Pod>::namespaced(shared.client.clone(), &namespace)
+        .delete(&name, &parameters)
+        .await
+    {
+        Ok(_) => true,
+        // Gone, or replaced by another of its name: either way this one is no more.
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => true,
+        Err(error) => {
+            tracing::warn!(pod = name, error = %chain(&error), "cannot finish deleting a pod");
+            false
+        }
+    }
+}
+
+/// Everything a pod needs before its first container. A failure comes with the reason to show.
+async fn prepare<R: Runtime>(
+    shared: &Shared<R>,
+    pod: &Pod,
+) -> Result<PodSandbox, (&'static str, String)> {
+    let spec = pod_network::sandbox_spec(pod, &shared.config);
+    let sandbox = shared
+        .runtime
+        .create_sandbox(&spec)
+        .await
+        .map_err(|error| ("FailedCreatePodSandBox", chain(&error)))?;
+    let mut surroundings = shared.surroundings.clone();
+    surroundings.pod_address = sandbox.address.to_string();
+    if pod.spec.as_ref().is_some_and(|spec| {
+        spec.volumes
+            .as_ref()
+            .is_some_and(|volumes| !volumes.is_empty())
+    }) {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let references = api_objects::references(pod);
+        let objects = api_objects::fetch(&shared.client, namespace, &references)
+            .await
+            .map_err(|error| ("FailedMount", chain(&error)))?;
+        shared
+            .volumes
+            .prepare(pod, &objects, &surroundings, sandbox.identity_base)
+            .await
+            .map_err(|error| ("FailedMount", chain(&error)))?;
+    }
+    Ok(sandbox)
+}
+
+async fn container_request<R: Runtime>(
+    shared: &Shared<R>,
+    pod: &Pod,
+    name: &str,
+    run: u32,
+    crashes: u32,
+    sandbox: &PodSandbox,
+) -> Result<ContainerSpec, StartError> {
+    let configuration = |message: String| StartError::Configuration(message);
+    let container =
+        container_of(pod, name).ok_or_else(|| configuration(format!("no container {name:?}")))?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let refers = container.env_from.is_some()
+        || container
+            .env
+            .iter()
+            .flatten()
+            .any(|env| env.value_from.is_some());
+    let objects = if refers || Volumes::needs_claims(pod) {
+        let references = api_objects::references(pod);
+        api_objects::fetch(&shared.client, namespace, &references)
+            .await
+            .map_err(|error| configuration(chain(&error)))?
+    } else {
+        api_objects::Objects::default()
+    };
+    let mut surroundings = shared.surroundings.clone();
+    surroundings.pod_address = sandbox.address.to_string();
+    let environment = environment::resolve(pod, container, &objects, &surroundings)
+        .map_err(|error| configuration(error.to_string()))?;
+    let mounts = shared
+        .volumes
+        .mounts(pod, container, &objects, &environment)
+        .map_err(|error| configuration(chain(&error)))?;
+    container_spec::build(
+        pod,
+        container,
+        Parts {
+            run,
+            crashes,
+            environment,
+            mounts,
+        },
+        &shared.config,
+    )
+    .map_err(|error| configuration(error.to_string()))
+}
+
+async fn run_hook<R: Runtime>(
+    runtime: &R,
+    id: &ContainerId,
+    container: &Container,
+    hook: &LifecycleHandler,
+    address: std::net::IpAddr,
+) -> Result<(), String> {
+    if let Some(action) = &hook.exec {
+        return probes::exec(runtime, id, action.command.clone().unwrap_or_default()).await;
+    }
+    if let Some(action) = &hook.http_get {
+        return probes::http_get(action, container, address).await;
+    }
+    if let Some(action) = &hook.sleep {
+        tokio::time::sleep(Duration::from_secs(action.seconds.unsigned_abs())).await;
+    }
+    Ok(())
+}
+
+fn signal_number(name: &str) -> Option<i32> {
+    Some(match name {
+        "SIGHUP" => libc::SIGHUP,
+        "SIGINT" => libc::SIGINT,
+        "SIGQUIT" => libc::SIGQUIT,
+        "SIGKILL" => libc::SIGKILL,
+        "SIGUSR1" => libc::SIGUSR1,
+        "SIGUSR2" => libc::SIGUSR2,
+        "SIGTERM" => libc::SIGTERM,
+        "SIGWINCH" => libc::SIGWINCH,
+        _ => return None,
+    })
+}

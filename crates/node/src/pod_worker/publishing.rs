@@ -1,0 +1,87 @@
+//! Reporting a pod's status: only when it changed, one write at a time, the latest winning.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use super::{Event, PodWorker, RETRY};
+use crate::errors::chain;
+use crate::pod_lifecycle::status::is_own_condition;
+use crate::runtime::Runtime;
+
+/// What this node has said, with the conditions others have added since.
+pub(super) fn overlay(said: &PodStatus, seen: Option<&PodStatus>) -> PodStatus {
+    let mut status = said.clone();
+    let own = said
+        .conditions
+        .iter()
+        .flatten()
+        .filter(|condition| is_own_condition(&condition.type_));
+    let others = seen
+        .into_iter()
+        .flat_map(|seen| seen.conditions.iter().flatten());
+    let others = others.filter(|condition| !is_own_condition(&condition.type_));
+    status.conditions = Some(others.chain(own).cloned().collect());
+    if status.qos_class.is_none() {
+        status.qos_class = seen.and_then(|seen| seen.qos_class.clone());
+    }
+    status
+}
+
+impl<R: Runtime> PodWorker<R> {
+    pub(super) fn publish(&mut self, now: Timestamp) {
+        if self.publishing || self.finishing || self.gone || self.decided == self.published {
+            return;
+        }
+        if self.publish_after.is_some_and(|after| after > now) {
+            return;
+        }
+        let Some(status) = self.decided.clone() else {
+            return;
+        };
+        self.publish_after = None;
+        self.publishing = true;
+        // The next decision starts from what is being said now: transition times are kept.
+        self.pod.status = Some(status.clone());
+        let (client, pod, sender) = (
+            self.shared.client.clone(),
+            self.pod.metadata.clone(),
+            self.sender.clone(),
+        );
+        tokio::spawn(async move {
+            let own: Vec<_> = status
+                .conditions
+                .iter()
+                .flatten()
+                .filter(|condition| is_own_condition(&condition.type_))
+                .cloned()
+                .collect();
+            let mut body = status.clone();
+            body.conditions = Some(own);
+            let patch = json!({"metadata": {"uid": pod.uid}, "status": body});
+            let api = Api::<Pod>::namespaced(client, pod.namespace.as_deref().unwrap_or_default());
+            let name = pod.name.as_deref().unwrap_or_default();
+            let result = api
+                .patch_status(name, &PatchParams::default(), &Patch::Strategic(patch))
+                .await;
+            let _ = sender.send(Event::Published(Box::new(result.map(|_| status))));
+        });
+    }
+
+    pub(super) fn status_published(&mut self, result: Result<PodStatus, kube::Error>) {
+        self.publishing = false;
+        match result {
+            Ok(status) => self.published = Some(status),
+            // Deleted, or another pod of the same name by now; the watch will say which.
+            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {
+                self.publish_after = Some(Timestamp::now() + RETRY);
+            }
+            Err(error) => {
+                tracing::warn!(pod = self.pod.metadata.name, error = %chain(&error), "cannot report a pod's status");
+                self.publish_after = Some(Timestamp::now() + RETRY);
+            }
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! The node's own object and its heartbeat.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::{
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus,
+    NodeSystemInfo,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::errors::chain;
+
+const LEASE_NAMESPACE: &str = "kube-node-lease";
+const LEASE_SECONDS: i32 = 40;
+const HEARTBEAT: Duration = Duration::from_secs(10);
+/// The status is written this often even when nothing changed.
+const STATUS_BEATS: u32 = 30;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationError {
+    #[error("registering node {name}")]
+    Register {
+        name: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// What a node says of itself.
+#[derive(Debug, Clone)]
+pub struct Description {
+    pub name: String,
+    pub address: String,
+    pub pod_range: String,
+    pub kubelet_port: u16,
+    pub maximum_pods: u32,
+    pub machine: Machine,
+    /// Sentences about what does not work here; empty when all is well.
+    pub problems: Vec<String>,
+}
+
+/// The machine's size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Machine {
+    pub cpus: u64,
+    pub memory_bytes: u64,
+    pub storage_bytes: u64,
+}
+
+impl Machine {
+    pub fn measure(config: &Config) -> Self {
+        let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let kilobytes = memory
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"));
+        let kilobytes = kilobytes
+            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+            .unwrap_or(0);
+        let storage = rustix::fs::statvfs(&config.data_dir)
+            .map_or(0, |found| found.f_blocks * found.f_frsize);
+        Self {
+            cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
+            memory_bytes: kilobytes * 1024,
+            storage_bytes: storage,
+        }
+    }
+}
+
+fn quantity(value: impl ToString) -> Quantity {
+    Quantity(value.to_string())
+}
+
+/// The node's status. Pure.
+pub fn status(
+    description: &Description,
+    previous: Option<&NodeStatus>,
+    now: Timestamp,
+) -> NodeStatus {
+    let machine = description.machine;
+    let capacity = BTreeMap::from([
+        ("cpu".to_owned(), quantity(machine.cpus)),
+        (
+            "memory".to_owned(),
+            quantity(format!("{}Ki", machine.memory_bytes / 1024)),
+        ),
+        (
+            "ephemeral-storage".to_owned(),
+            quantity(format!("{}Ki", machine.storage_bytes / 1024)),
+        ),
+        ("pods".to_owned(), quantity(description.maximum_pods)),
+    ]);
+    let kernel = rustix::system::uname();
+    NodeStatus {
+        allocatable: Some(capacity.clone()),
+        capacity: Some(capacity),
+        addresses: Some(vec![
+            NodeAddress {
+                type_: "InternalIP".to_owned(),
+                address: description.address.clone(),
+            },
+            NodeAddress {
+                type_: "Hostname".to_owned(),
+                address: description.name.clone(),
+            },
+        ]),
+        conditions: Some(conditions(description, previous, now)),
+        daemon_endpoints: Some(NodeDaemonEndpoints {
+            kubelet_endpoint: Some(DaemonEndpoint {
+                port: i32::from(description.kubelet_port),
+            }),
+        }),
+        node_info: Some(NodeSystemInfo {
+            architecture: go_architecture().to_owned(),
+            operating_system: "linux".to_owned(),
+            os_image: os_image(),
+            kernel_version: kernel.release().to_string_lossy().into_owned(),
+            kubelet_version: format!("v1.35.0-agent-sandbox.{}", env!("CARGO_PKG_VERSION")),
+            container_runtime_version: format!("agent-sandbox://{}", env!("CARGO_PKG_VERSION")),
+            machine_id: read_trimmed("/etc/machine-id"),
+            boot_id: read_trimmed("/proc/sys/kernel/random/boot_id"),
+            ..NodeSystemInfo::default()
+        }),
+        ..NodeStatus::default()
+    }
+}
+
+fn conditions(
+    description: &Description,
+    previous: Option<&NodeStatus>,
+    now: Timestamp,
+) -> Vec<NodeCondition> {
+    let problems = description.problems.join("; ");
+    let network = if problems.is_empty() {
+        (
+            "NetworkUnavailable",
+            "False",
+            "RouteCreated",
+            "pods have addresses and a way out".to_owned(),
+        )
+    } else {
+        ("NetworkUnavailable", "False", "Degraded", problems)
+    };
+    let table = [
+        (
+            "Ready",
+            "True",
+            "KubeletReady",
+            "the node runs pods".to_owned(),
+        ),
+        (
+            "MemoryPressure",
+            "False",
+            "KubeletHasSufficientMemory",
+            "there is memory".to_owned(),
+        ),
+        (
+            "DiskPressure",
+            "False",
+            "KubeletHasNoDiskPressure",
+            "there is disk".to_owned(),
+        ),
+        (
+            "PIDPressure",
+            "False",
+            "KubeletHasSufficientPID",
+            "there are process numbers".to_owned(),
+        ),
+        network,
+    ];
+    let before = previous.and_then(|status| status.conditions.as_ref());
+    table
+        .into_iter()
+        .map(|(kind, status, reason, message)| {
+            let same = before
+                .into_iter()
+                .flatten()
+                .find(|old| old.type_ == kind && old.status == status);
+            NodeCondition {
+                type_: kind.to_owned(),
+                status: status.to_owned(),
+                reason: Some(reason.to_owned()),
+                message: Some(message),
+                last_heartbeat_time: Some(Time(now)),
+                last_transition_time: same
+                    .and_then(|old| old.last_transition_time.clone())
+                    .or(Some(Time(now))),
+            }
+        })
+        .collect()
+}
+
+fn go_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn read_trimmed(path: &str) -> String {
+    std::fs::read_to_string(path)
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+fn os_image() -> String {
+    let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    name.map_or_else(
+        || "Linux".to_owned(),
+        |name| name.trim_matches('"').to_owned(),
+    )
+}
+
+fn labels(name: &str) -> BTreeMap<String, String> {
+    let pairs = [
+        ("kubernetes.io/hostname", name),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", go_architecture()),
+    ];
+    pairs
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// Makes the node known, and reports its status once.
+pub async fn register(
+    client: &Client,
+    description: &Description,
+) -> Result<Node, RegistrationError> {
+    let failed = |source| RegistrationError::Register {
+        name: description.name.clone(),
+        source: Box::new(source),
+    };
+    let nodes = Api::<Node>::all(client.clone());
+    let object = Node {
+        metadata: ObjectMeta {
+            name: Some(description.name.clone()),
+            labels: Some(labels(&description.name)),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NodeSpec {
+            pod_cidr: Some(description.pod_range.clone()),
+            pod_cidrs: Some(vec![description.pod_range.clone()]),
+            ..NodeSpec::default()
+        }),
+        status: None,
+    };
+    match nodes.create(&PostParams::default(), &object).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            let patch = json!({"metadata": {"labels": labels(&description.name)}});
+            nodes
+                .patch(
+                    &description.name,
+                    &PatchParams::default(),
+                    &Patch::Merge(patch),
+                )
+                .await
+                .map_err(failed)?;
+        }
+        Err(error) => return Err(failed(error)),
+    }
+    report(&nodes, description).await.map_err(failed)
+}
+
+async fn report(nodes: &Api<Node>, description: &Description) -> Result<Node, kube::Error> {
+    let current = nodes.get(&description.name).await?;
+    let status = status(description, current.status.as_ref(), Timestamp::now());
+    nodes
+        .patch_status(
+            &description.name,
+            &PatchParams::default(),
+            &Patch::Merge(json!({"status": status})),
+        )
+        .await
+}
+
+/// Renews the node's lease, and its status now and then, until told to stop.
+pub async fn heartbeat(
+    client: Client,
+    node: Node,
+    description: Description,
+    shutdown: CancellationToken,
+) {
+    let leases = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
+    let nodes = Api::<Node>::all(client);
+    let mut beat: u32 = 0;
+    loop {
+        if let Err(error) = renew(&leases, &node, &description.name).await {
+            tracing::warn!(error = %chain(&error), "cannot renew the node's lease");
+        }
+        beat = beat.wrapping_add(1);
+        if beat.is_multiple_of(STATUS_BEATS)
+            && let Err(error) = report(&nodes, &description).await
+        {
+            tracing::warn!(error = %chain(&error), "cannot report the node's status");
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(HEARTBEAT) => {}
+        }
+    }
+}
+
+async fn renew(leases: &Api<Lease>, node: &Node, name: &str) -> Result<(), kube::Error> {
+    let now = MicroTime(Timestamp::now());
+    let patch = json!({"spec": {"holderIdentity": name, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}});
+    match leases
+        .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+    {
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            let owner = OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: name.to_owned(),
+                uid: node.metadata.uid.clone().unwrap_or_default(),
+                ..OwnerReference::default()
+            };
+            let lease = Lease {
+                metadata: ObjectMeta {
+                    name: Some(name.to_owned()),
+                    namespace: Some(LEASE_NAMESPACE.to_owned()),
+                    owner_references: Some(vec![owner]),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(LeaseSpec {
+                    holder_identity: Some(name.to_owned()),
+                    lease_duration_seconds: Some(LEASE_SECONDS),
+                    renew_time: Some(now),
+                    ..LeaseSpec::default()
+                }),
+            };
+            leases
+                .create(&PostParams::default(), &lease)
+                .await
+                .map(drop)
+        }
+        other => other.map(drop),
+    }
+}

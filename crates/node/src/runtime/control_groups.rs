@@ -1,0 +1,478 @@
+//! Control groups on machines of any generation: v1 controllers, the v2 hierarchy, or both side by side.
+//!
+//! Every group is made in each hierarchy that has something to give: limits where a controller is, and the v2 one
+//! always, since killing a whole group works there even without controllers.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ControlGroupError {
+    #[error("reading the mounted control group hierarchies")]
+    Discover(#[source] io::Error),
+    #[error("no control group hierarchy is mounted on this machine")]
+    NoneMounted,
+    #[error("making control group {path}")]
+    Create {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("setting {path} to {value}")]
+    Set {
+        path: PathBuf,
+        value: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("removing control group {path}")]
+    Remove {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What a container may use.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub memory_bytes: Option<u64>,
+    pub processes: Option<u64>,
+    /// Thousandths of a processor.
+    pub cpu_milli: Option<u64>,
+    /// Thousandths of a processor that it gets under contention.
+    pub cpu_request_milli: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Controller {
+    Memory,
+    Processes,
+    Cpu,
+}
+
+const CONTROLLERS: [(Controller, &str); 3] = [
+    (Controller::Memory, "memory"),
+    (Controller::Processes, "pids"),
+    (Controller::Cpu, "cpu"),
+];
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    unified: bool,
+    controllers: Vec<Controller>,
+}
+
+/// The node's groups in all hierarchies.
+#[derive(Debug, Clone)]
+pub struct ControlGroups {
+    hierarchies: Vec<Hierarchy>,
+    parent: String,
+}
+
+impl ControlGroups {
+    pub fn discover(parent: &str) -> Result<Self, ControlGroupError> {
+        let mounts =
+            fs::read_to_string("/proc/self/mountinfo").map_err(ControlGroupError::Discover)?;
+        let hierarchies = parse_mounts(&mounts, |mount| {
+            fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
+        });
+        if hierarchies.is_empty() {
+            return Err(ControlGroupError::NoneMounted);
+        }
+        let groups = Self {
+            hierarchies,
+            parent: parent.to_owned(),
+        };
+        groups.prepare_parent()?;
+        Ok(groups)
+    }
+
+    /// Which limits this machine cannot enforce, by controller name.
+    pub fn missing(&self) -> Vec<&'static str> {
+        let has = |wanted| {
+            self.hierarchies
+                .iter()
+                .any(|hierarchy| hierarchy.controllers.contains(&wanted))
+        };
+        CONTROLLERS
+            .iter()
+            .filter(|(controller, _)| !has(*controller))
+            .map(|(_, name)| *name)
+            .collect()
+    }
+
+    fn prepare_parent(&self) -> Result<(), ControlGroupError> {
+        for hierarchy in &self.hierarchies {
+            let path = hierarchy.mount.join(&self.parent);
+            create(&path)?;
+            self.delegate(hierarchy, &hierarchy.mount);
+            self.delegate(hierarchy, &path);
+        }
+        Ok(())
+    }
+
+    /// Lets groups below `path` have limits; only the v2 hierarchy needs to be told. A refusal shows when a limit is
+    /// set, with the file that is missing.
+    fn delegate(&self, hierarchy: &Hierarchy, path: &Path) {
+        if hierarchy.unified {
+            for (controller, name) in CONTROLLERS {
+                if hierarchy.controllers.contains(&controller) {
+                    let _ = fs::write(path.join("cgroup.subtree_control"), format!("+{name}"));
+                }
+            }
+        }
+    }
+
+    /// Makes the group of one container of a pod; the answer is its directories, for the launcher to join.
+    pub fn create(
+        &self,
+        pod: &str,
+        container: &str,
+        limits: &Limits,
+    ) -> Result<Vec<PathBuf>, ControlGroupError> {
+        let mut paths = Vec::new();
+        for hierarchy in &self.hierarchies {
+            let pod_path = hierarchy.mount.join(&self.parent).join(pod);
+            if !pod_path.is_dir() {
+                create(&pod_path)?;
+                self.delegate(hierarchy, &pod_path);
+            }
+            let path = pod_path.join(container);
+            create(&path)?;
+            for controller in &hierarchy.controllers {
+                apply(&path, *controller, hierarchy.unified, limits)?;
+            }
+            paths.push(path);
+        }
+        Ok(paths)
+    }
+
+    /// Whether the kernel killed something in the container for its memory limit.
+    pub fn was_out_of_memory(&self, pod: &str, container: &str) -> bool {
+        self.hierarchies
+            .iter()
+            .filter(|hierarchy| hierarchy.controllers.contains(&Controller::Memory))
+            .any(|hierarchy| {
+                let path = hierarchy.mount.join(&self.parent).join(pod).join(container);
+                let file = if hierarchy.unified {
+                    "memory.events"
+                } else {
+                    "memory.oom_control"
+                };
+                fs::read_to_string(path.join(file)).is_ok_and(|text| counter(&text, "oom_kill") > 0)
+            })
+    }
+
+    /// Kills every process of a container at once where the kernel can, one by one elsewhere.
+    pub fn kill(&self, pod: &str, container: &str) {
+        for hierarchy in &self.hierarchies {
+            let path = hierarchy.mount.join(&self.parent).join(pod).join(container);
+            if hierarchy.unified && fs::write(path.join("cgroup.kill"), "1").is_ok() {
+                return;
+            }
+        }
+        for hierarchy in &self.hierarchies {
+            let path = hierarchy.mount.join(&self.parent).join(pod).join(container);
+            for pid in processes(&path) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+    }
+
+    /// The memory a container uses now, where that is counted.
+    pub fn memory_bytes(&self, pod: &str, container: &str) -> Option<u64> {
+        self.hierarchies
+            .iter()
+            .filter(|hierarchy| hierarchy.controllers.contains(&Controller::Memory))
+            .find_map(|hierarchy| {
+                let path = hierarchy.mount.join(&self.parent).join(pod).join(container);
+                let file = if hierarchy.unified {
+                    "memory.current"
+                } else {
+                    "memory.usage_in_bytes"
+                };
+                fs::read_to_string(path.join(file))
+                    .ok()?
+                    .trim()
+                    .parse()
+                    .ok()
+            })
+    }
+
+    pub fn remove_container(&self, pod: &str, container: &str) -> Result<(), ControlGroupError> {
+        self.remove(&Path::new(pod).join(container))
+    }
+
+    /// Removes a pod's group and whatever is left below it.
+    pub fn remove_pod(&self, pod: &str) -> Result<(), ControlGroupError> {
+        for hierarchy in &self.hierarchies {
+            let path = hierarchy.mount.join(&self.parent).join(pod);
+            for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    self.remove(&Path::new(pod).join(entry.file_name()))?;
+                }
+            }
+        }
+        self.remove(Path::new(pod))
+    }
+
+    /// The pods that have groups.
+    pub fn pods(&self) -> Vec<String> {
+        let mut pods: Vec<String> = self
+            .hierarchies
+            .iter()
+            .flat_map(|hierarchy| {
+                fs::read_dir(hierarchy.mount.join(&self.parent))
+                    .into_iter()
+                    .flatten()
+                    .flatten()
+            })
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        pods.sort();
+        pods.dedup();
+        pods
+    }
+
+    fn remove(&self, relative: &Path) -> Result<(), ControlGroupError> {
+        for hierarchy in &self.hierarchies {
+            let path = hierarchy.mount.join(&self.parent).join(relative);
+            remove_when_empty(&path).map_err(|source| ControlGroupError::Remove {
+                path: path.clone(),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Removes the node's own group; every pod must be gone.
+    pub fn remove_parent(&self) -> Result<(), ControlGroupError> {
+        self.remove(Path::new(""))
+    }
+}
+
+fn create(path: &Path) -> Result<(), ControlGroupError> {
+    match fs::create_dir(path) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+            Err(ControlGroupError::Create {
+                path: path.to_owned(),
+                source,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A group stays busy for a moment after its last process was killed.
+fn remove_when_empty(path: &Path) -> io::Result<()> {
+    const ATTEMPTS: u32 = 200;
+    for _ in 0..ATTEMPTS {
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                for pid in processes(path) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => return other,
+        }
+    }
+    fs::remove_dir(path)
+}
+
+fn processes(path: &Path) -> Vec<rustix::process::Pid> {
+    let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+    text.lines()
+        .filter_map(|line| line.parse().ok().and_then(rustix::process::Pid::from_raw))
+        .collect()
+}
+
+fn counter(text: &str, name: &str) -> u64 {
+    text.lines()
+        .filter_map(|line| line.split_once(' '))
+        .find(|(key, _)| *key == name)
+        .and_then(|(_, value)| value.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+fn apply(
+    path: &Path,
+    controller: Controller,
+    unified: bool,
+    limits: &Limits,
+) -> Result<(), ControlGroupError> {
+    for (file, value) in settings(controller, unified, limits) {
+        let path = path.join(file);
+        fs::write(&path, &value).map_err(|source| ControlGroupError::Set {
+            path,
+            value,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// The files and values that put `limits` into force.
+fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<(&'static str, String)> {
+    const PERIOD_US: u64 = 100_000;
+    let mut settings = Vec::new();
+    match controller {
+        Controller::Memory => {
+            if let Some(bytes) = limits.memory_bytes {
+                settings.push((
+                    if unified {
+                        "memory.max"
+                    } else {
+                        "memory.limit_in_bytes"
+                    },
+                    bytes.to_string(),
+                ));
+            }
+            if unified {
+                settings.push(("memory.oom.group", "1".to_owned()));
+            }
+        }
+        Controller::Processes => {
+            if let Some(processes) = limits.processes {
+                settings.push(("pids.max", processes.to_string()));
+            }
+        }
+        Controller::Cpu => {
+            let quota = limits
+                .cpu_milli
+                .map(|milli| (milli * PERIOD_US / 1000).max(1000));
+            match (unified, quota) {
+                (true, Some(quota)) => settings.push(("cpu.max", format!("{quota} {PERIOD_US}"))),
+                (false, Some(quota)) => {
+                    settings.push(("cpu.cfs_period_us", PERIOD_US.to_string()));
+                    settings.push(("cpu.cfs_quota_us", quota.to_string()));
+                }
+                (_, None) => {}
+            }
+            let shares = (limits.cpu_request_milli.unwrap_or(0) * 1024 / 1000).clamp(2, 262_144);
+            if unified {
+                // The kernel's two scales, related as Kubernetes relates them.
+                settings.push((
+                    "cpu.weight",
+                    (1 + (shares - 2) * 9999 / 262_142).to_string(),
+                ));
+            } else {
+                settings.push(("cpu.shares", shares.to_string()));
+            }
+        }
+    }
+    settings
+}
+
+fn parse_mounts(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> Vec<Hierarchy> {
+    let mut hierarchies: Vec<Hierarchy> = Vec::new();
+    for line in mounts.lines() {
+        let Some((left, right)) = line.split_once(" - ") else {
+            continue;
+        };
+        let Some(mount) = left.split(' ').nth(4) else {
+            continue;
+        };
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next().unwrap_or(""), right.nth(1).unwrap_or(""));
+        let mount = PathBuf::from(mount);
+        let (unified, names) = match kind {
+            "cgroup2" => (true, controllers_of(&mount).replace([' ', '\n'], ",")),
+            "cgroup" => (false, options.to_owned()),
+            _ => continue,
+        };
+        let controllers: Vec<Controller> = CONTROLLERS
+            .iter()
+            .filter(|(_, name)| names.split(',').any(|option| option == *name))
+            .map(|(controller, _)| *controller)
+            .collect();
+        if (unified || !controllers.is_empty())
+            && !hierarchies.iter().any(|known| known.mount == mount)
+        {
+            hierarchies.push(Hierarchy {
+                mount,
+                unified,
+                controllers,
+            });
+        }
+    }
+    hierarchies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+37 31 0:34 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
+39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+";
+
+    #[test]
+    fn every_generation_of_hierarchies_is_understood() {
+        let hybrid = parse_mounts(HYBRID, |_| "hugetlb\n".to_owned());
+        assert_eq!(hybrid.len(), 4);
+        assert!(
+            hybrid
+                .iter()
+                .any(|hierarchy| hierarchy.unified && hierarchy.controllers.is_empty())
+        );
+
+        let joined = "1 2 0:1 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n";
+        assert_eq!(
+            parse_mounts(joined, |_| String::new())[0].controllers,
+            [Controller::Cpu]
+        );
+
+        let unified = "1 2 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
+        let found = parse_mounts(unified, |_| {
+            "cpuset cpu io memory hugetlb pids\n".to_owned()
+        });
+        assert_eq!(
+            found[0].controllers,
+            [Controller::Memory, Controller::Processes, Controller::Cpu]
+        );
+    }
+
+    #[test]
+    fn limits_become_the_files_of_either_generation() {
+        let limits = Limits {
+            memory_bytes: Some(1 << 20),
+            processes: Some(7),
+            cpu_milli: Some(500),
+            cpu_request_milli: Some(1000),
+        };
+        assert_eq!(
+            settings(Controller::Cpu, false, &limits),
+            [
+                ("cpu.cfs_period_us", "100000".to_owned()),
+                ("cpu.cfs_quota_us", "50000".to_owned()),
+                ("cpu.shares", "1024".to_owned())
+            ]
+        );
+        assert_eq!(
+            settings(Controller::Cpu, true, &limits),
+            [
+                ("cpu.max", "50000 100000".to_owned()),
+                ("cpu.weight", "39".to_owned())
+            ]
+        );
+        assert_eq!(
+            settings(Controller::Memory, false, &limits),
+            [("memory.limit_in_bytes", "1048576".to_owned())]
+        );
+        assert_eq!(
+            settings(Controller::Processes, true, &limits),
+            [("pids.max", "7".to_owned())]
+        );
+    }
+}

@@ -1,0 +1,213 @@
+//! Containers: what the node asks of whatever runs them, and the words it asks in.
+//!
+//! The pod lifecycle knows only the [`Runtime`] trait. [`native::NativeRuntime`] is the default tier; another runtime
+//! class is another implementation.
+
+pub mod agent;
+pub mod control_groups;
+pub mod host_image;
+pub mod native;
+pub mod network;
+pub mod seccomp;
+pub mod slots;
+
+use std::future::Future;
+use std::net::Ipv4Addr;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use shim_protocol::Mount;
+
+use self::control_groups::Limits;
+
+/// A pod as the runtime knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodIdentity {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+}
+
+/// One run of one container. A restart is another attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ContainerId {
+    pub pod: String,
+    pub container: String,
+    pub attempt: u32,
+}
+
+impl ContainerId {
+    /// As Kubernetes writes it in a container status.
+    pub fn uri(&self) -> String {
+        let hash = crate::names::short_hash(
+            format!("{}/{}/{}", self.pod, self.container, self.attempt),
+            32,
+        );
+        format!("agent-sandbox://{hash}")
+    }
+}
+
+/// What a pod needs before its containers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PodSandboxSpec {
+    pub identity: PodIdentity,
+    pub hostname: String,
+    pub host_aliases: Vec<(String, Vec<String>)>,
+    pub fully_qualified_name: Option<String>,
+    pub resolver: String,
+    pub shared_processes: bool,
+    /// How many containers share `/dev/shm`.
+    pub containers: usize,
+}
+
+/// A pod's namespaces and address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSandbox {
+    pub address: Ipv4Addr,
+    /// The first of the pod's host identities; container id 0 maps to it.
+    pub identity_base: u32,
+}
+
+/// Everything about one run of a container.
+#[derive(Debug, Clone)]
+pub struct ContainerSpec {
+    pub id: ContainerId,
+    pub image: String,
+    /// Replaces the image's entry point when not empty.
+    pub command: Vec<String>,
+    pub arguments: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub working_directory: Option<String>,
+    pub mounts: Vec<Mount>,
+    pub user: Option<u32>,
+    pub group: Option<u32>,
+    pub supplementary_groups: Vec<u32>,
+    pub must_not_be_root: bool,
+    pub capabilities: u64,
+    pub read_only_root: bool,
+    pub limits: Limits,
+    pub terminal: bool,
+    pub stdin: bool,
+    pub stdin_once: bool,
+    pub termination_message_path: String,
+    /// How many times the container ended badly in a row before this run; kept for the back-off after a restart.
+    pub crashes: u32,
+}
+
+/// A container that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartedContainer {
+    pub started_at: Timestamp,
+    pub image_id: String,
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Termination {
+    pub exit_code: i32,
+    pub signal: Option<i32>,
+    pub reason: String,
+    pub message: Option<String>,
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Timestamp,
+}
+
+/// A container found after a restart of the node.
+#[derive(Debug, Clone)]
+pub struct RecoveredContainer {
+    pub id: ContainerId,
+    pub started: StartedContainer,
+    pub crashes: u32,
+    /// Absent while it runs.
+    pub termination: Option<Termination>,
+    /// How the run before this one ended.
+    pub previous: Option<Termination>,
+}
+
+/// A pod found after a restart of the node.
+#[derive(Debug, Clone)]
+pub struct RecoveredPod {
+    pub identity: PodIdentity,
+    /// Absent when its namespaces did not survive, as after a reboot.
+    pub sandbox: Option<PodSandbox>,
+    pub containers: Vec<RecoveredContainer>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error("preparing {what}")]
+    Io {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("no address is free for another pod")]
+    NoFreeSlot,
+    #[error(transparent)]
+    Network(#[from] network::NetworkError),
+    #[error(transparent)]
+    ControlGroup(#[from] control_groups::ControlGroupError),
+    #[error("the launcher failed: {0}")]
+    Launcher(String),
+    #[error("pod {0} has no sandbox")]
+    NoSandbox(String),
+    #[error("container {0} is not running")]
+    NotRunning(String),
+    #[error(transparent)]
+    Agent(#[from] agent::AgentError),
+}
+
+/// Why a container did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The image cannot be had.
+    #[error("{message}")]
+    Image {
+        reason: &'static str,
+        message: String,
+    },
+    /// The specification cannot be honoured.
+    #[error("{0}")]
+    Configuration(String),
+    /// The container was made; its command cannot run.
+    #[error("{message}")]
+    Command { message: String, code: i32 },
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+/// What runs containers.
+///
+/// Every operation is idempotent: the node repeats one whose outcome it does not know, as after a crash.
+pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
+    fn create_sandbox(
+        &self,
+        spec: &PodSandboxSpec,
+    ) -> impl Future<Output = Result<PodSandbox, RuntimeError>> + Send;
+    fn start(
+        &self,
+        spec: ContainerSpec,
+    ) -> impl Future<Output = Result<StartedContainer, StartError>> + Send;
+    /// Waits until a started container has ended.
+    fn wait(&self, id: &ContainerId) -> impl Future<Output = Termination> + Send;
+    /// Signals the container's command.
+    fn signal(
+        &self,
+        id: &ContainerId,
+        signal: i32,
+    ) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// Ends every process of the container at once.
+    fn kill(&self, id: &ContainerId) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// Runs a command inside the container.
+    fn exec(
+        &self,
+        id: &ContainerId,
+        request: shim_protocol::ExecRequest,
+    ) -> impl Future<Output = Result<agent::Session, RuntimeError>> + Send;
+    /// Frees the pod's namespaces and the layers of its containers; logs stay.
+    fn stop_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// Removes every trace of the pod.
+    fn remove_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// The pods that an earlier run of the node left.
+    fn recover(&self) -> impl Future<Output = Result<Vec<RecoveredPod>, RuntimeError>> + Send;
+}

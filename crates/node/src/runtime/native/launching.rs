@@ -1,0 +1,371 @@
+//! From a container's specification to a request the shim understands.
+
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use shim_protocol::{
+    BindSource, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Process,
+    ResourceLimit, RootFilesystem, User,
+};
+
+use super::{
+    ContainerRecord, NativeRuntime, SHARED_MEMORY_BYTES, blocking, control_group_name, failure,
+};
+use crate::runtime::slots::run_shim;
+use crate::runtime::{ContainerSpec, PodSandboxSpec, RuntimeError, StartError, host_image};
+
+/// What a fresh `/proc` shows of the machine rather than of the container.
+const MASKED: [&str; 13] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/key-users",
+    "/proc/kmsg",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/slabinfo",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+];
+const READ_ONLY: [&str; 5] = [
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+
+/// Programs read the number of processors here; nothing else of `/sys` is shown.
+const SHOWN_OF_SYS: [&str; 1] = ["/sys/devices/system/cpu"];
+
+const OPEN_FILES: u64 = 65_536;
+
+impl NativeRuntime {
+    pub(super) async fn launch(&self, spec: ContainerSpec) -> Result<ContainerRecord, StartError> {
+        let pod = &spec.id.pod;
+        let sandbox = self
+            .sandbox_record(pod)
+            .ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
+        self.check_image(&spec.image)?;
+        let user = user_of(&spec)?;
+        let launch = self.request(&spec, &sandbox.spec, sandbox.slot, user);
+        let (groups, shim) = (self.control_groups.clone(), self.programs.shim.clone());
+        let image_id = format!("host@sha256:{}", self.host.id);
+        let (pod, crashes, limits, group) = (
+            pod.clone(),
+            spec.crashes,
+            spec.limits.clone(),
+            control_group_name(&spec.id),
+        );
+        let answer = blocking(move || {
+            prepare_directories(&launch).map_err(failure("a container's directories"))?;
+            let mut launch = launch;
+            launch.control_groups = groups.create(&pod, &group, &limits)?;
+            let answer: LaunchAnswer = run_shim(&shim, "launch", &launch)?;
+            settle(answer, &launch, image_id, crashes, || {
+                groups.kill(&pod, &group);
+                let _ = groups.remove_container(&pod, &group);
+            })
+        })
+        .await?;
+        match answer {
+            Launched::Running(record) => Ok(record),
+            Launched::CommandFailed { message, code } => Err(StartError::Command { message, code }),
+        }
+    }
+
+    /// The image's name without a tag, after aliases.
+    pub(super) fn resolve_image<'a>(&'a self, image: &'a str) -> &'a str {
+        let repository = repository(image);
+        let short = repository.rsplit('/').next().unwrap_or(repository);
+        let aliases = &self.config.image_aliases;
+        aliases
+            .get(repository)
+            .or_else(|| aliases.get(short))
+            .map_or(repository, String::as_str)
+    }
+
+    fn check_image(&self, image: &str) -> Result<(), StartError> {
+        if self.resolve_image(image) == "host" {
+            return Ok(());
+        }
+        let message =
+            format!("image {image:?} is not on this node; the built-in image is \"host\"");
+        Err(StartError::Image {
+            reason: "ErrImagePull",
+            message,
+        })
+    }
+
+    fn request(&self, spec: &ContainerSpec, pod: &PodSandboxSpec, slot: u32, user: User) -> Launch {
+        let directory = self.container_directory(&spec.id);
+        let arguments = if spec.command.is_empty() && spec.arguments.is_empty() {
+            vec![host_image::SANDBOXD_PATH.to_owned()]
+        } else {
+            spec.command
+                .iter()
+                .chain(&spec.arguments)
+                .cloned()
+                .collect()
+        };
+        let mut environment = self.host.environment.clone();
+        environment.push(("HOSTNAME".to_owned(), pod.hostname.clone()));
+        for (key, value) in &spec.environment {
+            environment.retain(|(existing, _)| existing != key);
+            environment.push((key.clone(), value.clone()));
+        }
+        let shared_memory = Some(self.slots.shared_memory(slot)).filter(|path| path.exists());
+        Launch {
+            pins: self.slots.pins(slot),
+            identities: self.slots.identities(slot),
+            hostname: pod.hostname.clone(),
+            pid_namespace: None,
+            control_groups: Vec::new(),
+            stage: self.run.join("stage"),
+            hide: self.run.clone(),
+            root: RootFilesystem {
+                layers: vec![Layer {
+                    path: self.host.layer.clone(),
+                }],
+                upper: directory.join("upper"),
+                work: directory.join("work"),
+                read_only: spec.read_only_root,
+            },
+            mounts: self.mounts(spec, &directory),
+            shared_memory,
+            shared_memory_bytes: SHARED_MEMORY_BYTES,
+            masked_paths: MASKED.iter().map(PathBuf::from).collect(),
+            read_only_paths: READ_ONLY.iter().map(PathBuf::from).collect(),
+            seccomp_programs: self.seccomp_programs.clone(),
+            agent: self.programs.shim.clone(),
+            process: Process {
+                arguments,
+                environment,
+                working_directory: spec
+                    .working_directory
+                    .clone()
+                    .unwrap_or_else(|| self.host.working_directory.clone()),
+                user,
+                capabilities: spec.capabilities,
+                limits: limits(),
+                terminal: spec.terminal,
+                stdin: spec.stdin,
+                stdin_once: spec.stdin_once,
+            },
+            files: ContainerFiles {
+                log: self.log_path(&spec.id),
+                exit: directory.join("exit.json"),
+                directory,
+            },
+            out_of_memory_score: 500,
+        }
+    }
+
+    fn mounts(&self, spec: &ContainerSpec, directory: &Path) -> Vec<Mount> {
+        let mut mounts = self.host.mounts.clone();
+        mounts.push(Mount {
+            target: "/sys".into(),
+            kind: MountKind::Memory {
+                size_bytes: 64 << 10,
+                mode: 0o555,
+            },
+            read_only: true,
+            no_exec: true,
+        });
+        for path in SHOWN_OF_SYS.iter().filter(|path| Path::new(path).is_dir()) {
+            mounts.push(bind(Path::new(path), Path::new(path), true));
+        }
+        let etc = self.pod_directory(&spec.id.pod).join("etc");
+        for name in ["hosts", "hostname", "resolv.conf"] {
+            mounts.push(bind(&etc.join(name), &Path::new("/etc").join(name), false));
+        }
+        mounts.push(bind(
+            &directory.join("termination-log"),
+            Path::new(&spec.termination_message_path),
+            false,
+        ));
+        // A mount below another comes after it, whatever order the pod named them in.
+        let mut own = spec.mounts.clone();
+        own.sort_by_key(|mount| mount.target.components().count());
+        mounts.extend(own);
+        mounts
+    }
+}
+
+fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
+    Mount {
+        target: target.to_owned(),
+        kind: MountKind::Bind(BindSource {
+            path: source.to_owned(),
+            sub_path: None,
+            create_sub_path: false,
+            identity_mapped: false,
+            recursive: false,
+        }),
+        read_only,
+        no_exec: false,
+    }
+}
+
+/// An image reference without its tag and digest.
+pub(super) fn repository(image: &str) -> &str {
+    let image = image.split_once('@').map_or(image, |(name, _)| name);
+    match image.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => name,
+        _ => image,
+    }
+}
+
+fn user_of(spec: &ContainerSpec) -> Result<User, StartError> {
+    let uid = spec.user.unwrap_or(0);
+    if spec.must_not_be_root && uid == 0 {
+        let message = "container has runAsNonRoot and image will run as root";
+        return Err(StartError::Configuration(message.to_owned()));
+    }
+    Ok(User {
+        uid,
+        gid: spec.group.unwrap_or(0),
+        groups: spec.supplementary_groups.clone(),
+    })
+}
+
+fn limits() -> Vec<ResourceLimit> {
+    let limit = |resource: u32, value: u64| ResourceLimit {
+        resource,
+        soft: value,
+        hard: value,
+    };
+    // Raising a limit may be beyond the node itself; the lower of the two is always possible.
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .maximum
+        .unwrap_or(OPEN_FILES);
+    vec![
+        limit(libc::RLIMIT_NOFILE, OPEN_FILES.min(allowed)),
+        limit(libc::RLIMIT_CORE, 0),
+    ]
+}
+
+fn prepare_directories(launch: &Launch) -> io::Result<()> {
+    let base = launch.identities.base;
+    for path in [&launch.root.upper, &launch.root.work] {
+        // A leftover of a start that was cut short; an overlay refuses a used work directory.
+        let _ = fs::remove_dir_all(path);
+        fs::create_dir_all(path)?;
+    }
+    chown(&launch.root.upper, Some(base), Some(base))?;
+    fs::set_permissions(&launch.root.upper, fs::Permissions::from_mode(0o755))?;
+    let message = launch.files.directory.join("termination-log");
+    fs::write(&message, "")?;
+    chown(&message, Some(base), Some(base))?;
+    fs::set_permissions(&message, fs::Permissions::from_mode(0o666))
+}
+
+enum Launched {
+    Running(ContainerRecord),
+    CommandFailed { message: String, code: i32 },
+}
+
+/// Keeps a record of a container that runs, and leaves nothing of one that does not.
+fn settle(
+    answer: LaunchAnswer,
+    launch: &Launch,
+    image_id: String,
+    crashes: u32,
+    clean_up: impl FnOnce(),
+) -> Result<Launched, RuntimeError> {
+    match answer {
+        LaunchAnswer::Started { pid } => {
+            let record = ContainerRecord {
+                pid,
+                start_ticks: start_ticks(pid).unwrap_or(0),
+                started_at: Timestamp::now(),
+                image_id,
+                crashes,
+            };
+            let text = serde_json::to_vec(&record)
+                .map_err(|error| failure("a container's record")(error.into()))?;
+            fs::write(launch.files.directory.join("state.json"), text)
+                .map_err(failure("a container's record"))?;
+            Ok(Launched::Running(record))
+        }
+        LaunchAnswer::CommandFailed { message, code, pid } => {
+            reap(pid);
+            clean_up();
+            Ok(Launched::CommandFailed { message, code })
+        }
+        LaunchAnswer::Failed { message, pid } => {
+            pid.into_iter().for_each(reap);
+            clean_up();
+            Err(RuntimeError::Launcher(message))
+        }
+    }
+}
+
+/// Waits for a first process that is ending; it is this process's child.
+fn reap(pid: i32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    }
+}
+
+/// When a process started, in ticks since boot.
+pub(super) fn start_ticks(pid: i32) -> Option<u64> {
+    const FIELD_AFTER_NAME: usize = 19;
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name is in parentheses and may hold anything, so fields are counted after the last one.
+    let (_, rest) = text.rsplit_once(')')?;
+    rest.split_whitespace().nth(FIELD_AFTER_NAME)?.parse().ok()
+}
+
+/// The files Kubernetes manages in a pod's `/etc`.
+pub(super) fn write_pod_files(
+    directory: &Path,
+    spec: &PodSandboxSpec,
+    address: Ipv4Addr,
+) -> io::Result<()> {
+    let mut hosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned();
+    match &spec.fully_qualified_name {
+        Some(name) => hosts.push_str(&format!("{address}\t{name}\t{}\n", spec.hostname)),
+        None => hosts.push_str(&format!("{address}\t{}\n", spec.hostname)),
+    }
+    for (address, names) in &spec.host_aliases {
+        hosts.push_str(&format!("{address}\t{}\n", names.join("\t")));
+    }
+    let etc = directory.join("etc");
+    fs::create_dir_all(&etc)?;
+    for (name, content) in [
+        ("hosts", hosts),
+        ("hostname", format!("{}\n", spec.hostname)),
+        ("resolv.conf", spec.resolver.clone()),
+    ] {
+        let path = etc.join(name);
+        fs::write(&path, content)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reference_loses_its_tag_and_digest_but_not_its_registry_port() {
+        for (image, name) in [
+            ("host", "host"),
+            ("host:latest", "host"),
+            ("registry.example:5000/a/b", "registry.example:5000/a/b"),
+            ("registry.example:5000/a/b:v1", "registry.example:5000/a/b"),
+            ("a/b@sha256:00", "a/b"),
+        ] {
+            assert_eq!(repository(image), name);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Finding pods again after the node was stopped or killed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use super::{ContainerRecord, NativeRuntime, SandboxRecord, control_group_name, slots_in_use};
+use crate::runtime::{
+    ContainerId, PodSandbox, RecoveredContainer, RecoveredPod, RuntimeError, StartedContainer,
+    Termination,
+};
+
+fn entries(path: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// The slots that pods below `pods` hold.
+pub(super) fn used_slots(pods: &Path) -> BTreeSet<u32> {
+    slots_in_use(
+        entries(pods)
+            .iter()
+            .filter_map(|pod| read::<SandboxRecord>(&pods.join(pod).join("sandbox.json"))),
+    )
+}
+
+impl NativeRuntime {
+    pub(super) async fn recover_pods(&self) -> Result<Vec<RecoveredPod>, RuntimeError> {
+        let mut pods = Vec::new();
+        for uid in entries(&self.pods) {
+            let Some(record) = read::<SandboxRecord>(&self.pods.join(&uid).join("sandbox.json"))
+            else {
+                continue;
+            };
+            let sandbox = self.slots.is_intact(record.slot).then(|| PodSandbox {
+                address: self.slots.network().address(record.slot),
+                identity_base: self.slots.identities(record.slot).base,
+            });
+            let containers = self.recover_containers(&uid);
+            pods.push(RecoveredPod {
+                identity: record.spec.identity,
+                sandbox,
+                containers,
+            });
+        }
+        self.remove_stray_groups(&pods);
+        Ok(pods)
+    }
+
+    fn recover_containers(&self, pod: &str) -> Vec<RecoveredContainer> {
+        let directory = self.pods.join(pod).join("containers");
+        let mut recovered = Vec::new();
+        for container in entries(&directory) {
+            let mut attempts: Vec<u32> = entries(&directory.join(&container))
+                .iter()
+                .filter_map(|name| name.parse().ok())
+                .collect();
+            attempts.sort_unstable();
+            let mut latest: Option<RecoveredContainer> = None;
+            for attempt in attempts {
+                let id = ContainerId {
+                    pod: pod.to_owned(),
+                    container: container.clone(),
+                    attempt,
+                };
+                let previous = latest.as_ref().and_then(|run| run.termination.clone());
+                match self.recover_run(&id, previous) {
+                    Some(run) => latest = Some(run),
+                    None => self.discard(&id),
+                }
+            }
+            recovered.extend(latest);
+        }
+        recovered
+    }
+
+    /// One run of a container, unless the node died before it knew that it had started.
+    fn recover_run(
+        &self,
+        id: &ContainerId,
+        previous: Option<Termination>,
+    ) -> Option<RecoveredContainer> {
+        let record: ContainerRecord = read(&self.container_directory(id).join("state.json"))?;
+        let started = StartedContainer {
+            started_at: record.started_at,
+            image_id: record.image_id.clone(),
+        };
+        let crashes = record.crashes;
+        let alive = super::launching::start_ticks(record.pid) == Some(record.start_ticks);
+        let termination = if alive && self.remember(id, record).is_ok() {
+            None
+        } else {
+            Some(self.conclude(id, Some(started.started_at)))
+        };
+        Some(RecoveredContainer {
+            id: id.clone(),
+            started,
+            crashes,
+            termination,
+            previous,
+        })
+    }
+
+    fn discard(&self, id: &ContainerId) {
+        let group = control_group_name(id);
+        self.control_groups.kill(&id.pod, &group);
+        let _ = self.control_groups.remove_container(&id.pod, &group);
+        let _ = fs::remove_dir_all(self.container_directory(id));
+    }
+
+    fn remove_stray_groups(&self, pods: &[RecoveredPod]) {
+        for pod in self.control_groups.pods() {
+            if !pods.iter().any(|known| known.identity.uid == pod) {
+                let _ = self.control_groups.remove_pod(&pod);
+            }
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Slots: each is a pod's share of the machine, namely its namespaces, its address and its range of identities.
+//!
+//! A few are kept ready, since making one takes longer than starting a container in it. A slot is used by one pod and
+//! then torn down: the next pod with its number gets new namespaces.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use shim_protocol::{IdentityRange, NamespacePins, NamespacesAnswer, NamespacesRequest};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::RuntimeError;
+use super::network::Network;
+
+/// Identities per pod: all that 16 bits hold, as container images expect.
+const IDENTITIES_PER_POD: u32 = 1 << 16;
+/// Slots per node; with [`SHARES`] nodes they fit below the sign bit, which some programs trip over.
+const SLOTS_PER_SHARE: u32 = 2048;
+const FIRST_RANGE: u32 = 16;
+/// How many nodes a machine can have.
+const SHARES: u32 = 15;
+const NAMESPACE_FILE_SYSTEM: i64 = 0x6e73_6673;
+
+/// Claims a share of the machine for a data directory. The claim outlives the process, as the pods do, and falls when
+/// the directory is gone.
+pub fn claim_share(registry: &Path, data_dir: &Path, preferred: u32) -> io::Result<u32> {
+    fs::create_dir_all(registry)?;
+    let owner = data_dir.as_os_str().as_encoded_bytes();
+    let order = (0..SHARES)
+        .map(|offset| (preferred % SHARES + offset) % SHARES)
+        .collect::<Vec<_>>();
+    let content = |share: &u32| fs::read(registry.join(share.to_string()));
+    if let Some(ours) = order
+        .iter()
+        .find(|share| content(share).is_ok_and(|found| found == owner))
+    {
+        return Ok(*ours);
+    }
+    for share in order {
+        let path = registry.join(share.to_string());
+        if let Ok(found) = fs::read(&path) {
+            let path_of_owner = String::from_utf8_lossy(&found).into_owned();
+            if Path::new(&path_of_owner).exists() {
+                continue;
+            }
+            fs::remove_file(&path)?;
+        }
+        match fs::File::options().write(true).create_new(true).open(&path) {
+            Ok(mut file) => {
+                file.write_all(owner)?;
+                return Ok(share);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!(
+        "{SHARES} nodes run on this machine already"
+    )))
+}
+
+/// Gives a claimed share back.
+pub fn release_share(registry: &Path, share: u32) -> io::Result<()> {
+    fs::remove_file(registry.join(share.to_string()))
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u32,
+    taken: BTreeSet<u32>,
+    ready: VecDeque<u32>,
+}
+
+/// All slots of a node.
+#[derive(Debug)]
+pub struct Slots {
+    directory: PathBuf,
+    shim: PathBuf,
+    share: u32,
+    capacity: u32,
+    network: Network,
+    state: Mutex<State>,
+    refill: Notify,
+    keep_ready: usize,
+}
+
+impl Slots {
+    /// Opens the slots below `directory`, a private mount, keeping those in `used` and those that were ready.
+    pub async fn open(
+        directory: PathBuf,
+        shim: PathBuf,
+        share: u32,
+        network: Network,
+        keep_ready: usize,
+        used: &BTreeSet<u32>,
+    ) -> Result<Self, RuntimeError> {
+        fs::create_dir_all(&directory)
+            .map_err(|source| io_error("the slots' directory", source))?;
+        let capacity = SLOTS_PER_SHARE.min(network.range().capacity());
+        let slots = Self {
+            directory,
+            shim,
+            share,
+            capacity,
+            network,
+            state: Mutex::default(),
+            refill: Notify::new(),
+            keep_ready,
+        };
+        for slot in slots.existing() {
+            if used.contains(&slot) {
+                slots.with_state(|state| state.taken.insert(slot));
+            } else if slots.is_intact(slot) && slots.path(slot).join("ready").exists() {
+                slots.with_state(|state| {
+                    state.taken.insert(slot);
+                    state.ready.push_back(slot);
+                });
+            } else {
+                slots.tear_down(slot).await?;
+            }
+        }
+        Ok(slots)
+    }
+
+    fn with_state<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn existing(&self) -> Vec<u32> {
+        let entries = fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect()
+    }
+
+    fn path(&self, slot: u32) -> PathBuf {
+        self.directory.join(slot.to_string())
+    }
+
+    pub fn pins(&self, slot: u32) -> NamespacePins {
+        let path = self.path(slot);
+        NamespacePins {
+            network: path.join("network"),
+            ipc: path.join("ipc"),
+            hostname: path.join("hostname"),
+            user: path.join("user"),
+        }
+    }
+
+    pub fn identities(&self, slot: u32) -> IdentityRange {
+        let range = FIRST_RANGE + self.share * SLOTS_PER_SHARE + slot;
+        IdentityRange {
+            base: range * IDENTITIES_PER_POD,
+            count: IDENTITIES_PER_POD,
+        }
+    }
+
+    pub fn shared_memory(&self, slot: u32) -> PathBuf {
+        self.path(slot).join("shm")
+    }
+
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Whether a slot's namespaces are still pinned; a reboot loses them.
+    pub fn is_intact(&self, slot: u32) -> bool {
+        let pins = self.pins(slot);
+        [&pins.network, &pins.ipc, &pins.hostname, &pins.user]
+            .into_iter()
+            .all(|pin| {
+                rustix::fs::statfs(pin.as_path()).is_ok_and(|found| {
+                    #[expect(
+                        clippy::unnecessary_cast,
+                        reason = "the field's type differs between architectures"
+                    )]
+                    let kind = found.f_type as i64;
+                    kind == NAMESPACE_FILE_SYSTEM
+                })
+            })
+    }
+
+    /// A slot for a new pod: a ready one if there is one.
+    pub async fn acquire(&self) -> Result<u32, RuntimeError> {
+        let ready = self.with_state(|state| state.ready.pop_front());
+        self.refill.notify_one();
+        match ready {
+            Some(slot) => {
+                let _ = fs::remove_file(self.path(slot).join("ready"));
+                Ok(slot)
+            }
+            None => self.make().await,
+        }
+    }
+
+    /// Frees a pod's slot.
+    pub async fn release(&self, slot: u32) -> Result<(), RuntimeError> {
+        self.tear_down(slot).await?;
+        self.with_state(|state| state.taken.remove(&slot));
+        Ok(())
+    }
+
+    /// Mounts a tmpfs that the containers of a pod share.
+    pub fn make_shared_memory(&self, slot: u32, bytes: u64) -> io::Result<PathBuf> {
+        let path = self.shared_memory(slot);
+        if path.exists() {
+            return Ok(path);
+        }
+        fs::create_dir(&path)?;
+        let base = self.identities(slot).base;
+        let options =
+            std::ffi::CString::new(format!("size={bytes},mode=1777,uid={base},gid={base}"))
+                .map_err(io::Error::from)?;
+        rustix::mount::mount(
+            "tmpfs",
+            &path,
+            "tmpfs",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            options.as_c_str(),
+        )?;
+        Ok(path)
+    }
+
+    async fn make(&self) -> Result<u32, RuntimeError> {
+        let slot = self.with_state(|state| {
+            // Numbers go round, so that an address is not given to another pod while clients may still hold it.
+            let slot = (0..self.capacity)
+                .map(|offset| (state.next + offset) % self.capacity)
+                .find(|slot| !state.taken.contains(slot))?;
+            state.taken.insert(slot);
+            state.next = (slot + 1) % self.capacity;
+            Some(slot)
+        });
+        let slot = slot.ok_or(RuntimeError::NoFreeSlot)?;
+        match self.fill(slot).await {
+            Ok(()) => Ok(slot),
+            Err(error) => {
+                let _ = self.tear_down(slot).await;
+                self.with_state(|state| state.taken.remove(&slot));
+                Err(error)
+            }
+        }
+    }
+
+    async fn fill(&self, slot: u32) -> Result<(), RuntimeError> {
+        let request = NamespacesRequest {
+            pins: self.pins(slot),
+            identities: self.identities(slot),
+        };
+        let (path, shim) = (self.path(slot), self.shim.clone());
+        tokio::task::spawn_blocking(move || {
+            fs::create_dir_all(&path).map_err(|source| io_error("a slot", source))?;
+            match run_shim(&shim, "namespaces", &request)? {
+                NamespacesAnswer::Pinned => Ok(()),
+                NamespacesAnswer::Failed(message) => Err(RuntimeError::Launcher(message)),
+            }
+        })
+        .await
+        .map_err(|error| RuntimeError::Launcher(error.to_string()))??;
+        self.network.connect(slot, &self.pins(slot).network).await?;
+        Ok(())
+    }
+
+    async fn tear_down(&self, slot: u32) -> Result<(), RuntimeError> {
+        self.network.disconnect(slot).await?;
+        let path = self.path(slot);
+        tokio::task::spawn_blocking(move || {
+            for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
+                // What is not a mount says so, and is removed below.
+                let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
+            }
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    Err(io_error("to free a slot", error))
+                }
+                _ => Ok(()),
+            }
+        })
+        .await
+        .map_err(|error| RuntimeError::Launcher(error.to_string()))?
+    }
+
+    /// Keeps ready slots in stock until told to stop.
+    pub async fn keep_ready(self: Arc<Self>, shutdown: CancellationToken) {
+        loop {
+            while self.with_state(|state| state.ready.len()) < self.keep_ready
+                && !shutdown.is_cancelled()
+            {
+                match self.make().await {
+                    Ok(slot) => {
+                        if fs::write(self.path(slot).join("ready"), "").is_ok() {
+                            self.with_state(|state| state.ready.push_back(slot));
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!(error = %crate::errors::chain(&error), "cannot make namespaces ahead of pods");
+                        break;
+                    }
+                }
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = self.refill.notified() => {}
+            }
+        }
+    }
+
+    /// Frees the slots that wait for pods.
+    pub async fn drain(&self) -> Result<(), RuntimeError> {
+        while let Some(slot) = self.with_state(|state| state.ready.pop_front()) {
+            self.release(slot).await?;
+        }
+        Ok(())
+    }
+}
+
+fn io_error(what: &str, source: io::Error) -> RuntimeError {
+    RuntimeError::Io {
+        what: what.to_owned(),
+        source,
+    }
+}
+
+/// Makes `directory` a mount of its own from which nothing spreads to other mount namespaces.
+pub fn make_private_mount(directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let canonical = directory.canonicalize()?;
+    let mounted = mounts.lines().any(|line| {
+        line.split(' ')
+            .nth(4)
+            .is_some_and(|point| Path::new(point) == canonical)
+    });
+    if !mounted {
+        rustix::mount::mount_bind(&canonical, &canonical)?;
+    }
+    rustix::mount::mount_change(&canonical, MountPropagationFlags::PRIVATE)?;
+    Ok(())
+}
+
+/// Runs the shim with one request and reads its answer. Blocks, so it belongs on a blocking thread.
+pub fn run_shim<Answer: serde::de::DeserializeOwned>(
+    shim: &Path,
+    verb: &str,
+    request: &impl serde::Serialize,
+) -> Result<Answer, RuntimeError> {
+    let failed = |source| io_error("the launcher", source);
+    let text = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
+    let mut child = Command::new(shim)
+        .arg(verb)
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .map_err(failed)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(&text).map_err(failed)?;
+    }
+    let output = child.wait_with_output().map_err(failed)?;
+    serde_json::from_slice(&output.stdout)
+        .map_err(|_| RuntimeError::Launcher(format!("it ended with {}", output.status)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_data_directories_get_different_shares_and_keep_them() {
+        let registry = tempfile::tempdir().unwrap();
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let one = claim_share(registry.path(), first.path(), 7).unwrap();
+        let two = claim_share(registry.path(), second.path(), 7).unwrap();
+        assert_ne!(one, two);
+        assert_eq!(claim_share(registry.path(), first.path(), 7).unwrap(), one);
+        let gone = first.path().to_owned();
+        drop(first);
+        assert!(!gone.exists());
+        let third = tempfile::tempdir().unwrap();
+        assert_eq!(
+            claim_share(registry.path(), third.path(), 7).unwrap(),
+            one,
+            "a dead owner's share is free"
+        );
+    }
+}

@@ -1,0 +1,495 @@
+//! Volumes: making their content on the node, and showing it to containers.
+//!
+//! ```text
+//! pods/<uid>/volumes/<name>     emptyDir, configMap, downwardAPI, projected
+//! memory/<uid>/<name>           secrets and emptyDirs in memory, each a tmpfs of its own
+//! volumes/<volume>              claims; they outlive the pod
+//! ```
+//!
+//! Files of a pod belong to its own range of host identities. Claims keep container identities on disk and are mapped
+//! when mounted, since the next pod that uses them has another range.
+
+mod content;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Component, Path, PathBuf};
+
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, ServiceAccount, Volume, VolumeMount};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use rustix::mount::{MountFlags, UnmountFlags};
+use shim_protocol::{BindSource, Mount, MountKind};
+
+use self::content::{File, Medium};
+use crate::api_objects::Objects;
+use crate::environment::{self, Surroundings};
+use crate::quantity;
+
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error("volume {volume:?}: {source}")]
+    Content {
+        volume: String,
+        #[source]
+        source: content::ContentError,
+    },
+    #[error("volume {volume:?}: preparing its directory")]
+    Io {
+        volume: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("volume {volume:?}: persistentvolumeclaim \"{claim}\" not found")]
+    NoClaim { volume: String, claim: String },
+    #[error("volume {volume:?}: persistentvolumeclaim \"{claim}\" is not bound")]
+    NotBound { volume: String, claim: String },
+    #[error("volume {0:?}: hostPath is not allowed on this node (--allow-host-path)")]
+    HostPath(String),
+    #[error("volume {0:?}: its type is not supported on this node")]
+    Unsupported(String),
+    #[error("volumeMount names volume {0:?}, which the pod does not have")]
+    NoSuchVolume(String),
+    #[error("{field} {path:?} must stay inside its volume")]
+    Escapes { field: &'static str, path: String },
+    #[error("a token for service account {account:?}")]
+    Token {
+        account: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// The node's volumes.
+#[derive(Clone)]
+pub struct Volumes {
+    data_dir: PathBuf,
+    allow_host_path: bool,
+    client: Client,
+}
+
+impl std::fmt::Debug for Volumes {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Volumes").field("data_dir", &self.data_dir).finish_non_exhaustive()
+    }
+}
+
+/// Where a claim's volume is.
+pub fn claim_directory(data_dir: &Path, volume_name: &str) -> PathBuf {
+    data_dir.join("volumes").join(volume_name)
+}
+
+/// How a volume reaches a container.
+struct Source {
+    path: PathBuf,
+    identity_mapped: bool,
+    read_only: bool,
+}
+
+impl Volumes {
+    pub fn open(data_dir: &Path, allow_host_path: bool, client: Client) -> io::Result<Self> {
+        crate::runtime::slots::make_private_mount(&data_dir.join("memory"))?;
+        fs::create_dir_all(data_dir.join("volumes"))?;
+        Ok(Self {
+            data_dir: data_dir.to_owned(),
+            allow_host_path,
+            client,
+        })
+    }
+
+    fn on_disk(&self, uid: &str, volume: &str) -> PathBuf {
+        self.data_dir
+            .join("pods")
+            .join(uid)
+            .join("volumes")
+            .join(volume)
+    }
+
+    fn in_memory(&self, uid: &str, volume: &str) -> PathBuf {
+        self.data_dir.join("memory").join(uid).join(volume)
+    }
+
+    /// Makes every volume of a pod. Repeating it is harmless.
+    pub async fn prepare(
+        &self,
+        pod: &Pod,
+        objects: &Objects,
+        surroundings: &Surroundings,
+        identity_base: u32,
+    ) -> Result<(), VolumeError> {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let spec = pod.spec.clone().unwrap_or_default();
+        let group = spec
+            .security_context
+            .as_ref()
+            .and_then(|context| context.fs_group);
+        let group = group.and_then(|group| u32::try_from(group).ok());
+        for volume in spec.volumes.iter().flatten() {
+            let tokens = self.tokens(pod, volume).await?;
+            let failed = |source| VolumeError::Io {
+                volume: volume.name.clone(),
+                source,
+            };
+            if let Some(empty) = &volume.empty_dir {
+                let limit = empty
+                    .size_limit
+                    .as_ref()
+                    .and_then(|limit| quantity::units(&limit.0));
+                let path = if empty.medium.as_deref() == Some("Memory") {
+                    let path = self.in_memory(&uid, &volume.name);
+                    mount_memory(&path, limit).map_err(failed)?;
+                    path
+                } else {
+                    let path = self.on_disk(&uid, &volume.name);
+                    fs::create_dir_all(&path).map_err(failed)?;
+                    path
+                };
+                give(&path, identity_base, group, 0o777).map_err(failed)?;
+            } else if let Some(claim) = claim_name(pod, volume) {
+                let path = self.claim_path(volume, &claim, objects)?;
+                fs::create_dir_all(&path).map_err(failed)?;
+                if let Some(group) = group {
+                    share_with_group(&path, group).map_err(failed)?;
+                }
+            } else if volume.host_path.is_some() {
+                if !self.allow_host_path {
+                    return Err(VolumeError::HostPath(volume.name.clone()));
+                }
+            } else {
+                let content = content::files(pod, volume, objects, surroundings, &tokens)
+                    .map_err(|source| VolumeError::Content {
+                        volume: volume.name.clone(),
+                        source,
+                    })?
+                    .ok_or_else(|| VolumeError::Unsupported(volume.name.clone()))?;
+                let path = match content.medium {
+                    Medium::Disk => self.on_disk(&uid, &volume.name),
+                    Medium::Memory => {
+                        let path = self.in_memory(&uid, &volume.name);
+                        mount_memory(&path, Some(content.size_bytes())).map_err(failed)?;
+                        path
+                    }
+                };
+                write_files(&path, &content.files, identity_base, group).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn claim_path(
+        &self,
+        volume: &Volume,
+        claim: &str,
+        objects: &Objects,
+    ) -> Result<PathBuf, VolumeError> {
+        let found = objects
+            .claims
+            .get(claim)
+            .ok_or_else(|| VolumeError::NoClaim {
+                volume: volume.name.clone(),
+                claim: claim.to_owned(),
+            })?;
+        let bound = found
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref())
+            == Some("Bound");
+        let name = found
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.volume_name.clone())
+            .filter(|name| bound && is_plain(name));
+        let name = name.ok_or_else(|| VolumeError::NotBound {
+            volume: volume.name.clone(),
+            claim: claim.to_owned(),
+        })?;
+        Ok(claim_directory(&self.data_dir, &name))
+    }
+
+    async fn tokens(&self, pod: &Pod, volume: &Volume) -> Result<Vec<String>, VolumeError> {
+        let mut tokens = Vec::new();
+        let sources = volume
+            .projected
+            .iter()
+            .flat_map(|projected| projected.sources.iter().flatten());
+        for source in sources.filter_map(|source| source.service_account_token.as_ref()) {
+            let spec = pod.spec.as_ref();
+            let account = spec
+                .and_then(|spec| spec.service_account_name.clone())
+                .unwrap_or_else(|| "default".to_owned());
+            let request = TokenRequest {
+                spec: TokenRequestSpec {
+                    audiences: source.audience.clone().into_iter().collect(),
+                    expiration_seconds: source.expiration_seconds,
+                    bound_object_ref: Some(
+                        k8s_openapi::api::authentication::v1::BoundObjectReference {
+                            api_version: Some("v1".to_owned()),
+                            kind: Some("Pod".to_owned()),
+                            name: pod.metadata.name.clone(),
+                            uid: pod.metadata.uid.clone(),
+                        },
+                    ),
+                },
+                ..TokenRequest::default()
+            };
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let api = Api::<ServiceAccount>::namespaced(self.client.clone(), namespace);
+            let answer = api
+                .create_token_request(&account, &PostParams::default(), &request)
+                .await
+                .map_err(|source| VolumeError::Token {
+                    account: account.clone(),
+                    source: Box::new(source),
+                })?;
+            tokens.push(answer.status.map(|status| status.token).unwrap_or_default());
+        }
+        Ok(tokens)
+    }
+
+    /// The mounts a container asks for, from volumes that were prepared.
+    pub fn mounts(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        objects: &Objects,
+        variables: &[(String, String)],
+    ) -> Result<Vec<Mount>, VolumeError> {
+        let known = variables.iter().cloned().collect();
+        container
+            .volume_mounts
+            .iter()
+            .flatten()
+            .map(|wanted| {
+                let source = self.source(pod, wanted, objects)?;
+                let sub_path = match (&wanted.sub_path_expr, &wanted.sub_path) {
+                    (Some(expression), _) => Some(environment::expand(expression, &known)),
+                    (None, path) => path.clone(),
+                };
+                let sub_path = sub_path
+                    .filter(|path| !path.is_empty())
+                    .map(|path| inside("subPath", path))
+                    .transpose()?;
+                Ok(Mount {
+                    target: PathBuf::from(&wanted.mount_path),
+                    kind: MountKind::Bind(BindSource {
+                        path: source.path,
+                        sub_path,
+                        create_sub_path: !source.read_only,
+                        identity_mapped: source.identity_mapped,
+                        recursive: false,
+                    }),
+                    read_only: source.read_only || wanted.read_only == Some(true),
+                    no_exec: false,
+                })
+            })
+            .collect()
+    }
+
+    fn source(
+        &self,
+        pod: &Pod,
+        wanted: &VolumeMount,
+        objects: &Objects,
+    ) -> Result<Source, VolumeError> {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let volumes = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.volumes.as_ref())
+            .into_iter()
+            .flatten();
+        let volume = volumes
+            .clone()
+            .find(|volume| volume.name == wanted.name)
+            .ok_or_else(|| VolumeError::NoSuchVolume(wanted.name.clone()))?;
+        if let Some(claim) = claim_name(pod, volume) {
+            let read_only = volume
+                .persistent_volume_claim
+                .as_ref()
+                .is_some_and(|claim| claim.read_only == Some(true));
+            return Ok(Source {
+                path: self.claim_path(volume, &claim, objects)?,
+                identity_mapped: true,
+                read_only,
+            });
+        }
+        if let Some(host) = &volume.host_path {
+            return Ok(Source {
+                path: PathBuf::from(&host.path),
+                identity_mapped: false,
+                read_only: false,
+            });
+        }
+        let memory = self.in_memory(&uid, &volume.name);
+        let path = if memory.exists() {
+            memory
+        } else {
+            self.on_disk(&uid, &volume.name)
+        };
+        Ok(Source {
+            path,
+            identity_mapped: false,
+            read_only: volume.empty_dir.is_none(),
+        })
+    }
+
+    /// Whether the pod's containers need its claims looked up again to be mounted.
+    pub fn needs_claims(pod: &Pod) -> bool {
+        let volumes = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.volumes.as_ref())
+            .into_iter()
+            .flatten();
+        volumes
+            .into_iter()
+            .any(|volume| claim_name(pod, volume).is_some())
+    }
+
+    /// Frees what a pod's volumes hold of the machine's memory; directories go with the pod's own.
+    pub async fn release(&self, uid: &str) -> Result<(), VolumeError> {
+        let directory = self.data_dir.join("memory").join(uid);
+        let uid = uid.to_owned();
+        tokio::task::spawn_blocking(move || {
+            for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+                let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
+            }
+            match fs::remove_dir_all(&directory) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => Err(VolumeError::Io {
+                    volume: uid,
+                    source,
+                }),
+                _ => Ok(()),
+            }
+        })
+        .await
+        .unwrap_or(Ok(()))
+    }
+
+    /// The pods that have volumes in memory.
+    pub fn pods_in_memory(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.data_dir.join("memory"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
+    }
+
+    /// Gives the memory mount itself back; every pod must be gone.
+    pub fn dismantle(&self) {
+        let _ = rustix::mount::unmount(self.data_dir.join("memory"), UnmountFlags::DETACH);
+    }
+}
+
+/// The claim behind a volume: a named one, or the one an ephemeral volume brings.
+fn claim_name(pod: &Pod, volume: &Volume) -> Option<String> {
+    if let Some(claim) = &volume.persistent_volume_claim {
+        return Some(claim.claim_name.clone());
+    }
+    volume.ephemeral.as_ref()?;
+    Some(format!(
+        "{}-{}",
+        pod.metadata.name.as_deref().unwrap_or_default(),
+        volume.name
+    ))
+}
+
+fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && Path::new(name)
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)))
+        && !name.contains('/')
+}
+
+fn inside(field: &'static str, path: String) -> Result<PathBuf, VolumeError> {
+    let clean = Path::new(&path)
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if clean {
+        Ok(PathBuf::from(path))
+    } else {
+        Err(VolumeError::Escapes { field, path })
+    }
+}
+
+fn mount_memory(path: &Path, limit: Option<u64>) -> io::Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    fs::create_dir_all(path)?;
+    let options = limit.map_or_else(
+        || "mode=0755".to_owned(),
+        |bytes| format!("mode=0755,size={}", bytes.max(4096)),
+    );
+    let options = std::ffi::CString::new(options).map_err(io::Error::from)?;
+    rustix::mount::mount(
+        "tmpfs",
+        path,
+        "tmpfs",
+        MountFlags::NOSUID | MountFlags::NODEV,
+        options.as_c_str(),
+    )?;
+    Ok(())
+}
+
+/// Gives a directory to the container's root, or to root and the pod's group.
+fn give(path: &Path, base: u32, group: Option<u32>, mode: u32) -> io::Result<()> {
+    chown(path, Some(base), Some(base + group.unwrap_or(0)))?;
+    // Files made in it belong to the group as well.
+    let mode = if group.is_some() { mode | 0o2000 } else { mode };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// Lets a group use a claim: all of it when its top does not belong to the group yet.
+fn share_with_group(path: &Path, group: u32) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    if fs::metadata(path)?.gid() == group {
+        return Ok(());
+    }
+    let mut pending = vec![path.to_owned()];
+    while let Some(path) = pending.pop() {
+        let metadata = fs::symlink_metadata(&path)?;
+        std::os::unix::fs::lchown(&path, None, Some(group))?;
+        if metadata.is_symlink() {
+            continue;
+        }
+        let bits = if metadata.is_dir() { 0o2070 } else { 0o060 };
+        fs::set_permissions(
+            &path,
+            fs::Permissions::from_mode(metadata.mode() & 0o7777 | bits),
+        )?;
+        if metadata.is_dir() {
+            pending.extend(fs::read_dir(&path)?.flatten().map(|entry| entry.path()));
+        }
+    }
+    Ok(())
+}
+
+fn write_files(root: &Path, files: &[File], base: u32, group: Option<u32>) -> io::Result<()> {
+    fs::create_dir_all(root)?;
+    give(root, base, group, 0o755)?;
+    for file in files {
+        let path = root.join(&file.path);
+        let mut parent = root.to_owned();
+        for part in file.path.parent().into_iter().flat_map(Path::components) {
+            parent.push(part);
+            fs::create_dir_all(&parent)?;
+            give(&parent, base, group, 0o755)?;
+        }
+        fs::write(&path, &file.content)?;
+        // A group that was asked for must be able to read what is in the volume.
+        let mode = if group.is_some() {
+            file.mode | 0o040
+        } else {
+            file.mode
+        };
+        chown(&path, Some(base), Some(base + group.unwrap_or(0)))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+use api::SandboxSpec;
+use api::conditions::ConditionType;
+use api::sandbox::OperatingMode;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::super::{Outcome, Stage, Trouble, status};
+use super::world::{HASH, NAME, World, make_ready, pod, ready_pod, sandbox, service, settings};
+
+fn with(spec: SandboxSpec, pod: Option<Pod>, service_exists: bool) -> World {
+    let mut world = World::new(sandbox(spec));
+    if service_exists {
+        world.service = Some(service(Some("None")));
+    }
+    if let Some(mut pod) = pod {
+        pod.metadata.owner_references = Some(vec![world.owner()]);
+        world.pods.push(pod);
+    }
+    world
+}
+
+/// The status that is published when nothing could be done about what is there.
+fn published(world: &World) -> World {
+    let observed = world.observed();
+    let outcome = Outcome::before(&observed);
+    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now);
+    let mut world = world.clone();
+    let status = status(&observed, Stage::Live, &outcome, &settings(), &now);
+    world.sandbox.as_mut().unwrap().status = Some(status);
+    world
+}
+
+/// The Ready condition for a wish of a service, a pod and a service that is there.
+fn told(wish: Option<bool>, pod: Option<Pod>, service_exists: bool) -> [String; 3] {
+    let spec = SandboxSpec {
+        service: wish,
+        ..SandboxSpec::default()
+    };
+    let (status, reason, message) = published(&with(spec, pod, service_exists)).ready();
+    [status, reason, message]
+}
+
+#[test]
+fn ready_says_what_is_missing() {
+    let mut without_address = ready_pod(NAME);
+    without_address.status.as_mut().unwrap().pod_ips = None;
+    let table = vec![
+        (None, None, false, "Pod does not exist"),
+        (None, None, true, "Pod does not exist; Service Exists"),
+        (
+            Some(true),
+            None,
+            false,
+            "Pod does not exist; Service does not exist",
+        ),
+        (
+            None,
+            Some(pod(NAME, "Pending")),
+            false,
+            "Pod exists with phase: Pending",
+        ),
+        (
+            None,
+            Some(pod(NAME, "Unknown")),
+            false,
+            "Pod exists with phase: Unknown",
+        ),
+        (
+            None,
+            Some(pod(NAME, "Running")),
+            false,
+            "Pod is Running but not Ready",
+        ),
+        (
+            None,
+            Some(without_address),
+            false,
+            "Pod is Ready but has no IP address",
+        ),
+        (
+            Some(true),
+            Some(ready_pod(NAME)),
+            false,
+            "Pod is Ready; Service does not exist",
+        ),
+    ];
+    for (wish, pod, service_exists, message) in table {
+        let expected = ["False", "DependenciesNotReady", message];
+        assert_eq!(told(wish, pod, service_exists), expected);
+    }
+}
+
+#[test]
+fn ready_needs_the_pod_and_the_service_that_was_asked_for() {
+    let table = [
+        (None, false, "Pod is Ready"),
+        (None, true, "Pod is Ready; Service Exists"),
+        (Some(true), true, "Pod is Ready; Service Exists"),
+        (Some(false), true, "Pod is Ready"),
+        (Some(false), false, "Pod is Ready"),
+    ];
+    for (wish, service_exists, message) in table {
+        let told = told(wish, Some(ready_pod(NAME)), service_exists);
+        assert_eq!(told, ["True", "DependenciesReady", message]);
+    }
+}
+
+#[test]
+fn suspension_is_told_by_two_conditions() {
+    let spec = |replicas, operating_mode| SandboxSpec {
+        replicas,
+        operating_mode,
+        ..SandboxSpec::default()
+    };
+    let suspended = Some(OperatingMode::Suspended);
+    let table = vec![
+        (spec(Some(0), None), true, "Sandbox is suspending"),
+        (spec(Some(0), None), false, "Sandbox is suspended"),
+        (spec(Some(0), suspended), false, "Sandbox is suspended"),
+        (spec(None, suspended), false, "Sandbox is suspended"),
+        (
+            spec(Some(1), suspended),
+            false,
+            "Sandbox is suspended: spec.operatingMode is Suspended, though spec.replicas is 1",
+        ),
+        (
+            spec(Some(0), Some(OperatingMode::Running)),
+            true,
+            "Sandbox is suspending: spec.replicas is 0, though spec.operatingMode is Running",
+        ),
+    ];
+    for (spec, has_pod, message) in table {
+        let world = published(&with(spec, has_pod.then(|| ready_pod(NAME)), false));
+        let (status, reason, told) = world.ready();
+        assert_eq!(
+            (status.as_str(), reason.as_str()),
+            ("False", "SandboxSuspended")
+        );
+        assert_eq!(told, message);
+        let suspended = world.condition(ConditionType::Suspended).unwrap();
+        let expected = if has_pod {
+            ("False", "PodNotTerminated")
+        } else {
+            ("True", "PodTerminated")
+        };
+        assert_eq!(
+            (suspended.status.as_str(), suspended.reason.as_str()),
+            expected
+        );
+        let status = world.status();
+        assert_eq!(status.replicas, i32::from(has_pod));
+        assert!(status.pod_ips.is_empty() && status.node_name.is_none());
+        assert!(status.selector.is_some());
+    }
+}
+
+#[test]
+fn the_suspended_condition_goes_when_the_sandbox_is_resumed() {
+    let mut world = with(SandboxSpec::default(), None, false);
+    world.spec_mut().replicas = Some(0);
+    world.settle();
+    assert!(world.condition(ConditionType::Suspended).is_some());
+    world.spec_mut().replicas = Some(1);
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Suspended), None);
+    assert_eq!(world.ready().2, "Pod exists with phase: Pending");
+}
+
+#[test]
+fn finished_goes_with_the_pod_that_finished() {
+    let mut world = with(SandboxSpec::default(), Some(pod(NAME, "Failed")), false);
+    world.settle();
+    assert!(world.condition(ConditionType::Finished).is_some());
+    world.pods.clear();
+    world.settle();
+    assert_eq!(world.condition(ConditionType::Finished), None);
+}
+
+#[test]
+fn the_status_mirrors_the_pod_for_scale_and_clients() {
+    let mut world = with(SandboxSpec::default(), None, false);
+    world.settle();
+    let status = world.status();
+    assert_eq!(status.replicas, 1);
+    let selector = format!("agents.x-k8s.io/sandbox-name-hash={HASH}");
+    assert_eq!(status.selector, Some(selector));
+    assert!(status.pod_ips.is_empty());
+
+    make_ready(&mut world.pods[0]);
+    world.pods[0].spec.as_mut().unwrap().node_name = Some("node-9".to_owned());
+    world.settle();
+    let status = world.status();
+    assert_eq!(status.pod_ips, ["10.0.0.7"]);
+    assert_eq!(status.node_name.as_deref(), Some("node-9"));
+    let ready = world.condition(ConditionType::Ready).unwrap();
+    assert_eq!(ready.observed_generation, Some(1));
+}
+
+#[test]
+fn trouble_comes_before_everything_but_expiry() {
+    let world = with(SandboxSpec::default(), Some(ready_pod(NAME)), false);
+    let told = |stage, trouble: Vec<Trouble>| {
+        let observed = world.observed();
+        let outcome = Outcome {
+            trouble,
+            ..Outcome::before(&observed)
+        };
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now);
+        let status = status(&observed, stage, &outcome, &settings(), &now);
+        let ready = api::conditions::find(&status.conditions, ConditionType::Ready).unwrap();
+        (ready.reason.clone(), ready.message.clone())
+    };
+    let failed = |message: &str| Trouble::Failed(message.to_owned());
+    let invalid = |message: &str| Trouble::Invalid(message.to_owned());
+    let pair = |reason: &str, message: &str| (reason.to_owned(), message.to_owned());
+    assert_eq!(
+        told(Stage::Live, vec![failed("a"), failed("b")]),
+        pair("ReconcilerError", "Error seen: a; b")
+    );
+    assert_eq!(
+        told(Stage::Live, vec![failed("a"), invalid("image is required")]),
+        pair("InvalidConfiguration", "image is required")
+    );
+    assert_eq!(
+        told(Stage::Expired, vec![failed("a")]),
+        pair("SandboxExpired", "Sandbox has expired")
+    );
+}

@@ -1,0 +1,390 @@
+//! A small model of the API: what one sandbox may touch, and what an effect does to it.
+
+use std::sync::Arc;
+
+use api::conditions::{self, ConditionType};
+use api::{Sandbox, SandboxSpec, SandboxStatus};
+use k8s_openapi::api::core::v1::{
+    Container, PersistentVolumeClaim, Pod, PodCondition, PodIP, PodSpec, PodStatus, Service,
+    ServiceSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference, Time};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::super::{
+    Adoption, Effect, Observed, Outcome, Plan, Problem, Settings, Trouble, decide, status,
+};
+use crate::ownership::{Version, controller_reference};
+
+pub const NAME: &str = "box";
+pub const NAMESPACE: &str = "team";
+pub const HASH: &str = "70c67e32";
+
+pub fn settings() -> Settings<'static> {
+    Settings {
+        cluster_domain: "cluster.local",
+        adoption: Adoption::Any,
+    }
+}
+
+pub fn other_owner() -> OwnerReference {
+    OwnerReference {
+        api_version: "apps/v1".to_owned(),
+        kind: "ReplicaSet".to_owned(),
+        name: "someone".to_owned(),
+        uid: "uid-of-someone".to_owned(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }
+}
+
+pub fn sandbox(spec: SandboxSpec) -> Sandbox {
+    let mut sandbox = Sandbox::new(NAME, spec);
+    sandbox.metadata.namespace = Some(NAMESPACE.to_owned());
+    sandbox.metadata.uid = Some("uid-of-box".to_owned());
+    sandbox.metadata.resource_version = Some("1".to_owned());
+    sandbox.metadata.generation = Some(1);
+    sandbox.spec.pod_template.spec.containers = vec![Container {
+        name: "main".to_owned(),
+        image: Some("host".to_owned()),
+        ..Container::default()
+    }];
+    sandbox
+}
+
+/// An object that nobody owns, as the API server would hold it.
+pub fn metadata(name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: Some(NAMESPACE.to_owned()),
+        uid: Some(format!("uid-of-{name}-0")),
+        resource_version: Some("1".to_owned()),
+        ..ObjectMeta::default()
+    }
+}
+
+pub fn pod(name: &str, phase: &str) -> Pod {
+    Pod {
+        metadata: metadata(name),
+        spec: Some(PodSpec {
+            node_name: Some("node-1".to_owned()),
+            ..PodSpec::default()
+        }),
+        status: Some(PodStatus {
+            phase: Some(phase.to_owned()),
+            ..PodStatus::default()
+        }),
+    }
+}
+
+pub fn ready_pod(name: &str) -> Pod {
+    let mut pod = pod(name, "Running");
+    make_ready(&mut pod);
+    pod
+}
+
+pub fn make_ready(pod: &mut Pod) {
+    let status = pod.status.get_or_insert_default();
+    status.phase = Some("Running".to_owned());
+    status.conditions = Some(vec![PodCondition {
+        type_: "Ready".to_owned(),
+        status: "True".to_owned(),
+        ..PodCondition::default()
+    }]);
+    status.pod_ips = Some(vec![PodIP {
+        ip: "10.0.0.7".to_owned(),
+    }]);
+}
+
+pub fn service(cluster_ip: Option<&str>) -> Service {
+    Service {
+        metadata: metadata(NAME),
+        spec: Some(ServiceSpec {
+            cluster_ip: cluster_ip.map(str::to_owned),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// What exists, and the time.
+#[derive(Clone, Debug)]
+pub struct World {
+    pub sandbox: Option<Sandbox>,
+    pub pods: Vec<Pod>,
+    pub service: Option<Service>,
+    pub volume_claims: Vec<PersistentVolumeClaim>,
+    pub adoption: Adoption,
+    pub now: Timestamp,
+    version: u64,
+}
+
+impl World {
+    pub fn new(sandbox: Sandbox) -> Self {
+        Self {
+            sandbox: Some(sandbox),
+            pods: Vec::new(),
+            service: None,
+            volume_claims: Vec::new(),
+            adoption: Adoption::Any,
+            now: Timestamp::from_second(1_776_081_600).unwrap(),
+            version: 100,
+        }
+    }
+
+    pub fn with_pod(mut self, pod: Pod) -> Self {
+        self.pods.push(pod);
+        self
+    }
+
+    /// Adds a pod that the sandbox controls and whose metadata is as the sandbox wants it.
+    pub fn with_own_pod(mut self, pod: Pod) -> Self {
+        self.pods.push(pod);
+        self.settle();
+        self
+    }
+
+    pub fn with_service(mut self, service: Service) -> Self {
+        self.service = Some(service);
+        self
+    }
+
+    pub fn sandbox(&self) -> &Sandbox {
+        self.sandbox.as_ref().expect("the sandbox still exists")
+    }
+
+    pub fn spec_mut(&mut self) -> &mut SandboxSpec {
+        &mut self
+            .sandbox
+            .as_mut()
+            .expect("the sandbox still exists")
+            .spec
+    }
+
+    pub fn status(&self) -> SandboxStatus {
+        self.sandbox().status.clone().unwrap_or_default()
+    }
+
+    pub fn condition(&self, kind: ConditionType) -> Option<Condition> {
+        conditions::find(&self.status().conditions, kind).cloned()
+    }
+
+    /// Status, reason and message of the Ready condition.
+    pub fn ready(&self) -> (String, String, String) {
+        let ready = self
+            .condition(ConditionType::Ready)
+            .expect("a status has a Ready condition");
+        (ready.status, ready.reason, ready.message)
+    }
+
+    pub fn owner(&self) -> OwnerReference {
+        controller_reference(self.sandbox())
+    }
+
+    pub fn advance(&mut self, seconds: i64) {
+        self.now = self
+            .now
+            .checked_add(SignedDuration::from_secs(seconds))
+            .unwrap();
+    }
+
+    pub fn observed(&self) -> Observed {
+        Observed {
+            sandbox: Arc::new(self.sandbox().clone()),
+            pods: self.pods.iter().cloned().map(Arc::new).collect(),
+            service: self.service.clone().map(Arc::new),
+            volume_claims: self.volume_claims.iter().cloned().map(Arc::new).collect(),
+        }
+    }
+
+    pub fn decide(&self) -> Plan {
+        decide(&self.observed(), &self.settings(), self.now)
+    }
+
+    pub fn problems(&self) -> Vec<Problem> {
+        self.decide().problems
+    }
+
+    fn settings(&self) -> Settings<'static> {
+        Settings {
+            adoption: self.adoption,
+            ..settings()
+        }
+    }
+
+    /// One reconcile: decides, does it, and publishes the status. Returns the plan.
+    pub fn reconcile(&mut self) -> Plan {
+        let observed = self.observed();
+        let plan = decide(&observed, &self.settings(), self.now);
+        for effect in &plan.effects {
+            self.carry_out(effect);
+        }
+        if self.sandbox.is_none() {
+            return plan;
+        }
+        let after = self.observed();
+        let mut outcome = Outcome::before(&after);
+        outcome
+            .trouble
+            .extend(plan.problems.iter().map(Trouble::from));
+        let now = Time(self.now);
+        let status = status(&observed, plan.stage, &outcome, &self.settings(), &now);
+        self.sandbox.as_mut().unwrap().status = Some(status);
+        plan
+    }
+
+    /// Reconciles until nothing is left to do.
+    pub fn settle(&mut self) {
+        for _ in 0..10 {
+            if self.sandbox.is_none() {
+                return;
+            }
+            let before = self.status();
+            let plan = self.reconcile();
+            if plan.effects.is_empty() && self.sandbox.is_some() && self.status() == before {
+                return;
+            }
+        }
+        panic!("does not settle: {:#?}", self.decide());
+    }
+
+    pub fn carry_out(&mut self, effect: &Effect) {
+        let version = self.next_version();
+        match effect {
+            Effect::CreateVolumeClaim(claim) => {
+                let mut claim = claim.as_ref().clone();
+                assert!(!exists(&self.volume_claims, &claim.metadata));
+                stamp(&mut claim.metadata, version);
+                self.volume_claims.push(claim);
+            }
+            Effect::AdoptVolumeClaim {
+                name,
+                version: seen,
+                patch,
+            }
+            | Effect::LabelVolumeClaim {
+                name,
+                version: seen,
+                patch,
+            } => {
+                let claim = find(&mut self.volume_claims, name);
+                assert_eq!(*seen, Version::of(&claim.metadata));
+                merge(claim, patch);
+                claim.metadata.resource_version = Some(version.to_string());
+            }
+            Effect::CreatePod(pod) => {
+                let mut pod = pod.as_ref().clone();
+                assert!(!exists(&self.pods, &pod.metadata), "pod name is taken");
+                stamp(&mut pod.metadata, version);
+                pod.metadata.creation_timestamp = Some(Time(self.now));
+                self.pods.push(pod);
+            }
+            Effect::AdoptPod {
+                name,
+                version: seen,
+                patch,
+            }
+            | Effect::UpdatePodMetadata {
+                name,
+                version: seen,
+                patch,
+            } => {
+                let pod = find(&mut self.pods, name);
+                assert_eq!(*seen, Version::of(&pod.metadata));
+                merge(pod, patch);
+                pod.metadata.resource_version = Some(version.to_string());
+            }
+            Effect::DeletePod { name, uid, .. } => {
+                assert_eq!(*uid, find(&mut self.pods, name).metadata.uid);
+                self.pods
+                    .retain(|pod| pod.metadata.name.as_ref() != Some(name));
+            }
+            Effect::ClearPodName {
+                version: seen,
+                patch,
+            } => {
+                let sandbox = self.sandbox.as_mut().unwrap();
+                assert_eq!(*seen, Version::of(&sandbox.metadata));
+                merge(sandbox, patch);
+                sandbox.metadata.resource_version = Some(version.to_string());
+            }
+            Effect::CreateService(service) => {
+                assert!(self.service.is_none(), "service name is taken");
+                let mut service = service.as_ref().clone();
+                stamp(&mut service.metadata, version);
+                self.service = Some(service);
+            }
+            Effect::AdoptService {
+                version: seen,
+                patch,
+                ..
+            }
+            | Effect::UpdateService {
+                version: seen,
+                patch,
+                ..
+            } => {
+                let service = self.service.as_mut().unwrap();
+                assert_eq!(*seen, Version::of(&service.metadata));
+                merge(service, patch);
+                service.metadata.resource_version = Some(version.to_string());
+            }
+            Effect::DeleteService { uid, .. } => {
+                let service = self.service.take().unwrap();
+                assert_eq!(*uid, service.metadata.uid);
+            }
+            Effect::DeleteSandbox { .. } => self.sandbox = None,
+        }
+    }
+
+    fn next_version(&mut self) -> u64 {
+        self.version += 1;
+        self.version
+    }
+}
+
+fn stamp(metadata: &mut ObjectMeta, version: u64) {
+    let name = metadata.name.as_deref().unwrap();
+    metadata.uid = Some(format!("uid-of-{name}-{version}"));
+    metadata.resource_version = Some(version.to_string());
+}
+
+pub fn exists<K: kube::Resource>(objects: &[K], metadata: &ObjectMeta) -> bool {
+    objects
+        .iter()
+        .any(|object| object.meta().name == metadata.name)
+}
+
+fn find<'a, K: kube::Resource>(objects: &'a mut [K], name: &str) -> &'a mut K {
+    objects
+        .iter_mut()
+        .find(|object| object.meta().name.as_deref() == Some(name))
+        .expect("the object of the effect exists")
+}
+
+/// Applies a JSON merge patch to a typed object.
+fn merge<K: Serialize + DeserializeOwned>(object: &mut K, patch: &Value) {
+    fn into(target: &mut Value, patch: &Value) {
+        let Value::Object(patch) = patch else {
+            *target = patch.clone();
+            return;
+        };
+        if !target.is_object() {
+            *target = Value::Object(serde_json::Map::new());
+        }
+        for (key, value) in patch {
+            let target = target.as_object_mut().unwrap();
+            if value.is_null() {
+                target.remove(key);
+            } else {
+                into(target.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+    }
+    let mut value = serde_json::to_value(&*object).unwrap();
+    into(&mut value, patch);
+    *object = serde_json::from_value(value).unwrap();
+}

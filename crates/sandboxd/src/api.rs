@@ -1,0 +1,111 @@
+//! The SDK API on port 8888: which request goes where.
+
+use std::sync::Arc;
+
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use serde::Serialize;
+use tokio_util::task::TaskTracker;
+
+use crate::exec_http::{self, Limits};
+use crate::exec_websocket;
+use crate::files;
+use crate::http_server::Handler;
+use crate::response::{Body, Refusal, json};
+use crate::session::Launcher;
+use crate::tree::Tree;
+
+#[derive(Debug)]
+pub struct SdkApi {
+    pub tree: Arc<Tree>,
+    pub launcher: Launcher,
+    pub limits: Limits,
+    /// WebSockets outlive the connection they were upgraded from.
+    pub tasks: TaskTracker,
+}
+
+#[derive(Serialize)]
+struct Health {
+    status: &'static str,
+    message: &'static str,
+}
+
+impl SdkApi {
+    async fn route(&self, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+        let path = request.uri().path().to_owned();
+        let endpoint =
+            Endpoint::of(&path).ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "Not Found"))?;
+        let base = self.tree.base();
+        match (endpoint, request.method()) {
+            (Endpoint::Health, &Method::GET | &Method::HEAD) => {
+                let health = Health {
+                    status: "ok",
+                    message: "Sandbox Runtime is active.",
+                };
+                Ok(json(StatusCode::OK, &health))
+            }
+            (Endpoint::Execute, &Method::POST) => {
+                exec_http::execute(&self.launcher, base, self.limits, request).await
+            }
+            (Endpoint::Exec, &Method::POST) => {
+                exec_http::exec(&self.launcher, base, self.limits, request).await
+            }
+            (Endpoint::Exec, &Method::GET) => {
+                exec_websocket::upgrade(&self.launcher, base.to_owned(), &self.tasks, request)
+            }
+            (Endpoint::Upload, &Method::POST) => files::upload(&self.tree, request).await,
+            (Endpoint::Download(encoded), &Method::GET) => {
+                files::download(&self.tree, encoded).await
+            }
+            (Endpoint::Download(encoded), &Method::HEAD) => {
+                Ok(files::head_of(&files::download(&self.tree, encoded).await?))
+            }
+            (Endpoint::List(encoded), &Method::GET) => files::list(&self.tree, encoded).await,
+            (Endpoint::Exists(encoded), &Method::GET) => files::exists(&self.tree, encoded).await,
+            _ => Err(Refusal::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "Method Not Allowed",
+            )),
+        }
+    }
+}
+
+/// What a URL path names, whatever the method. File paths are still percent-encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Endpoint<'a> {
+    Health,
+    Execute,
+    Exec,
+    Upload,
+    Download(&'a str),
+    List(&'a str),
+    Exists(&'a str),
+}
+
+impl<'a> Endpoint<'a> {
+    fn of(path: &'a str) -> Option<Self> {
+        match path {
+            "/" => Some(Endpoint::Health),
+            "/execute" => Some(Endpoint::Execute),
+            "/upload" => Some(Endpoint::Upload),
+            "/v1/exec" => Some(Endpoint::Exec),
+            _ => {
+                let (name, rest) = path.strip_prefix('/')?.split_once('/')?;
+                match name {
+                    "download" => Some(Endpoint::Download(rest)),
+                    "list" => Some(Endpoint::List(rest)),
+                    "exists" => Some(Endpoint::Exists(rest)),
+                    _ => None,
+                }
+            }
+        }
+    }
+}
+
+impl Handler for SdkApi {
+    async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        self.route(request)
+            .await
+            .unwrap_or_else(Refusal::into_response)
+    }
+}

@@ -1,0 +1,50 @@
+//! The small binary: reads its configuration, runs the server on one thread, and says on standard error what happens.
+
+use std::process::ExitCode;
+
+use sandboxd::{Config, Invocation, USAGE};
+
+fn main() -> ExitCode {
+    if let Some(code) = sandboxd::run_terminal_helper() {
+        return code;
+    }
+    let config = match Config::parse(std::env::args().skip(1), |name| std::env::var(name).ok()) {
+        Ok(Invocation::Run(config)) => *config,
+        Ok(Invocation::Help) => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        Ok(Invocation::Version) => {
+            println!("sandboxd {}", env!("CARGO_PKG_VERSION"));
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return fail(&error),
+    };
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error),
+    };
+    let outcome = runtime.block_on(sandboxd::run(config));
+    // Threads that still wait for a disk must not hold up the exit.
+    runtime.shutdown_background();
+    outcome.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+}
+
+/// One line that names the cause, and the code for a failed start.
+fn fail(error: &dyn std::error::Error) -> ExitCode {
+    let mut line = format!("sandboxd: {error}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        line = format!("{line}: {cause}");
+        source = cause.source();
+    }
+    eprintln!("{line}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,388 @@
+//! Commands over plain HTTP: `POST /execute` as the published SDKs call it, and `POST /v1/exec`, collected or as a
+//! stream of JSON lines.
+
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Bytes, BytesMut};
+use futures::Stream;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, LengthLimitError, Limited, StreamBody};
+use hyper::body::Incoming;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::protocol::{Data, Exit, Output, ServerMessage, Start, exit_code};
+use crate::response::{Body, BodyError, Refusal, json};
+use crate::session::{Event, Launcher, Session, StartError, Stream as OutputStream, time_limit};
+use crate::words;
+
+/// More than any command line the kernel would take.
+const LARGEST_REQUEST: usize = 8 * 1024 * 1024;
+
+/// What bounds a command that is not interactive.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub time: Duration,
+    /// Of each of the two output streams.
+    pub output_bytes: usize,
+}
+
+#[derive(Deserialize)]
+struct ExecuteRequest {
+    command: String,
+    #[serde(default)]
+    timeout_seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct ExecuteResponse {
+    stdout: String,
+    stderr: String,
+    exit_code: i32,
+    timed_out: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
+}
+
+/// `POST /execute`: a command line split into words and run without a shell. A command that cannot start is an answer,
+/// not an error: exit code 1, and the reason on its standard error.
+pub async fn execute(
+    launcher: &Launcher,
+    base: &Path,
+    limits: Limits,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    let request: ExecuteRequest = read_json(request.into_body()).await?;
+    let limit = match request.timeout_seconds {
+        Some(seconds) => time_limit(seconds).ok_or_else(|| {
+            Refusal::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "timeout_seconds must be a positive number",
+            )
+        })?,
+        None => limits.time,
+    };
+    let started = words::split(&request.command)
+        .map_err(|error| error.to_string())
+        .and_then(|argv| {
+            let start = Start {
+                argv: Some(argv),
+                ..Start::default()
+            };
+            launcher
+                .start(base, &start, Some(limit))
+                .map_err(|error| error.to_string())
+        });
+    let response = match started {
+        Err(reason) => ExecuteResponse {
+            stdout: String::new(),
+            stderr: format!("Failed to execute command: {reason}"),
+            exit_code: 1,
+            timed_out: false,
+            truncated: false,
+        },
+        Ok(session) => {
+            let output = collect(session, Bytes::new(), limits.output_bytes).await;
+            let mut stderr = output.stderr;
+            if output.exit.timed_out {
+                let separator = if stderr.is_empty() || stderr.ends_with('\n') {
+                    ""
+                } else {
+                    "\n"
+                };
+                stderr = format!(
+                    "{stderr}{separator}Command timed out after {} seconds",
+                    limit.as_secs_f64()
+                );
+            }
+            ExecuteResponse {
+                stdout: output.stdout,
+                stderr,
+                exit_code: legacy_exit_code(&output.exit),
+                timed_out: output.exit.timed_out,
+                truncated: output.truncated,
+            }
+        }
+    };
+    Ok(json(StatusCode::OK, &response))
+}
+
+/// Published runtimes report a signal as its negative number.
+fn legacy_exit_code(exit: &Exit) -> i32 {
+    if exit.signal.is_some() {
+        exit_code::SIGNAL_BASE - exit.exit_code
+    } else {
+        exit.exit_code
+    }
+}
+
+/// `POST /v1/exec`
+pub async fn exec(
+    launcher: &Launcher,
+    base: &Path,
+    limits: Limits,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Refusal> {
+    let streaming = accepts_ndjson(request.headers());
+    let mut start: Start = read_json(request.into_body()).await?;
+    if start.tty {
+        return Err(Refusal::bad_request("a terminal needs a WebSocket"));
+    }
+    let input = Bytes::from(start.stdin.take().unwrap_or_default());
+    let session = match launcher.start(base, &start, Some(limits.time)) {
+        Ok(session) => session,
+        Err(error) if error.is_invalid_request() => {
+            return Err(Refusal::bad_request(error.to_string()));
+        }
+        Err(error) => return Ok(cannot_start(&error, streaming)),
+    };
+    if streaming {
+        return Ok(ndjson(
+            StreamBody::new(lines(session, input)).boxed_unsync(),
+        ));
+    }
+    Ok(json(
+        StatusCode::OK,
+        &collect(session, input, limits.output_bytes).await,
+    ))
+}
+
+fn cannot_start(error: &StartError, streaming: bool) -> Response<Body> {
+    let exit = error.exit();
+    if streaming {
+        ndjson(crate::response::full(line(&ServerMessage::Exit(exit))))
+    } else {
+        json(
+            StatusCode::OK,
+            &Output {
+                exit,
+                ..Output::default()
+            },
+        )
+    }
+}
+
+fn ndjson(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/x-ndjson"),
+    );
+    response
+}
+
+fn accepts_ndjson(headers: &HeaderMap) -> bool {
+    let accepted = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    accepted
+        .flat_map(|value| value.split(','))
+        .any(|kind| kind.trim().starts_with("application/x-ndjson"))
+}
+
+/// Runs a session to its end and keeps its output, as far as the limit goes.
+async fn collect(mut session: Session, input: Bytes, limit: usize) -> Output {
+    let control = session.control().clone();
+    // Beside the reading, because a command may fill its output before it has read all its input.
+    let feeding = async move {
+        control.write(input).await;
+        control.end_input().await;
+    };
+    let mut kept = [BytesMut::new(), BytesMut::new()];
+    let mut truncated = false;
+    let reading = async {
+        while let Some(event) = session.next().await {
+            match event {
+                Event::Output(stream, bytes) => {
+                    let buffer = &mut kept[usize::from(stream == OutputStream::Stderr)];
+                    let room = limit.saturating_sub(buffer.len());
+                    truncated |= bytes.len() > room;
+                    buffer.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                }
+                Event::Exit(exit) => return exit,
+            }
+        }
+        Exit {
+            exit_code: exit_code::CANNOT_RUN,
+            error: Some("the command was lost".into()),
+            ..Exit::default()
+        }
+    };
+    let exit = tokio::select! {
+        biased;
+        exit = reading => exit,
+        never = async { feeding.await; std::future::pending::<Exit>().await } => never,
+    };
+    let [stdout, stderr] = kept.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    Output {
+        stdout,
+        stderr,
+        exit,
+        truncated,
+    }
+}
+
+/// A session as JSON lines. Dropping the stream, which a lost client does, drops the session and kills the command.
+fn lines(
+    session: Session,
+    input: Bytes,
+) -> impl Stream<Item = Result<Frame<Bytes>, BodyError>> + Send {
+    let control = session.control().clone();
+    let started = ServerMessage::Started {
+        pid: control.process(),
+    };
+    tokio::spawn(async move {
+        control.write(input).await;
+        control.end_input().await;
+    });
+    let state = Lines {
+        session: Some(session),
+        first: Some(started),
+        held: [Vec::new(), Vec::new()],
+    };
+    futures::stream::unfold(state, |mut state| async move {
+        let text = state.next().await?;
+        Some((Ok(Frame::data(text)), state))
+    })
+}
+
+struct Lines {
+    session: Option<Session>,
+    first: Option<ServerMessage>,
+    /// The beginning of a character whose end has not come yet, for each stream.
+    held: [Vec<u8>; 2],
+}
+
+impl Lines {
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(first) = self.first.take() {
+            return Some(line(&first));
+        }
+        loop {
+            match self.session.as_mut()?.next().await {
+                Some(Event::Output(stream, bytes)) => {
+                    let held = &mut self.held[usize::from(stream == OutputStream::Stderr)];
+                    if let Some(data) = take_text(held, &bytes) {
+                        return Some(line(&output_message(stream, data)));
+                    }
+                }
+                Some(Event::Exit(exit)) => {
+                    self.session = None;
+                    let mut text = BytesMut::new();
+                    for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+                        let held = std::mem::take(
+                            &mut self.held[usize::from(stream == OutputStream::Stderr)],
+                        );
+                        if !held.is_empty() {
+                            text.extend_from_slice(&line(&output_message(stream, encoded(&held))));
+                        }
+                    }
+                    text.extend_from_slice(&line(&ServerMessage::Exit(exit)));
+                    return Some(text.freeze());
+                }
+                None => return None,
+            }
+        }
+    }
+}
+
+fn output_message(stream: OutputStream, data: Data) -> ServerMessage {
+    match stream {
+        OutputStream::Stdout => ServerMessage::Stdout(data),
+        OutputStream::Stderr => ServerMessage::Stderr(data),
+    }
+}
+
+/// The next piece of output as JSON can carry it. A character cut in two waits in `held` for its rest; bytes that are
+/// no text at all go as base64.
+fn take_text(held: &mut Vec<u8>, bytes: &[u8]) -> Option<Data> {
+    held.extend_from_slice(bytes);
+    let piece = std::mem::take(held);
+    match std::str::from_utf8(&piece) {
+        Ok(text) => Some(Data {
+            data: text.to_owned(),
+            encoding: None,
+        })
+        .filter(|data| !data.data.is_empty()),
+        Err(error) if error.error_len().is_none() => {
+            let (whole, cut) = piece.split_at(error.valid_up_to());
+            held.extend_from_slice(cut);
+            let text = String::from_utf8_lossy(whole).into_owned();
+            Some(Data {
+                data: text,
+                encoding: None,
+            })
+            .filter(|data| !data.data.is_empty())
+        }
+        Err(_) => Some(encoded(&piece)),
+    }
+}
+
+fn encoded(bytes: &[u8]) -> Data {
+    Data {
+        data: STANDARD.encode(bytes),
+        encoding: Some("base64".into()),
+    }
+}
+
+fn line(message: &ServerMessage) -> Bytes {
+    let mut text = serde_json::to_vec(message).unwrap_or_default();
+    text.push(b'\n');
+    Bytes::from(text)
+}
+
+/// Reads a JSON body, of any content type, as published runtimes' clients send it.
+pub async fn read_json<T: DeserializeOwned>(body: Incoming) -> Result<T, Refusal> {
+    let body = Limited::new(body, LARGEST_REQUEST)
+        .collect()
+        .await
+        .map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large")
+            } else {
+                Refusal::bad_request("the request's body cannot be read")
+            }
+        })?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|error| {
+        Refusal::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            format!("the request's body is not understood: {error}"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(data: &str) -> Data {
+        Data {
+            data: data.into(),
+            encoding: None,
+        }
+    }
+
+    #[test]
+    fn characters_cut_in_two_arrive_whole() {
+        let mut held = Vec::new();
+        let bytes = "aü€".as_bytes();
+        assert_eq!(take_text(&mut held, &bytes[..2]), Some(text("a")));
+        assert_eq!(take_text(&mut held, &bytes[2..4]), Some(text("ü")));
+        assert_eq!(take_text(&mut held, &bytes[4..5]), None);
+        assert_eq!(take_text(&mut held, &bytes[5..]), Some(text("€")));
+        assert!(held.is_empty());
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_go_as_base64() {
+        let mut held = Vec::new();
+        let data = take_text(&mut held, &[0xff, 0x00, b'a']).unwrap();
+        assert_eq!(data.encoding.as_deref(), Some("base64"));
+        assert_eq!(STANDARD.decode(data.data).unwrap(), [0xff, 0x00, b'a']);
+    }
+}

@@ -1,0 +1,86 @@
+//! Accepts connections and serves HTTP/1.1 on them until told to drain. It knows nothing of what is served.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::response::Body;
+
+/// A client that has not sent a request's head by then is not going to.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What happens to requests: shared by all connections of one listener.
+pub trait Handler: Send + Sync + 'static {
+    fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// Listens on `address`. The unspecified IPv4 address stands for every address of both families, as far as the
+/// machine has them.
+pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.is_ipv4() && address.ip().is_unspecified() {
+        let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
+        if let Ok(listener) = TcpListener::bind(both).await {
+            return Ok(listener);
+        }
+    }
+    TcpListener::bind(address).await
+}
+
+/// Serves until `stop`, then lets requests that have begun finish. Connections are counted in `connections`.
+pub async fn serve<H: Handler>(
+    listener: TcpListener,
+    handler: Arc<H>,
+    connections: TaskTracker,
+    stop: CancellationToken,
+) {
+    loop {
+        let stream = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    // Out of descriptors, most likely: waiting is all there is to do.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            },
+        };
+        let _ = stream.set_nodelay(true);
+        let handler = Arc::clone(&handler);
+        let stop = stop.clone();
+        connections.spawn(async move {
+            let service = service_fn(move |request| {
+                let handler = Arc::clone(&handler);
+                async move { Ok::<_, Infallible>(handler.handle(request).await) }
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(64 * 1024)
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades();
+            tokio::pin!(connection);
+            // A connection that breaks is the client's affair, and no news to the sandbox.
+            tokio::select! {
+                _ = connection.as_mut() => return,
+                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+            }
+            let _ = connection.await;
+        });
+    }
+}

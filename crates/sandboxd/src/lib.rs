@@ -1,0 +1,50 @@
+//! The runtime inside a sandbox: it runs commands, moves files and offers terminals to whoever can reach the pod.
+//!
+//! It owns its listeners: the SDK API (8888), the initialisation port (49983), and, if asked, the newer runtime API. It
+//! deliberately knows no Kubernetes, no authentication and no isolation: the node starts it inside a container, the
+//! router decides who may talk to it, and a command it runs may do whatever the container may do.
+//!
+//! [`protocol`] holds the wire format of interactive execution and depends on serde alone, so that clients can use it
+//! without the server (`default-features = false`).
+
+pub mod protocol;
+
+#[cfg(feature = "server")]
+mod api;
+#[cfg(feature = "server")]
+mod config;
+#[cfg(feature = "server")]
+mod exec_http;
+#[cfg(feature = "server")]
+mod exec_websocket;
+#[cfg(feature = "server")]
+mod files;
+#[cfg(feature = "server")]
+mod http_server;
+#[cfg(feature = "server")]
+mod initialise;
+#[cfg(feature = "server")]
+mod path;
+#[cfg(feature = "server")]
+mod reaper;
+#[cfg(feature = "server")]
+mod response;
+#[cfg(feature = "server")]
+mod rest_files;
+#[cfg(feature = "server")]
+mod server;
+#[cfg(feature = "server")]
+mod session;
+#[cfg(feature = "server")]
+mod terminal;
+#[cfg(feature = "server")]
+mod tree;
+#[cfg(feature = "server")]
+mod words;
+
+#[cfg(feature = "server")]
+pub use config::{Config, ConfigError, Invocation, USAGE};
+#[cfg(feature = "server")]
+pub use server::{Addresses, Server, ServerError, run};
+#[cfg(feature = "server")]
+pub use terminal::run_terminal_helper;

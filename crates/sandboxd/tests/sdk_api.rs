@@ -1,0 +1,310 @@
+//! The SDK API as its clients see it: raw HTTP against a running server.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Sandbox, body_of, multipart, status_of};
+
+#[test]
+fn health_answers_ok() {
+    let sandbox = Sandbox::start();
+    let answer = sandbox.request("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    assert_eq!(status_of(&answer), 200);
+    let body: Value = serde_json::from_slice(body_of(&answer)).unwrap();
+    assert_eq!(body["status"], "ok");
+    assert!(body["message"].is_string());
+}
+
+#[test]
+fn a_command_is_split_into_words_and_run_in_the_base_directory() {
+    let sandbox = Sandbox::start();
+    let answer = sandbox.execute(&json!({"command": "python3 -c 'import os,sys; print(os.getcwd(), sys.argv[1:])' 'a b' $HOME"}));
+    assert_eq!(
+        answer["stdout"],
+        format!("{} ['a b', '$HOME']\n", sandbox.base().display())
+    );
+    assert_eq!(answer["exit_code"], 0);
+    assert_eq!(answer["stderr"], "");
+    assert_eq!(answer["timed_out"], false);
+    let failing = sandbox.execute(&json!({"command": "sh -c 'echo out; echo err >&2; exit 7'"}));
+    assert_eq!(
+        failing,
+        json!({"stdout": "out\n", "stderr": "err\n", "exit_code": 7, "timed_out": false})
+    );
+}
+
+#[test]
+fn a_command_that_cannot_start_is_an_answer_with_the_reason() {
+    let sandbox = Sandbox::start();
+    for (command, reason) in [
+        (
+            "no-such-program x",
+            "No such file or directory: 'no-such-program'",
+        ),
+        ("echo 'open", "No closing quotation"),
+        ("", "empty"),
+    ] {
+        let answer = sandbox.execute(&json!({"command": command}));
+        assert_eq!(answer["exit_code"], 1, "{command}");
+        assert_eq!(answer["stdout"], "");
+        let stderr = answer["stderr"].as_str().unwrap();
+        assert!(
+            stderr.starts_with("Failed to execute command: ") && stderr.contains(reason),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
+fn a_signal_is_reported_as_its_negative_number() {
+    let answer = Sandbox::start().execute(&json!({"command": "sh -c 'kill -9 $$'"}));
+    assert_eq!(answer["exit_code"], -9);
+}
+
+#[test]
+fn a_timeout_kills_the_whole_process_group() {
+    let sandbox = Sandbox::start();
+    let marker = sandbox.base().join("pid");
+    let started = Instant::now();
+    let answer = sandbox.execute(&json!({
+        "command": format!("sh -c 'sleep 300 & echo $! > {}; echo before; wait'", marker.display()),
+        "timeout_seconds": 0.3
+    }));
+    assert!(started.elapsed() < Duration::from_secs(20));
+    assert_eq!(answer["exit_code"], 124);
+    assert_eq!(answer["timed_out"], true);
+    assert_eq!(answer["stdout"], "before\n");
+    support::wait_until_gone(&std::fs::read_to_string(marker).unwrap());
+}
+
+#[test]
+fn a_client_that_disconnects_kills_its_command() {
+    let sandbox = Sandbox::start();
+    let marker = sandbox.base().join("pid");
+    let command = format!("sh -c 'echo $$ > {}; exec sleep 300'", marker.display());
+    let body = json!({ "command": command }).to_string();
+    let stream = sandbox.send(&format!(
+        "POST /execute HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    support::wait_for("the command to start", || {
+        marker.exists() && !std::fs::read_to_string(&marker).unwrap().is_empty()
+    });
+    drop(stream);
+    support::wait_until_gone(&std::fs::read_to_string(marker).unwrap());
+}
+
+#[test]
+fn output_beyond_the_limit_is_dropped_and_flagged() {
+    let sandbox = Sandbox::start_with(|config| config.max_output_bytes = 1000);
+    let answer = sandbox.execute(&json!({"command": "python3 -c \"print('x' * 5000000)\""}));
+    assert_eq!(answer["stdout"].as_str().unwrap().len(), 1000);
+    assert_eq!(answer["truncated"], true);
+    assert_eq!(answer["exit_code"], 0);
+}
+
+#[test]
+fn a_process_left_in_the_background_does_not_hold_the_answer() {
+    let sandbox = Sandbox::start();
+    let started = Instant::now();
+    let answer = sandbox.execute(&json!({"command": "sh -c 'sleep 60 & echo $!'"}));
+    assert!(started.elapsed() < Duration::from_secs(30));
+    assert_eq!(answer["exit_code"], 0);
+    let background = answer["stdout"].as_str().unwrap().trim().to_owned();
+    assert!(
+        std::path::Path::new(&format!("/proc/{background}")).exists(),
+        "it is left running"
+    );
+    std::process::Command::new("kill")
+        .args(["-9", &background])
+        .status()
+        .unwrap();
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    let sandbox = Sandbox::start();
+    for body in [
+        "{}",
+        "not json",
+        r#"{"command": 5}"#,
+        r#"{"command": "true", "timeout_seconds": -1}"#,
+    ] {
+        let answer = sandbox.post_json("/execute", body);
+        assert_eq!(status_of(&answer), 422, "{body}");
+        let message: Value = serde_json::from_slice(body_of(&answer)).unwrap();
+        assert!(message["message"].is_string());
+    }
+    assert_eq!(status_of(&sandbox.get("/nothing")), 404);
+    assert_eq!(status_of(&sandbox.get("/execute")), 405);
+    assert_eq!(
+        status_of(&sandbox.post_json("/agent", r#"{"query": "x"}"#)),
+        404
+    );
+}
+
+#[test]
+fn uploads_arrive_whole_and_make_their_directories() {
+    let sandbox = Sandbox::start();
+    for name in [
+        "plain.txt",
+        "deep/er/file.bin",
+        "ünïcode.txt",
+        "with space.txt",
+    ] {
+        let content: Vec<u8> = (0..=255).cycle().take(300_000).collect();
+        let answer = sandbox.request_bytes(&multipart(name, &content));
+        assert_eq!(status_of(&answer), 200, "{name}");
+        assert_eq!(
+            std::fs::read(sandbox.base().join(name)).unwrap(),
+            content,
+            "{name}"
+        );
+    }
+    let names: Vec<_> = std::fs::read_dir(sandbox.base())
+        .unwrap()
+        .map(|found| found.unwrap().file_name())
+        .collect();
+    assert!(
+        !names
+            .iter()
+            .any(|name| name.to_string_lossy().contains("partial")),
+        "{names:?}"
+    );
+}
+
+#[test]
+fn an_upload_that_escapes_is_forbidden_and_writes_nothing() {
+    let sandbox = Sandbox::start();
+    std::os::unix::fs::symlink("/", sandbox.base().join("root")).unwrap();
+    for name in ["../escaped", "a/../../escaped", "root/tmp/escaped-by-link"] {
+        let answer = sandbox.request_bytes(&multipart(name, b"x"));
+        assert_eq!(status_of(&answer), 403, "{name}");
+    }
+    assert!(!sandbox.base().parent().unwrap().join("escaped").exists());
+    assert!(!std::path::Path::new("/tmp/escaped-by-link").exists());
+}
+
+#[test]
+fn an_upload_cut_short_leaves_nothing() {
+    let sandbox = Sandbox::start();
+    let whole = multipart("cut.bin", &vec![7; 500_000]);
+    let stream = sandbox.send_bytes(&whole[..whole.len() / 2]);
+    support::wait_for("the upload to begin", || {
+        std::fs::read_dir(sandbox.base()).unwrap().count() == 1
+    });
+    drop(stream);
+    support::wait_for("the partial file to go", || {
+        std::fs::read_dir(sandbox.base()).unwrap().count() == 0
+    });
+}
+
+#[test]
+fn downloads_stream_the_bytes() {
+    let sandbox = Sandbox::start();
+    let content: Vec<u8> = (0..=255).cycle().take(1_000_003).collect();
+    std::fs::create_dir(sandbox.base().join("sub")).unwrap();
+    std::fs::write(sandbox.base().join("sub/file.bin"), &content).unwrap();
+    let answer = sandbox.get("/download/sub%2Ffile.bin");
+    assert_eq!(status_of(&answer), 200);
+    assert!(
+        String::from_utf8_lossy(&answer[..300])
+            .to_ascii_lowercase()
+            .contains("application/octet-stream")
+    );
+    assert_eq!(body_of(&answer), content);
+    assert_eq!(body_of(&sandbox.get("/download/sub/file.bin")), content);
+    for (path, status) in [
+        ("missing", 404),
+        ("sub", 404),
+        ("..%2F..%2Fetc%2Fpasswd", 403),
+        ("a%00b", 400),
+    ] {
+        let answer = sandbox.get(&format!("/download/{path}"));
+        assert_eq!(status_of(&answer), status, "{path}");
+        let body: Value = serde_json::from_slice(body_of(&answer)).unwrap();
+        assert!(body["message"].is_string(), "{path}");
+    }
+}
+
+#[test]
+fn listings_and_existence_are_as_documented() {
+    let sandbox = Sandbox::start();
+    std::fs::create_dir(sandbox.base().join("sub")).unwrap();
+    std::fs::write(sandbox.base().join("sub/file"), "12345").unwrap();
+    std::fs::create_dir(sandbox.base().join("sub/inner")).unwrap();
+    let listing: Value = serde_json::from_slice(body_of(&sandbox.get("/list/sub"))).unwrap();
+    let entries = listing.as_array().unwrap();
+    assert_eq!(entries.len(), 2);
+    assert_eq!(
+        (
+            &entries[0]["name"],
+            &entries[0]["size"],
+            &entries[0]["type"]
+        ),
+        (&json!("file"), &json!(5), &json!("file"))
+    );
+    assert_eq!(
+        (&entries[1]["name"], &entries[1]["type"]),
+        (&json!("inner"), &json!("directory"))
+    );
+    assert!(entries[0]["mod_time"].as_f64().unwrap() > 1.7e9);
+    assert_eq!(status_of(&sandbox.get("/list/sub%2Ffile")), 404);
+    assert_eq!(status_of(&sandbox.get("/list/missing")), 404);
+    assert_eq!(status_of(&sandbox.get("/list/..")), 403);
+    assert_eq!(status_of(&sandbox.get("/list/.")), 200);
+    let exists =
+        |path: &str| -> Value { serde_json::from_slice(body_of(&sandbox.get(path))).unwrap() };
+    assert_eq!(
+        exists("/exists/sub%2Ffile"),
+        json!({"path": "sub/file", "exists": true})
+    );
+    assert_eq!(
+        exists("/exists/sub%2Fnone"),
+        json!({"path": "sub/none", "exists": false})
+    );
+    assert_eq!(status_of(&sandbox.get("/exists/..%2Fx")), 403);
+}
+
+#[test]
+fn variables_from_init_reach_later_commands() {
+    let sandbox = Sandbox::start();
+    let init = |body: &str| status_of(&sandbox.init_request("POST", "/init", body));
+    assert_eq!(status_of(&sandbox.init_request("GET", "/health", "")), 204);
+    assert_eq!(
+        init(r#"{"envVars": {"GREETING": "hello"}, "accessToken": "t1"}"#),
+        204
+    );
+    assert_eq!(
+        init(r#"{"envVars": {"GREETING": "hello"}, "accessToken": "t1"}"#),
+        204
+    );
+    assert_eq!(
+        init(r#"{"envVars": {"GREETING": "other"}, "accessToken": "t2"}"#),
+        401
+    );
+    let answer = sandbox.execute(&json!({"command": "sh -c 'echo $GREETING'"}));
+    assert_eq!(answer["stdout"], "hello\n");
+}
+
+#[test]
+fn hostile_heads_get_a_clear_answer() {
+    let sandbox = Sandbox::start();
+    for head in [
+        "POST /execute HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
+        "POST /execute HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
+        "POST /execute HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        "GET / HTTP/1.1\r\nBad Header: x\r\n\r\n",
+        "nonsense\r\n\r\n",
+    ] {
+        let answer = String::from_utf8_lossy(&sandbox.request(head)).into_owned();
+        assert!(!answer.contains("200 OK"), "{head:?} got {answer:?}");
+        assert!(
+            answer.matches("HTTP/1.1").count() <= 1,
+            "{head:?} got {answer:?}"
+        );
+    }
+    assert_eq!(status_of(&sandbox.get("/")), 200, "the server is unharmed");
+}

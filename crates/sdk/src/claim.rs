@@ -1,0 +1,450 @@
+//! What a sandbox is asked for with, and the claim that says so. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::claim::{ClaimShutdownPolicy, EnvVar, Lifecycle, WarmPoolRef};
+use api::sandbox::PodMetadata;
+use api::template::SandboxTemplateRef;
+use api::{SandboxClaim, SandboxClaimSpec, labels};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use crate::error::{ErrorKind, Key};
+use crate::options::{check_name, check_namespace};
+
+/// The value of the label that says who made a claim.
+const CREATED_BY: &str = "agent-sandbox-rust-sdk";
+const NAME_PREFIX: &str = "sandbox-claim-";
+
+/// Which pools a claim by template may be met from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum WarmPool {
+    /// Any pool of the template.
+    #[default]
+    Any,
+    /// None: always a cold start.
+    None,
+    /// The pool of this name.
+    Named(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Source {
+    Template { name: String, warm_pool: WarmPool },
+    Pool { name: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shutdown {
+    At(Timestamp),
+    After(Duration),
+}
+
+/// What to ask for.
+///
+/// ```
+/// use std::time::Duration;
+/// use sdk::{CreateOptions, WarmPool};
+///
+/// let cold = CreateOptions::from_template("python")
+///     .warm_pool(WarmPool::None)
+///     .env("MODE", "test")
+///     .label("team", "search")
+///     .shutdown_after(Duration::from_secs(3600));
+/// let warm = CreateOptions::from_pool("python-pool").name("my-sandbox");
+/// # let _ = (cold, warm);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateOptions {
+    source: Source,
+    pub(crate) name: Option<String>,
+    pub(crate) namespace: Option<String>,
+    pub(crate) adopt_existing: bool,
+    pub(crate) ready_timeout: Option<Duration>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    pod_labels: BTreeMap<String, String>,
+    pod_annotations: BTreeMap<String, String>,
+    env: Vec<EnvVar>,
+    shutdown: Option<Shutdown>,
+    shutdown_policy: Option<ClaimShutdownPolicy>,
+    ttl_after_finished: Option<Duration>,
+}
+
+impl CreateOptions {
+    /// A sandbox of this template, from any of its warm pools or by a cold start.
+    pub fn from_template(name: impl Into<String>) -> Self {
+        Self::new(Source::Template {
+            name: name.into(),
+            warm_pool: WarmPool::Any,
+        })
+    }
+
+    /// A sandbox of this warm pool.
+    pub fn from_pool(name: impl Into<String>) -> Self {
+        Self::new(Source::Pool { name: name.into() })
+    }
+
+    fn new(source: Source) -> Self {
+        Self {
+            source,
+            name: None,
+            namespace: None,
+            adopt_existing: false,
+            ready_timeout: None,
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+            pod_labels: BTreeMap::new(),
+            pod_annotations: BTreeMap::new(),
+            env: Vec::new(),
+            shutdown: None,
+            shutdown_policy: None,
+            ttl_after_finished: None,
+        }
+    }
+
+    /// Which pools the sandbox may come from. Has no meaning for a claim by pool, which names its pool already.
+    #[must_use]
+    pub fn warm_pool(mut self, policy: WarmPool) -> Self {
+        if let Source::Template { warm_pool, .. } = &mut self.source {
+            *warm_pool = policy;
+        }
+        self
+    }
+
+    /// The claim's name, which is the sandbox's id. Without one it gets `sandbox-claim-` and eight random characters.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The namespace, when it is not the client's.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Take up a claim of this name that exists already, instead of failing.
+    #[must_use]
+    pub fn adopt_existing(mut self) -> Self {
+        self.adopt_existing = true;
+        self
+    }
+
+    /// How long to wait for readiness, when not as long as the client's options say.
+    #[must_use]
+    pub fn ready_timeout(mut self, limit: Duration) -> Self {
+        self.ready_timeout = Some(limit);
+        self
+    }
+
+    /// A label of the claim.
+    #[must_use]
+    pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.insert(key.into(), value.into());
+        self
+    }
+
+    /// An annotation of the claim.
+    #[must_use]
+    pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.annotations.insert(key.into(), value.into());
+        self
+    }
+
+    /// A label of the pod.
+    #[must_use]
+    pub fn pod_label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.pod_labels.insert(key.into(), value.into());
+        self
+    }
+
+    /// An annotation of the pod.
+    #[must_use]
+    pub fn pod_annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.pod_annotations.insert(key.into(), value.into());
+        self
+    }
+
+    /// An environment variable of the first container. The template must allow it.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.push(EnvVar {
+            name: name.into(),
+            value: value.into(),
+            container_name: None,
+        });
+        self
+    }
+
+    /// An environment variable of the named container. The template must allow it.
+    #[must_use]
+    pub fn container_env(
+        mut self,
+        container: impl Into<String>,
+        name: impl Into<String>,
+        value: impl Into<String>,
+    ) -> Self {
+        self.env.push(EnvVar {
+            name: name.into(),
+            value: value.into(),
+            container_name: Some(container.into()),
+        });
+        self
+    }
+
+    /// When the claim ends. It is deleted then, unless [`CreateOptions::shutdown_policy`] says otherwise.
+    #[must_use]
+    pub fn shutdown_at(mut self, time: Timestamp) -> Self {
+        self.shutdown = Some(Shutdown::At(time));
+        self
+    }
+
+    /// How long the claim lasts from its creation on.
+    #[must_use]
+    pub fn shutdown_after(mut self, lifetime: Duration) -> Self {
+        self.shutdown = Some(Shutdown::After(lifetime));
+        self
+    }
+
+    /// What happens to the claim when it ends.
+    #[must_use]
+    pub fn shutdown_policy(mut self, policy: ClaimShutdownPolicy) -> Self {
+        self.shutdown_policy = Some(policy);
+        self
+    }
+
+    /// How long the claim lasts after its sandbox has finished.
+    #[must_use]
+    pub fn ttl_after_finished(mut self, time: Duration) -> Self {
+        self.ttl_after_finished = Some(time);
+        self
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), ErrorKind> {
+        match &self.source {
+            Source::Template { name, warm_pool } => {
+                check_name("template", name)?;
+                if let WarmPool::Named(pool) = warm_pool {
+                    check_name("warm_pool", pool)?;
+                }
+            }
+            Source::Pool { name } => check_name("pool", name)?,
+        }
+        if let Some(name) = &self.name {
+            check_name("name", name)?;
+        }
+        if let Some(namespace) = &self.namespace {
+            check_namespace("namespace", namespace)?;
+        }
+        Ok(())
+    }
+
+    /// The claim to create. `trace` is the carrier of the current trace, `now` the time of the request.
+    pub(crate) fn claim(
+        &self,
+        key: &Key,
+        trace: &BTreeMap<String, String>,
+        now: Timestamp,
+    ) -> Result<SandboxClaim, ErrorKind> {
+        let mut labels = self.labels.clone();
+        labels
+            .entry(labels::CREATED_BY.into())
+            .or_insert_with(|| CREATED_BY.into());
+        let mut annotations = self.annotations.clone();
+        annotations.insert(labels::CLIENT_FIRST_REQUESTED_AT.into(), now.to_string());
+        if !trace.is_empty() {
+            let carrier = serde_json::to_string(trace).unwrap_or_default();
+            annotations.insert(labels::TRACE_CONTEXT.into(), carrier);
+        }
+        Ok(SandboxClaim {
+            metadata: ObjectMeta {
+                name: Some(key.claim.clone()),
+                namespace: Some(key.namespace.clone()),
+                labels: Some(labels),
+                annotations: Some(annotations),
+                ..ObjectMeta::default()
+            },
+            spec: self.spec(now)?,
+            status: None,
+        })
+    }
+
+    fn spec(&self, now: Timestamp) -> Result<SandboxClaimSpec, ErrorKind> {
+        let mut spec = SandboxClaimSpec {
+            additional_pod_metadata: self.pod_metadata(),
+            env: (!self.env.is_empty()).then(|| self.env.clone()),
+            lifecycle: self.lifecycle(now)?,
+            ..SandboxClaimSpec::default()
+        };
+        match &self.source {
+            Source::Template { name, warm_pool } => {
+                spec.sandbox_template_ref = Some(SandboxTemplateRef { name: name.clone() });
+                spec.warmpool = match warm_pool {
+                    WarmPool::Any => None,
+                    WarmPool::None => Some("none".into()),
+                    WarmPool::Named(pool) => Some(pool.clone()),
+                };
+            }
+            Source::Pool { name } => {
+                spec.warm_pool_ref = Some(WarmPoolRef { name: name.clone() });
+            }
+        }
+        Ok(spec)
+    }
+
+    fn pod_metadata(&self) -> Option<PodMetadata> {
+        let section = |pairs: &BTreeMap<String, String>| (!pairs.is_empty()).then(|| pairs.clone());
+        let metadata = PodMetadata {
+            labels: section(&self.pod_labels),
+            annotations: section(&self.pod_annotations),
+        };
+        (!metadata.is_empty()).then_some(metadata)
+    }
+
+    fn lifecycle(&self, now: Timestamp) -> Result<Option<Lifecycle>, ErrorKind> {
+        let beyond = |option| ErrorKind::InvalidOption {
+            option,
+            reason: "is beyond the end of time".into(),
+        };
+        let shutdown_time = match self.shutdown {
+            None => None,
+            Some(Shutdown::At(time)) => Some(time),
+            Some(Shutdown::After(lifetime)) => {
+                let lifetime =
+                    SignedDuration::try_from(lifetime).map_err(|_| beyond("shutdown_after"))?;
+                Some(
+                    now.checked_add(lifetime)
+                        .map_err(|_| beyond("shutdown_after"))?,
+                )
+            }
+        };
+        let ttl = self
+            .ttl_after_finished
+            .map(|time| i32::try_from(time.as_secs()));
+        let lifecycle = Lifecycle {
+            shutdown_time: shutdown_time.map(Time),
+            ttl_seconds_after_finished: ttl
+                .transpose()
+                .map_err(|_| beyond("ttl_after_finished"))?,
+            // A sandbox that someone gave an end to is not missed afterwards; keeping the claim is what has to be asked for.
+            shutdown_policy: self
+                .shutdown_policy
+                .or_else(|| shutdown_time.map(|_| ClaimShutdownPolicy::Delete)),
+        };
+        Ok((lifecycle != Lifecycle::default()).then_some(lifecycle))
+    }
+}
+
+/// A name for a claim: `sandbox-claim-` and eight random characters.
+pub(crate) fn random_name() -> String {
+    let random = uuid::Uuid::new_v4().simple().to_string();
+    format!("{NAME_PREFIX}{}", &random[..8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Key {
+        Key {
+            namespace: "team".into(),
+            claim: "c".into(),
+        }
+    }
+
+    fn json(options: &CreateOptions) -> serde_json::Value {
+        let now = "2026-11-15T12:00:00Z".parse().unwrap();
+        let claim = options.claim(&key(), &BTreeMap::new(), now).unwrap();
+        serde_json::to_value(claim).unwrap()
+    }
+
+    #[test]
+    fn a_claim_by_pool_says_nothing_of_templates() {
+        let claim = json(&CreateOptions::from_pool("fast").warm_pool(WarmPool::None));
+        assert_eq!(
+            claim["spec"],
+            serde_json::json!({"warmPoolRef": {"name": "fast"}})
+        );
+        assert_eq!(
+            claim["metadata"]["labels"]["agents.x-k8s.io/created-by"],
+            "agent-sandbox-rust-sdk"
+        );
+        assert_eq!(
+            claim["metadata"]["annotations"],
+            serde_json::json!({"agents.x-k8s.io/client-first-requested-at": "2026-11-15T12:00:00Z"})
+        );
+    }
+
+    #[test]
+    fn a_claim_by_template_carries_all_it_is_asked_for() {
+        let options = CreateOptions::from_template("python")
+            .warm_pool(WarmPool::Named("p".into()))
+            .label("team", "search")
+            .pod_label("app", "x")
+            .pod_annotation("example.com/note", "y")
+            .env("A", "1")
+            .container_env("sidecar", "B", "2")
+            .shutdown_after(Duration::from_secs(60))
+            .ttl_after_finished(Duration::from_secs(5));
+        let claim = json(&options);
+        assert_eq!(
+            claim["spec"],
+            serde_json::json!({
+                "sandboxTemplateRef": {"name": "python"},
+                "warmpool": "p",
+                "additionalPodMetadata": {"labels": {"app": "x"}, "annotations": {"example.com/note": "y"}},
+                "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2", "containerName": "sidecar"}],
+                "lifecycle": {"shutdownTime": "2026-11-15T12:01:00Z", "ttlSecondsAfterFinished": 5, "shutdownPolicy": "Delete"},
+            })
+        );
+        assert_eq!(claim["metadata"]["labels"]["team"], "search");
+    }
+
+    #[test]
+    fn the_trace_goes_into_the_annotation() {
+        let trace = BTreeMap::from([("traceparent".to_owned(), "00-a-b-01".to_owned())]);
+        let claim = CreateOptions::from_template("t")
+            .claim(&key(), &trace, Timestamp::UNIX_EPOCH)
+            .unwrap();
+        assert_eq!(
+            claim.metadata.annotations.unwrap()["opentelemetry.io/trace-context"],
+            r#"{"traceparent":"00-a-b-01"}"#
+        );
+    }
+
+    #[test]
+    fn names_are_checked_before_they_are_sent() {
+        assert!(CreateOptions::from_template("Bad Name").validate().is_err());
+        assert!(
+            CreateOptions::from_pool("p")
+                .name("a/b")
+                .validate()
+                .is_err()
+        );
+        assert!(
+            CreateOptions::from_pool("p")
+                .namespace("a.b")
+                .validate()
+                .is_err()
+        );
+        assert!(CreateOptions::from_pool("p").validate().is_ok());
+        let forever = CreateOptions::from_pool("p").shutdown_after(Duration::MAX);
+        assert!(
+            forever
+                .claim(&key(), &BTreeMap::new(), Timestamp::UNIX_EPOCH)
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn random_names_are_valid_and_differ() {
+        let (one, other) = (random_name(), random_name());
+        assert_ne!(one, other);
+        assert_eq!(one.len(), NAME_PREFIX.len() + 8);
+        assert!(one.parse::<api::names::ObjectName>().is_ok());
+    }
+}

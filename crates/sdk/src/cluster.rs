@@ -1,0 +1,186 @@
+//! Everything the SDK asks of the Kubernetes API about claims and sandboxes. It knows nothing of connections to sandboxes.
+
+use std::future::Future;
+use std::time::Duration;
+
+use api::{Sandbox, SandboxClaim};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+use crate::error::{ErrorKind, Key};
+use crate::follow::{Ended, Missing, Start, follow};
+use crate::readiness::{self, Bound, Verdict};
+
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    client: Client,
+}
+
+/// Whether a sandbox is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Running,
+    Suspended,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Cluster")
+    }
+}
+
+impl Cluster {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    fn claims(&self, namespace: &str) -> Api<SandboxClaim> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    fn sandboxes(&self, namespace: &str) -> Api<Sandbox> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    pub(crate) async fn create_claim(
+        &self,
+        claim: &SandboxClaim,
+    ) -> Result<SandboxClaim, kube::Error> {
+        let namespace = claim.namespace().unwrap_or_default();
+        self.claims(&namespace)
+            .create(&PostParams::default(), claim)
+            .await
+    }
+
+    pub(crate) async fn claim(&self, key: &Key) -> Result<SandboxClaim, ErrorKind> {
+        let found = self.claims(&key.namespace).get_opt(&key.claim).await;
+        found
+            .map_err(|cause| kubernetes("read the claim", cause))?
+            .ok_or(ErrorKind::ClaimNotFound)
+    }
+
+    pub(crate) async fn claim_names(&self, namespace: &str) -> Result<Vec<String>, ErrorKind> {
+        let list = self.claims(namespace).list(&ListParams::default()).await;
+        let list = list.map_err(|cause| kubernetes("list the claims", cause))?;
+        Ok(list.iter().map(ResourceExt::name_any).collect())
+    }
+
+    pub(crate) async fn sandbox(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Sandbox>, ErrorKind> {
+        let found = self.sandboxes(namespace).get_opt(name).await;
+        found.map_err(|cause| kubernetes("read the sandbox", cause))
+    }
+
+    /// Deletes a claim, and by its owner references the sandbox behind it. One that is gone already is a success.
+    pub(crate) async fn delete_claim(
+        &self,
+        key: &Key,
+        uid: Option<String>,
+    ) -> Result<(), kube::Error> {
+        let params = DeleteParams {
+            preconditions: uid.map(|uid| Preconditions {
+                uid: Some(uid),
+                resource_version: None,
+            }),
+            ..DeleteParams::background()
+        };
+        match self
+            .claims(&key.namespace)
+            .delete(&key.claim, &params)
+            .await
+        {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until a claim is ready. `seen` is the version of it that was seen last and was not.
+    pub(crate) async fn wait_ready(
+        &self,
+        key: &Key,
+        seen: Option<String>,
+        limit: Duration,
+    ) -> Result<Bound, ErrorKind> {
+        let api = self.claims(&key.namespace);
+        let start = seen.map_or(Start::Current, Start::After);
+        let waiting = follow(&api, &key.claim, start, Missing::Gone, readiness::of_claim);
+        within("waiting for the sandbox to become ready", limit, waiting).await
+    }
+
+    /// Says whether a sandbox is to run, in both fields that say so, and waits until it does or does not.
+    pub(crate) async fn set_mode(
+        &self,
+        namespace: &str,
+        name: &str,
+        mode: Mode,
+        limit: Duration,
+    ) -> Result<Bound, ErrorKind> {
+        let api = self.sandboxes(namespace);
+        let spec = match mode {
+            Mode::Running => json!({"replicas": 1, "operatingMode": "Running"}),
+            Mode::Suspended => json!({"replicas": 0, "operatingMode": "Suspended"}),
+        };
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        let patched = match api.patch(name, &PatchParams::default(), &patch).await {
+            Ok(patched) => patched,
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                return Err(ErrorKind::SandboxDeleted);
+            }
+            Err(cause) => return Err(kubernetes("change the sandbox", cause)),
+        };
+        let (what, judge): (_, fn(&Sandbox) -> Verdict<Bound>) =
+            match mode {
+                Mode::Running => ("waiting for the sandbox to resume", readiness::of_resumed),
+                Mode::Suspended => ("waiting for the sandbox to be suspended", |sandbox| {
+                    match readiness::of_suspended(sandbox) {
+                        Verdict::Done(()) => Verdict::Done(Bound::default()),
+                        Verdict::Wait => Verdict::Wait,
+                        Verdict::Refused { reason, message } => {
+                            Verdict::Refused { reason, message }
+                        }
+                    }
+                }),
+            };
+        match judge(&patched) {
+            Verdict::Done(bound) => return Ok(bound),
+            Verdict::Refused { reason, message } => {
+                return Err(ErrorKind::Refused { reason, message });
+            }
+            Verdict::Wait => {}
+        }
+        let start = patched
+            .resource_version()
+            .map_or(Start::Current, Start::After);
+        within(what, limit, follow(&api, name, start, Missing::Gone, judge)).await
+    }
+}
+
+async fn within<T>(
+    what: &'static str,
+    limit: Duration,
+    waiting: impl Future<Output = Result<T, Ended>>,
+) -> Result<T, ErrorKind> {
+    let ended = match tokio::time::timeout(limit, waiting).await {
+        Err(_) => return Err(ErrorKind::Timeout { what, limit }),
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(ended)) => ended,
+    };
+    Err(match ended {
+        Ended::Deleted => ErrorKind::SandboxDeleted,
+        Ended::Refused { reason, message } => ErrorKind::Refused { reason, message },
+        Ended::Failed(cause) => kubernetes("watch the claim", cause),
+    })
+}
+
+pub(crate) fn kubernetes(operation: &'static str, cause: kube::Error) -> ErrorKind {
+    ErrorKind::Kubernetes { operation, cause }
+}

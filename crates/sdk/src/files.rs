@@ -1,0 +1,330 @@
+//! The `files` engine: write, read, list, exists.
+//!
+//! All of it may be repeated without harm, so all of it is, except for content that comes as a stream and is gone once sent.
+
+use std::io;
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use http::Method;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use serde::Deserialize;
+use tracing::Span;
+
+use crate::connector::{Call, CallOptions, Connector};
+use crate::encoding::{Form, is_plain_name, segment};
+use crate::error::{Error, ErrorKind, Key};
+use crate::sandbox::Sandbox;
+
+/// The largest answer that is not a file, in bytes.
+const MAX_METADATA_RESPONSE_SIZE: u64 = 8 * 1024 * 1024;
+
+/// What an entry of a directory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EntryKind {
+    File,
+    Directory,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct FileEntry {
+    pub name: String,
+    pub size: u64,
+    pub kind: EntryKind,
+    /// Seconds since the Unix epoch.
+    pub modified: f64,
+}
+
+#[derive(Deserialize)]
+struct ListedEntry {
+    name: String,
+    #[serde(default)]
+    size: u64,
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    mod_time: f64,
+}
+
+impl ListedEntry {
+    /// Devices, sockets and whatever else there may be are left out.
+    fn into_entry(self) -> Option<FileEntry> {
+        let kind = match self.kind.as_str() {
+            "file" => EntryKind::File,
+            "directory" => EntryKind::Directory,
+            _ => return None,
+        };
+        Some(FileEntry {
+            name: self.name,
+            size: self.size,
+            kind,
+            modified: self.mod_time,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Existence {
+    exists: bool,
+}
+
+/// Moves files into and out of a sandbox. Paths are relative to the sandbox's base directory, and stay in it. See
+/// [`Sandbox::files`].
+#[derive(Clone, Debug)]
+pub struct Files {
+    sandbox: Sandbox,
+}
+
+/// A file's content, as it arrives.
+#[derive(Debug)]
+pub struct FileStream {
+    key: Key,
+    body: Incoming,
+    size: Option<u64>,
+}
+
+impl FileStream {
+    /// The file's size, when the sandbox said it beforehand.
+    pub fn size(&self) -> Option<u64> {
+        self.size
+    }
+
+    /// The next piece, or nothing at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            match self.body.frame().await {
+                None => return Ok(None),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+                Some(Err(cause)) => {
+                    let kind = ErrorKind::Transport {
+                        operation: "read",
+                        cause: cause.into(),
+                    };
+                    return Err(Error::of(&self.key, kind));
+                }
+            }
+        }
+    }
+}
+
+impl Files {
+    pub(crate) fn new(sandbox: Sandbox) -> Self {
+        Self { sandbox }
+    }
+
+    /// Writes a file of this plain name into the base directory.
+    pub async fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), Error> {
+        self.write_with(name, content, &CallOptions::default())
+            .await
+    }
+
+    pub async fn write_with(
+        &self,
+        name: &str,
+        content: impl AsRef<[u8]>,
+        options: &CallOptions,
+    ) -> Result<(), Error> {
+        if !is_plain_name(name) {
+            let name = name.to_owned();
+            return Err(Error::of(
+                self.sandbox.key(),
+                ErrorKind::InvalidFileName { name },
+            ));
+        }
+        self.upload(name, content.as_ref(), options).await
+    }
+
+    /// Writes a file at this path. Directories that are missing are made. This needs a runtime that takes paths, as this
+    /// project's does; [`Files::write`] works with all of them.
+    pub async fn write_path(&self, path: &str, content: impl AsRef<[u8]>) -> Result<(), Error> {
+        self.upload(path, content.as_ref(), &CallOptions::default())
+            .await
+    }
+
+    async fn upload(&self, path: &str, content: &[u8], options: &CallOptions) -> Result<(), Error> {
+        let size = content.len() as u64;
+        self.sandbox
+            .operate("upload", |connector| async move {
+                self.check_size(size)?;
+                let span = Span::current();
+                span.record("sandbox.file.path", path);
+                span.record("sandbox.file.size", size);
+                let form = Form::new(path);
+                let call = Call {
+                    body: form.whole(content),
+                    content_type: Some(form.content_type()),
+                    method: Method::POST,
+                    ..self.call("upload", "upload".into(), options)
+                };
+                let answer = connector.send(call).await?;
+                answer.bytes(MAX_METADATA_RESPONSE_SIZE).await.map(drop)
+            })
+            .await
+    }
+
+    /// Writes a file at this path from a stream, which is not held in memory and so can be sent only once. The size that is
+    /// allowed bounds it all the same.
+    pub async fn write_stream<S>(
+        &self,
+        path: &str,
+        content: S,
+        options: &CallOptions,
+    ) -> Result<(), Error>
+    where
+        S: Stream<Item = io::Result<Bytes>> + Send + 'static,
+    {
+        let limit = self.sandbox.options().max_upload_size;
+        self.sandbox
+            .operate("upload", |connector| async move {
+                Span::current().record("sandbox.file.path", path);
+                let form = Form::new(path);
+                let (head, tail) = (form.head(), form.tail());
+                let mut sent = 0_u64;
+                let content = content.map(move |piece| {
+                    let piece = piece?;
+                    sent += piece.len() as u64;
+                    if sent > limit {
+                        let kind = ErrorKind::UploadTooLarge { size: sent, limit };
+                        return Err(io::Error::other(kind));
+                    }
+                    Ok(piece)
+                });
+                let frames = futures::stream::once(async { Ok(head) })
+                    .chain(content)
+                    .chain(futures::stream::once(async { Ok(tail) }))
+                    .map(|piece| piece.map(Frame::data));
+                let call = Call {
+                    content_type: Some(form.content_type()),
+                    method: Method::POST,
+                    ..self.call("upload", "upload".into(), options)
+                };
+                let body = StreamBody::new(frames).boxed_unsync();
+                let answer = connector.send_stream(call, body).await?;
+                answer.bytes(MAX_METADATA_RESPONSE_SIZE).await.map(drop)
+            })
+            .await
+    }
+
+    /// Reads a file.
+    pub async fn read(&self, path: &str) -> Result<Bytes, Error> {
+        self.read_with(path, &CallOptions::default()).await
+    }
+
+    pub async fn read_with(&self, path: &str, options: &CallOptions) -> Result<Bytes, Error> {
+        let limit = self.sandbox.options().max_download_size;
+        self.sandbox
+            .operate("read", |connector| async move {
+                let span = Span::current();
+                span.record("sandbox.file.path", path);
+                let endpoint = format!("download/{}", segment(path));
+                let answer = connector.send(self.call("read", endpoint, options)).await?;
+                let content = answer.bytes(limit).await?;
+                span.record("sandbox.file.size", content.len());
+                Ok(content)
+            })
+            .await
+    }
+
+    /// Reads a file of any size, piece by piece.
+    pub async fn read_stream(&self, path: &str) -> Result<FileStream, Error> {
+        self.sandbox
+            .operate("read", |connector| async move {
+                Span::current().record("sandbox.file.path", path);
+                let endpoint = format!("download/{}", segment(path));
+                let answer = connector
+                    .send(self.call("read", endpoint, &CallOptions::default()))
+                    .await?;
+                Ok(FileStream {
+                    key: self.sandbox.key().clone(),
+                    size: answer.content_length(),
+                    body: answer.into_body(),
+                })
+            })
+            .await
+    }
+
+    /// The files and directories in a directory.
+    pub async fn list(&self, path: &str) -> Result<Vec<FileEntry>, Error> {
+        self.list_with(path, &CallOptions::default()).await
+    }
+
+    pub async fn list_with(
+        &self,
+        path: &str,
+        options: &CallOptions,
+    ) -> Result<Vec<FileEntry>, Error> {
+        self.sandbox
+            .operate("list", |connector| async move {
+                let span = Span::current();
+                span.record("sandbox.file.path", path);
+                let entries: Vec<ListedEntry> = self.ask(&connector, "list", path, options).await?;
+                let entries: Vec<_> = entries
+                    .into_iter()
+                    .filter_map(ListedEntry::into_entry)
+                    .collect();
+                span.record("sandbox.file.count", entries.len());
+                Ok(entries)
+            })
+            .await
+    }
+
+    /// Whether there is a file or directory at this path.
+    pub async fn exists(&self, path: &str) -> Result<bool, Error> {
+        self.exists_with(path, &CallOptions::default()).await
+    }
+
+    pub async fn exists_with(&self, path: &str, options: &CallOptions) -> Result<bool, Error> {
+        self.sandbox
+            .operate("exists", |connector| async move {
+                let span = Span::current();
+                span.record("sandbox.file.path", path);
+                let existence: Existence = self.ask(&connector, "exists", path, options).await?;
+                span.record("sandbox.file.exists", existence.exists);
+                Ok(existence.exists)
+            })
+            .await
+    }
+
+    async fn ask<T: serde::de::DeserializeOwned>(
+        &self,
+        connector: &Connector,
+        operation: &'static str,
+        path: &str,
+        options: &CallOptions,
+    ) -> Result<T, ErrorKind> {
+        let endpoint = format!("{operation}/{}", segment(path));
+        let answer = connector
+            .send(self.call(operation, endpoint, options))
+            .await?;
+        answer.json(MAX_METADATA_RESPONSE_SIZE).await
+    }
+
+    fn call(&self, operation: &'static str, endpoint: String, options: &CallOptions) -> Call {
+        let default_attempts = self.sandbox.options().retry.max_attempts;
+        Call {
+            operation,
+            method: Method::GET,
+            endpoint,
+            content_type: None,
+            body: Bytes::new(),
+            max_attempts: options.max_attempts.unwrap_or(default_attempts),
+            timeout: options.timeout,
+        }
+    }
+
+    fn check_size(&self, size: u64) -> Result<(), ErrorKind> {
+        let limit = self.sandbox.options().max_upload_size;
+        if size > limit {
+            return Err(ErrorKind::UploadTooLarge { size, limit });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,175 @@
+//! Following one object of the Kubernetes API until it is what was waited for: one watch by name, and a list only when the
+//! watch says that it has lost its place.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::readiness::Verdict;
+use crate::retry::{self, RetryPolicy};
+
+/// How long the server keeps one watch open; another one follows it.
+const WATCH_SECONDS: u32 = 290;
+
+/// Where following begins.
+#[derive(Debug)]
+pub(crate) enum Start {
+    /// After this version of the object, which was seen already.
+    After(String),
+    /// With whatever there is.
+    Current,
+}
+
+/// What it means that the object is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// It was there and is gone.
+    Gone,
+    /// It may appear.
+    Awaited,
+}
+
+/// Why following ended without the object becoming what was waited for.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Deleted,
+    Refused {
+        reason: String,
+        message: String,
+    },
+    /// The API refuses to answer.
+    Failed(kube::Error),
+}
+
+/// Waits, without a limit of its own, until `judge` has made up its mind.
+pub(crate) async fn follow<K, T>(
+    api: &Api<K>,
+    name: &str,
+    start: Start,
+    missing: Missing,
+    judge: impl Fn(&K) -> Verdict<T>,
+) -> Result<T, Ended>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let backoff = RetryPolicy {
+        base_backoff: Duration::from_millis(100),
+        max_backoff: Duration::from_secs(5),
+        ..RetryPolicy::default()
+    };
+    let selector = format!("metadata.name={name}");
+    let mut place = match start {
+        Start::After(version) => Some(version),
+        Start::Current => None,
+    };
+    let mut failures = 0;
+    loop {
+        let step = match place.take() {
+            None => look(api, &selector, missing, &judge).await,
+            Some(version) => watch(api, &selector, version, &judge).await,
+        };
+        match step {
+            Ok(Step::Done(value)) => return Ok(value),
+            Ok(Step::From(version)) => {
+                failures = 0;
+                place = Some(version);
+            }
+            Ok(Step::Lost) => failures = 0,
+            Err(Ended::Failed(error)) if is_transient(&error) => {
+                failures += 1;
+                tracing::debug!(%error, name, failures, "following is interrupted");
+                tokio::time::sleep(backoff.backoff(failures, retry::random())).await;
+            }
+            Err(ended) => return Err(ended),
+        }
+    }
+}
+
+enum Step<T> {
+    Done(T),
+    /// Go on after this version.
+    From(String),
+    /// The place is lost: look again.
+    Lost,
+}
+
+async fn look<K, T>(
+    api: &Api<K>,
+    selector: &str,
+    missing: Missing,
+    judge: &impl Fn(&K) -> Verdict<T>,
+) -> Result<Step<T>, Ended>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let params = ListParams::default().fields(selector);
+    let list = api.list(&params).await.map_err(Ended::Failed)?;
+    match list.items.first() {
+        None if missing == Missing::Gone => return Err(Ended::Deleted),
+        None => {}
+        Some(object) => {
+            if let Some(value) = settle(judge(object))? {
+                return Ok(Step::Done(value));
+            }
+        }
+    }
+    Ok(Step::From(
+        list.metadata.resource_version.unwrap_or_default(),
+    ))
+}
+
+async fn watch<K, T>(
+    api: &Api<K>,
+    selector: &str,
+    mut version: String,
+    judge: &impl Fn(&K) -> Verdict<T>,
+) -> Result<Step<T>, Ended>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let params = WatchParams::default()
+        .fields(selector)
+        .timeout(WATCH_SECONDS);
+    let events = match api.watch(&params, &version).await {
+        Ok(events) => events,
+        Err(kube::Error::Api(status)) if status.code == 410 => return Ok(Step::Lost),
+        Err(error) => return Err(Ended::Failed(error)),
+    };
+    let mut events = events.boxed();
+    while let Some(event) = events.try_next().await.map_err(Ended::Failed)? {
+        match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                if let Some(value) = settle(judge(&object))? {
+                    return Ok(Step::Done(value));
+                }
+                version = object.resource_version().unwrap_or(version);
+            }
+            WatchEvent::Deleted(_) => return Err(Ended::Deleted),
+            WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
+            WatchEvent::Error(status) if status.code == 410 => return Ok(Step::Lost),
+            WatchEvent::Error(status) => return Err(Ended::Failed(kube::Error::Api(status))),
+        }
+    }
+    Ok(Step::From(version))
+}
+
+fn settle<T>(verdict: Verdict<T>) -> Result<Option<T>, Ended> {
+    match verdict {
+        Verdict::Done(value) => Ok(Some(value)),
+        Verdict::Wait => Ok(None),
+        Verdict::Refused { reason, message } => Err(Ended::Refused { reason, message }),
+    }
+}
+
+/// Whether the same request may succeed a moment later.
+fn is_transient(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+        kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_) => true,
+        _ => false,
+    }
+}

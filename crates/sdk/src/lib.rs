@@ -1,0 +1,76 @@
+//! The high-level client of agent-sandbox: claim a sandbox, run commands in it, move files, talk to processes, suspend it, take
+//! it up again from elsewhere, end it.
+//!
+//! ```no_run
+//! use sdk::{Client, Connection, CreateOptions, Options};
+//!
+//! # async fn example() -> Result<(), sdk::Error> {
+//! let client = Client::connect(Options {
+//!     connection: Connection::Direct { url: "http://127.0.0.1:8080".into() },
+//!     ..Options::default()
+//! })
+//! .await?;
+//!
+//! let sandbox = client.create(CreateOptions::from_template("python-runtime-template")).await?;
+//! sandbox.files().write("data.py", "x = 42").await?;
+//! let result = sandbox.commands().run_code("import data; print(data.x)").await?;
+//! assert_eq!(result.stdout, "42\n");
+//! sandbox.suspend().await?;
+//!
+//! // Later, perhaps in another process:
+//! let again = client.attach(sandbox.id()).await?;
+//! again.resume().await?;
+//! again.terminate().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The control plane is reached through `kube`, the sandbox through a router (or straight, inside a cluster): see
+//! [`Connection`]. Everything is async; [`blocking`] has the same without.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `client` | where handles come from, and the registry of those in use |
+//! | `sandbox` | one handle and its life; `rollback` takes back what did not come about |
+//! | [`commands`], [`files`], [`process`] | the engines |
+//! | `connector`, `retry`, `encoding` | requests: headers, attempts, time limits, caps |
+//! | `route`, `gateway`, `tunnel`, [`transport`] | ways to the sandbox |
+//! | `cluster`, `follow`, `claim`, `readiness`, [`status`] | claims and sandboxes in the Kubernetes API |
+//! | [`trace`] | spans, and the trace context that travels along |
+
+pub mod commands;
+pub mod files;
+pub mod process;
+pub mod status;
+pub mod trace;
+pub mod transport;
+
+mod claim;
+mod client;
+mod cluster;
+mod connector;
+mod encoding;
+mod error;
+mod follow;
+mod gateway;
+mod options;
+mod readiness;
+mod retry;
+mod rollback;
+mod route;
+mod sandbox;
+mod tunnel;
+
+pub use claim::{CreateOptions, WarmPool};
+pub use client::{AutoCleanup, Client};
+pub use commands::{ExecutionResult, RunOptions};
+pub use connector::CallOptions;
+pub use error::{Error, ErrorKind, Key};
+pub use files::{EntryKind, FileEntry};
+pub use options::{Connection, DEFAULT_SERVER_PORT, InClusterAddress, Options, Scheme};
+pub use retry::RetryPolicy;
+pub use sandbox::Sandbox;
+pub use status::{Phase, Status};
+
+pub use api::claim::ClaimShutdownPolicy;
+pub use k8s_openapi::jiff::Timestamp;

@@ -1,0 +1,255 @@
+//! What an object's status means to someone who waits for it. Pure.
+
+use api::conditions::{self, ConditionType, Reason};
+use api::{Sandbox, SandboxClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+/// What to do about an object that was just seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict<T> {
+    /// It is what was waited for.
+    Done(T),
+    /// It may still become so.
+    Wait,
+    /// It never will, for this reason.
+    Refused { reason: String, message: String },
+}
+
+/// The sandbox behind a claim, as far as the claim's status tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bound {
+    pub sandbox: String,
+    pub pod_ips: Vec<String>,
+}
+
+/// The sandbox that a claim is bound to, ready or not.
+pub(crate) fn bound(claim: &SandboxClaim) -> Option<Bound> {
+    let sandbox = claim.status.as_ref()?.sandbox.as_ref()?;
+    (!sandbox.name.is_empty()).then(|| Bound {
+        sandbox: sandbox.name.clone(),
+        pod_ips: sandbox.pod_ips.clone(),
+    })
+}
+
+/// Whether a claim can be used.
+pub(crate) fn of_claim(claim: &SandboxClaim) -> Verdict<Bound> {
+    let conditions = claim
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    match ready(conditions, claim.metadata.generation) {
+        Verdict::Done(()) => bound(claim).map_or(Verdict::Wait, Verdict::Done),
+        Verdict::Wait => Verdict::Wait,
+        Verdict::Refused { reason, message } => Verdict::Refused { reason, message },
+    }
+}
+
+/// Whether a sandbox that was resumed runs again.
+pub(crate) fn of_resumed(sandbox: &Sandbox) -> Verdict<Bound> {
+    if sandbox.spec.suspension().is_requested() {
+        return Verdict::Wait;
+    }
+    let conditions = conditions_of(sandbox);
+    match ready(conditions, sandbox.metadata.generation) {
+        Verdict::Done(()) => Verdict::Done(Bound {
+            sandbox: sandbox.metadata.name.clone().unwrap_or_default(),
+            pod_ips: pod_ips(sandbox),
+        }),
+        Verdict::Wait => Verdict::Wait,
+        Verdict::Refused { reason, message } => Verdict::Refused { reason, message },
+    }
+}
+
+/// Whether a sandbox that was suspended has come to rest.
+pub(crate) fn of_suspended(sandbox: &Sandbox) -> Verdict<()> {
+    let conditions = conditions_of(sandbox);
+    let suspended =
+        conditions::find(conditions, ConditionType::Suspended).is_some_and(|condition| {
+            condition.status == "True" && is_current(condition, sandbox.metadata.generation)
+        });
+    if suspended && sandbox.spec.suspension().is_requested() {
+        return Verdict::Done(());
+    }
+    match conditions::find(conditions, ConditionType::Ready).map(|condition| &condition.reason) {
+        Some(reason) if reason == Reason::SandboxExpired.as_str() => Verdict::Refused {
+            reason: reason.clone(),
+            message: "the sandbox has expired".into(),
+        },
+        _ => Verdict::Wait,
+    }
+}
+
+fn conditions_of(sandbox: &Sandbox) -> &[Condition] {
+    sandbox
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions)
+}
+
+pub(crate) fn pod_ips(sandbox: &Sandbox) -> Vec<String> {
+    sandbox
+        .status
+        .as_ref()
+        .map(|status| status.pod_ips.clone())
+        .unwrap_or_default()
+}
+
+fn ready(conditions: &[Condition], generation: Option<i64>) -> Verdict<()> {
+    let Some(ready) = conditions::find(conditions, ConditionType::Ready) else {
+        return Verdict::Wait;
+    };
+    // A condition of an older generation speaks of a spec that is no more.
+    if !is_current(ready, generation) {
+        return Verdict::Wait;
+    }
+    if ready.status == "True" {
+        return Verdict::Done(());
+    }
+    if ready.status == "False" && ends_waiting(&ready.reason) {
+        return Verdict::Refused {
+            reason: ready.reason.clone(),
+            message: ready.message.clone(),
+        };
+    }
+    Verdict::Wait
+}
+
+fn is_current(condition: &Condition, generation: Option<i64>) -> bool {
+    match (condition.observed_generation, generation) {
+        (Some(observed), Some(generation)) => observed >= generation,
+        _ => true,
+    }
+}
+
+/// Whether clients give up on this reason: it is final, or names something that is not there and that nobody is known to
+/// be about to make.
+fn ends_waiting(reason: &str) -> bool {
+    Reason::from_wire(reason).is_some_and(|reason| {
+        reason.is_final() || matches!(reason, Reason::TemplateNotFound | Reason::WarmPoolNotFound)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn claim(status: &serde_json::Value) -> SandboxClaim {
+        serde_json::from_value(json!({
+            "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+            "kind": "SandboxClaim",
+            "metadata": {"name": "c", "generation": 2},
+            "spec": {},
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn condition(kind: &str, status: &str, reason: &str, observed: i64) -> serde_json::Value {
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": "m",
+            "observedGeneration": observed, "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    }
+
+    fn ready(status: &str, reason: &str, observed: i64) -> serde_json::Value {
+        json!([condition("Ready", status, reason, observed)])
+    }
+
+    #[test]
+    fn a_claim_is_usable_once_it_is_ready_and_bound() {
+        let sandbox = json!({"name": "warm-1", "podIPs": ["10.0.0.7"]});
+        let met = claim(
+            &json!({"conditions": ready("True", "DependenciesReady", 2), "sandbox": sandbox}),
+        );
+        let expected = Bound {
+            sandbox: "warm-1".into(),
+            pod_ips: vec!["10.0.0.7".into()],
+        };
+        assert_eq!(of_claim(&met), Verdict::Done(expected));
+        for status in [
+            json!({}),
+            json!({"conditions": ready("True", "DependenciesReady", 2)}),
+            json!({"conditions": ready("True", "DependenciesReady", 1), "sandbox": sandbox}),
+            json!({"conditions": ready("False", "SandboxNotReady", 2), "sandbox": sandbox}),
+            json!({"conditions": ready("False", "ReconcilerError", 2)}),
+            json!({"conditions": ready("False", "PodFailed", 1)}),
+            json!({"conditions": ready("False", "SomethingNew", 2)}),
+        ] {
+            assert_eq!(of_claim(&claim(&status)), Verdict::Wait, "{status}");
+        }
+    }
+
+    #[test]
+    fn final_reasons_end_the_waiting() {
+        for reason in [
+            "InvalidMetadata",
+            "EnvVarsInjectionRejected",
+            "VolumeClaimTemplatesError",
+            "ClaimExpired",
+            "SandboxExpired",
+            "InvalidConfiguration",
+            "PodFailed",
+            "PodSucceeded",
+            "TemplateNotFound",
+            "WarmPoolNotFound",
+        ] {
+            let refused = claim(&json!({"conditions": ready("False", reason, 2)}));
+            let expected = Verdict::Refused {
+                reason: reason.into(),
+                message: "m".into(),
+            };
+            assert_eq!(of_claim(&refused), expected);
+        }
+    }
+
+    fn sandbox(replicas: i32, mode: &str, conditions: &serde_json::Value) -> Sandbox {
+        serde_json::from_value(json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1",
+            "kind": "Sandbox",
+            "metadata": {"name": "s", "generation": 3},
+            "spec": {"podTemplate": {"spec": {"containers": []}}, "replicas": replicas, "operatingMode": mode},
+            "status": {"conditions": conditions, "podIPs": ["10.0.0.9"]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn suspension_is_over_when_the_pod_is_gone() {
+        let done = sandbox(
+            0,
+            "Suspended",
+            &json!([condition("Suspended", "True", "PodTerminated", 3)]),
+        );
+        assert_eq!(of_suspended(&done), Verdict::Done(()));
+        let going = sandbox(
+            0,
+            "Suspended",
+            &json!([condition("Suspended", "False", "PodNotTerminated", 3)]),
+        );
+        assert_eq!(of_suspended(&going), Verdict::Wait);
+        let stale = sandbox(
+            0,
+            "Suspended",
+            &json!([condition("Suspended", "True", "PodTerminated", 2)]),
+        );
+        assert_eq!(of_suspended(&stale), Verdict::Wait);
+        let expired = sandbox(0, "Suspended", &ready("False", "SandboxExpired", 3));
+        assert!(matches!(of_suspended(&expired), Verdict::Refused { .. }));
+    }
+
+    #[test]
+    fn a_resumed_sandbox_must_be_ready_anew() {
+        let conditions = ready("True", "DependenciesReady", 3);
+        assert!(
+            matches!(of_resumed(&sandbox(1, "Running", &conditions)), Verdict::Done(bound) if bound.pod_ips == ["10.0.0.9"])
+        );
+        let stale = ready("True", "DependenciesReady", 2);
+        assert_eq!(of_resumed(&sandbox(1, "Running", &stale)), Verdict::Wait);
+        // Somebody suspended it again.
+        assert_eq!(
+            of_resumed(&sandbox(0, "Running", &conditions)),
+            Verdict::Wait
+        );
+    }
+}

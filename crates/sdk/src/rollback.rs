@@ -1,0 +1,125 @@
+//! Taking back a claim whose sandbox did not come about, also when nobody waits for the answer any more.
+
+use std::time::Duration;
+
+use api::labels::CLIENT_FIRST_REQUESTED_AT;
+use kube::ResourceExt;
+
+use crate::cluster::Cluster;
+use crate::error::{ErrorKind, Key};
+
+/// How often, and how far apart, a claim is looked for whose creation was never confirmed.
+const LOOKS: u32 = 3;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
+/// A claim that is taken back unless it is kept. Dropping it, which happens when opening is cancelled from outside, takes the
+/// claim back in the background.
+#[derive(Debug)]
+pub(crate) struct Rollback {
+    claim: Option<PendingClaim>,
+}
+
+#[derive(Clone, Debug)]
+struct PendingClaim {
+    cluster: Cluster,
+    key: Key,
+    limit: Duration,
+    /// The value of the annotation by which the claim is known as ours.
+    requested_at: String,
+    uid: Option<String>,
+}
+
+impl Rollback {
+    pub(crate) fn new(cluster: Cluster, key: Key, limit: Duration, requested_at: String) -> Self {
+        Self {
+            claim: Some(PendingClaim {
+                cluster,
+                key,
+                limit,
+                requested_at,
+                uid: None,
+            }),
+        }
+    }
+
+    /// The claim exists, under this UID.
+    pub(crate) fn created(&mut self, uid: Option<String>) {
+        if let Some(claim) = &mut self.claim {
+            claim.uid = uid;
+        }
+    }
+
+    /// The claim stays, or never was.
+    pub(crate) fn keep(mut self) {
+        self.claim = None;
+    }
+
+    /// Takes the claim back, and says why if that fails.
+    pub(crate) async fn undo(mut self) -> Result<(), String> {
+        match self.claim.take() {
+            Some(claim) => claim.delete().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Rollback {
+    fn drop(&mut self) {
+        let Some(claim) = self.claim.take() else {
+            return;
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => {
+                runtime.spawn(async move {
+                    if let Err(error) = claim.delete().await {
+                        tracing::warn!(claim = %claim.key, error, "a claim is left behind");
+                    }
+                });
+            }
+            Err(_) => {
+                tracing::warn!(claim = %claim.key, "a claim is left behind: no runtime to delete it with");
+            }
+        }
+    }
+}
+
+impl PendingClaim {
+    async fn delete(&self) -> Result<(), String> {
+        let deleting = async {
+            let uid = match &self.uid {
+                Some(uid) => uid.clone(),
+                None => match self.find().await.map_err(|error| error.to_string())? {
+                    Some(uid) => uid,
+                    None => return Ok(()),
+                },
+            };
+            match self.cluster.delete_claim(&self.key, Some(uid)).await {
+                // Another claim has taken the name: ours is gone.
+                Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+                result => result.map_err(|error| error.to_string()),
+            }
+        };
+        tokio::time::timeout(self.limit, deleting)
+            .await
+            .unwrap_or_else(|_| Err(format!("it took longer than {:?}", self.limit)))
+    }
+
+    /// The UID of a claim that may or may not have been created, if it was and is ours.
+    async fn find(&self) -> Result<Option<String>, ErrorKind> {
+        for look in 1..=LOOKS {
+            match self.cluster.claim(&self.key).await {
+                Ok(claim) => {
+                    let ours = claim.annotations().get(CLIENT_FIRST_REQUESTED_AT)
+                        == Some(&self.requested_at);
+                    return Ok(claim.uid().filter(|_| ours));
+                }
+                Err(ErrorKind::ClaimNotFound) => {}
+                Err(error) => return Err(error),
+            }
+            if look < LOOKS {
+                tokio::time::sleep(BETWEEN_LOOKS).await;
+            }
+        }
+        Ok(None)
+    }
+}

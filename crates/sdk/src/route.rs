@@ -1,0 +1,177 @@
+//! Which URL leads to a sandbox: the four connection strategies.
+
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+
+use api::SYSTEM_NAMESPACE;
+
+use crate::cluster::Cluster;
+use crate::error::ErrorKind;
+use crate::gateway;
+use crate::options::{Connection, InClusterAddress, Options};
+use crate::readiness::Bound;
+use crate::transport::{Dialer, TcpDialer};
+use crate::tunnel::{TUNNEL_URL, Tunnel};
+
+/// The way to sandboxes, shared by all sandboxes of a client.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    connection: Connection,
+    tunnel: Option<Arc<Tunnel>>,
+}
+
+/// What could be found out before the sandbox is known.
+#[derive(Clone, Debug)]
+pub(crate) enum Entrance {
+    /// A router, which leads to every sandbox.
+    Router(String),
+    /// None: each sandbox has a URL of its own.
+    PerSandbox,
+}
+
+impl Route {
+    /// The way, and the dialer that goes it.
+    pub(crate) fn new(options: &Options, cluster: &Cluster) -> (Self, Arc<dyn Dialer>) {
+        let connection = options.connection.clone();
+        if matches!(connection, Connection::Tunnel | Connection::TunnelIn { .. }) {
+            let limit = options.port_forward_ready_timeout;
+            let tunnel = Arc::new(Tunnel::new(cluster.client().clone(), limit));
+            let route = Self {
+                connection,
+                tunnel: Some(Arc::clone(&tunnel)),
+            };
+            return (route, tunnel);
+        }
+        let dialer = options
+            .dialer
+            .clone()
+            .unwrap_or_else(|| Arc::new(TcpDialer));
+        let route = Self {
+            connection,
+            tunnel: None,
+        };
+        (route, dialer)
+    }
+
+    /// Finds the router, for sandboxes of this namespace.
+    pub(crate) async fn discover(
+        &self,
+        cluster: &Cluster,
+        options: &Options,
+        namespace: &str,
+    ) -> Result<Entrance, ErrorKind> {
+        match &self.connection {
+            Connection::Direct { url } => Ok(Entrance::Router(url.clone())),
+            Connection::Gateway {
+                name,
+                namespace,
+                scheme,
+            } => {
+                let limit = options.gateway_ready_timeout;
+                gateway::discover(cluster.client(), name, namespace, *scheme, limit)
+                    .await
+                    .map(Entrance::Router)
+            }
+            Connection::Tunnel | Connection::TunnelIn { .. } => {
+                let namespaces = match &self.connection {
+                    Connection::TunnelIn { namespace } => vec![namespace.clone()],
+                    _ => vec![namespace.to_owned(), SYSTEM_NAMESPACE.to_owned()],
+                };
+                if let Some(tunnel) = &self.tunnel {
+                    tunnel.establish(&namespaces).await?;
+                }
+                Ok(Entrance::Router(TUNNEL_URL.into()))
+            }
+            Connection::InCluster(_) => Ok(Entrance::PerSandbox),
+        }
+    }
+
+    /// The URL that requests for this sandbox are appended to. There is none while a sandbox that is addressed by its pod has
+    /// no pod.
+    pub(crate) fn base_url(
+        &self,
+        entrance: &Entrance,
+        bound: &Bound,
+        namespace: &str,
+        port: u16,
+    ) -> Option<String> {
+        if let Entrance::Router(url) = entrance {
+            return Some(url.trim_end_matches('/').to_owned());
+        }
+        match &self.connection {
+            Connection::InCluster(InClusterAddress::Service { cluster_domain }) => {
+                let sandbox = &bound.sandbox;
+                Some(format!(
+                    "http://{sandbox}.{namespace}.svc.{cluster_domain}:{port}"
+                ))
+            }
+            _ => pod_url(&bound.pod_ips, port),
+        }
+    }
+
+    /// Whether the URL has an address in it that a new pod changes.
+    pub(crate) fn follows_the_pod(&self) -> bool {
+        self.connection == Connection::InCluster(InClusterAddress::PodIp)
+    }
+
+    /// The name of the way in logs.
+    pub(crate) fn label(&self) -> &'static str {
+        match &self.connection {
+            Connection::Direct { .. } => "direct",
+            Connection::Gateway { .. } => "gateway",
+            Connection::Tunnel | Connection::TunnelIn { .. } => "tunnel",
+            Connection::InCluster(_) => "in-cluster",
+        }
+    }
+
+    /// Why the tunnel does not work, if that is known.
+    pub(crate) fn death(&self) -> Option<ErrorKind> {
+        self.tunnel.as_ref().and_then(|tunnel| tunnel.death())
+    }
+}
+
+pub(crate) fn pod_url(addresses: &[String], port: u16) -> Option<String> {
+    let address = addresses.first()?;
+    Some(if address.parse::<Ipv6Addr>().is_ok() {
+        format!("http://[{address}]:{port}")
+    } else {
+        format!("http://{address}:{port}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base(connection: Connection, entrance: &Entrance, pod_ips: &[&str]) -> Option<String> {
+        let route = Route {
+            connection,
+            tunnel: None,
+        };
+        let bound = Bound {
+            sandbox: "s".into(),
+            pod_ips: pod_ips.iter().map(|ip| (*ip).to_owned()).collect(),
+        };
+        route.base_url(entrance, &bound, "team", 8888)
+    }
+
+    #[test]
+    fn every_way_has_its_url() {
+        let router = Entrance::Router("http://router:8080/p/".into());
+        let direct = Connection::Direct {
+            url: "unused".into(),
+        };
+        assert_eq!(base(direct, &router, &[]).unwrap(), "http://router:8080/p");
+        let by_ip = || Connection::InCluster(InClusterAddress::PodIp);
+        let url = base(by_ip(), &Entrance::PerSandbox, &["10.0.0.3", "fd00::3"]).unwrap();
+        assert_eq!(url, "http://10.0.0.3:8888");
+        let url = base(by_ip(), &Entrance::PerSandbox, &["fd00::3"]).unwrap();
+        assert_eq!(url, "http://[fd00::3]:8888");
+        assert_eq!(base(by_ip(), &Entrance::PerSandbox, &[]), None);
+        let by_name = Connection::InCluster(InClusterAddress::Service {
+            cluster_domain: "cluster.local".into(),
+        });
+        let url = base(by_name, &Entrance::PerSandbox, &[]).unwrap();
+        assert_eq!(url, "http://s.team.svc.cluster.local:8888");
+    }
+}

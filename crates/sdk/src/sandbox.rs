@@ -1,0 +1,486 @@
+//! The handle of one sandbox, and its life.
+//!
+//! ```text
+//!            open                      disconnect
+//!   New ─────────────► Open ──────────────────────► Disconnected ──┐
+//!    ▲ │                │ ▲                                        │ open
+//!    │ │ cannot undo    │ └────────────────────────────────────────┤
+//!    │ └──► Orphaned ◄──┤ terminate, and the claim cannot be       │
+//!    │         │        │ deleted                                  │
+//!    │         └────────┼──────────────────────────────────────────┘
+//!    └──── open ──── Closed ◄── terminate
+//! ```
+//!
+//! Opening, disconnecting and terminating exclude each other; the latter two cut a running opening short. The handle stays
+//! valid whether the pod behind it runs, is suspended, or has been replaced.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::{Instrument, Span};
+
+use crate::claim::CreateOptions;
+use crate::cluster::{Mode, kubernetes};
+use crate::commands::Commands;
+use crate::connector::{Access, Connector};
+use crate::error::{Error, ErrorKind, Key};
+use crate::files::Files;
+use crate::options::Options;
+use crate::process::Processes;
+use crate::readiness::{self, Bound, Verdict};
+use crate::rollback::Rollback;
+use crate::route::Entrance;
+use crate::status::{self, Status};
+use crate::trace;
+
+/// A sandbox. Clones are the same handle. Dropping it leaves the sandbox as it is: [`Sandbox::terminate`] ends it, and
+/// [`crate::Client::attach`] takes it up again by its [`Sandbox::id`], from any process.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    access: Arc<Access>,
+    key: Key,
+    /// What to claim; nothing for a claim that someone else made.
+    request: Option<CreateOptions>,
+    connector: Arc<Connector>,
+    /// Held while the handle is opened, disconnected or terminated.
+    lifecycle: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    New,
+    Open,
+    Disconnected,
+    Orphaned,
+    Closed,
+}
+
+#[derive(Debug)]
+struct State {
+    stage: Stage,
+    /// Cuts short the opening that is under way.
+    opening: Option<CancellationToken>,
+    /// The name of the Sandbox object.
+    sandbox: Option<String>,
+    /// Counts running operations; absent when none may begin.
+    operations: Option<TaskTracker>,
+    span: Span,
+}
+
+impl Sandbox {
+    /// A handle for a claim that is still to be made.
+    pub(crate) fn new(access: Arc<Access>, key: Key, request: CreateOptions) -> Self {
+        Self::with(access, key, Some(request), Stage::New)
+    }
+
+    /// A handle for a claim that exists.
+    pub(crate) fn existing(access: Arc<Access>, key: Key) -> Self {
+        Self::with(access, key, None, Stage::Disconnected)
+    }
+
+    fn with(access: Arc<Access>, key: Key, request: Option<CreateOptions>, stage: Stage) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                connector: Arc::new(Connector::new(Arc::clone(&access), key.clone())),
+                access,
+                key,
+                request,
+                lifecycle: tokio::sync::Mutex::new(()),
+                state: Mutex::new(State {
+                    stage,
+                    opening: None,
+                    sandbox: None,
+                    operations: None,
+                    span: Span::none(),
+                }),
+            }),
+        }
+    }
+
+    /// The name of its claim: what [`crate::Client::attach`] takes.
+    pub fn id(&self) -> &str {
+        &self.shared.key.claim
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.shared.key.namespace
+    }
+
+    /// Namespace and id together.
+    pub fn key(&self) -> &Key {
+        &self.shared.key
+    }
+
+    /// The name of the Sandbox object, which a warm pool may have chosen. Known once the handle has been open.
+    pub fn sandbox_name(&self) -> Option<String> {
+        self.state().sandbox.clone()
+    }
+
+    /// Whether operations can be sent.
+    pub fn is_open(&self) -> bool {
+        self.state().stage == Stage::Open && self.shared.connector.is_open()
+    }
+
+    /// Whether a claim was left behind that could not be deleted.
+    pub fn is_orphaned(&self) -> bool {
+        self.state().stage == Stage::Orphaned
+    }
+
+    /// Runs commands.
+    pub fn commands(&self) -> Commands {
+        Commands::new(self.clone())
+    }
+
+    /// Moves files.
+    pub fn files(&self) -> Files {
+        Files::new(self.clone())
+    }
+
+    /// Starts interactive processes.
+    pub fn process(&self) -> Processes {
+        Processes::new(self.clone())
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.shared.access.options
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn error(&self, kind: ErrorKind) -> Error {
+        Error::of(&self.shared.key, kind)
+    }
+
+    /// Makes the claim and waits until the sandbox can be used; or, if the claim exists already, connects to it again.
+    ///
+    /// If it fails, the claim is deleted. If that fails as well, the error is [`ErrorKind::OrphanedClaim`]: opening again takes
+    /// the claim up, terminating deletes it. If the future is dropped, the claim is deleted in the background.
+    pub async fn open(&self) -> Result<(), Error> {
+        let _lifecycle = self.shared.lifecycle.lock().await;
+        let cancel = CancellationToken::new();
+        let before = {
+            let mut state = self.state();
+            if state.stage == Stage::Open {
+                return Err(self.error(ErrorKind::AlreadyOpen));
+            }
+            state.opening = Some(cancel.clone());
+            state.stage
+        };
+        let span = trace::lifecycle(&self.options().trace_service_name, self.key());
+        let opening = async {
+            match (&self.shared.request, before) {
+                (Some(request), Stage::New | Stage::Closed) => self.create(request, &cancel).await,
+                (owned, _) => self.reconnect(owned.is_some(), &cancel).await,
+            }
+        };
+        let opened = Box::pin(opening.instrument(span.clone())).await;
+        let mut state = self.state();
+        state.opening = None;
+        match opened {
+            Ok(bound) => {
+                span.record("sandbox.name", &bound.sandbox);
+                state.stage = Stage::Open;
+                state.sandbox = Some(bound.sandbox);
+                state.operations = Some(TaskTracker::new());
+                state.span = span;
+                Ok(())
+            }
+            Err(kind) => {
+                state.stage = match (&kind, before) {
+                    (ErrorKind::OrphanedClaim { .. }, _) => Stage::Orphaned,
+                    (ErrorKind::ClaimNotFound | ErrorKind::SandboxDeleted, _)
+                        if self.shared.request.is_some() =>
+                    {
+                        Stage::New
+                    }
+                    (_, before) => before,
+                };
+                drop(state);
+                trace::record(&span, Err(self.error(kind)))
+            }
+        }
+    }
+
+    async fn create(
+        &self,
+        request: &CreateOptions,
+        cancel: &CancellationToken,
+    ) -> Result<Bound, ErrorKind> {
+        let access = &self.shared.access;
+        let now = Timestamp::now();
+        let trace = trace::carrier(access.options.propagator.as_deref());
+        let claim = request.claim(self.key(), &trace, now)?;
+        let cleanup = access.options.cleanup_timeout;
+        let mut rollback = Rollback::new(
+            access.cluster.clone(),
+            self.key().clone(),
+            cleanup,
+            now.to_string(),
+        );
+        let created = match access.cluster.create_claim(&claim).await {
+            Ok(created) => created,
+            Err(kube::Error::Api(status)) if status.code == 409 && request.adopt_existing => {
+                rollback.keep();
+                return Box::pin(self.reconnect(false, cancel)).await;
+            }
+            Err(cause) => {
+                // An answer of the server's is a refusal; without one, the claim may exist.
+                if matches!(&cause, kube::Error::Api(status) if status.code < 500) {
+                    rollback.keep();
+                } else if let Err(error) = rollback.undo().await {
+                    tracing::warn!(claim = %self.key(), error, "the claim may have been left behind");
+                }
+                return Err(ErrorKind::ClaimFailed { cause });
+            }
+        };
+        rollback.created(created.uid());
+        let limit = request
+            .ready_timeout
+            .unwrap_or(access.options.sandbox_ready_timeout);
+        let waiting = access
+            .cluster
+            .wait_ready(self.key(), created.resource_version(), limit);
+        match self.connect(Box::pin(waiting), cancel).await {
+            Ok(bound) => {
+                rollback.keep();
+                Ok(bound)
+            }
+            Err(cause) => match rollback.undo().await {
+                Ok(()) => Err(cause),
+                Err(cleanup) => Err(ErrorKind::OrphanedClaim {
+                    cause: Box::new(cause),
+                    cleanup: Some(cleanup),
+                }),
+            },
+        }
+    }
+
+    async fn reconnect(&self, owned: bool, cancel: &CancellationToken) -> Result<Bound, ErrorKind> {
+        let connecting = self.connect(Box::pin(self.verify()), cancel).await;
+        connecting.map_err(|cause| match cause {
+            ErrorKind::ClaimNotFound | ErrorKind::SandboxDeleted => cause,
+            cause if owned => ErrorKind::OrphanedClaim {
+                cause: Box::new(cause),
+                cleanup: None,
+            },
+            cause => cause,
+        })
+    }
+
+    /// Finds the router while `waiting` waits for the sandbox, and then has all it takes to connect.
+    async fn connect(
+        &self,
+        waiting: BoxFuture<'_, Result<Bound, ErrorKind>>,
+        cancel: &CancellationToken,
+    ) -> Result<Bound, ErrorKind> {
+        let access = &self.shared.access;
+        let discovering = access
+            .route
+            .discover(&access.cluster, &access.options, self.namespace());
+        let both = async { tokio::try_join!(waiting, Box::pin(discovering)) };
+        let (bound, entrance): (Bound, Entrance) = tokio::select! {
+            biased;
+            () = cancel.cancelled() => return Err(ErrorKind::Cancelled),
+            result = both => result?,
+        };
+        self.shared.connector.open(&entrance, &bound);
+        Ok(bound)
+    }
+
+    /// Makes sure that the claim exists and can be used, at once or after a resume.
+    async fn verify(&self) -> Result<Bound, ErrorKind> {
+        let access = &self.shared.access;
+        let claim = access.cluster.claim(self.key()).await?;
+        if claim.metadata.deletion_timestamp.is_some() {
+            return Err(ErrorKind::SandboxDeleted);
+        }
+        match readiness::of_claim(&claim) {
+            Verdict::Done(bound) => return Ok(bound),
+            Verdict::Refused { reason, message } => {
+                return Err(ErrorKind::Refused { reason, message });
+            }
+            Verdict::Wait => {}
+        }
+        if let Some(bound) = readiness::bound(&claim) {
+            let sandbox = access
+                .cluster
+                .sandbox(self.namespace(), &bound.sandbox)
+                .await?;
+            if sandbox.is_some_and(|sandbox| sandbox.spec.suspension().is_requested()) {
+                return Ok(bound);
+            }
+        }
+        let limit = access.options.sandbox_ready_timeout;
+        access
+            .cluster
+            .wait_ready(self.key(), claim.resource_version(), limit)
+            .await
+    }
+
+    /// Lets go of the connection and leaves the sandbox as it is. [`Sandbox::open`] connects again.
+    pub async fn disconnect(&self) -> Result<(), Error> {
+        let limit = self.options().cleanup_timeout;
+        // Without the lock the connection must be left alone: it may be one that an opening has just made.
+        let _lifecycle = self.interrupt(limit).await?;
+        let mut state = self.state();
+        if state.stage == Stage::Open {
+            self.shared.connector.close();
+            state.operations = None;
+            state.span = Span::none();
+            state.stage = Stage::Disconnected;
+        }
+        Ok(())
+    }
+
+    /// Ends the sandbox: waits for running operations, though not for long, and deletes the claim.
+    pub async fn terminate(&self) -> Result<(), Error> {
+        let cleanup = self.options().cleanup_timeout;
+        let _lifecycle = self.interrupt(cleanup * 2).await?;
+        let (operations, span) = {
+            // The connection goes first, so that no new operation can slip past the count and still be sent.
+            let mut state = self.state();
+            self.shared.connector.close();
+            (
+                state.operations.take(),
+                std::mem::replace(&mut state.span, Span::none()),
+            )
+        };
+        if let Some(operations) = operations {
+            operations.close();
+            if tokio::time::timeout(cleanup / 2, operations.wait())
+                .await
+                .is_err()
+            {
+                tracing::warn!(sandbox = %self.key(), running = operations.len(), "operations are cut short");
+            }
+        }
+        let deleting = self.shared.access.cluster.delete_claim(self.key(), None);
+        let deleted = match tokio::time::timeout(cleanup / 2, deleting).await {
+            Ok(result) => result.map_err(|cause| kubernetes("delete the claim", cause)),
+            Err(_) => Err(ErrorKind::Timeout {
+                what: "deleting the claim",
+                limit: cleanup / 2,
+            }),
+        };
+        self.state().stage = if deleted.is_ok() {
+            Stage::Closed
+        } else {
+            Stage::Orphaned
+        };
+        trace::record(&span, deleted.map_err(|kind| self.error(kind)))
+    }
+
+    /// Cuts short an opening and waits for its end.
+    async fn interrupt(&self, limit: Duration) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
+        if let Some(opening) = &self.state().opening {
+            opening.cancel();
+        }
+        let waiting = tokio::time::timeout(limit, self.shared.lifecycle.lock());
+        waiting.await.map_err(|_| {
+            self.error(ErrorKind::Timeout {
+                what: "waiting for another opening or closing",
+                limit,
+            })
+        })
+    }
+
+    /// How the sandbox is, as the cluster says now.
+    pub async fn status(&self) -> Result<Status, Error> {
+        let access = &self.shared.access;
+        let asking = async {
+            let claim = access.cluster.claim(self.key()).await?;
+            let sandbox = match readiness::bound(&claim) {
+                Some(bound) => {
+                    access
+                        .cluster
+                        .sandbox(self.namespace(), &bound.sandbox)
+                        .await?
+                }
+                None => None,
+            };
+            Ok(status::of(&claim, sandbox.as_ref()))
+        };
+        asking.await.map_err(|kind| self.error(kind))
+    }
+
+    /// Stops the pod and keeps its volumes. Returns when the pod is gone.
+    pub async fn suspend(&self) -> Result<(), Error> {
+        self.change_mode("suspend", Mode::Suspended).await.map(drop)
+    }
+
+    /// Starts the pod of a suspended sandbox again. Returns when it is ready.
+    pub async fn resume(&self) -> Result<(), Error> {
+        let bound = self.change_mode("resume", Mode::Running).await?;
+        self.shared.connector.moved(&bound.pod_ips);
+        Ok(())
+    }
+
+    async fn change_mode(&self, operation: &'static str, mode: Mode) -> Result<Bound, Error> {
+        let access = &self.shared.access;
+        let span = trace::operation(
+            &self.state().span,
+            &access.options.trace_service_name,
+            operation,
+        );
+        let changing = async {
+            let known = self.sandbox_name();
+            let name = match known {
+                Some(name) => name,
+                None => {
+                    readiness::bound(&access.cluster.claim(self.key()).await?)
+                        .ok_or(ErrorKind::NotReady { cause: None })?
+                        .sandbox
+                }
+            };
+            let limit = access.options.sandbox_ready_timeout;
+            access
+                .cluster
+                .set_mode(self.namespace(), &name, mode, limit)
+                .await
+        };
+        let changed = changing.instrument(span.clone()).await;
+        trace::record(&span, changed.map_err(|kind| self.error(kind)))
+    }
+
+    /// Runs one operation of an engine: counted, in a span of its own, and with the sandbox's name on its error.
+    pub(crate) async fn operate<T, F, W>(&self, name: &'static str, work: W) -> Result<T, Error>
+    where
+        W: FnOnce(Arc<Connector>) -> F,
+        F: Future<Output = Result<T, ErrorKind>>,
+    {
+        let (running, parent) = self.begin()?;
+        let span = trace::operation(&parent, &self.options().trace_service_name, name);
+        let result = work(Arc::clone(&self.shared.connector))
+            .instrument(span.clone())
+            .await;
+        drop(running);
+        trace::record(&span, result.map_err(|kind| self.error(kind)))
+    }
+
+    /// Counts an operation as running, if any may run.
+    fn begin(&self) -> Result<(TaskTrackerToken, Span), Error> {
+        let state = self.state();
+        match &state.operations {
+            Some(operations) => Ok((operations.token(), state.span.clone())),
+            None => Err(self.error(ErrorKind::NotReady { cause: None })),
+        }
+    }
+}

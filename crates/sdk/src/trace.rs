@@ -1,0 +1,120 @@
+//! Tracing: how operations become spans, and how the current trace travels along with requests and claims.
+//!
+//! The SDK reports through the `tracing` crate and knows no exporter. Whoever exports brings a [`Propagator`], a few lines over
+//! their tracing system, and every request and claim then carries the trace as W3C trace context.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use tracing::Span;
+use tracing::field::Empty;
+
+use crate::error::{Error, Key};
+
+/// Puts the context of the current span into a carrier: header names and values, as `traceparent`.
+///
+/// With `opentelemetry` and `tracing-opentelemetry` it is one call: take the current span's context and give it to the global
+/// text-map propagator.
+///
+/// ```
+/// #[derive(Debug)]
+/// struct Fixed;
+///
+/// impl sdk::trace::Propagator for Fixed {
+///     fn inject(&self, set: &mut dyn FnMut(&str, String)) {
+///         set("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
+///     }
+/// }
+/// ```
+pub trait Propagator: Send + Sync + fmt::Debug {
+    /// Calls `set` once for each entry of the carrier. Called inside the span whose context is meant.
+    fn inject(&self, set: &mut dyn FnMut(&str, String));
+}
+
+/// A context from outside, for a program that is itself one step of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteContext {
+    pub traceparent: String,
+    pub tracestate: Option<String>,
+}
+
+impl Propagator for RemoteContext {
+    fn inject(&self, set: &mut dyn FnMut(&str, String)) {
+        set("traceparent", self.traceparent.clone());
+        if let Some(tracestate) = &self.tracestate {
+            set("tracestate", tracestate.clone());
+        }
+    }
+}
+
+/// The carrier of the current span. Empty without a propagator.
+pub(crate) fn carrier(propagator: Option<&dyn Propagator>) -> BTreeMap<String, String> {
+    let mut carrier = BTreeMap::new();
+    if let Some(propagator) = propagator {
+        propagator.inject(&mut |name, value| {
+            carrier.insert(name.to_owned(), value);
+        });
+    }
+    carrier
+}
+
+/// The span that covers a handle from opening to closing, and is the parent of all its operations.
+pub(crate) fn lifecycle(service: &str, key: &Key) -> Span {
+    tracing::info_span!(
+        "sandbox.lifecycle",
+        otel.name = format!("{service}.lifecycle"),
+        otel.status_code = Empty,
+        error = Empty,
+        sandbox.claim.name = key.claim,
+        sandbox.namespace = key.namespace,
+        sandbox.name = Empty,
+    )
+}
+
+/// The span of one operation.
+pub(crate) fn operation(parent: &Span, service: &str, name: &'static str) -> Span {
+    tracing::info_span!(
+        parent: parent,
+        "sandbox.operation",
+        otel.name = format!("{service}.{name}"),
+        otel.kind = "client",
+        otel.status_code = Empty,
+        error = Empty,
+        sandbox.request_id = Empty,
+        sandbox.command = Empty,
+        sandbox.exit_code = Empty,
+        sandbox.file.path = Empty,
+        sandbox.file.size = Empty,
+        sandbox.file.count = Empty,
+        sandbox.file.exists = Empty,
+        sandbox.gateway.name = Empty,
+    )
+}
+
+/// Marks the span as failed when the result is a failure.
+pub(crate) fn record<T>(span: &Span, result: Result<T, Error>) -> Result<T, Error> {
+    if let Err(error) = &result {
+        span.record("otel.status_code", "ERROR");
+        span.record("error", tracing::field::display(error));
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remote_context_is_passed_on_whole() {
+        let context = RemoteContext {
+            traceparent: "00-aa-bb-01".into(),
+            tracestate: Some("vendor=1".into()),
+        };
+        let carrier = carrier(Some(&context));
+        assert_eq!(
+            serde_json::to_string(&carrier).unwrap(),
+            r#"{"traceparent":"00-aa-bb-01","tracestate":"vendor=1"}"#
+        );
+        assert!(super::carrier(None).is_empty());
+    }
+}

@@ -1,0 +1,284 @@
+//! PID 1 of a container: runs its command, writes its log, reaps orphans, and serves exec and attach.
+//!
+//! The agent is already confined when it starts, so whatever it starts is confined alike: an exec never enters the
+//! container from outside. It is one thread around one `poll`. A peer that does not read stops being read from, and
+//! nothing grows without bound.
+//!
+//! ```text
+//!            ┌── signals: SIGCHLD reaps, the others go to the command
+//!   poll ────┼── the command's output ──► log file, attached sessions
+//!            ├── the listener ──► new session
+//!            └── sessions: frames in, frames out, and their exec's streams
+//! ```
+
+mod command;
+mod log;
+mod session;
+mod spawn;
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::process::ExitCode;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
+use shim_protocol::{ContainerExit, ExitReport, LaunchAnswer, Process};
+
+use self::command::Command;
+use self::session::{Session, Watch};
+use crate::failure::{During, Failure};
+use crate::syscalls;
+
+/// The number under which the launcher leaves the agent's own binary; it closes on exec.
+pub const AGENT_DESCRIPTOR: i32 = 8;
+
+const FORWARDED_SIGNALS: [i32; 7] = [
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+];
+
+/// What the launcher left open, in the order in which it arranged it.
+struct Inheritance {
+    configuration: OwnedFd,
+    listener: OwnedFd,
+    log: OwnedFd,
+    exit: OwnedFd,
+    status: OwnedFd,
+}
+
+pub fn run() -> ExitCode {
+    let inheritance = Inheritance {
+        configuration: syscalls::inherited(3),
+        listener: syscalls::inherited(4),
+        log: syscalls::inherited(5),
+        exit: syscalls::inherited(6),
+        status: syscalls::inherited(7),
+    };
+    let mut status = File::from(inheritance.status);
+    let say = |status: &mut File, answer: &LaunchAnswer| {
+        let _ = serde_json::to_vec(answer).map(|text| status.write_all(&text));
+    };
+    let (process, signals) = match prepare(inheritance.configuration) {
+        Ok(prepared) => prepared,
+        Err(failure) => {
+            say(
+                &mut status,
+                &LaunchAnswer::Failed {
+                    message: failure.to_string(),
+                    pid: None,
+                },
+            );
+            return ExitCode::FAILURE;
+        }
+    };
+    let command = match Command::start(&process, File::from(inheritance.log)) {
+        Ok(command) => command,
+        Err(refusal) => {
+            let message = refusal.message;
+            say(
+                &mut status,
+                &LaunchAnswer::CommandFailed {
+                    message,
+                    code: refusal.code,
+                    pid: 1,
+                },
+            );
+            return ExitCode::from(u8::try_from(refusal.code).unwrap_or(1));
+        }
+    };
+    say(&mut status, &LaunchAnswer::Started { pid: 1 });
+    drop(status);
+    let agent = Agent {
+        process,
+        signals,
+        listener: UnixListener::from(inheritance.listener),
+        exit: File::from(inheritance.exit),
+        command,
+        sessions: Vec::new(),
+        buffer: vec![0; 32 << 10],
+    };
+    agent.serve()
+}
+
+fn prepare(configuration: OwnedFd) -> Result<(Process, OwnedFd), Failure> {
+    syscalls::forbid_inspection().during("hiding the agent from its own user")?;
+    // In a PID namespace shared by the pod the agent is not PID 1, and must still reap what its container leaves.
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    let mut text = String::new();
+    let mut configuration = File::from(configuration);
+    configuration
+        .rewind()
+        .during("rewinding the configuration")?;
+    configuration
+        .read_to_string(&mut text)
+        .during("reading the configuration")?;
+    let process = serde_json::from_str(&text).during("parsing the configuration")?;
+    let mut signals = FORWARDED_SIGNALS.to_vec();
+    signals.push(libc::SIGCHLD);
+    let signals = syscalls::signal_descriptor(&signals).during("preparing signals")?;
+    Ok((process, signals))
+}
+
+struct Agent {
+    process: Process,
+    signals: OwnedFd,
+    listener: UnixListener,
+    exit: File,
+    command: Command,
+    sessions: Vec<Session>,
+    buffer: Vec<u8>,
+}
+
+/// Whose descriptor an entry of the poll set is.
+#[derive(Clone, Copy)]
+enum Source {
+    Signals,
+    Listener,
+    CommandOutput,
+    CommandInput,
+    Session(usize, Watch),
+}
+
+impl Agent {
+    fn serve(mut self) -> ExitCode {
+        loop {
+            for (source, events) in self.poll() {
+                self.handle(source, events);
+            }
+            self.sessions.retain(|session| !session.is_finished());
+            if let Some(exit) = self.command.exit() {
+                return self.finish(exit);
+            }
+        }
+    }
+
+    fn poll(&self) -> Vec<(Source, PollFlags)> {
+        let mut sources: Vec<(Source, BorrowedFd<'_>, PollFlags)> = vec![
+            (Source::Signals, self.signals.as_fd(), PollFlags::IN),
+            (Source::Listener, self.listener.as_fd(), PollFlags::IN),
+        ];
+        sources.extend(
+            self.command
+                .outputs()
+                .map(|output| (Source::CommandOutput, output, PollFlags::IN)),
+        );
+        sources.extend(
+            self.command
+                .wants_input()
+                .map(|input| (Source::CommandInput, input, PollFlags::OUT)),
+        );
+        for (index, session) in self.sessions.iter().enumerate() {
+            let accepts_stdin = session.is_exec() || self.command.accepts_input();
+            session.watch(accepts_stdin, |watch, descriptor, events| {
+                sources.push((Source::Session(index, watch), descriptor, events));
+            });
+        }
+        let mut set: Vec<PollFd<'_>> = sources
+            .iter()
+            .map(|(_, descriptor, events)| PollFd::from_borrowed_fd(*descriptor, *events))
+            .collect();
+        match poll(&mut set, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Only a shortage of memory is left; try again when something changes.
+            Err(_) => return Vec::new(),
+        }
+        let results = set.iter().map(PollFd::revents).collect::<Vec<_>>();
+        sources
+            .into_iter()
+            .zip(results)
+            .filter(|(_, events)| !events.is_empty())
+            .map(|((source, _, _), events)| (source, events))
+            .collect()
+    }
+
+    fn handle(&mut self, source: Source, _events: PollFlags) {
+        match source {
+            Source::Signals => self.take_signals(),
+            Source::Listener => {
+                while let Ok((stream, _)) = self.listener.accept() {
+                    self.sessions.extend(Session::new(stream));
+                }
+            }
+            Source::CommandOutput => self
+                .command
+                .read_output(&mut self.buffer, &mut self.sessions),
+            Source::CommandInput => self.command.write_input(),
+            Source::Session(index, watch) => {
+                let Some(session) = self.sessions.get_mut(index) else {
+                    return;
+                };
+                session.advance(watch, &mut self.buffer, &self.process, &mut self.command);
+            }
+        }
+    }
+
+    fn take_signals(&mut self) {
+        for signal in syscalls::pending_signals(self.signals.as_fd()) {
+            if signal == libc::SIGCHLD {
+                self.reap();
+            } else {
+                let _ = syscalls::send_signal(self.command.pid(), signal);
+            }
+        }
+    }
+
+    fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            let report = exit_report(status);
+            if pid.as_raw_nonzero().get() == self.command.pid() {
+                self.command.ended(report);
+            } else {
+                self.end_exec(pid, report);
+            }
+        }
+    }
+
+    fn end_exec(&mut self, pid: Pid, report: ExitReport) {
+        let pid = pid.as_raw_nonzero().get();
+        if let Some(session) = self
+            .sessions
+            .iter_mut()
+            .find(|session| session.exec_pid() == Some(pid))
+        {
+            session.exec_ended(report, &mut self.buffer);
+        }
+    }
+
+    /// The command has ended: keep the last of its output and its exit code, and take the container down.
+    fn finish(mut self, exit: ExitReport) -> ExitCode {
+        self.command.drain(&mut self.buffer, &mut self.sessions);
+        let finished = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        let record = ContainerExit {
+            code: exit.code,
+            signal: exit.signal,
+            finished_at_ns: u64::try_from(finished.as_nanos()).unwrap_or(u64::MAX),
+        };
+        let _ = serde_json::to_vec(&record).map(|text| self.exit.write_all(&text));
+        for session in &mut self.sessions {
+            session.command_ended(exit);
+        }
+        ExitCode::from(u8::try_from(exit.code).unwrap_or(255))
+    }
+}
+
+fn exit_report(status: WaitStatus) -> ExitReport {
+    match status.terminating_signal() {
+        Some(signal) => ExitReport {
+            code: 128 + signal,
+            signal: Some(signal),
+        },
+        None => ExitReport {
+            code: status.exit_status().unwrap_or(0),
+            signal: None,
+        },
+    }
+}

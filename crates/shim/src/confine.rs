@@ -1,0 +1,131 @@
+//! The container's first process, from clone to exec: takes the container's root, gives everything else up, and
+//! becomes the agent.
+//!
+//! The order matters. Mounts need capabilities, so they come first; capabilities go before the seccomp filter, which
+//! no longer lets them be asked for; descriptors are arranged last, so that none of the launcher's is left over.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::CWD;
+use rustix::mount::{OpenTreeFlags, UnmountFlags};
+use shim_protocol::{Launch, LaunchAnswer};
+
+use crate::AGENT_NAME;
+use crate::failure::{During, Failure};
+use crate::launch::Files;
+use crate::mounts::{self, BuiltRoot};
+use crate::syscalls;
+
+/// All that the first process starts from.
+#[derive(Debug)]
+pub struct Container<'a> {
+    pub launch: &'a Launch,
+    pub root: BuiltRoot,
+    pub files: Files,
+    pub status: OwnedFd,
+}
+
+/// A view of the agent's binary that nobody can write to, whoever they are: `/proc/self/exe` leads through a
+/// read-only mount that no path reaches.
+pub fn protected_executable(path: &Path) -> Result<OwnedFd, Failure> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = rustix::mount::open_tree(CWD, path, flags)
+        .during(format_args!("opening {}", path.display()))?;
+    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    syscalls::mount_set_attributes(tree.as_fd(), false, attributes, None)
+        .during("protecting the agent's binary")?;
+    Ok(tree)
+}
+
+/// Confines this process and executes the agent. A failure is told to the launcher, and ends the process.
+pub fn enter(container: Container<'_>) -> ! {
+    let report = container.status.try_clone();
+    let Err(failure) = confine_and_execute(container);
+    if let Ok(report) = report {
+        let answer = LaunchAnswer::Failed {
+            message: failure.to_string(),
+            pid: None,
+        };
+        let _ = serde_json::to_vec(&answer).map(|text| File::from(report).write_all(&text));
+    }
+    std::process::exit(1)
+}
+
+fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infallible, Failure> {
+    let Container {
+        launch,
+        root,
+        files,
+        status,
+    } = container;
+    rustix::process::setsid().during("starting a session")?;
+    take_root(launch, &root)?;
+    give_up_privileges(launch)?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let Files {
+        null,
+        configuration,
+        listener,
+        log,
+        exit,
+        agent,
+        seccomp,
+    } = files;
+    syscalls::arrange_descriptors(
+        null,
+        vec![configuration, listener, log, exit, status, agent],
+    )
+    .during("arranging descriptors")?;
+    let agent = syscalls::inherited(crate::agent::AGENT_DESCRIPTOR);
+    for program in &seccomp {
+        syscalls::install_seccomp(program).during("installing the system call filter")?;
+    }
+    let name = CString::new(AGENT_NAME).during("naming the agent")?;
+    Err(Failure::new(
+        "executing the agent",
+        syscalls::execute_file(agent.as_fd(), &name),
+    ))
+}
+
+fn take_root(launch: &Launch, root: &BuiltRoot) -> Result<(), Failure> {
+    // The mounts this namespace copied are locked, and pivot_root wants one that is not: a clone of the whole tree.
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE;
+    let tree = rustix::mount::open_tree(CWD, &root.path, flags).during("cloning the root")?;
+    mounts::attach(tree.as_fd(), CWD, &root.path).during("stacking the root")?;
+    rustix::process::chdir(&root.path).during("entering the root")?;
+    let processes = mounts::plain_file_system("proc").during("making /proc")?;
+    mounts::attach(processes.as_fd(), CWD, Path::new("proc")).during("mounting /proc")?;
+    mounts::mask(&launch.masked_paths, &launch.read_only_paths)?;
+    syscalls::pivot_root_here().during("changing the root")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).during("leaving the host's root")?;
+    rustix::process::chdir("/").during("entering the new root")
+}
+
+fn give_up_privileges(launch: &Launch) -> Result<(), Failure> {
+    let process = &launch.process;
+    match syscalls::join_new_session_keyring() {
+        // Without the kernel's key service there is no keyring to leave.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {}
+        other => other.during("leaving the session keyring")?,
+    }
+    for limit in &process.limits {
+        syscalls::set_limit(limit.resource, limit.soft, limit.hard)
+            .during(format_args!("setting resource limit {}", limit.resource))?;
+    }
+    syscalls::bound_capabilities(process.capabilities).during("bounding capabilities")?;
+    syscalls::keep_capabilities().during("keeping capabilities over the change of user")?;
+    syscalls::become_user(process.user.uid, process.user.gid, &process.user.groups).during(
+        format_args!(
+            "becoming user {} and group {}",
+            process.user.uid, process.user.gid
+        ),
+    )?;
+    syscalls::set_capabilities(process.capabilities).during("dropping capabilities")?;
+    syscalls::forbid_new_privileges().during("forbidding new privileges")
+}

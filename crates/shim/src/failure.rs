@@ -1,0 +1,34 @@
+//! Failures on the way to a running container: which step failed, and why.
+
+use std::fmt::Display;
+
+/// A step that failed. It crosses a process boundary as text, so the cause is part of it.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}: {cause}")]
+pub struct Failure {
+    step: String,
+    cause: String,
+}
+
+/// Names the step in which an error happened.
+pub trait During<T> {
+    fn during(self, step: impl Display) -> Result<T, Failure>;
+}
+
+impl<T, E: Display> During<T> for Result<T, E> {
+    fn during(self, step: impl Display) -> Result<T, Failure> {
+        self.map_err(|cause| Failure {
+            step: step.to_string(),
+            cause: cause.to_string(),
+        })
+    }
+}
+
+impl Failure {
+    pub fn new(step: impl Display, cause: impl Display) -> Self {
+        Self {
+            step: step.to_string(),
+            cause: cause.to_string(),
+        }
+    }
+}

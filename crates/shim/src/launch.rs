@@ -1,0 +1,228 @@
+//! Starts one container: joins its control groups and namespaces, builds its root, and clones its first process.
+//!
+//! The launcher is a process of its own because clone and setns act on whole processes, which must have one thread.
+//! The container's first process becomes a child of the launcher's parent, so that the node sees it end, and survives
+//! the node.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::ExitCode;
+
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use shim_protocol::{Launch, LaunchAnswer};
+
+use crate::confine::{self, Container};
+use crate::failure::{During, Failure};
+use crate::mounts;
+use crate::syscalls::{self, Side};
+
+pub fn run() -> ExitCode {
+    let answer = match read_request().and_then(|request| start(&request)) {
+        Ok(answer) => answer,
+        Err(failure) => LaunchAnswer::Failed {
+            message: failure.to_string(),
+            pid: None,
+        },
+    };
+    match serde_json::to_writer(std::io::stdout(), &answer) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn read_request() -> Result<Launch, Failure> {
+    let mut text = Vec::new();
+    std::io::stdin()
+        .read_to_end(&mut text)
+        .during("reading the request")?;
+    serde_json::from_slice(&text).during("parsing the request")
+}
+
+fn start(launch: &Launch) -> Result<LaunchAnswer, Failure> {
+    rustix::process::umask(Mode::empty());
+    join_control_groups(launch)?;
+    let user_namespace = open(&launch.pins.user)?;
+    let files = open_files(launch)?;
+    join(&launch.pins.network, LinkNameSpaceType::Network)?;
+    join(
+        &launch.pins.ipc,
+        LinkNameSpaceType::InterProcessCommunication,
+    )?;
+    join(
+        &launch.pins.hostname,
+        LinkNameSpaceType::HostNameAndNISDomainName,
+    )?;
+    rustix::system::sethostname(launch.hostname.as_bytes()).during("setting the hostname")?;
+    let pid_namespace = launch.pid_namespace.as_deref().map(open).transpose()?;
+
+    syscalls::unshare(UnshareFlags::NEWNS).during("making a mount namespace")?;
+    rustix::mount::mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )
+    .during("making mounts private")?;
+    let shared_memory = mounts::open_shared_memory(launch)?;
+    // The pins of every other pod are mounts; a container's namespace must not keep them alive.
+    let _ = rustix::mount::unmount(&launch.hide, UnmountFlags::DETACH);
+    let root = mounts::build(launch, user_namespace.as_fd(), shared_memory)?;
+
+    rustix::thread::move_into_link_name_space(
+        user_namespace.as_fd(),
+        Some(LinkNameSpaceType::User),
+    )
+    .during("joining the pod's user namespace")?;
+    let mut flags = libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP;
+    match &pid_namespace {
+        Some(namespace) => {
+            rustix::thread::move_into_link_name_space(
+                namespace.as_fd(),
+                Some(LinkNameSpaceType::ProcessID),
+            )
+            .during("joining the pod's PID namespace")?;
+        }
+        None => flags |= libc::CLONE_NEWPID,
+    }
+    let (status_read, status_write) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).during("making a pipe")?;
+    let flags = u64::try_from(flags).expect("positive flags");
+    match syscalls::clone_sibling(flags).during("cloning the container's first process")? {
+        Side::Child => {
+            drop(status_read);
+            confine::enter(Container {
+                launch,
+                root,
+                files,
+                status: status_write,
+            })
+        }
+        Side::Parent(pid) => {
+            drop(status_write);
+            Ok(await_start(status_read, pid.as_raw_nonzero().get()))
+        }
+    }
+}
+
+/// The container's process says how far it came; the pipe closing without a word means that it died.
+fn await_start(status: OwnedFd, pid: i32) -> LaunchAnswer {
+    let mut text = Vec::new();
+    let read = File::from(status).read_to_end(&mut text);
+    match serde_json::from_slice(&text) {
+        Ok(LaunchAnswer::Started { .. }) => LaunchAnswer::Started { pid },
+        Ok(LaunchAnswer::Failed { message, .. }) => LaunchAnswer::Failed {
+            message,
+            pid: Some(pid),
+        },
+        Ok(LaunchAnswer::CommandFailed { message, code, .. }) => {
+            LaunchAnswer::CommandFailed { message, code, pid }
+        }
+        Err(_) => LaunchAnswer::Failed {
+            message: match read {
+                Ok(_) => "the container's first process died before it ran the command".to_owned(),
+                Err(error) => format!("waiting for the container's first process: {error}"),
+            },
+            pid: Some(pid),
+        },
+    }
+}
+
+fn open(path: &Path) -> Result<OwnedFd, Failure> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .during(format_args!("opening {}", path.display()))
+}
+
+fn join(pin: &Path, kind: LinkNameSpaceType) -> Result<(), Failure> {
+    let namespace = open(pin)?;
+    rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(kind))
+        .during(format_args!("joining the namespace at {}", pin.display()))
+}
+
+fn join_control_groups(launch: &Launch) -> Result<(), Failure> {
+    for group in &launch.control_groups {
+        fs::write(group.join("cgroup.procs"), "0")
+            .during(format_args!("joining control group {}", group.display()))?;
+    }
+    if launch.out_of_memory_score != 0 {
+        fs::write(
+            "/proc/self/oom_score_adj",
+            launch.out_of_memory_score.to_string(),
+        )
+        .during("setting the out-of-memory score")?;
+    }
+    Ok(())
+}
+
+/// What the container's first process carries across its confinement, opened while the host can be seen.
+#[derive(Debug)]
+pub struct Files {
+    pub null: OwnedFd,
+    pub configuration: OwnedFd,
+    pub listener: OwnedFd,
+    pub log: OwnedFd,
+    pub exit: OwnedFd,
+    pub agent: OwnedFd,
+    pub seccomp: Vec<Vec<libc::sock_filter>>,
+}
+
+fn open_files(launch: &Launch) -> Result<Files, Failure> {
+    let write = |path: &Path, append: bool| {
+        let mut options = File::options();
+        options.create(true).mode(0o600);
+        if append {
+            options.append(true)
+        } else {
+            options.write(true).truncate(true)
+        };
+        options
+            .open(path)
+            .during(format_args!("opening {}", path.display()))
+            .map(OwnedFd::from)
+    };
+    let log = write(&launch.files.log, true)?;
+    let exit = write(&launch.files.exit, false)?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .during("opening /dev/null")?;
+
+    // A socket's address is at most 108 bytes long, so it is bound relative to its directory.
+    rustix::process::chdir(&launch.files.directory).during(format_args!(
+        "entering {}",
+        launch.files.directory.display()
+    ))?;
+    let _ = fs::remove_file("agent.sock");
+    let listener = UnixListener::bind("agent.sock").during("binding the agent's socket")?;
+    rustix::fs::chmod("agent.sock", Mode::from_raw_mode(0o600))
+        .during("protecting the agent's socket")?;
+    listener
+        .set_nonblocking(true)
+        .during("preparing the agent's socket")?;
+
+    let configuration = rustix::fs::memfd_create("configuration", MemfdFlags::CLOEXEC)
+        .during("making a memory file")?;
+    let mut configuration = File::from(configuration);
+    serde_json::to_writer(&mut configuration, &launch.process)
+        .during("writing the agent's configuration")?;
+    configuration
+        .flush()
+        .during("writing the agent's configuration")?;
+
+    let mut seccomp = Vec::new();
+    for path in &launch.seccomp_programs {
+        let bytes = fs::read(path).during(format_args!("reading {}", path.display()))?;
+        let program = syscalls::parse_seccomp(&bytes);
+        seccomp.push(program.ok_or_else(|| Failure::new(path.display(), "not a seccomp program"))?);
+    }
+    Ok(Files {
+        null,
+        configuration: configuration.into(),
+        listener: listener.into(),
+        log,
+        exit,
+        agent: confine::protected_executable(&launch.agent)?,
+        seccomp,
+    })
+}

@@ -1,0 +1,40 @@
+//! The shim: the one privileged, single-threaded program that makes containers.
+//!
+//! It has three lives, chosen by its first argument:
+//!
+//! ```text
+//! node ──spawns──► namespaces   make and pin a pod's namespaces, then exit
+//!      ──spawns──► launch       build one container's root, clone its first process, then exit
+//!                    └─clone──► agent   PID 1 of the container: runs its command, reaps, serves exec
+//! ```
+//!
+//! It knows nothing of pods, images or Kubernetes: requests arrive ready-made on standard input.
+
+mod agent;
+mod confine;
+mod failure;
+mod launch;
+mod mounts;
+mod namespaces;
+mod syscalls;
+
+use std::process::ExitCode;
+
+/// The name under which a container sees its PID 1.
+pub const AGENT_NAME: &str = "sandbox-init";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args();
+    let name = arguments.next().unwrap_or_default();
+    if name == AGENT_NAME {
+        return agent::run();
+    }
+    match arguments.next().as_deref() {
+        Some("namespaces") => namespaces::run(),
+        Some("launch") => launch::run(),
+        _ => {
+            eprintln!("usage: agent-sandbox-shim namespaces|launch < request.json");
+            ExitCode::from(2)
+        }
+    }
+}

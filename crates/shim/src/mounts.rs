@@ -1,0 +1,511 @@
+//! Builds a container's root file system in the launcher's own mount namespace, as the host's root.
+//!
+//! Everything is attached through descriptors resolved inside the new root (`RESOLVE_IN_ROOT`), so that no symlink of an
+//! image or a volume can make the launcher touch the host. Mounts made here are locked once the container's user
+//! namespace copies them: nothing inside can take a mask or a read-only flag away.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dev, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
+use shim_protocol::{BindSource, IdentityRange, Launch, Mount, MountKind};
+
+use crate::failure::{During, Failure};
+use crate::syscalls;
+
+/// The finished root: a mount whose attributes can still change, at a path of the launcher's mount namespace.
+#[derive(Debug)]
+pub struct BuiltRoot {
+    pub path: PathBuf,
+}
+
+struct Builder<'a> {
+    launch: &'a Launch,
+    root: OwnedFd,
+    user_namespace: BorrowedFd<'a>,
+    shared_memory: Option<OwnedFd>,
+    /// Mounts that become read-only when everything below them is in place.
+    seal: Vec<OwnedFd>,
+}
+
+/// Detaches a view of the shared memory of a pod with several containers.
+pub fn open_shared_memory(launch: &Launch) -> Result<Option<OwnedFd>, Failure> {
+    let open = |path: &PathBuf| clone_tree(CWD, path, false);
+    launch
+        .shared_memory
+        .as_ref()
+        .map(open)
+        .transpose()
+        .during("opening the pod's shared memory")
+}
+
+/// Builds the root of `launch`. The current directory becomes the stage.
+pub fn build(
+    launch: &Launch,
+    user_namespace: BorrowedFd<'_>,
+    shared_memory: Option<OwnedFd>,
+) -> Result<BuiltRoot, Failure> {
+    let root = mount_root(launch, user_namespace)?;
+    let mut builder = Builder {
+        launch,
+        root,
+        user_namespace,
+        shared_memory,
+        seal: Vec::new(),
+    };
+    builder.mount_devices()?;
+    builder.target(Path::new("proc"), FileType::Directory)?;
+    for mount in &launch.mounts {
+        builder.mount(mount)?;
+    }
+    builder.seal()?;
+    Ok(BuiltRoot {
+        path: launch.stage.join("root"),
+    })
+}
+
+fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
+    let stage = memory_file_system(64 << 10, 0o700, None).during("making the stage")?;
+    attach(stage.as_fd(), CWD, &launch.stage).during("mounting the stage")?;
+    rustix::process::chdir(&launch.stage).during("entering the stage")?;
+    let mut lower = String::new();
+    for (index, layer) in launch.root.layers.iter().enumerate() {
+        let name = format!("lower{index}");
+        rustix::fs::mkdir(&name, Mode::from_raw_mode(0o700))
+            .during("making a layer's mount point")?;
+        let tree = clone_tree(CWD, &layer.path, true)
+            .during(format_args!("opening layer {}", layer.path.display()))?;
+        map_identities(tree.as_fd(), user_namespace, READ_ONLY)
+            .during(format_args!("mapping layer {}", layer.path.display()))?;
+        attach(tree.as_fd(), CWD, Path::new(&name)).during("mounting a layer")?;
+        if index > 0 {
+            lower.push(':');
+        }
+        lower.push_str(&name);
+    }
+    rustix::fs::mkdir("root", Mode::from_raw_mode(0o700))
+        .during("making the root's mount point")?;
+    let overlay = overlay(launch, &lower).during("mounting the overlay")?;
+    attach(overlay.as_fd(), CWD, Path::new("root")).during("attaching the overlay")?;
+    Ok(overlay)
+}
+
+fn overlay(launch: &Launch, lower: &str) -> rustix::io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_set_string(&context, "source", "overlay")?;
+    rustix::mount::fsconfig_set_string(&context, "lowerdir", lower)?;
+    rustix::mount::fsconfig_set_string(&context, "upperdir", launch.root.upper.as_path())?;
+    rustix::mount::fsconfig_set_string(&context, "workdir", launch.root.work.as_path())?;
+    // The layer goes with the container, so nothing is owed to a crash of the machine.
+    rustix::mount::fsconfig_set_flag(&context, "volatile")?;
+    rustix::mount::fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+
+/// File systems that cannot map identities still serve: their files then belong to nobody, and stay readable.
+fn map_identities(
+    tree: BorrowedFd<'_>,
+    user_namespace: BorrowedFd<'_>,
+    attributes: u64,
+) -> std::io::Result<()> {
+    match syscalls::mount_set_attributes(tree, false, attributes, Some(user_namespace)) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            syscalls::mount_set_attributes(tree, true, attributes, None)
+        }
+        other => other,
+    }
+}
+
+fn clone_tree(
+    directory: BorrowedFd<'_>,
+    path: &Path,
+    recursive: bool,
+) -> rustix::io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    if path.as_os_str().is_empty() {
+        flags |= OpenTreeFlags::AT_EMPTY_PATH;
+    }
+    rustix::mount::open_tree(directory, path, flags)
+}
+
+/// Attaches a detached mount; an empty path means the directory itself.
+pub fn attach(
+    mount: BorrowedFd<'_>,
+    directory: BorrowedFd<'_>,
+    path: &Path,
+) -> rustix::io::Result<()> {
+    let mut flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    if path.as_os_str().is_empty() {
+        flags |= MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    }
+    rustix::mount::move_mount(mount, "", directory, path, flags)
+}
+
+/// A detached tmpfs, owned by the container's root when identities are given.
+pub fn memory_file_system(
+    size_bytes: u64,
+    mode: u32,
+    owner: Option<IdentityRange>,
+) -> rustix::io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_set_string(&context, "source", "tmpfs")?;
+    rustix::mount::fsconfig_set_string(&context, "size", size_bytes.to_string().as_str())?;
+    rustix::mount::fsconfig_set_string(&context, "mode", format!("{mode:o}").as_str())?;
+    if let Some(identities) = owner {
+        let base = identities.base.to_string();
+        rustix::mount::fsconfig_set_string(&context, "uid", base.as_str())?;
+        rustix::mount::fsconfig_set_string(&context, "gid", base.as_str())?;
+    }
+    rustix::mount::fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID;
+    rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+impl Builder<'_> {
+    fn mount(&mut self, mount: &Mount) -> Result<(), Failure> {
+        let shown = mount.target.display();
+        match &mount.kind {
+            MountKind::Bind(source) => {
+                let (tree, kind) = self.open_source(source)?;
+                let mut attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+                if mount.read_only {
+                    attributes |= libc::MOUNT_ATTR_RDONLY;
+                }
+                if mount.no_exec {
+                    attributes |= libc::MOUNT_ATTR_NOEXEC;
+                }
+                if source.identity_mapped {
+                    syscalls::mount_set_attributes(
+                        tree.as_fd(),
+                        false,
+                        attributes,
+                        Some(self.user_namespace),
+                    )
+                    .during(format_args!(
+                        "mapping identities of {}",
+                        source.path.display()
+                    ))?;
+                } else {
+                    syscalls::mount_set_attributes(
+                        tree.as_fd(),
+                        source.recursive,
+                        attributes,
+                        None,
+                    )
+                    .during(format_args!(
+                        "setting attributes of {}",
+                        source.path.display()
+                    ))?;
+                }
+                let target = self.target(&mount.target, kind)?;
+                attach(tree.as_fd(), target.as_fd(), Path::new(""))
+                    .during(format_args!("mounting {shown}"))
+            }
+            MountKind::Memory { size_bytes, mode } => {
+                let tree = memory_file_system(*size_bytes, *mode, Some(self.launch.identities))
+                    .during(format_args!("making a tmpfs for {shown}"))?;
+                let mut attributes = libc::MOUNT_ATTR_NODEV;
+                if mount.no_exec {
+                    attributes |= libc::MOUNT_ATTR_NOEXEC;
+                }
+                syscalls::mount_set_attributes(tree.as_fd(), false, attributes, None)
+                    .during(format_args!("setting attributes of {shown}"))?;
+                let target = self.target(&mount.target, FileType::Directory)?;
+                attach(tree.as_fd(), target.as_fd(), Path::new(""))
+                    .during(format_args!("mounting {shown}"))?;
+                if mount.read_only {
+                    self.seal.push(tree);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn open_source(&self, source: &BindSource) -> Result<(OwnedFd, FileType), Failure> {
+        let shown = source.path.display();
+        let base = rustix::fs::open(&source.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .during(format_args!("opening {shown}"))?;
+        let opened = match &source.sub_path {
+            None => base,
+            Some(sub_path) => self
+                .open_below(base.as_fd(), sub_path, source.create_sub_path)
+                .during(format_args!("opening {} below {shown}", sub_path.display()))?,
+        };
+        let kind = FileType::from_raw_mode(
+            rustix::fs::fstat(&opened)
+                .during(format_args!("reading {shown}"))?
+                .st_mode,
+        );
+        let tree = clone_tree(opened.as_fd(), Path::new(""), source.recursive)
+            .during(format_args!("cloning {shown}"))?;
+        Ok((tree, kind))
+    }
+
+    /// Opens a path that a pod chose inside a volume. Symlinks may point anywhere inside the volume and nowhere else.
+    fn open_below(
+        &self,
+        base: BorrowedFd<'_>,
+        path: &Path,
+        create: bool,
+    ) -> rustix::io::Result<OwnedFd> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let open = |path: &Path| {
+            rustix::fs::openat2(
+                base,
+                path,
+                OFlags::PATH | OFlags::CLOEXEC,
+                Mode::empty(),
+                resolve,
+            )
+        };
+        match open(path) {
+            Err(Errno::NOENT) if create => {
+                let mut prefix = PathBuf::new();
+                for component in path.components() {
+                    prefix.push(component);
+                    match open(&prefix) {
+                        Err(Errno::NOENT) => {
+                            let parent = match prefix.parent() {
+                                Some(parent) if !parent.as_os_str().is_empty() => open(parent)?,
+                                _ => rustix::io::dup(base)?,
+                            };
+                            let name = prefix.file_name().ok_or(Errno::INVAL)?;
+                            self.make_directory(parent.as_fd(), Path::new(name))?;
+                        }
+                        other => drop(other?),
+                    }
+                }
+                open(path)
+            }
+            other => other,
+        }
+    }
+
+    /// Opens a mount target inside the root and makes what is missing of it.
+    fn target(&self, path: &Path, kind: FileType) -> Result<OwnedFd, Failure> {
+        self.open_target(path, kind)
+            .during(format_args!("making mount point {}", path.display()))
+    }
+
+    fn open_target(&self, path: &Path, kind: FileType) -> rustix::io::Result<OwnedFd> {
+        let open = |path: &Path| {
+            let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+            rustix::fs::openat2(
+                &self.root,
+                path,
+                OFlags::PATH | OFlags::CLOEXEC,
+                Mode::empty(),
+                resolve,
+            )
+        };
+        let relative: PathBuf = path
+            .components()
+            .filter(|part| matches!(part, Component::Normal(_)))
+            .collect();
+        match open(&relative) {
+            Err(Errno::NOENT) => {}
+            other => return other,
+        }
+        let mut parent = rustix::io::dup(&self.root)?;
+        let mut prefix = PathBuf::new();
+        let count = relative.components().count();
+        for (index, name) in relative.components().enumerate() {
+            prefix.push(name);
+            parent = match open(&prefix) {
+                Err(Errno::NOENT) => {
+                    if index + 1 == count && kind != FileType::Directory {
+                        let flags = OFlags::CREATE
+                            | OFlags::EXCL
+                            | OFlags::NOFOLLOW
+                            | OFlags::CLOEXEC
+                            | OFlags::WRONLY;
+                        let file = rustix::fs::openat(
+                            &parent,
+                            name.as_os_str(),
+                            flags,
+                            Mode::from_raw_mode(0o644),
+                        )?;
+                        self.give_to_container(file.as_fd(), Path::new(""))?;
+                    } else {
+                        self.make_directory(parent.as_fd(), Path::new(name.as_os_str()))?;
+                    }
+                    open(&prefix)?
+                }
+                other => other?,
+            };
+        }
+        Ok(parent)
+    }
+
+    fn make_directory(&self, parent: BorrowedFd<'_>, name: &Path) -> rustix::io::Result<()> {
+        rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;
+        self.give_to_container(parent, name)
+    }
+
+    fn give_to_container(&self, directory: BorrowedFd<'_>, name: &Path) -> rustix::io::Result<()> {
+        let base = self.launch.identities.base;
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
+        rustix::fs::chownat(
+            directory,
+            name,
+            Some(Uid::from_raw(base)),
+            Some(Gid::from_raw(base)),
+            flags,
+        )
+    }
+
+    /// A `/dev` with the devices every program expects and no other.
+    fn mount_devices(&mut self) -> Result<(), Failure> {
+        let devices = memory_file_system(64 << 10, 0o755, Some(self.launch.identities))
+            .during("making /dev")?;
+        self.populate_devices(devices.as_fd())
+            .during("filling /dev")?;
+        let target = self.target(Path::new("dev"), FileType::Directory)?;
+        attach(devices.as_fd(), target.as_fd(), Path::new("")).during("mounting /dev")?;
+
+        let terminals = self.terminal_file_system().during("making /dev/pts")?;
+        attach(terminals.as_fd(), devices.as_fd(), Path::new("pts")).during("mounting /dev/pts")?;
+        let queues = plain_file_system("mqueue").during("making /dev/mqueue")?;
+        attach(queues.as_fd(), devices.as_fd(), Path::new("mqueue"))
+            .during("mounting /dev/mqueue")?;
+        let shared_memory = match self.shared_memory.take() {
+            Some(tree) => tree,
+            None => memory_file_system(
+                self.launch.shared_memory_bytes,
+                0o1777,
+                Some(self.launch.identities),
+            )
+            .during("making /dev/shm")?,
+        };
+        let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
+        syscalls::mount_set_attributes(shared_memory.as_fd(), false, attributes, None)
+            .during("setting attributes of /dev/shm")?;
+        attach(shared_memory.as_fd(), devices.as_fd(), Path::new("shm")).during("mounting /dev/shm")
+    }
+
+    fn populate_devices(&self, devices: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        const NODES: [(&str, u32, u32); 6] = [
+            ("null", 1, 3),
+            ("zero", 1, 5),
+            ("full", 1, 7),
+            ("random", 1, 8),
+            ("urandom", 1, 9),
+            ("tty", 5, 0),
+        ];
+        const LINKS: [(&str, &str); 5] = [
+            ("/proc/self/fd", "fd"),
+            ("/proc/self/fd/0", "stdin"),
+            ("/proc/self/fd/1", "stdout"),
+            ("/proc/self/fd/2", "stderr"),
+            ("pts/ptmx", "ptmx"),
+        ];
+        for (name, major, minor) in NODES {
+            let device: Dev = rustix::fs::makedev(major, minor);
+            rustix::fs::mknodat(
+                devices,
+                name,
+                FileType::CharacterDevice,
+                Mode::from_raw_mode(0o666),
+                device,
+            )?;
+        }
+        for (to, name) in LINKS {
+            rustix::fs::symlinkat(to, devices, name)?;
+        }
+        for name in ["pts", "shm", "mqueue"] {
+            self.make_directory(devices, Path::new(name))?;
+        }
+        Ok(())
+    }
+
+    fn terminal_file_system(&self) -> rustix::io::Result<OwnedFd> {
+        const TERMINAL_GROUP: u32 = 5;
+        let context = rustix::mount::fsopen("devpts", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_set_flag(&context, "newinstance")?;
+        rustix::mount::fsconfig_set_string(&context, "ptmxmode", "0666")?;
+        rustix::mount::fsconfig_set_string(&context, "mode", "0620")?;
+        let group = (self.launch.identities.base + TERMINAL_GROUP).to_string();
+        rustix::mount::fsconfig_set_string(&context, "gid", group.as_str())?;
+        rustix::mount::fsconfig_create(&context)?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    }
+
+    fn seal(&mut self) -> Result<(), Failure> {
+        for mount in self.seal.drain(..) {
+            syscalls::mount_set_attributes(mount.as_fd(), false, libc::MOUNT_ATTR_RDONLY, None)
+                .during("sealing a tmpfs")?;
+        }
+        if self.launch.root.read_only {
+            syscalls::mount_set_attributes(self.root.as_fd(), false, libc::MOUNT_ATTR_RDONLY, None)
+                .during("sealing the root")?;
+        }
+        Ok(())
+    }
+}
+
+/// A detached instance of a file system without options, for this process's namespaces.
+pub fn plain_file_system(name: &str) -> rustix::io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_set_string(&context, "source", name)?;
+    rustix::mount::fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+/// Covers what the kernel shows of the host in a fresh `/proc`. Runs inside the container's namespaces, in its root.
+pub fn mask(masked: &[PathBuf], read_only: &[PathBuf]) -> Result<(), Failure> {
+    let open = |path: &Path| {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        rustix::fs::open(
+            relative,
+            OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+            Mode::empty(),
+        )
+    };
+    let empty = memory_file_system(4 << 10, 0o555, None).during("making an empty directory")?;
+    syscalls::mount_set_attributes(empty.as_fd(), false, READ_ONLY, None)
+        .during("sealing an empty directory")?;
+    for path in masked {
+        let target = match open(path) {
+            Err(Errno::NOENT) => continue,
+            other => other.during(format_args!("opening {}", path.display()))?,
+        };
+        let kind = FileType::from_raw_mode(
+            rustix::fs::fstat(&target)
+                .during("reading a masked path")?
+                .st_mode,
+        );
+        let cover = if kind == FileType::Directory {
+            clone_tree(empty.as_fd(), Path::new(""), false)
+        } else {
+            clone_tree(CWD, Path::new("dev/null"), false)
+        };
+        let cover = cover.during(format_args!("covering {}", path.display()))?;
+        attach(cover.as_fd(), target.as_fd(), Path::new(""))
+            .during(format_args!("masking {}", path.display()))?;
+    }
+    for path in read_only {
+        let target = match open(path) {
+            Err(Errno::NOENT) => continue,
+            other => other.during(format_args!("opening {}", path.display()))?,
+        };
+        let tree = clone_tree(target.as_fd(), Path::new(""), true)
+            .during(format_args!("cloning {}", path.display()))?;
+        syscalls::mount_set_attributes(tree.as_fd(), true, libc::MOUNT_ATTR_RDONLY, None)
+            .during(format_args!("sealing {}", path.display()))?;
+        attach(tree.as_fd(), target.as_fd(), Path::new(""))
+            .during(format_args!("protecting {}", path.display()))?;
+    }
+    Ok(())
+}

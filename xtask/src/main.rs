@@ -1,0 +1,53 @@
+//! The project's own tasks. `cargo xtask --help` lists them.
+
+mod api_reference;
+mod artifacts;
+mod crds;
+mod manifests;
+mod schema;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "The project's own tasks")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Write every generated file: CRDs, RBAC, manifests, the API reference
+    Generate,
+    /// Fail if a generated file is not what `generate` would write
+    Verify,
+    /// Fail if the crates break the dependency rules or the habits of the code
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let root = workspace_root();
+    let result = match Arguments::parse().task {
+        Task::Generate => artifacts::write(&root),
+        Task::Verify => artifacts::verify(&root),
+        Task::Tidy => tidy::check(&root),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn workspace_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace")
+        .to_owned()
+}

@@ -1,0 +1,272 @@
+//! Turns the JSON schema that is derived from the Rust types into one that Kubernetes would have generated.
+//!
+//! What the derivation leaves out are facts of Kubernetes' own API: which lists merge by which keys, which objects are
+//! replaced as a whole, which fields have defaults, what a quantity looks like. They are tables here. Descriptions of
+//! Kubernetes' own types are dropped, so that a CRD stays small enough for client-side `kubectl apply`.
+
+use serde_json::{Map, Value, json};
+
+/// Lists of a pod's spec that merge by key. Every other list is replaced as a whole.
+const MAP_LISTS: [(&str, &[&str]); 14] = [
+    ("containers", &["name"]),
+    ("initContainers", &["name"]),
+    ("ephemeralContainers", &["name"]),
+    ("env", &["name"]),
+    ("volumes", &["name"]),
+    ("imagePullSecrets", &["name"]),
+    ("claims", &["name"]),
+    ("resourceClaims", &["name"]),
+    ("schedulingGates", &["name"]),
+    ("ports", &["containerPort", "protocol"]),
+    ("volumeMounts", &["mountPath"]),
+    ("volumeDevices", &["devicePath"]),
+    ("hostAliases", &["ip"]),
+    (
+        "topologySpreadConstraints",
+        &["topologyKey", "whenUnsatisfiable"],
+    ),
+];
+
+/// Objects of Kubernetes' own types that are replaced as a whole.
+const ATOMIC_OBJECTS: [&str; 13] = [
+    "labelSelector",
+    "namespaceSelector",
+    "podSelector",
+    "selector",
+    "configMapKeyRef",
+    "secretKeyRef",
+    "fileKeyRef",
+    "fieldRef",
+    "resourceFieldRef",
+    "preference",
+    "dataSource",
+    "nodePublishSecretRef",
+    "secretRef",
+];
+
+/// Fields, or maps of fields, that hold quantities.
+const QUANTITIES: [&str; 6] = [
+    "sizeLimit",
+    "divisor",
+    "limits",
+    "requests",
+    "overhead",
+    "allocatedResources",
+];
+
+/// What a quantity looks like as a string.
+const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
+/// The words by which Kubernetes documents a name that may be empty.
+const NAME_MAY_BE_EMPTY: &str = "due to backwards compatibility is allowed to be empty";
+
+/// Completes the schema of a kind.
+pub fn finish(root: &mut Value) {
+    let object = root.as_object_mut().expect("a kind's schema is an object");
+    let properties = properties_of(object).expect("a kind has properties");
+    properties.insert("apiVersion".into(), json!({"type": "string"}));
+    properties.insert("kind".into(), json!({"type": "string"}));
+    properties.insert("metadata".into(), json!({"type": "object"}));
+    finish_schema(object, Origin::Ours);
+}
+
+/// Whose type a schema describes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// A type of `crates/api`, which says of itself what Kubernetes needs to know.
+    Ours,
+    /// A type of Kubernetes' API, to which the tables above apply.
+    Kubernetes,
+}
+
+fn finish_schema(schema: &mut Map<String, Value>, origin: Origin) {
+    drop_what_kubernetes_does_not_write(schema);
+    if origin == Origin::Kubernetes {
+        allow_empty_names(schema);
+        schema.remove("description");
+        default_the_protocol_of_ports(schema);
+        merge_or_replace_lists(schema);
+    }
+    if let Some(Value::Object(items)) = schema.get_mut("items") {
+        finish_schema(items, origin);
+    }
+    if let Some(Value::Object(values)) = schema.get_mut("additionalProperties") {
+        finish_schema(values, origin);
+    }
+    let Some(properties) = properties_of(schema) else {
+        return;
+    };
+    for (name, property) in properties {
+        let Value::Object(property) = property else {
+            continue;
+        };
+        let property_origin = if is_kubernetes_type(name, property) {
+            Origin::Kubernetes
+        } else {
+            origin
+        };
+        let description = property.get("description").cloned();
+        if property_origin == Origin::Kubernetes {
+            describe_facts(name, property);
+        }
+        finish_schema(property, property_origin);
+        // The field is ours even where its type is not, so its description stays, on one line.
+        if origin == Origin::Ours
+            && let Some(description) = description.as_ref().and_then(Value::as_str)
+        {
+            property.insert("description".into(), json!(description.replace('\n', " ")));
+        }
+    }
+}
+
+/// Where our types give way to Kubernetes' own. Our objects called `spec` have a `podTemplate` or a reference; a pod's has
+/// containers, a volume claim's has access modes.
+fn is_kubernetes_type(name: &str, schema: &Map<String, Value>) -> bool {
+    let has = |property: &str| {
+        schema
+            .get("properties")
+            .is_some_and(|properties| properties.get(property).is_some())
+    };
+    match name {
+        "spec" => has("containers") || has("accessModes"),
+        "ingress" | "egress" => true,
+        _ => false,
+    }
+}
+
+fn drop_what_kubernetes_does_not_write(schema: &mut Map<String, Value>) {
+    schema.remove("title");
+    schema.remove("nullable");
+    // The derivation writes Rust's own defaults; ours are never empty.
+    if schema
+        .get("default")
+        .is_some_and(|default| *default == json!({}) || *default == json!(0))
+    {
+        schema.remove("default");
+    }
+    if let Some(Value::Array(values)) = schema.get_mut("enum") {
+        values.retain(|value| !value.is_null());
+    }
+    for bound in ["minimum", "maximum"] {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "our bounds are small whole numbers"
+        )]
+        if let Some(number) = schema.get(bound).and_then(Value::as_f64) {
+            schema.insert(bound.into(), json!(number as i64));
+        }
+    }
+    // An object without properties of its own, such as an embedded ObjectMeta, keeps what a user may choose.
+    if let Some(properties) = properties_of(schema)
+        && properties.contains_key("metadata")
+        && properties["metadata"]
+            .pointer("/properties/managedFields")
+            .is_some()
+    {
+        let text_map = json!({"type": "object", "additionalProperties": {"type": "string"}});
+        properties.insert(
+            "metadata".into(),
+            json!({"type": "object", "properties": {"labels": text_map, "annotations": text_map}}),
+        );
+    }
+}
+
+/// Facts that hang on a field's name: which objects are atomic, which values are quantities.
+fn describe_facts(name: &str, schema: &mut Map<String, Value>) {
+    let is_environment_source = schema
+        .get("properties")
+        .is_some_and(|properties| properties.get("optional").is_some())
+        && name == "secretRef";
+    if ATOMIC_OBJECTS.contains(&name) && schema.contains_key("properties") && !is_environment_source
+    {
+        schema.insert("x-kubernetes-map-type".into(), json!("atomic"));
+    }
+    if QUANTITIES.contains(&name) {
+        let quantity = match schema.get_mut("additionalProperties") {
+            Some(Value::Object(values)) => values,
+            _ => schema,
+        };
+        if quantity.get("x-kubernetes-int-or-string") == Some(&json!(true)) {
+            quantity.insert(
+                "anyOf".into(),
+                json!([{"type": "integer"}, {"type": "string"}]),
+            );
+            quantity.insert("pattern".into(), json!(QUANTITY_PATTERN));
+        }
+    }
+}
+
+/// Gives a name that Kubernetes lets be empty its default, so that it can also be a list's key.
+fn allow_empty_names(schema: &mut Map<String, Value>) {
+    let Some(properties) = properties_of(schema) else {
+        return;
+    };
+    let Some(Value::Object(name)) = properties.get_mut("name") else {
+        return;
+    };
+    let may_be_empty = name
+        .get("description")
+        .and_then(Value::as_str)
+        .is_some_and(|description| description.contains(NAME_MAY_BE_EMPTY));
+    if may_be_empty {
+        name.insert("default".into(), json!(""));
+        not_required(schema, "name");
+    }
+}
+
+fn default_the_protocol_of_ports(schema: &mut Map<String, Value>) {
+    let Some(properties) = properties_of(schema) else {
+        return;
+    };
+    if properties.contains_key("containerPort")
+        && let Some(Value::Object(protocol)) = properties.get_mut("protocol")
+    {
+        protocol.insert("default".into(), json!("TCP"));
+    }
+}
+
+fn merge_or_replace_lists(schema: &mut Map<String, Value>) {
+    let Some(properties) = properties_of(schema) else {
+        return;
+    };
+    for (name, property) in properties {
+        let Value::Object(property) = property else {
+            continue;
+        };
+        if property.get("type") != Some(&json!("array")) {
+            continue;
+        }
+        let keys = MAP_LISTS
+            .iter()
+            .find(|(list, _)| list == name)
+            .map(|(_, keys)| *keys);
+        match keys {
+            Some(keys) if has_keys(property, keys) => {
+                property.insert("x-kubernetes-list-type".into(), json!("map"));
+                property.insert("x-kubernetes-list-map-keys".into(), json!(keys));
+            }
+            _ => {
+                property.insert("x-kubernetes-list-type".into(), json!("atomic"));
+            }
+        }
+    }
+}
+
+/// Whether a list's items have all these keys: `ports` of a network rule are not `ports` of a container.
+fn has_keys(list: &Map<String, Value>, keys: &[&str]) -> bool {
+    keys.iter()
+        .all(|key| list["items"]["properties"].get(key).is_some())
+}
+
+fn not_required(schema: &mut Map<String, Value>, property: &str) {
+    if let Some(Value::Array(required)) = schema.get_mut("required") {
+        required.retain(|name| name != property);
+        if required.is_empty() {
+            schema.remove("required");
+        }
+    }
+}
+
+fn properties_of(schema: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
+    schema.get_mut("properties").and_then(Value::as_object_mut)
+}

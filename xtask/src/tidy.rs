@@ -1,0 +1,231 @@
+//! The dependency rules of ARCHITECTURE.md and the file-level habits of the code, as checks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+/// Which of our crates each crate may use. A crate that is not listed may use none.
+const MAY_USE: [(&str, &[&str]); 8] = [
+    ("apiserver", &["apimachinery"]),
+    ("controllers", &["api", "planner"]),
+    ("node", &["api"]),
+    ("planner", &["api"]),
+    ("router", &["api"]),
+    ("sdk", &["api", "sandboxd"]),
+    ("xtask", &["api", "controllers"]),
+    (
+        "cli",
+        &[
+            "api",
+            "apiserver",
+            "controllers",
+            "node",
+            "router",
+            "sandboxd",
+            "sdk",
+        ],
+    ),
+];
+
+/// Crates that only decide: no runtime, no network, no client.
+const PURE: [&str; 3] = ["api", "apimachinery", "planner"];
+const IMPURE_DEPENDENCIES: [&str; 5] = ["tokio", "hyper", "axum", "reqwest", "rusqlite"];
+
+/// The one crate that may hold `unsafe` code, and so cannot inherit the workspace's lints.
+const UNSAFE_CRATE: &str = "shim";
+
+/// How long a source file may be without its tests.
+const LINES_MAX: usize = 700;
+
+/// Module names that say nothing of what a module owns.
+const EMPTY_NAMES: [&str; 4] = ["utils", "util", "helpers", "common"];
+
+/// Text that must not stand in a source file, and what to do instead. Split so that this file does not contain it.
+const FORBIDDEN: [(&str, &str); 4] = [
+    (concat!("#[all", "ow("), "use #[expect(…, reason = \"…\")]"),
+    (concat!("#[igno", "re"), "mend or delete the test"),
+    (concat!("FIX", "ME"), "mend it"),
+    (concat!("XX", "X"), "say what is meant"),
+];
+
+/// Fails with every rule that is broken.
+pub fn check(root: &Path) -> anyhow::Result<()> {
+    let mut complaints = check_dependencies(root)?;
+    let mut sources = Vec::new();
+    for directory in ["crates", "xtask", "tests"] {
+        collect_sources(&root.join(directory), &mut sources)?;
+    }
+    for source in &sources {
+        let shown = source
+            .strip_prefix(root)
+            .unwrap_or(source)
+            .display()
+            .to_string();
+        let text = fs::read_to_string(source).with_context(|| format!("reading {shown}"))?;
+        complaints.extend(check_source(&shown, &text));
+    }
+    if complaints.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "{} rules are broken:\n  {}",
+        complaints.len(),
+        complaints.join("\n  ")
+    );
+}
+
+fn check_dependencies(root: &Path) -> anyhow::Result<Vec<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(root)
+        .output()
+        .context("running cargo metadata")?;
+    if !output.status.success() {
+        bail!(
+            "cargo metadata: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let metadata: Value =
+        serde_json::from_slice(&output.stdout).context("reading cargo metadata")?;
+    let packages = metadata["packages"]
+        .as_array()
+        .context("packages is a list")?;
+    let mut complaints: Vec<String> = packages.iter().flat_map(check_package).collect();
+    for package in packages {
+        let name = short_name(package["name"].as_str().unwrap_or_default());
+        let manifest = package["manifest_path"]
+            .as_str()
+            .context("a package has a manifest")?;
+        let manifest =
+            fs::read_to_string(manifest).with_context(|| format!("reading {manifest}"))?;
+        if name != UNSAFE_CRATE && !manifest.contains("[lints]\nworkspace = true") {
+            complaints.push(format!("{name}: inherit the workspace's lints"));
+        }
+    }
+    Ok(complaints)
+}
+
+fn check_package(package: &Value) -> Vec<String> {
+    let name = short_name(package["name"].as_str().unwrap_or_default());
+    let dependencies: BTreeSet<&str> = package["dependencies"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|dependency| dependency["kind"].is_null())
+        .filter_map(|dependency| dependency["name"].as_str())
+        .collect();
+    let allowed: BTreeMap<&str, &[&str]> = MAY_USE.into_iter().collect();
+    let may_use = allowed.get(name).copied().unwrap_or_default();
+    let mut complaints: Vec<String> = dependencies
+        .iter()
+        .filter(|dependency| {
+            dependency.starts_with("agent-sandbox-") && !may_use.contains(&short_name(dependency))
+        })
+        .map(|dependency| format!("{name} must not use {dependency}: see ARCHITECTURE.md"))
+        .collect();
+    if PURE.contains(&name) {
+        let impure = IMPURE_DEPENDENCIES
+            .into_iter()
+            .filter(|crate_name| dependencies.contains(crate_name));
+        complaints.extend(
+            impure.map(|crate_name| format!("{name} only decides and must not use {crate_name}")),
+        );
+    }
+    complaints
+}
+
+fn short_name(package: &str) -> &str {
+    match package {
+        "agent-sandbox" => "cli",
+        _ => package.strip_prefix("agent-sandbox-").unwrap_or(package),
+    }
+}
+
+fn collect_sources(directory: &Path, sources: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Ok(());
+    };
+    for entry in entries {
+        let path = entry.context("reading a directory")?.path();
+        if path.is_dir() {
+            collect_sources(&path, sources)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push(path);
+        }
+    }
+    sources.sort();
+    Ok(())
+}
+
+fn check_source(path: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    if !text.starts_with("//!") {
+        complaints.push(format!(
+            "{path}: open with `//!` and say what the file owns"
+        ));
+    }
+    let lines = text
+        .lines()
+        .take_while(|line| !line.starts_with("#[cfg(test)]"))
+        .count();
+    if lines > LINES_MAX && !path.contains("/tests/") {
+        complaints.push(format!(
+            "{path}: {lines} lines; split it by idea below {LINES_MAX}"
+        ));
+    }
+    let stem = Path::new(path)
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .unwrap_or_default();
+    if EMPTY_NAMES.contains(&stem) {
+        complaints.push(format!("{path}: name the module for what it owns"));
+    }
+    for (forbidden, instead) in FORBIDDEN {
+        if text.contains(forbidden) {
+            complaints.push(format!("{path}: {forbidden:?}: {instead}"));
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crate_may_use_only_what_the_architecture_allows() {
+        let package = serde_json::json!({
+            "name": "agent-sandbox-planner",
+            "dependencies": [
+                {"name": "agent-sandbox-api", "kind": null},
+                {"name": "agent-sandbox-node", "kind": null},
+                {"name": "agent-sandbox-testkit", "kind": "dev"},
+                {"name": "tokio", "kind": null},
+            ],
+        });
+        let complaints = check_package(&package);
+        assert_eq!(complaints.len(), 2, "{complaints:?}");
+        assert!(complaints[0].contains("planner must not use agent-sandbox-node"));
+        assert!(complaints[1].contains("must not use tokio"));
+    }
+
+    #[test]
+    fn each_habit_is_checked() {
+        assert!(check_source("crates/a/src/lib.rs", "//! Owns a.\n").is_empty());
+        assert_eq!(check_source("crates/a/src/lib.rs", "fn f() {}\n").len(), 1);
+        assert_eq!(
+            check_source("crates/a/src/utils.rs", "//! Owns a.\n").len(),
+            1
+        );
+        let forbidden = format!("//! B.\n{}\n", FORBIDDEN[0].0);
+        assert_eq!(check_source("crates/a/src/b.rs", &forbidden).len(), 1);
+        let long = format!("//! Long.\n{}", "// line\n".repeat(LINES_MAX));
+        assert_eq!(check_source("crates/a/src/b.rs", &long).len(), 1);
+        assert!(check_source("crates/a/tests/b.rs", &long).is_empty());
+    }
+}
