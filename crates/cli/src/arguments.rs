@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{generate, run, sandboxes, up};
+use crate::{generate, logging, run, sandboxes, up};
 
 /// Names under which the binary is also installed, and the command each stands for.
 const OTHER_NAMES: [(&str, &str); 3] = [
@@ -76,6 +76,7 @@ impl Arguments {
 
 /// Runs a command on a runtime of its own, in a spawned task: the in-process client is slow on the thread that blocks.
 fn block_on(command: impl Future<Output = anyhow::Result<ExitCode>> + Send + 'static) -> anyhow::Result<ExitCode> {
+    logging::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async { tokio::spawn(command).await? });
     // Tasks that wait for input, such as a read of the terminal, must not hold up the exit.

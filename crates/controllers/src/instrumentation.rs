@@ -22,9 +22,55 @@ pub enum ReconcileResult {
 pub enum Verb {
     Get,
     Create,
+    Update,
     Patch,
     PatchStatus,
     Delete,
+}
+
+/// How a claim's sandbox came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Launch {
+    /// It was taken from a warm pool.
+    Warm,
+    /// It was made for the claim.
+    Cold,
+}
+
+impl Launch {
+    /// The value of the label `launch_type`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::Cold => "cold",
+        }
+    }
+}
+
+/// How a claim got its sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Provisioning<'a> {
+    pub namespace: &'a str,
+    pub template: &'a str,
+    pub launch: Launch,
+    /// The pool it was taken from, if it was.
+    pub pool: Option<&'a str>,
+    /// Whether it was Ready when the claim got it.
+    pub was_ready: bool,
+}
+
+/// How long a claim took to become Ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClaimReadiness<'a> {
+    pub namespace: &'a str,
+    pub template: &'a str,
+    pub launch: Launch,
+    /// Since admission first saw the claim, if it said when that was.
+    pub since_admission: Option<Duration>,
+    /// Since the controller first saw the claim.
+    pub since_first_observed: Option<Duration>,
+    /// From the sandbox's creation until it was Ready.
+    pub sandbox_creation: Option<Duration>,
 }
 
 /// Receives reports from queues, reconcilers and writes. Called on hot paths: an implementation must not block.
@@ -42,6 +88,10 @@ pub trait Instrumentation: Debug + Send + Sync {
         _result: ReconcileResult,
     ) {
     }
+    /// A claim got its sandbox.
+    fn claim_provisioned(&self, _provisioning: &Provisioning<'_>) {}
+    /// A claim became Ready for the first time, or again.
+    fn claim_ready(&self, _readiness: &ClaimReadiness<'_>) {}
     /// A request to the API server ended.
     fn requested(&self, _kind: &str, _verb: Verb, _took: Duration, _succeeded: bool) {}
 }

@@ -14,14 +14,18 @@
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
 //! | [`sandbox`] | the controller of `Sandbox` |
 //! | [`manager`], [`metrics`] | the process around the controllers |
+//! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
+//! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
 //! | [`rbac`] | the permissions of all of them |
 
 pub mod cache;
 pub mod cached;
+pub mod claim;
 pub mod clock;
 pub mod config;
 pub mod context;
 pub mod events;
+pub mod extensions;
 pub mod instrumentation;
 pub mod key;
 pub mod manager;
@@ -30,7 +34,10 @@ pub mod queue;
 pub mod rbac;
 pub mod runtime;
 pub mod sandbox;
+pub mod template;
 pub mod throttle;
+pub mod warm_pool;
+pub mod warm_supply;
 mod watch;
 pub mod writes;
 

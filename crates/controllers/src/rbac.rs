@@ -6,7 +6,11 @@ use api::rbac::Rule;
 pub const CORE: &[&[Rule]] = &[crate::sandbox::RBAC];
 
 /// Of the role that `--extensions` needs, `agent-sandbox-controller-extensions`.
-pub const EXTENSIONS: &[&[Rule]] = &[];
+pub const EXTENSIONS: &[&[Rule]] = &[
+    crate::template::RBAC,
+    crate::warm_pool::RBAC,
+    crate::claim::RBAC,
+];
 
 /// Of the role that `--kruise` needs, `agent-sandbox-controller-kruise`.
 pub const KRUISE: &[&[Rule]] = &[];

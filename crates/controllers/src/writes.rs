@@ -70,6 +70,10 @@ impl WriteError {
     pub fn is_not_found(&self) -> bool {
         self.failure == Failure::NotFound
     }
+
+    pub fn is_namespace_terminating(&self) -> bool {
+        self.failure == Failure::NamespaceTerminating
+    }
 }
 
 /// Sorts an error of the client.
@@ -220,6 +224,42 @@ impl<'a, K: Cached> Writer<'a, K> {
         let answer = self
             .api(key)
             .patch_status(&key.name, &self.patch_params(), &Patch::Merge(&patch))
+            .await;
+        let object = self.report(Verb::PatchStatus, key, started, answer)?;
+        Ok(self.cache.learn(object, epoch))
+    }
+
+    /// Replaces a whole object, as of the resource version it carries.
+    pub async fn replace(&self, key: &ObjectKey, object: &K) -> Result<Arc<K>, WriteError> {
+        let epoch = self.cache.epoch();
+        let started = Instant::now();
+        let params = PostParams {
+            dry_run: false,
+            field_manager: Some(self.field_manager.to_owned()),
+        };
+        let answer = self.api(key).replace(&key.name, &params, object).await;
+        let object = self.report(Verb::Update, key, started, answer)?;
+        Ok(self.cache.learn(object, epoch))
+    }
+
+    /// Applies an object's status by server-side apply, taking over every field it names.
+    pub async fn apply_status(
+        &self,
+        key: &ObjectKey,
+        status: impl Serialize,
+    ) -> Result<Arc<K>, WriteError> {
+        let epoch = self.cache.epoch();
+        let started = Instant::now();
+        let configuration = json!({
+            "apiVersion": K::api_version(&()),
+            "kind": K::kind(&()),
+            "metadata": { "name": key.name.as_ref() },
+            "status": status,
+        });
+        let params = PatchParams::apply(self.field_manager).force();
+        let answer = self
+            .api(key)
+            .patch_status(&key.name, &params, &Patch::Apply(&configuration))
             .await;
         let object = self.report(Verb::PatchStatus, key, started, answer)?;
         Ok(self.cache.learn(object, epoch))

@@ -1,0 +1,175 @@
+//! Carries out what was decided for a claim, one effect after the other, each with its preconditions.
+
+use std::sync::Arc;
+
+use api::{Sandbox, SandboxClaim};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::PropagationPolicy;
+use planner::claim::Effect;
+use planner::version::Version;
+use serde_json::Value;
+use tracing::warn;
+
+use super::FIELD_MANAGER;
+use crate::context::Context;
+use crate::key::ObjectKey;
+use crate::writes::{Deletion, Failure, Precondition, WriteError, Writer};
+
+/// What came of a plan.
+#[derive(Debug, Default)]
+pub(super) struct Applied {
+    /// The claim as it was last written, if it was.
+    pub claim: Option<Arc<SandboxClaim>>,
+    /// The sandbox as it was last written, if it was.
+    pub sandbox: Option<Arc<Sandbox>>,
+    /// A warm sandbox became the claim's.
+    pub transferred: bool,
+    /// A sandbox was made for the claim.
+    pub created: bool,
+    pub deleted_sandbox: bool,
+    /// What stopped the plan, if something did.
+    pub failure: Option<WriteError>,
+}
+
+impl Applied {
+    /// Whether the plan was made upon what is no longer true.
+    pub fn is_outdated(&self) -> bool {
+        self.failure.as_ref().is_some_and(|error| {
+            matches!(
+                error.failure,
+                Failure::Conflict | Failure::NotFound | Failure::AlreadyExists
+            )
+        })
+    }
+}
+
+pub(super) fn claims(context: &Context) -> Writer<'_, SandboxClaim> {
+    Writer::new(context, &context.caches.claims, FIELD_MANAGER)
+}
+
+fn sandboxes(context: &Context) -> Writer<'_, Sandbox> {
+    Writer::new(context, &context.caches.sandboxes, FIELD_MANAGER)
+}
+
+/// Carries out effects in order until one fails: each relies on the one before.
+pub(super) async fn apply(
+    context: &Context,
+    key: &ObjectKey,
+    claim: &Arc<SandboxClaim>,
+    effects: &[Effect],
+) -> Applied {
+    let mut applied = Applied::default();
+    for effect in effects {
+        if let Err(error) = carry_out(context, key, claim, effect, &mut applied).await {
+            applied.failure = Some(error);
+            break;
+        }
+    }
+    applied
+}
+
+async fn carry_out(
+    context: &Context,
+    key: &ObjectKey,
+    claim: &Arc<SandboxClaim>,
+    effect: &Effect,
+    applied: &mut Applied,
+) -> Result<(), WriteError> {
+    match effect {
+        Effect::Bind { patch, .. } | Effect::Unbind { patch } => {
+            let precondition = Precondition::unchanged(claim.as_ref());
+            let bound = claims(context)
+                .patch(key, &precondition, patch.clone())
+                .await?;
+            applied.claim = Some(bound);
+        }
+        Effect::Transfer { sandbox, patch } => {
+            applied.sandbox = Some(change(context, key, sandbox, patch).await?);
+            applied.transferred = true;
+        }
+        Effect::SyncMetadata { sandbox, patch } => {
+            applied.sandbox = Some(change(context, key, sandbox, patch).await?);
+        }
+        Effect::Create { sandbox } => {
+            match sandboxes(context).create(key, sandbox).await {
+                Ok(made) => {
+                    applied.sandbox = Some(made);
+                    applied.created = true;
+                }
+                Err(error) => {
+                    if error.failure == Failure::AlreadyExists {
+                        // The cache did not know; it does once it was asked for.
+                        sandboxes(context).get(key).await?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Effect::DeleteSandbox { sandbox } => {
+            let deletion = Deletion {
+                precondition: same(sandbox),
+                ..Deletion::default()
+            };
+            sandboxes(context)
+                .delete(&key.sibling(&sandbox.name), deletion)
+                .await?;
+            applied.deleted_sandbox = true;
+        }
+        Effect::DeleteClaim { foreground } => {
+            let deletion = Deletion {
+                precondition: Precondition::same(claim.as_ref()),
+                propagation: foreground.then_some(PropagationPolicy::Foreground),
+                ..Deletion::default()
+            };
+            claims(context).delete(key, deletion).await?;
+        }
+        Effect::DeleteLegacyPolicy { policy } => delete_legacy_policy(context, key, policy).await,
+    }
+    Ok(())
+}
+
+/// Changes a sandbox that must still be as it was seen. On a conflict the cache is told the truth, for the next attempt.
+async fn change(
+    context: &Context,
+    key: &ObjectKey,
+    sandbox: &Version,
+    patch: &Value,
+) -> Result<Arc<Sandbox>, WriteError> {
+    let target = key.sibling(&sandbox.name);
+    let precondition = Precondition {
+        uid: Some(sandbox.uid.clone()),
+        resource_version: Some(sandbox.resource_version.clone()),
+    };
+    let answer = sandboxes(context)
+        .patch(&target, &precondition, patch.clone())
+        .await;
+    if let Err(error) = &answer
+        && error.is_conflict()
+    {
+        sandboxes(context).get(&target).await?;
+    }
+    answer
+}
+
+/// A leftover is not worth failing a claim for: it is tried again with the next reconcile.
+async fn delete_legacy_policy(context: &Context, key: &ObjectKey, policy: &Version) {
+    let policies =
+        Writer::<NetworkPolicy>::new(context, &context.caches.network_policies, FIELD_MANAGER);
+    let deletion = Deletion {
+        precondition: same(policy),
+        ..Deletion::default()
+    };
+    if let Err(error) = policies.delete(&key.sibling(&policy.name), deletion).await {
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "cannot delete the claim's old network policy"
+        );
+    }
+}
+
+fn same(version: &Version) -> Precondition {
+    Precondition {
+        uid: Some(version.uid.clone()),
+        resource_version: None,
+    }
+}

@@ -1,0 +1,327 @@
+//! The controller of `SandboxClaim`: gets each claim its sandbox, as [`planner::claim`] decides.
+//!
+//! A warm claim costs three writes before it is Ready: bind the claim, transfer the sandbox, publish the status.
+
+mod apply;
+mod observe;
+mod report;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::claim::ClaimSource;
+use api::conditions::Reason;
+use api::rbac::{FOLLOW, MANAGE, Rule, SUBRESOURCE};
+use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use kube::{Resource, ResourceExt};
+use planner::claim::{Holding, Obstacle, Report, Verdict, decide, next_look, status};
+use planner::owner::{controller_of, refers_to};
+
+use crate::cache::{Cache, Change};
+use crate::context::Context;
+use crate::key::ObjectKey;
+use crate::queue::Queue;
+use crate::runtime::{Action, Runtime};
+use crate::warm_supply::WarmSupply;
+use crate::writes::{Failure, WriteError};
+
+use apply::Applied;
+use observe::{FirstSeen, observe};
+
+/// What the controller needs to be allowed.
+pub const RBAC: &[Rule] = &[
+    Rule {
+        groups: &[api::EXTENSIONS_GROUP],
+        resources: &["sandboxclaims", "sandboxtemplates", "sandboxwarmpools"],
+        verbs: MANAGE,
+    },
+    Rule {
+        groups: &[api::EXTENSIONS_GROUP],
+        resources: &["sandboxclaims/finalizers", "sandboxclaims/status"],
+        verbs: SUBRESOURCE,
+    },
+    Rule {
+        groups: &[api::CORE_GROUP],
+        resources: &["sandboxes"],
+        verbs: MANAGE,
+    },
+    Rule {
+        groups: &[""],
+        resources: &["pods"],
+        verbs: &["get", "list", "patch", "update", "watch"],
+    },
+    Rule {
+        groups: &["coordination.k8s.io"],
+        resources: &["leases"],
+        verbs: MANAGE,
+    },
+    Rule {
+        groups: &["networking.k8s.io"],
+        resources: &["networkpolicies"],
+        verbs: &["delete", FOLLOW[0], FOLLOW[1], FOLLOW[2]],
+    },
+    Rule {
+        groups: &["", "events.k8s.io"],
+        resources: &["events"],
+        verbs: &["create", "patch", "update"],
+    },
+];
+
+/// The controller's name in logs, metrics and events.
+pub const CONTROLLER: &str = "sandboxclaim";
+/// The name under which its writes are filed in managed fields.
+const FIELD_MANAGER: &str = "sandboxclaim-controller";
+/// How often one reconcile tries again with what it has learned from a conflict.
+const ATTEMPTS: usize = 3;
+/// The index of claims by namespace and the template they name.
+const BY_TEMPLATE: &str = "template";
+/// The index of claims by namespace and the pool they name.
+const BY_POOL: &str = "pool";
+/// How soon an expired claim is cleaned up once its status says that it has expired.
+const IMMEDIATELY: Duration = Duration::from_millis(1);
+
+/// Why a claim could not be given its sandbox.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot observe the claim")]
+    Observe(#[source] WriteError),
+    #[error("cannot carry out what was decided for the claim")]
+    Apply(#[source] WriteError),
+    #[error("cannot publish the claim's status")]
+    Publish(#[source] WriteError),
+    #[error("cannot serialize the claim's status")]
+    Serialize(#[source] serde_json::Error),
+}
+
+/// What all claims share.
+#[derive(Clone, Debug)]
+struct Claims {
+    supply: WarmSupply,
+    first_seen: FirstSeen,
+}
+
+/// Adds the controller to a runtime.
+pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
+    let context = Arc::clone(&runtime.context);
+    let caches = &context.caches;
+    let claims = Claims {
+        supply: supply.clone(),
+        first_seen: FirstSeen::default(),
+    };
+    claims.first_seen.follow(&caches.claims, &context.clock);
+    let workers = context.config.claim_workers.get();
+    let queue = runtime.controller(
+        CONTROLLER,
+        workers,
+        &caches.claims,
+        move |claim, context| reconcile(claim, context, claims.clone()),
+    );
+    supply.watch_claims(queue.clone());
+    runtime.follow(&caches.sandboxes);
+    runtime.follow(&caches.templates);
+    runtime.follow(&caches.warm_pools);
+    runtime.follow(&caches.network_policies);
+    caches
+        .claims
+        .index_by(BY_TEMPLATE, |claim| match claim.spec.source() {
+            Ok(ClaimSource::Template { template, .. }) => vec![indexed(claim, template)],
+            _ => Vec::new(),
+        });
+    caches
+        .claims
+        .index_by(BY_POOL, |claim| match claim.spec.source() {
+            Ok(ClaimSource::Pool { pool }) => vec![indexed(claim, pool)],
+            _ => Vec::new(),
+        });
+    let (all, own) = (caches.claims.clone(), queue.clone());
+    caches
+        .sandboxes
+        .subscribe(move |change| enqueue_claim_of(change, &all, &own));
+    let (all, pools, own) = (
+        caches.claims.clone(),
+        caches.warm_pools.clone(),
+        queue.clone(),
+    );
+    caches
+        .templates
+        .subscribe(move |change| enqueue_claims_of_template(change, &all, &pools, &own));
+    let all = caches.claims.clone();
+    caches
+        .warm_pools
+        .subscribe(move |change| enqueue_claims_of_pool(change, &all, &queue));
+}
+
+/// Enqueues the claim that has a sandbox or had it, and one of its name, which may wait for the name to be free.
+fn enqueue_claim_of(change: &Change<'_, Sandbox>, claims: &Cache<SandboxClaim>, queue: &Queue) {
+    let key = ObjectKey::of(change.latest().as_ref());
+    let mut last: Option<&str> = None;
+    for sandbox in [change.before, change.after].into_iter().flatten() {
+        if let Some(owner) = controller_of(&sandbox.metadata)
+            && refers_to::<SandboxClaim>(owner)
+            && last != Some(&owner.name)
+        {
+            queue.add(key.sibling(&owner.name));
+            last = Some(&owner.name);
+        }
+    }
+    if last != Some(&key.name) && claims.get(&key).is_some() {
+        queue.add(key);
+    }
+}
+
+fn enqueue_claims_of_template(
+    change: &Change<'_, SandboxTemplate>,
+    claims: &Cache<SandboxClaim>,
+    pools: &Cache<SandboxWarmPool>,
+    queue: &Queue,
+) {
+    let template = change.latest();
+    let value = indexed(template.as_ref(), &template.name_any());
+    let by_pool = pools
+        .indexed(crate::warm_pool::BY_TEMPLATE, &value)
+        .into_iter()
+        .flat_map(|pool| claims.indexed(BY_POOL, &indexed(pool.as_ref(), &pool.name_any())));
+    for claim in claims
+        .indexed(BY_TEMPLATE, &value)
+        .into_iter()
+        .chain(by_pool)
+    {
+        queue.add(ObjectKey::of(claim.as_ref()));
+    }
+}
+
+/// Only a pool's coming, going and change of template matter to claims; its status changes all the time.
+fn enqueue_claims_of_pool(
+    change: &Change<'_, SandboxWarmPool>,
+    claims: &Cache<SandboxClaim>,
+    queue: &Queue,
+) {
+    if let (Some(before), Some(after)) = (change.before, change.after)
+        && before.spec.sandbox_template_ref == after.spec.sandbox_template_ref
+    {
+        return;
+    }
+    let pool = change.latest();
+    for claim in claims.indexed(BY_POOL, &indexed(pool.as_ref(), &pool.name_any())) {
+        queue.add(ObjectKey::of(claim.as_ref()));
+    }
+}
+
+fn indexed<K: Resource>(object: &K, value: &str) -> String {
+    format!(
+        "{}/{value}",
+        object.meta().namespace.as_deref().unwrap_or_default()
+    )
+}
+
+/// Brings one claim a step closer to what its spec says.
+async fn reconcile(
+    claim: Arc<SandboxClaim>,
+    context: Arc<Context>,
+    claims: Claims,
+) -> Result<Action, Error> {
+    let key = ObjectKey::of(claim.as_ref());
+    let mut claim = claim;
+    for _ in 0..ATTEMPTS {
+        match attempt(&claim, &context, &claims, &key).await? {
+            Attempt::Done(action) => return Ok(action),
+            Attempt::Outdated => {
+                let fresh = apply::claims(&context).get(&key).await;
+                match fresh.map_err(Error::Observe)? {
+                    Some(fresh) if fresh.uid() == claim.uid() => claim = fresh,
+                    _ => return Ok(Action::AwaitChange),
+                }
+            }
+        }
+    }
+    let obstacle = Obstacle::new(
+        Reason::AdoptionConflict,
+        "Others keep changing the claim or its sandbox; trying again",
+    );
+    let report = Report::Blocked {
+        obstacle: &obstacle,
+        sandbox: None,
+    };
+    report::publish(&context, &key, &claim, &report).await?;
+    Ok(Action::Retry)
+}
+
+enum Attempt {
+    Done(Action),
+    /// What was decided upon had changed; look again.
+    Outdated,
+}
+
+async fn attempt(
+    claim: &Arc<SandboxClaim>,
+    context: &Context,
+    claims: &Claims,
+    key: &ObjectKey,
+) -> Result<Attempt, Error> {
+    let mut facts = observe(context, claims, key, claim)
+        .await
+        .map_err(Error::Observe)?;
+    let _acquiring = match facts.holding() {
+        Holding::Owned(_) => None,
+        _ => Some(claims.supply.acquiring()),
+    };
+    let now = context.clock.now();
+    let plan = decide(&facts.observed(), now);
+    if plan.announces_expiry {
+        report::tell_expiry(context, claim);
+    }
+    let applied = apply::apply(context, key, claim, &plan.effects).await;
+    if applied.transferred {
+        facts.keep_candidate();
+    }
+    if applied.is_outdated() {
+        return Ok(Attempt::Outdated);
+    }
+    report::tell_provisioning(context, claim, &facts, &applied);
+    let held = applied.sandbox.as_deref().or(match facts.holding() {
+        Holding::Owned(sandbox) => Some(sandbox),
+        _ => None,
+    });
+    let held = held.filter(|_| !applied.deleted_sandbox);
+    let mut obstacle = applied.failure.as_ref().map(obstacle_of);
+    if let (None, Verdict::Blocked(planned)) = (&obstacle, &plan.verdict) {
+        obstacle = Some(planned.clone());
+    }
+    let report = match (&obstacle, &plan.verdict) {
+        (None, Verdict::Silent) => return finish(applied, Action::AwaitChange),
+        (Some(obstacle), _) => Report::Blocked {
+            obstacle,
+            sandbox: held,
+        },
+        (None, Verdict::Expired) => Report::Expired { sandbox: held },
+        (None, _) => Report::Reflects { sandbox: held },
+    };
+    let current = applied.claim.as_ref().unwrap_or(claim);
+    report::publish(context, key, current, &report).await?;
+    let deadline = next_look(current, &status(current, &report, now), now);
+    let next = [plan.recheck_after, deadline].into_iter().flatten().min();
+    finish(
+        applied,
+        next.map_or(Action::AwaitChange, |delay| {
+            Action::RequeueAfter(delay.max(IMMEDIATELY))
+        }),
+    )
+}
+
+/// A failure that a retry may mend is retried, later each time.
+fn finish(applied: Applied, action: Action) -> Result<Attempt, Error> {
+    match applied.failure {
+        None => Ok(Attempt::Done(action)),
+        Some(error) if matches!(error.failure, Failure::Invalid(_)) => Ok(Attempt::Done(action)),
+        Some(error) if error.is_namespace_terminating() => Ok(Attempt::Done(Action::AwaitChange)),
+        Some(error) => Err(Error::Apply(error)),
+    }
+}
+
+fn obstacle_of(error: &WriteError) -> Obstacle {
+    match &error.failure {
+        // A spec that the API refuses will be refused again.
+        Failure::Invalid(message) => Obstacle::new(Reason::InvalidConfiguration, message),
+        failure => Obstacle::new(Reason::ReconcilerError, format!("Error seen: {failure}")),
+    }
+}

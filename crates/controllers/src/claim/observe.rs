@@ -1,0 +1,237 @@
+//! Gathers every fact that a decision about a claim needs.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use api::claim::ClaimSource;
+use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use planner::claim::{
+    Holding, Lookup, Observed, holding, legacy_policy_name, names_to_look_up, template_name,
+    warm_request,
+};
+use planner::owner::is_controlled_by;
+
+use super::{Claims, FIELD_MANAGER};
+use crate::cache::Cache;
+use crate::cached::Cached;
+use crate::clock::Clock;
+use crate::context::Context;
+use crate::key::ObjectKey;
+use crate::warm_supply::Reservation;
+use crate::writes::{WriteError, Writer};
+
+/// Something that was looked for.
+#[derive(Debug)]
+enum Found<K> {
+    NotAsked,
+    Object(Arc<K>),
+    Missing,
+}
+
+impl<K> Found<K> {
+    fn lookup(&self) -> Lookup<'_, K> {
+        match self {
+            Self::NotAsked => Lookup::NotAsked,
+            Self::Object(object) => Lookup::Found(object),
+            Self::Missing => Lookup::Missing,
+        }
+    }
+}
+
+/// All that is known for one decision.
+#[derive(Debug)]
+pub(super) struct Facts {
+    claim: Arc<SandboxClaim>,
+    sandboxes: Vec<(String, Option<Arc<Sandbox>>)>,
+    pool: Found<SandboxWarmPool>,
+    template: Found<SandboxTemplate>,
+    reservation: Option<Reservation>,
+    /// The candidate, once it is the claim's.
+    taken: Option<Arc<Sandbox>>,
+    legacy_policy: Option<Arc<NetworkPolicy>>,
+    first_observed: Timestamp,
+}
+
+impl Facts {
+    pub fn holding(&self) -> Holding<'_> {
+        holding(&self.claim, &self.sandboxes)
+    }
+
+    pub fn candidate(&self) -> Option<&Arc<Sandbox>> {
+        self.reservation
+            .as_ref()
+            .map(|reservation| &reservation.sandbox)
+    }
+
+    pub fn template(&self) -> Option<&SandboxTemplate> {
+        self.template.lookup().found()
+    }
+
+    /// A sandbox as it was before it became the claim's.
+    pub fn source_of(&self, sandbox: &Sandbox) -> Option<&Sandbox> {
+        let known = self
+            .sandboxes
+            .iter()
+            .filter_map(|(_, known)| known.as_ref());
+        self.taken
+            .iter()
+            .chain(known)
+            .find(|known| known.metadata.uid == sandbox.metadata.uid)
+            .map(Arc::as_ref)
+    }
+
+    /// The candidate is the claim's now.
+    pub fn keep_candidate(&mut self) {
+        if let Some(reservation) = self.reservation.take() {
+            self.taken = Some(Arc::clone(&reservation.sandbox));
+            reservation.keep();
+        }
+    }
+
+    pub fn observed(&self) -> Observed<'_> {
+        let uid = self.claim.metadata.uid.as_deref().unwrap_or_default();
+        let namesake = self
+            .sandboxes
+            .iter()
+            .filter_map(|(_, sandbox)| sandbox.as_deref())
+            .find(|sandbox| sandbox.metadata.name == self.claim.metadata.name)
+            .filter(|sandbox| !is_controlled_by(&sandbox.metadata, uid));
+        Observed {
+            claim: &self.claim,
+            pool: self.pool.lookup(),
+            template: self.template.lookup(),
+            holding: self.holding(),
+            namesake,
+            candidate: self.candidate().map(Arc::as_ref),
+            legacy_policy: self.legacy_policy.as_deref(),
+            first_observed: self.first_observed,
+        }
+    }
+}
+
+/// Looks at everything a decision about the claim depends on. What must not be believed of a cache is asked of the server.
+pub(super) async fn observe(
+    context: &Context,
+    claims: &Claims,
+    key: &ObjectKey,
+    claim: &Arc<SandboxClaim>,
+) -> Result<Facts, WriteError> {
+    let caches = &context.caches;
+    let mut facts = Facts {
+        claim: Arc::clone(claim),
+        sandboxes: names_to_look_up(claim)
+            .into_iter()
+            .map(|name| (name.to_owned(), caches.sandboxes.get(&key.sibling(name))))
+            .collect(),
+        pool: Found::NotAsked,
+        template: Found::NotAsked,
+        reservation: None,
+        taken: None,
+        legacy_policy: caches
+            .network_policies
+            .get(&key.sibling(&legacy_policy_name(&key.name))),
+        first_observed: claims.first_seen.of(key, context.clock.now()),
+    };
+    if let Holding::Broken { name } = facts.holding() {
+        let name = name.to_owned();
+        facts.confirm_sandbox(context, key, &name).await?;
+    }
+    let is_owned = matches!(facts.holding(), Holding::Owned(_));
+    if let (false, Ok(ClaimSource::Pool { pool })) = (is_owned, claim.spec.source()) {
+        facts.pool = look_up(context, &caches.warm_pools, &key.sibling(pool)).await?;
+    }
+    facts.template = facts.find_template(context, key).await?;
+    if facts.template().is_some()
+        && let Some(request) = warm_request(claim, facts.pool.lookup(), facts.holding())
+    {
+        facts.reservation = claims.supply.reserve(&request);
+    }
+    Ok(facts)
+}
+
+impl Facts {
+    /// A claim is bound to another sandbox only once the server itself says that this one is lost.
+    async fn confirm_sandbox(
+        &mut self,
+        context: &Context,
+        key: &ObjectKey,
+        name: &str,
+    ) -> Result<(), WriteError> {
+        let sandboxes = Writer::new(context, &context.caches.sandboxes, FIELD_MANAGER);
+        let live = sandboxes.get(&key.sibling(name)).await?;
+        for (looked_up, sandbox) in &mut self.sandboxes {
+            if looked_up == name {
+                sandbox.clone_from(&live);
+            }
+        }
+        Ok(())
+    }
+
+    async fn find_template(
+        &self,
+        context: &Context,
+        key: &ObjectKey,
+    ) -> Result<Found<SandboxTemplate>, WriteError> {
+        let templates = &context.caches.templates;
+        let holding = self.holding();
+        let Some(name) = template_name(&self.claim, holding, self.pool.lookup()) else {
+            return Ok(Found::NotAsked);
+        };
+        let key = key.sibling(name);
+        match holding {
+            // It only matters for metadata: a cache that does not have it is good enough.
+            Holding::Owned(_) | Holding::Promised(_) => {
+                Ok(templates.get(&key).map_or(Found::Missing, Found::Object))
+            }
+            Holding::Planned | Holding::Broken { .. } | Holding::Free => {
+                look_up(context, templates, &key).await
+            }
+        }
+    }
+}
+
+/// Clients give up on a claim whose template or pool is missing, so a cache that does not have it is not proof enough.
+async fn look_up<K: Cached>(
+    context: &Context,
+    cache: &Cache<K>,
+    key: &ObjectKey,
+) -> Result<Found<K>, WriteError> {
+    if let Some(object) = cache.get(key) {
+        return Ok(Found::Object(object));
+    }
+    let live = Writer::new(context, cache, FIELD_MANAGER).get(key).await?;
+    Ok(live.map_or(Found::Missing, Found::Object))
+}
+
+/// When each claim that has no sandbox yet was first seen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FirstSeen(Arc<Mutex<HashMap<ObjectKey, Timestamp>>>);
+
+impl FirstSeen {
+    /// Notes claims as they come, and forgets them once they are bound or gone.
+    pub fn follow(&self, claims: &Cache<SandboxClaim>, clock: &Clock) {
+        let (seen, clock) = (self.clone(), clock.clone());
+        claims.subscribe(move |change| {
+            let key = ObjectKey::of(change.latest().as_ref());
+            let is_waiting = change.after.is_some_and(|claim| {
+                !claim
+                    .annotations()
+                    .contains_key(labels::CONTROLLER_FIRST_OBSERVED_AT)
+            });
+            let mut seen = seen.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if is_waiting {
+                seen.entry(key).or_insert_with(|| clock.now());
+            } else {
+                seen.remove(&key);
+            }
+        });
+    }
+
+    fn of(&self, key: &ObjectKey, now: Timestamp) -> Timestamp {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.get(key).copied().unwrap_or(now)
+    }
+}

@@ -1,0 +1,14 @@
+//! The controllers that `--extensions` adds, and what they share.
+
+use crate::runtime::Runtime;
+use crate::warm_supply::WarmSupply;
+use crate::{claim, template, warm_pool};
+
+/// Adds the controllers of SandboxTemplate, SandboxWarmPool and SandboxClaim to a runtime.
+pub fn register(runtime: &mut Runtime) {
+    let caches = &runtime.context.caches;
+    let supply = WarmSupply::new(&caches.sandboxes, &caches.templates, &caches.warm_pools);
+    template::register(runtime);
+    claim::register(runtime, &supply);
+    warm_pool::register(runtime, &supply);
+}

@@ -1,0 +1,72 @@
+//! What the controller remembers of each pool between two passes. All of it can be lost without harm.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use planner::expectations::Expectations;
+use tokio::time::Instant;
+
+use super::LONGEST_REST;
+use crate::key::ObjectKey;
+
+/// A pass may take this part of a pool's time, so that a large pool under a stream of changes does not fill a core.
+const DUTY: u32 = 8;
+
+/// One pool's memory.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    pub expectations: Expectations,
+    pub held_back_since: Option<Timestamp>,
+    rest_until: Option<Instant>,
+}
+
+impl Memory {
+    /// How long the pool rests yet, if it does.
+    pub fn rest(&self) -> Option<Duration> {
+        let left = self.rest_until?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Has the pool rest after a pass, by how long deciding took.
+    pub fn worked(&mut self, took: Duration) {
+        let rest = (took * DUTY).min(LONGEST_REST);
+        self.rest_until = Some(Instant::now() + rest);
+    }
+}
+
+type Shared = Arc<tokio::sync::Mutex<Memory>>;
+
+/// A pool's memory, and the UID of the pool it is of.
+#[derive(Debug, Default)]
+struct Entry {
+    uid: Option<String>,
+    memory: Shared,
+}
+
+/// The memories of all pools. Clones refer to the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memories(Arc<Mutex<HashMap<ObjectKey, Entry>>>);
+
+impl Memories {
+    /// The memory of a pool. A pool of another UID is another pool, and starts anew.
+    pub fn of(&self, key: &ObjectKey, uid: Option<&str>) -> Shared {
+        let mut memories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = memories.entry(key.clone()).or_default();
+        if entry.uid.as_deref() != uid {
+            *entry = Entry {
+                uid: uid.map(str::to_owned),
+                memory: Shared::default(),
+            };
+        }
+        Arc::clone(&entry.memory)
+    }
+
+    pub fn forget(&self, key: &ObjectKey) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
+    }
+}
