@@ -88,6 +88,9 @@ pub fn assemble(mut parts: Parts) -> Runtime {
     }
     let mut runtime = Runtime::new(parts);
     sandbox::register(&mut runtime);
+    if runtime.context.config.extensions {
+        extensions::register(&mut runtime);
+    }
     runtime
 }
 

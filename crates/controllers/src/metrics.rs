@@ -58,6 +58,7 @@ impl EncodeLabelValue for Verb {
         let name = match self {
             Self::Get => "get",
             Self::Create => "create",
+            Self::Update => "update",
             Self::Patch => "patch",
             Self::PatchStatus => "patch_status",
             Self::Delete => "delete",
