@@ -1,8 +1,9 @@
 //! Kubernetes API semantics as pure functions over JSON: no I/O, no clock, no async.
 //!
-//! An API server composes these: decode strictly ([`strict`]), find the object, apply a patch ([`patch`]), prune, default
-//! and validate ([`schema`]), and answer failures as a [`status::Status`].
+//! An API server composes these: decode strictly ([`strict`]), find the object, apply a patch ([`patch`], [`apply`]), prune,
+//! default and validate ([`schema`]), record who owns what ([`apply`]), and answer failures as a [`status::Status`].
 
+pub mod apply;
 mod cel;
 pub mod duration;
 pub mod field;
@@ -15,3 +16,4 @@ pub mod selector;
 pub mod status;
 pub mod strict;
 pub mod time;
+pub mod types;

@@ -1,0 +1,327 @@
+//! Sets of fields, and their `FieldsV1` encoding.
+//!
+//! A path element is kept as it is written there: `f:name` for a field, `k:{…}` for an item by its keys, `v:…` for an item by
+//! its value, `i:0` for an item by position.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use crate::go;
+
+/// A set of paths below one point.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct FieldSet {
+    children: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Entry {
+    /// Whether the path that ends here is in the set.
+    member: bool,
+    below: FieldSet,
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        !self.member && self.below.is_empty()
+    }
+}
+
+/// The element of a field.
+pub(super) fn field(name: &str) -> String {
+    format!("f:{name}")
+}
+
+/// The element of an item identified by its own value.
+pub(super) fn value(item: &Value) -> String {
+    format!("v:{item}")
+}
+
+/// The element of an item identified by key fields, which must be sorted by name.
+pub(super) fn keys(keys: &[(&str, &Value)]) -> String {
+    let mut element = String::from("k:{");
+    for (position, (name, value)) in keys.iter().enumerate() {
+        if position > 0 {
+            element.push(',');
+        }
+        element.push_str(&Value::from(*name).to_string());
+        element.push(':');
+        element.push_str(&value.to_string());
+    }
+    element.push('}');
+    element
+}
+
+/// The field's name, if the element is a field.
+pub(super) fn field_name(element: &str) -> Option<&str> {
+    element.strip_prefix("f:")
+}
+
+impl FieldSet {
+    pub fn is_empty(&self) -> bool {
+        self.children.values().all(Entry::is_empty)
+    }
+
+    /// Adds the path of `element` below this point.
+    pub fn insert(&mut self, element: String) {
+        self.children.entry(element).or_default().member = true;
+    }
+
+    pub fn contains(&self, element: &str) -> bool {
+        self.children.get(element).is_some_and(|entry| entry.member)
+    }
+
+    /// Adds a whole set below an element; nothing is added if it is empty.
+    pub fn graft(&mut self, element: String, below: FieldSet) {
+        if !below.children.is_empty() {
+            let entry = self.children.entry(element).or_default();
+            entry.below.absorb(below);
+        }
+    }
+
+    fn absorb(&mut self, other: FieldSet) {
+        for (element, theirs) in other.children {
+            let entry = self.children.entry(element).or_default();
+            entry.member |= theirs.member;
+            entry.below.absorb(theirs.below);
+        }
+    }
+
+    pub fn below(&self, element: &str) -> Option<&FieldSet> {
+        self.children
+            .get(element)
+            .map(|entry| &entry.below)
+            .filter(|below| !below.is_empty())
+    }
+
+    pub fn elements(&self) -> impl Iterator<Item = &str> {
+        self.children.keys().map(String::as_str)
+    }
+
+    pub fn union(&self, other: &FieldSet) -> FieldSet {
+        let mut union = self.clone();
+        union.extend(other);
+        union
+    }
+
+    pub fn extend(&mut self, other: &FieldSet) {
+        for (element, theirs) in &other.children {
+            match self.children.get_mut(element) {
+                Some(ours) => {
+                    ours.member |= theirs.member;
+                    ours.below.extend(&theirs.below);
+                }
+                None => {
+                    self.children.insert(element.clone(), theirs.clone());
+                }
+            }
+        }
+    }
+
+    /// What is here and not in `other`.
+    pub fn difference(&self, other: &FieldSet) -> FieldSet {
+        let mut difference = self.clone();
+        difference.subtract(other);
+        difference
+    }
+
+    pub fn subtract(&mut self, other: &FieldSet) {
+        if other.children.is_empty() {
+            return;
+        }
+        for (element, theirs) in &other.children {
+            let Some(ours) = self.children.get_mut(element) else {
+                continue;
+            };
+            ours.member &= !theirs.member;
+            ours.below.subtract(&theirs.below);
+            if ours.is_empty() {
+                self.children.remove(element);
+            }
+        }
+    }
+
+    pub fn intersection(&self, other: &FieldSet) -> FieldSet {
+        let mut shared = FieldSet::default();
+        for (element, ours) in &self.children {
+            let Some(theirs) = other.children.get(element) else {
+                continue;
+            };
+            let entry = Entry {
+                member: ours.member && theirs.member,
+                below: ours.below.intersection(&theirs.below),
+            };
+            if !entry.is_empty() {
+                shared.children.insert(element.clone(), entry);
+            }
+        }
+        shared
+    }
+
+    /// Drops a field path and everything below it.
+    pub fn remove_prefix(&mut self, path: &[&str]) {
+        match path {
+            [] => {}
+            [last] => {
+                self.children.remove(&field(last));
+            }
+            [first, rest @ ..] => {
+                let element = field(first);
+                if let Some(entry) = self.children.get_mut(&element) {
+                    entry.below.remove_prefix(rest);
+                    if entry.is_empty() {
+                        self.children.remove(&element);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Drops exactly this field path, keeping what is below it.
+    pub fn remove_exact(&mut self, path: &[&str]) {
+        let [first, rest @ ..] = path else { return };
+        let element = field(first);
+        if let Some(entry) = self.children.get_mut(&element) {
+            if rest.is_empty() {
+                entry.member = false;
+            } else {
+                entry.below.remove_exact(rest);
+            }
+            if entry.is_empty() {
+                self.children.remove(&element);
+            }
+        }
+    }
+
+    /// Every path in the set, printed as in messages: `.spec.containers[name="x"].image`.
+    pub fn paths(&self) -> Vec<String> {
+        let mut paths = Vec::new();
+        self.collect_paths("", &mut paths);
+        paths
+    }
+
+    fn collect_paths(&self, prefix: &str, paths: &mut Vec<String>) {
+        for (element, entry) in &self.children {
+            let path = format!("{prefix}{}", print(element));
+            if entry.member {
+                paths.push(path.clone());
+            }
+            entry.below.collect_paths(&path, paths);
+        }
+    }
+
+    /// Decodes `FieldsV1`. Elements this server does not know are refused.
+    pub fn decode(fields: &Value) -> Option<Self> {
+        let Value::Object(members) = fields else {
+            return None;
+        };
+        let mut set = FieldSet::default();
+        for (element, below) in members {
+            if element == "." {
+                // The caller marks its own entry.
+                continue;
+            }
+            if !["f:", "k:", "v:", "i:"]
+                .iter()
+                .any(|prefix| element.starts_with(prefix))
+            {
+                return None;
+            }
+            let nested = below.as_object()?;
+            let entry = Entry {
+                member: nested.is_empty() || nested.contains_key("."),
+                below: FieldSet::decode(below)?,
+            };
+            set.children.insert(element.clone(), entry);
+        }
+        Some(set)
+    }
+
+    /// Encodes as `FieldsV1`.
+    pub fn encode(&self) -> Value {
+        let mut members = Map::new();
+        for (element, entry) in &self.children {
+            if entry.is_empty() {
+                continue;
+            }
+            let mut below = entry.below.encode();
+            if let Value::Object(below) = &mut below
+                && entry.member
+                && !below.is_empty()
+            {
+                below.insert(".".to_owned(), Value::Object(Map::new()));
+            }
+            members.insert(element.clone(), below);
+        }
+        Value::Object(members)
+    }
+}
+
+fn print(element: &str) -> String {
+    let shown = |value: &Value| match value {
+        Value::String(text) => go::quote(text),
+        other => other.to_string(),
+    };
+    let (kind, rest) = element.split_at(2.min(element.len()));
+    match kind {
+        "f:" => format!(".{rest}"),
+        "k:" => match serde_json::from_str::<Map<String, Value>>(rest) {
+            Ok(keys) => {
+                let keys: Vec<String> = keys
+                    .iter()
+                    .map(|(name, value)| format!("{name}={}", shown(value)))
+                    .collect();
+                format!("[{}]", keys.join(","))
+            }
+            Err(_) => format!("[{rest}]"),
+        },
+        "v:" => match serde_json::from_str::<Value>(rest) {
+            Ok(value) => format!("[={}]", shown(&value)),
+            Err(_) => format!("[={rest}]"),
+        },
+        _ => format!("[{rest}]"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn fields_v1_round_trips() {
+        let encoded = json!({
+            "f:metadata": {"f:labels": {".": {}, "f:app": {}}},
+            "f:spec": {"f:containers": {"k:{\"name\":\"x\"}": {".": {}, "f:image": {}}}, "f:finalizers": {"v:\"a\"": {}}}
+        });
+        let set = FieldSet::decode(&encoded).unwrap();
+        assert_eq!(set.encode(), encoded);
+        assert_eq!(
+            set.paths(),
+            [
+                ".metadata.labels",
+                ".metadata.labels.app",
+                ".spec.containers[name=\"x\"]",
+                ".spec.containers[name=\"x\"].image",
+                ".spec.finalizers[=\"a\"]"
+            ]
+        );
+        assert!(FieldSet::decode(&json!({"x": {}})).is_none());
+    }
+
+    #[test]
+    fn set_operations_work_on_exact_paths() {
+        let left = FieldSet::decode(&json!({"f:a": {".": {}, "f:b": {}}, "f:c": {}})).unwrap();
+        let right = FieldSet::decode(&json!({"f:a": {}, "f:c": {}})).unwrap();
+        assert_eq!(
+            left.difference(&right).encode(),
+            json!({"f:a": {"f:b": {}}})
+        );
+        assert_eq!(
+            left.intersection(&right).encode(),
+            json!({"f:a": {}, "f:c": {}})
+        );
+        assert_eq!(left.union(&right), left);
+    }
+}

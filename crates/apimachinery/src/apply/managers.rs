@@ -1,0 +1,193 @@
+//! `metadata.managedFields`: who manages which fields.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::field_set::FieldSet;
+
+/// Updates of more managers than this are folded into one entry.
+const MAX_UPDATE_MANAGERS: usize = 10;
+const OLD_UPDATES: &str = "ancient-changes";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Operation {
+    Apply,
+    Update,
+}
+
+impl Operation {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Apply => "Apply",
+            Self::Update => "Update",
+        }
+    }
+}
+
+/// Who did what. An applier is one manager whatever version it applies; updates are told apart by version.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Manager {
+    pub operation: Operation,
+    pub name: String,
+    pub subresource: String,
+    /// Empty for appliers.
+    pub api_version: String,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Managed {
+    pub api_version: String,
+    pub fields: FieldSet,
+    pub time: Option<String>,
+}
+
+/// All managers of an object.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Managers(pub BTreeMap<Manager, Managed>);
+
+impl Managers {
+    /// The managers recorded in an object. What cannot be decoded is as good as absent.
+    pub fn of(object: &Value) -> Self {
+        let entries = object
+            .pointer("/metadata/managedFields")
+            .and_then(Value::as_array);
+        entries
+            .and_then(|entries| Self::decode(entries))
+            .unwrap_or_default()
+    }
+
+    pub fn decode(entries: &[Value]) -> Option<Self> {
+        let mut managers = BTreeMap::new();
+        for entry in entries {
+            let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
+            let operation = match text("operation") {
+                "Apply" => Operation::Apply,
+                "Update" => Operation::Update,
+                _ => return None,
+            };
+            let api_version = text("apiVersion");
+            if api_version.is_empty() || text("fieldsType") != "FieldsV1" {
+                return None;
+            }
+            let manager = Manager {
+                operation,
+                name: text("manager").to_owned(),
+                subresource: text("subresource").to_owned(),
+                api_version: if operation == Operation::Apply {
+                    String::new()
+                } else {
+                    api_version.to_owned()
+                },
+            };
+            let fields = match entry.get("fieldsV1") {
+                Some(fields) => FieldSet::decode(fields)?,
+                None => FieldSet::default(),
+            };
+            let owned = Managed {
+                api_version: api_version.to_owned(),
+                fields,
+                time: entry.get("time").and_then(Value::as_str).map(str::to_owned),
+            };
+            managers.insert(manager, owned);
+        }
+        Some(Self(managers))
+    }
+
+    /// The entries in Kubernetes' order: appliers first, then by time.
+    pub fn encode(&self) -> Value {
+        let mut managers: Vec<(&Manager, &Managed)> = self.0.iter().collect();
+        managers.sort_by(|(left, left_managed), (right, right_managed)| {
+            (
+                left.operation,
+                &left_managed.time,
+                &left.name,
+                &left_managed.api_version,
+                &left.subresource,
+            )
+                .cmp(&(
+                    right.operation,
+                    &right_managed.time,
+                    &right.name,
+                    &right_managed.api_version,
+                    &right.subresource,
+                ))
+        });
+        let encode = |(manager, managed): (&Manager, &Managed)| {
+            let mut entry = Map::new();
+            entry.insert("apiVersion".to_owned(), json!(managed.api_version));
+            entry.insert("fieldsType".to_owned(), json!("FieldsV1"));
+            entry.insert("fieldsV1".to_owned(), managed.fields.encode());
+            entry.insert("manager".to_owned(), json!(manager.name));
+            entry.insert("operation".to_owned(), json!(manager.operation.name()));
+            if !manager.subresource.is_empty() {
+                entry.insert("subresource".to_owned(), json!(manager.subresource));
+            }
+            if let Some(time) = &managed.time {
+                entry.insert("time".to_owned(), json!(time));
+            }
+            Value::Object(entry)
+        };
+        Value::Array(managers.into_iter().map(encode).collect())
+    }
+
+    /// Folds the oldest updates together while there are too many.
+    pub fn cap(&mut self) {
+        loop {
+            let mut updates: Vec<(Option<String>, Manager)> = self
+                .0
+                .iter()
+                .filter(|(manager, _)| manager.operation == Operation::Update)
+                .map(|(manager, managed)| (managed.time.clone(), manager.clone()))
+                .collect();
+            if updates.len() <= MAX_UPDATE_MANAGERS {
+                return;
+            }
+            updates.sort();
+            // The two oldest of one version become one entry.
+            let pair = updates
+                .iter()
+                .enumerate()
+                .find_map(|(position, (_, first))| {
+                    let later = &updates[position + 1..];
+                    let second = later
+                        .iter()
+                        .find(|(_, second)| second.api_version == first.api_version)?;
+                    Some((first.clone(), second.1.clone()))
+                });
+            let Some((first, second)) = pair else { return };
+            let (Some(mut oldest), Some(newer)) = (self.0.remove(&first), self.0.remove(&second))
+            else {
+                return;
+            };
+            oldest.fields.extend(&newer.fields);
+            oldest.time = newer.time;
+            let bucket = Manager {
+                operation: Operation::Update,
+                name: OLD_UPDATES.to_owned(),
+                subresource: String::new(),
+                api_version: first.api_version,
+            };
+            if let Some(existing) = self.0.remove(&bucket) {
+                oldest.fields.extend(&existing.fields);
+            }
+            self.0.insert(bucket, oldest);
+        }
+    }
+}
+
+impl Manager {
+    /// The manager as a conflict names it.
+    pub fn describe(&self, managed: &Managed) -> String {
+        let mut text = crate::go::quote(&self.name);
+        if !self.subresource.is_empty() {
+            text.push_str(" with subresource ");
+            text.push_str(&crate::go::quote(&self.subresource));
+        }
+        if self.operation == Operation::Update {
+            text.push_str(" using ");
+            text.push_str(&managed.api_version);
+        }
+        text
+    }
+}

@@ -1,0 +1,302 @@
+//! What is known about the types of an object: how lists and maps merge, field by field.
+//!
+//! One view over two sources, a CRD's schema and the table of built-in types, so that server-side apply and strategic
+//! merge patches need not know which kind of object they work on.
+
+mod builtin;
+mod unknown;
+
+use serde_json::Value;
+
+use crate::schema::{ListType, Node, Schema};
+use builtin::{Scalar, Spec, Struct};
+
+pub use unknown::unknown_fields;
+
+/// The type of a value, borrowed from the schema or the table that describes it.
+#[derive(Debug, Clone, Copy)]
+pub struct TypeRef<'a>(Inner<'a>);
+
+#[derive(Debug, Clone, Copy)]
+enum Inner<'a> {
+    /// The root of a custom resource, whose metadata is described implicitly.
+    Resource(&'a Node),
+    Schema(&'a Node),
+    Struct(&'static Struct),
+    Spec(&'static Spec),
+    /// Nothing is known: maps merge by key, lists are atomic.
+    Unknown,
+}
+
+/// How a list is owned and merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListKind<'a> {
+    Atomic,
+    Set,
+    /// Items are identified by these fields.
+    Map(Keys<'a>),
+}
+
+/// The key fields of a map list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keys<'a> {
+    Owned(&'a [String]),
+    Static(&'a [&'static str]),
+}
+
+impl<'a> Keys<'a> {
+    pub fn iter(self) -> impl Iterator<Item = &'a str> {
+        let (owned, fixed): (&'a [String], &'a [&'static str]) = match self {
+            Keys::Owned(keys) => (keys, &[]),
+            Keys::Static(keys) => (&[], keys),
+        };
+        owned
+            .iter()
+            .map(String::as_str)
+            .chain(fixed.iter().copied())
+    }
+}
+
+/// How a strategic merge patch treats a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PatchList {
+    Replace,
+    /// Merges scalars as a set.
+    MergeScalars,
+    /// Merges items by this key; with `retain_keys` an item may say which of its fields stay.
+    MergeBy {
+        key: &'static str,
+        retain_keys: bool,
+    },
+}
+
+impl<'a> TypeRef<'a> {
+    /// The type of a custom resource.
+    pub fn custom(schema: &'a Schema) -> Self {
+        Self(Inner::Resource(schema.root()))
+    }
+
+    /// The type of a built-in kind: `("apps/v1", "Deployment")`.
+    pub fn builtin(api_version: &str, kind: &str) -> Option<TypeRef<'static>> {
+        builtin::by_kind(api_version, kind).map(|definition| TypeRef(Inner::Struct(definition)))
+    }
+
+    /// A type of which nothing is known.
+    pub const fn unknown() -> TypeRef<'static> {
+        TypeRef(Inner::Unknown)
+    }
+
+    fn object_meta() -> Self {
+        builtin::by_name("ObjectMeta")
+            .map_or(Self(Inner::Unknown), |meta| Self(Inner::Struct(meta)))
+    }
+
+    fn of_spec(spec: &'static Spec) -> Self {
+        match spec {
+            Spec::Struct {
+                name,
+                atomic: false,
+                ..
+            } => match builtin::by_name(name) {
+                Some(definition) => Self(Inner::Struct(definition)),
+                None => Self(Inner::Unknown),
+            },
+            other => Self(Inner::Spec(other)),
+        }
+    }
+
+    /// The struct behind this type, if it is one of the built-in ones.
+    fn definition(self) -> Option<&'static Struct> {
+        match self.0 {
+            Inner::Struct(definition) => Some(definition),
+            Inner::Spec(Spec::Struct { name, .. }) => builtin::by_name(name),
+            _ => None,
+        }
+    }
+
+    /// The type of a member of a map or struct.
+    #[must_use]
+    pub fn member(self, name: &str) -> TypeRef<'a> {
+        match self.0 {
+            Inner::Resource(node) => match name {
+                "metadata" => Self::object_meta(),
+                _ => node
+                    .member(name)
+                    .map_or(Self(Inner::Unknown), |child| Self(Inner::Schema(child))),
+            },
+            Inner::Schema(node) if node.embedded_resource && name == "metadata" => {
+                Self::object_meta()
+            }
+            Inner::Schema(node) => node
+                .member(name)
+                .map_or(Self(Inner::Unknown), |child| Self(Inner::Schema(child))),
+            Inner::Spec(Spec::Map { value, .. }) => Self::of_spec(value),
+            _ => match self
+                .definition()
+                .and_then(|definition| definition.fields.get(name))
+            {
+                Some(spec) => Self::of_spec(spec),
+                None => Self(Inner::Unknown),
+            },
+        }
+    }
+
+    /// Whether `name` is a field of a struct, rather than a key of a map.
+    pub fn is_named_field(self, name: &str) -> bool {
+        match self.0 {
+            Inner::Resource(node) => {
+                matches!(name, "apiVersion" | "kind" | "metadata")
+                    || node.properties.contains_key(name)
+            }
+            Inner::Schema(node) => {
+                let implicit =
+                    node.embedded_resource && matches!(name, "apiVersion" | "kind" | "metadata");
+                implicit || node.properties.contains_key(name)
+            }
+            _ => self
+                .definition()
+                .is_some_and(|definition| definition.fields.contains_key(name)),
+        }
+    }
+
+    /// Whether the type describes its members completely, so that any other is a mistake.
+    pub fn is_closed(self) -> bool {
+        match self.0 {
+            Inner::Resource(node) | Inner::Schema(node) => {
+                !node.preserve_unknown && !node.properties.is_empty() && node.additional.is_none()
+            }
+            _ => self.definition().is_some(),
+        }
+    }
+
+    /// The type of a list's items.
+    #[must_use]
+    pub fn item(self) -> TypeRef<'a> {
+        match self.0 {
+            Inner::Schema(node) => node
+                .items
+                .as_deref()
+                .map_or(Self(Inner::Unknown), |child| Self(Inner::Schema(child))),
+            Inner::Spec(Spec::List { item, .. }) => Self::of_spec(item),
+            _ => Self(Inner::Unknown),
+        }
+    }
+
+    /// How a list of this type is owned.
+    pub fn list(self) -> ListKind<'a> {
+        match self.0 {
+            Inner::Schema(node) => match node.list_type {
+                Some(ListType::Set) => ListKind::Set,
+                Some(ListType::Map) => ListKind::Map(Keys::Owned(&node.map_keys)),
+                _ => ListKind::Atomic,
+            },
+            Inner::Spec(Spec::List { set: true, .. }) => ListKind::Set,
+            Inner::Spec(Spec::List { keys, .. }) if !keys.is_empty() => {
+                ListKind::Map(Keys::Static(keys))
+            }
+            _ => ListKind::Atomic,
+        }
+    }
+
+    /// Whether a map or struct of this type is owned as a whole.
+    pub fn is_atomic_map(self) -> bool {
+        match self.0 {
+            Inner::Schema(node) => node.is_atomic_map(),
+            Inner::Struct(definition) => definition.atomic,
+            Inner::Spec(Spec::Map { atomic, .. }) => *atomic,
+            Inner::Spec(Spec::Struct { name, atomic, .. }) => {
+                *atomic || builtin::by_name(name).is_some_and(|definition| definition.atomic)
+            }
+            Inner::Spec(Spec::Scalar { .. }) => true,
+            _ => false,
+        }
+    }
+
+    /// The default of a member that serves as a list key.
+    pub fn member_default(self, name: &str) -> Option<Value> {
+        match self.0 {
+            Inner::Schema(node) => node.property(name)?.default.clone(),
+            _ => match self.definition()?.fields.get(name)? {
+                Spec::Scalar { default, .. } => default.map(Value::from),
+                _ => None,
+            },
+        }
+    }
+
+    /// How a strategic merge patch treats a list of this type.
+    pub fn patch_list(self) -> PatchList {
+        match self.0 {
+            Inner::Spec(Spec::List {
+                patch: Some(patch), ..
+            }) if patch.key.is_empty() => PatchList::MergeScalars,
+            Inner::Spec(Spec::List {
+                patch: Some(patch), ..
+            }) => PatchList::MergeBy {
+                key: patch.key,
+                retain_keys: patch.retain_keys,
+            },
+            _ => PatchList::Replace,
+        }
+    }
+
+    /// Whether a strategic merge patch may say which keys of the member `name` stay.
+    pub fn retains_keys(self, name: &str) -> bool {
+        let spec = self
+            .definition()
+            .and_then(|definition| definition.fields.get(name));
+        matches!(
+            spec,
+            Some(Spec::Struct {
+                retain_keys: true,
+                ..
+            })
+        )
+    }
+
+    /// Whether a JSON value can be of this type at all; what is not known takes anything.
+    fn accepts(self, value: &Value) -> bool {
+        match self.0 {
+            Inner::Struct(_) | Inner::Spec(Spec::Struct { .. } | Spec::Map { .. }) => {
+                value.is_object()
+            }
+            Inner::Spec(Spec::List { .. }) => value.is_array(),
+            Inner::Spec(Spec::Scalar { kind, .. }) => match kind {
+                Scalar::String => value.is_string(),
+                Scalar::Integer => {
+                    value.is_i64() || value.as_f64().is_some_and(|number| number.fract() == 0.0)
+                }
+                Scalar::Number => value.is_number(),
+                Scalar::Boolean => value.is_boolean(),
+                Scalar::Quantity | Scalar::IntOrString => value.is_string() || value.is_number(),
+            },
+            _ => true,
+        }
+    }
+
+    /// What the type is called in messages.
+    fn describe(self) -> String {
+        match self.0 {
+            Inner::Struct(definition) => definition.name.to_owned(),
+            Inner::Spec(Spec::Struct { name, .. }) => (*name).to_owned(),
+            Inner::Spec(Spec::Map { .. }) => "object".to_owned(),
+            Inner::Spec(Spec::List { .. }) => "array".to_owned(),
+            Inner::Spec(Spec::Scalar { kind, .. }) => match kind {
+                Scalar::String => "string",
+                Scalar::Integer => "integer",
+                Scalar::Number => "number",
+                Scalar::Boolean => "boolean",
+                Scalar::Quantity => "quantity",
+                Scalar::IntOrString => "integer or string",
+            }
+            .to_owned(),
+            _ => "value".to_owned(),
+        }
+    }
+}
+
+/// A field whose value cannot be of its type, as `path: reason`; null is absence and fits everywhere.
+pub fn type_errors(object: &Value, types: TypeRef<'_>) -> Vec<String> {
+    let mut errors = Vec::new();
+    unknown::mismatches(object, types, &mut String::new(), &mut errors);
+    errors
+}
