@@ -920,3 +920,74 @@ async fn a_strategic_merge_patch_merges_lists_by_their_key() {
     );
     server.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_finds_tables_discovery_and_openapi() {
+    let server = server().await;
+    let client = server.client();
+    define_widgets(&client).await;
+    widgets(&client)
+        .create(&PostParams::default(), &widget("w", json!({"size": 1})))
+        .await
+        .unwrap();
+    let get = |path: &str, accept: &str| {
+        let request = http::Request::get(path)
+            .header("accept", accept)
+            .body(Vec::new())
+            .unwrap();
+        let client = client.clone();
+        async move { client.request::<serde_json::Value>(request).await.unwrap() }
+    };
+    let table = get(
+        "/apis/example.x-k8s.io/v1/widgets",
+        "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+    )
+    .await;
+    assert_eq!(table["kind"], "Table");
+    assert_eq!(table["columnDefinitions"][0]["name"], "Name");
+    assert_eq!(table["rows"][0]["cells"][0], "w");
+    assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+
+    let aggregated =
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+    let groups = get("/apis", aggregated).await;
+    assert_eq!(
+        groups["items"][0]["metadata"]["name"], "example.x-k8s.io",
+        "the sandbox groups come first"
+    );
+    let plain = get("/apis", "application/json").await;
+    assert_eq!(
+        plain["groups"].as_array().unwrap().len(),
+        groups["items"].as_array().unwrap().len()
+    );
+    let resources = get("/apis/example.x-k8s.io/v1", "application/json").await;
+    let names: Vec<&str> = resources["resources"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["widgets", "widgets/status", "widgets/scale"]);
+
+    let index = get("/openapi/v3", "application/json").await;
+    let url = index["paths"]["apis/example.x-k8s.io/v1"]["serverRelativeURL"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let document = get(&url, "application/json").await;
+    let patch = &document["paths"]["/apis/example.x-k8s.io/v1/namespaces/{namespace}/widgets/{name}"]
+        ["patch"];
+    assert!(
+        patch["parameters"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|parameter| parameter["name"] == "fieldValidation")
+    );
+    let schema = &document["components"]["schemas"]["io.x-k8s.example.v1.Widget"];
+    assert_eq!(
+        schema["properties"]["spec"]["properties"]["size"]["minimum"],
+        1
+    );
+    server.shutdown().await;
+}

@@ -4,6 +4,7 @@
 pub mod body;
 mod discovery;
 mod objects;
+mod openapi;
 mod options;
 mod patch;
 pub mod path;
@@ -78,7 +79,12 @@ impl Frontend {
                     &parts.headers,
                 ));
             }
-            Path::Other(other) => return public(&other).ok_or_else(Status::unknown_path),
+            Path::Other(other) => {
+                let document = openapi::answer(&self.api.registry(), &other);
+                return document
+                    .or_else(|| public(&other))
+                    .ok_or_else(Status::unknown_path);
+            }
             Path::Resource(found) => found,
         };
         if let Some((target, stream)) = self.node_stream(&found) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use apimachinery::status::Status;
+use apimachinery::{status::Status, table::IncludeObject};
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header::HeaderName, request::Parts};
 use serde_json::Value;
@@ -52,7 +52,12 @@ pub async fn answer(
         return Err(Status::unknown_path());
     }
     let accepted = render::negotiate(&parts.headers)?;
-    let renderer = Renderer::new(resource.clone(), accepted);
+    let query = Query::parse(parts.uri.query());
+    let include = query
+        .text("includeObject")
+        .and_then(IncludeObject::from_parameter)
+        .unwrap_or_default();
+    let renderer = Renderer::new(resource.clone(), accepted, include, api.now());
     let target = Target {
         resource: resource.clone(),
         namespace: path.namespace.clone(),
@@ -62,7 +67,7 @@ pub async fn answer(
         api,
         user,
         parts,
-        query: Query::parse(parts.uri.query()),
+        query,
         target,
         renderer,
         bytes,
