@@ -14,12 +14,15 @@ mod access;
 mod backend;
 mod logs;
 mod query;
+mod server;
 mod streams;
 
 pub use access::{Access, Authenticator, PeerCertificates, bearer_token};
 pub use backend::{
     AttachRequest, Backend, Error, ExecRequest, LogRequest, LogStream, Since, Target, TargetPod,
 };
+
+pub use server::serve;
 
 use std::sync::Arc;
 
@@ -42,7 +45,7 @@ struct Kubelet<B> {
 
 type Shared<B> = Arc<Kubelet<B>>;
 
-/// The endpoints. Serve them by HTTP/1.1 with upgrades (`axum::serve`, or hyper's `with_upgrades`).
+/// The endpoints. [`serve`] serves them; whatever else does must speak HTTP/1.1 with upgrades.
 pub fn router<B: Backend, A: Authenticator>(
     backend: B,
     authenticator: A,

@@ -1,14 +1,11 @@
 //! The endpoints as the real kubectl meets them, over WebSocket and over SPDY, through a proxy.
 //!
 //! Needs `kubectl` on the PATH, so it is built only with the feature `client-tests`.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use support::Cluster;
+use crate::support::Cluster;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
