@@ -80,8 +80,12 @@ impl Arguments {
 }
 
 /// Runs a command on a runtime of its own, in a spawned task: the in-process client is slow on the thread that blocks.
-fn block_on(command: impl Future<Output = anyhow::Result<ExitCode>> + Send + 'static) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+fn block_on(
+    command: impl Future<Output = anyhow::Result<ExitCode>> + Send + 'static,
+) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     let result = runtime.block_on(async { tokio::spawn(command).await? });
     // Tasks that wait for input, such as a read of the terminal, must not hold up the exit.
     runtime.shutdown_background();
@@ -102,7 +106,10 @@ mod tests {
     #[test]
     fn other_names_of_the_binary_stand_for_a_command() {
         let called = |words: &[&str]| with_command(words.iter().map(OsString::from));
-        assert_eq!(called(&["/usr/bin/sandbox-router", "--x"]), ["/usr/bin/sandbox-router", "router", "--x"]);
+        assert_eq!(
+            called(&["/usr/bin/sandbox-router", "--x"]),
+            ["/usr/bin/sandbox-router", "router", "--x"]
+        );
         assert_eq!(called(&["agent-sandbox", "up"]), ["agent-sandbox", "up"]);
     }
 }

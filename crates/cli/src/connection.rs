@@ -54,7 +54,10 @@ impl Connected {
     /// Turns "there is no such resource" into a sentence about this API.
     pub async fn require_kinds(&self) -> anyhow::Result<()> {
         let claims: Api<api::SandboxClaim> = Api::namespaced(self.client.clone(), &self.namespace);
-        match claims.list(&kube::api::ListParams::default().limit(1)).await {
+        match claims
+            .list(&kube::api::ListParams::default().limit(1))
+            .await
+        {
             Err(kube::Error::Api(status)) if status.code == 404 => bail!(
                 "{} does not serve the agent-sandbox kinds; install them with `agent-sandbox generate crds | kubectl apply -f -`",
                 self.described
@@ -71,7 +74,8 @@ impl Arguments {
         let running = Running::find(&data_directory::default_path()?);
         let in_environment = std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
         let kubeconfig = if let Some(path) = &self.kubeconfig {
-            Kubeconfig::read_from(path).with_context(|| format!("cannot read {}", path.display()))?
+            Kubeconfig::read_from(path)
+                .with_context(|| format!("cannot read {}", path.display()))?
         } else if in_environment || self.context.is_some() {
             Kubeconfig::read().context("cannot read the kubeconfig")?
         } else if let Some(running) = &running {
@@ -94,7 +98,10 @@ impl Arguments {
     pub fn connect_within(&self, client: Client, running: &Running) -> Connected {
         Connected {
             client,
-            namespace: self.namespace.clone().unwrap_or_else(|| running.namespace.clone()),
+            namespace: self
+                .namespace
+                .clone()
+                .unwrap_or_else(|| running.namespace.clone()),
             router: sdk::Connection::Direct {
                 url: running.router.clone(),
             },
@@ -102,8 +109,15 @@ impl Arguments {
         }
     }
 
-    async fn connect(&self, kubeconfig: Kubeconfig, running: Option<&Running>) -> anyhow::Result<Connected> {
-        let context = self.context.clone().or_else(|| kubeconfig.current_context.clone());
+    async fn connect(
+        &self,
+        kubeconfig: Kubeconfig,
+        running: Option<&Running>,
+    ) -> anyhow::Result<Connected> {
+        let context = self
+            .context
+            .clone()
+            .or_else(|| kubeconfig.current_context.clone());
         let options = KubeConfigOptions {
             context: self.context.clone(),
             ..KubeConfigOptions::default()
@@ -112,7 +126,9 @@ impl Arguments {
             .await
             .context("the kubeconfig cannot be used")?;
         // The kubeconfig of a running `up` leads straight to its router.
-        let is_running = |running: &&Running| config.cluster_url.to_string().trim_end_matches('/') == running.api_server;
+        let is_running = |running: &&Running| {
+            config.cluster_url.to_string().trim_end_matches('/') == running.api_server
+        };
         let router = match (&self.router_url, running.filter(is_running)) {
             (Some(url), _) => sdk::Connection::Direct { url: url.clone() },
             (None, Some(running)) => sdk::Connection::Direct {

@@ -27,7 +27,9 @@ pub struct Running {
 impl Running {
     /// Writes the file so that a reader sees all of it or nothing.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
         let mut file = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))
             .with_context(|| format!("cannot write {}", path.display()))?;
         serde_json::to_writer_pretty(&mut file, self)?;

@@ -36,7 +36,9 @@ pub fn print(arguments: &Arguments) -> anyhow::Result<()> {
         (What::Rbac, true) => &[assets::KRUISE_RBAC],
         (What::Manifests, false) => &assets::MANIFESTS,
         (What::Manifests, true) => {
-            anyhow::bail!("the OpenKruise dialect needs no manifests beyond its CRDs and RBAC: add --kruise to the controller's arguments")
+            anyhow::bail!(
+                "the OpenKruise dialect needs no manifests beyond its CRDs and RBAC: add --kruise to the controller's arguments"
+            )
         }
     };
     io::stdout().write_all(documents.join("---\n").as_bytes())?;

@@ -29,7 +29,9 @@ impl Format {
             Self::Table | Self::Wide => print!("{}", table().render()),
             Self::Json => println!("{}", serde_json::to_string_pretty(objects)?),
             Self::Yaml => print!("{}", serde_yaml_ng::to_string(objects)?),
-            Self::Name => objects.iter().for_each(|object| println!("{}", object.name_any())),
+            Self::Name => objects
+                .iter()
+                .for_each(|object| println!("{}", object.name_any())),
         }
         Ok(())
     }
@@ -57,12 +59,18 @@ impl Table {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or_default() + GAP
+            cells
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or_default()
+                + GAP
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let line = |row: &Vec<String>| {
             let cells = row.iter().zip(&widths);
-            let text: String = cells.map(|(cell, width)| format!("{cell:<width$}")).collect();
+            let text: String = cells
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
             format!("{}\n", text.trim_end())
         };
         self.rows.iter().map(line).collect()

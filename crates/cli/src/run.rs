@@ -35,7 +35,12 @@ pub struct Arguments {
     tty: bool,
 
     /// Command and arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
     command: Vec<String>,
 }
 
@@ -58,12 +63,21 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     result
 }
 
-async fn run_in(connected: &Connected, arguments: &Arguments, progress: &Progress) -> anyhow::Result<ExitCode> {
+async fn run_in(
+    connected: &Connected,
+    arguments: &Arguments,
+    progress: &Progress,
+) -> anyhow::Result<ExitCode> {
     progress.say("claiming a sandbox");
     let wanted = sandboxes::wanted(arguments.template.as_deref(), arguments.pool.as_deref());
     let sandbox = connected.sandboxes()?.create(wanted).await?;
     progress.finish();
-    let result = terminal::run(&sandbox, arguments.command.clone(), terminal::Mode::from_flag(arguments.tty)).await;
+    let result = terminal::run(
+        &sandbox,
+        arguments.command.clone(),
+        terminal::Mode::from_flag(arguments.tty),
+    )
+    .await;
     if arguments.keep {
         eprintln!("kept as claim {}", sandbox.id());
     } else {

@@ -74,7 +74,12 @@ pub struct ExecArguments {
     name: String,
 
     /// Command and arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
     command: Vec<String>,
 }
 
@@ -126,26 +131,43 @@ pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
 pub fn wanted(template: Option<&str>, pool: Option<&str>) -> sdk::CreateOptions {
     match pool {
         Some(pool) => sdk::CreateOptions::from_pool(pool),
-        None => sdk::CreateOptions::from_template(template.unwrap_or(crate::up::QUICKSTART_TEMPLATE)),
+        None => {
+            sdk::CreateOptions::from_template(template.unwrap_or(crate::up::QUICKSTART_TEMPLATE))
+        }
     }
 }
 
 pub async fn exec(arguments: ExecArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
     let sandbox = connected.sandboxes()?.attach(&arguments.name).await?;
-    terminal::run(&sandbox, arguments.command, terminal::Mode::from_flag(arguments.tty)).await
+    terminal::run(
+        &sandbox,
+        arguments.command,
+        terminal::Mode::from_flag(arguments.tty),
+    )
+    .await
 }
 
 pub async fn suspend(arguments: OneArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
-    connected.sandboxes()?.attach(&arguments.name).await?.suspend().await?;
+    connected
+        .sandboxes()?
+        .attach(&arguments.name)
+        .await?
+        .suspend()
+        .await?;
     println!("{} is suspended", arguments.name);
     Ok(ExitCode::SUCCESS)
 }
 
 pub async fn resume(arguments: OneArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
-    connected.sandboxes()?.attach(&arguments.name).await?.resume().await?;
+    connected
+        .sandboxes()?
+        .attach(&arguments.name)
+        .await?
+        .resume()
+        .await?;
     println!("{} is running", arguments.name);
     Ok(ExitCode::SUCCESS)
 }
@@ -179,7 +201,9 @@ fn describe(claim: &SandboxClaim, now: Timestamp) -> Vec<String> {
         claim.name_any(),
         ready.map_or_else(|| "Unknown".to_owned(), |ready| ready.status.clone()),
         ready.map_or_else(String::new, |ready| ready.reason.clone()),
-        status.sandbox.map_or_else(String::new, |sandbox| sandbox.name),
+        status
+            .sandbox
+            .map_or_else(String::new, |sandbox| sandbox.name),
         age,
     ]
 }
@@ -214,7 +238,11 @@ pub async fn delete(arguments: DeleteArguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Deletes every pool, claim and sandbox, in the order in which nothing is made again.
-pub async fn delete_everything(client: &Client, namespace: Option<&str>, wait: bool) -> anyhow::Result<()> {
+pub async fn delete_everything(
+    client: &Client,
+    namespace: Option<&str>,
+    wait: bool,
+) -> anyhow::Result<()> {
     delete_all::<SandboxWarmPool>(client, namespace).await?;
     delete_all::<SandboxClaim>(client, namespace).await?;
     delete_all::<Sandbox>(client, namespace).await?;
@@ -237,9 +265,14 @@ where
 /// Deletes one by one, because a collection can only be deleted within a namespace.
 async fn delete_all<Kind>(client: &Client, namespace: Option<&str>) -> anyhow::Result<()>
 where
-    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug,
 {
-    let objects = scoped::<Kind>(client, namespace).list_metadata(&ListParams::default()).await?;
+    let objects = scoped::<Kind>(client, namespace)
+        .list_metadata(&ListParams::default())
+        .await?;
     for object in objects {
         let namespace = object.namespace().unwrap_or_default();
         let deleted = Api::<Kind>::namespaced(client.clone(), &namespace)

@@ -26,11 +26,17 @@ impl Mode {
 }
 
 /// Runs a command in a sandbox to its end. The exit code is the command's.
-pub async fn run(sandbox: &sdk::Sandbox, argv: Vec<String>, mode: Mode) -> anyhow::Result<ExitCode> {
+pub async fn run(
+    sandbox: &sdk::Sandbox,
+    argv: Vec<String>,
+    mode: Mode,
+) -> anyhow::Result<ExitCode> {
     if mode == Mode::Terminal && !io::stdin().is_terminal() {
         anyhow::bail!("-t needs a terminal as standard input");
     }
-    let (rows, cols) = window_size().filter(|_| mode == Mode::Terminal).unwrap_or_default();
+    let (rows, cols) = window_size()
+        .filter(|_| mode == Mode::Terminal)
+        .unwrap_or_default();
     let start = Start {
         tty: mode == Mode::Terminal,
         rows,
@@ -60,7 +66,9 @@ async fn print_output(mut process: Process) -> anyhow::Result<ExitCode> {
                 if let Some(error) = &exit.error {
                     eprintln!("error: {error}");
                 }
-                return Ok(ExitCode::from(u8::try_from(exit.exit_code).unwrap_or(u8::MAX)));
+                return Ok(ExitCode::from(
+                    u8::try_from(exit.exit_code).unwrap_or(u8::MAX),
+                ));
             }
         }
     }
@@ -142,7 +150,8 @@ struct RawTerminal {
 
 impl RawTerminal {
     fn enter() -> anyhow::Result<Self> {
-        let before = termios::tcgetattr(io::stdin()).context("cannot read the terminal's settings")?;
+        let before =
+            termios::tcgetattr(io::stdin()).context("cannot read the terminal's settings")?;
         let mut raw = before.clone();
         raw.make_raw();
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &raw)

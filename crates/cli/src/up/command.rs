@@ -1,9 +1,11 @@
 //! The command line of `up`, and what a person sees of it.
 
+use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -43,6 +45,8 @@ pub struct Arguments {
 pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    // One that was killed leaves its file behind, and nobody must take it for ours.
+    remove_ready_file(arguments.ready_file.as_deref())?;
     let data_directory = match arguments.data_dir {
         Some(directory) => directory,
         None => data_directory::default_path()?,
@@ -69,9 +73,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         _ = terminate.recv() => None,
         failure = up.failed() => Some(failure),
     };
-    if let Some(ready_file) = &arguments.ready_file {
-        let _ = std::fs::remove_file(ready_file);
-    }
+    remove_ready_file(arguments.ready_file.as_deref())?;
     let stopped = tokio::select! {
         stopped = up.stop() => stopped,
         _ = interrupt.recv() => return Ok(ExitCode::from(130)),
@@ -83,9 +85,21 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
+fn remove_ready_file(path: Option<&Path>) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error)
+            .with_context(|| format!("cannot remove the old ready file {}", path.display())),
+        _ => Ok(()),
+    }
+}
+
 /// Tells a person what to do next.
 fn greet(running: &Running) {
-    println!("agent-sandbox is up: API {}, router {}", running.api_server, running.router);
+    println!(
+        "agent-sandbox is up: API {}, router {}",
+        running.api_server, running.router
+    );
     println!();
     println!("  export KUBECONFIG={}", running.kubeconfig.display());
     println!();

@@ -16,13 +16,22 @@ pub async fn install(client: &Client) -> anyhow::Result<()> {
     create_namespace(client, api::SYSTEM_NAMESPACE).await?;
     let documents = assets::CRDS.into_iter().chain([assets::KRUISE_CRDS]);
     let definitions = documents.map(parse).collect::<Result<Vec<_>, _>>()?;
-    try_join_all(definitions.into_iter().flatten().map(|crd| install_kind(client, crd))).await?;
+    try_join_all(
+        definitions
+            .into_iter()
+            .flatten()
+            .map(|crd| install_kind(client, crd)),
+    )
+    .await?;
     Ok(())
 }
 
 fn parse(documents: &str) -> anyhow::Result<Vec<CustomResourceDefinition>> {
     serde_yaml_ng::Deserializer::from_str(documents)
-        .map(|document| CustomResourceDefinition::deserialize(document).context("an embedded CRD cannot be read"))
+        .map(|document| {
+            CustomResourceDefinition::deserialize(document)
+                .context("an embedded CRD cannot be read")
+        })
         .collect()
 }
 
@@ -35,7 +44,9 @@ async fn install_kind(client: &Client, mut crd: CustomResourceDefinition) -> any
         }
         Some(existing) if existing.spec != crd.spec => {
             crd.metadata.resource_version = existing.metadata.resource_version;
-            definitions.replace(&name, &PostParams::default(), &crd).await?;
+            definitions
+                .replace(&name, &PostParams::default(), &crd)
+                .await?;
         }
         Some(_) => {}
     }
@@ -52,6 +63,8 @@ async fn create_namespace(client: &Client, name: &str) -> anyhow::Result<()> {
     }
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.to_owned());
-    namespaces.create(&PostParams::default(), &namespace).await?;
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await?;
     Ok(())
 }

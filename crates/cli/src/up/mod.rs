@@ -13,6 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::ListParams;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -89,7 +92,8 @@ impl Up {
         up.start_node().await?;
         up.start_router(router_listener)?;
         quickstart::install(&up.client, options.quickstart).await?;
-        up.running.write(&data_directory::running_file(&up.data_directory))?;
+        up.running
+            .write(&data_directory::running_file(&up.data_directory))?;
         Ok(up)
     }
 
@@ -113,29 +117,34 @@ impl Up {
         }
     }
 
-    /// Stops every part. Sandboxes go on running, for the next start to find them again.
+    /// Stops every part. Sandboxes go on running, for the next start to find them again; without any, the node gives back
+    /// what it holds of the machine.
     pub async fn stop(mut self) -> anyhow::Result<()> {
-        let node = self.node.take();
+        let pods: Api<Pod> = Api::all(self.client());
+        let idle = pods
+            .list_metadata(&ListParams::default())
+            .await
+            .is_ok_and(|pods| pods.items.is_empty());
         let stopped = self.stop_parts().await;
-        if let Some(node) = node {
-            node.join().await;
+        if let Some(node) = self.node.take() {
+            if idle {
+                node.dismantle().await?;
+            } else {
+                node.join().await;
+            }
         }
-        self.close().await;
+        if let Some(server) = Arc::into_inner(self.server) {
+            server.shutdown().await;
+        }
         stopped
     }
 
-    /// Stops every sandbox, then every part, and gives back what the node holds of the machine.
-    pub async fn stop_with_sandboxes(mut self) -> anyhow::Result<()> {
+    /// Deletes every sandbox, then stops every part.
+    pub async fn stop_with_sandboxes(self) -> anyhow::Result<()> {
         let deletion = sandboxes::delete_everything(&self.client, None, true);
         let deleted = tokio::time::timeout(STOP_SANDBOXES_DEADLINE, deletion).await;
-        let node = self.node.take();
-        let stopped = self.stop_parts().await;
-        if let Some(node) = node {
-            node.dismantle().await?;
-        }
-        self.close().await;
-        deleted.context("sandboxes are still running after the deadline")??;
-        stopped
+        self.stop().await?;
+        deleted.context("sandboxes are still running after the deadline")?
     }
 
     async fn stop_parts(&mut self) -> anyhow::Result<()> {
@@ -148,27 +157,30 @@ impl Up {
         result
     }
 
-    async fn close(self) {
-        if let Some(server) = Arc::into_inner(self.server) {
-            server.shutdown().await;
-        }
-    }
-
     fn serve_api(&mut self, listener: TcpListener) {
         let server = Arc::clone(&self.server);
         let shutdown = self.shutdown.clone();
         self.parts.spawn(async move {
-            server.serve(listener, shutdown).await.context("the API server failed")
+            server
+                .serve(listener, shutdown)
+                .await
+                .context("the API server failed")
         });
     }
 
     async fn start_controllers(&mut self) -> anyhow::Result<()> {
         let (ready, is_ready) = oneshot::channel();
-        let run = controllers::run(self.client(), controllers_config(), self.shutdown.clone(), || {
-            // Nobody waits any more when the start was given up.
-            let _ = ready.send(());
-        });
-        self.parts.spawn(async { run.await.context("the controllers failed") });
+        let run = controllers::run(
+            self.client(),
+            controllers_config(),
+            self.shutdown.clone(),
+            || {
+                // Nobody waits any more when the start was given up.
+                let _ = ready.send(());
+            },
+        );
+        self.parts
+            .spawn(async { run.await.context("the controllers failed") });
         tokio::select! {
             _ = is_ready => Ok(()),
             failure = self.failed() => Err(failure),
@@ -181,7 +193,8 @@ impl Up {
             ..node::Config::new(self.data_directory.join("node"))
         };
         self.node = Some(node::Node::start(config, self.client(), self.shutdown.clone()).await?);
-        let schedule = node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
+        let schedule =
+            node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
         self.parts.spawn(async { Ok(schedule.await) });
         Ok(())
     }
@@ -189,7 +202,8 @@ impl Up {
     fn start_router(&mut self, listener: TcpListener) -> anyhow::Result<()> {
         let router = router::Router::new(router::Config::default(), Some(self.client()))?;
         let shutdown = self.shutdown.clone();
-        self.parts.spawn(async move { Ok(router.serve(listener, shutdown).await) });
+        self.parts
+            .spawn(async move { Ok(router.serve(listener, shutdown).await) });
         Ok(())
     }
 }

@@ -77,7 +77,11 @@ fn warm_pool() -> SandboxWarmPool {
 
 async fn create_if_missing<Kind>(client: &Client, object: &Kind) -> anyhow::Result<()>
 where
-    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Serialize
+        + DeserializeOwned
+        + std::fmt::Debug,
 {
     let objects: Api<Kind> = Api::namespaced(client.clone(), NAMESPACE);
     if objects.get_opt(&object.name_any()).await?.is_none() {

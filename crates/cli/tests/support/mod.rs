@@ -37,6 +37,21 @@ pub fn stdout_of(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("output is text")
 }
 
+/// The standard error of a command that must fail.
+pub fn stderr_of(command: &mut Command) -> String {
+    let output = run(command);
+    assert!(!output.status.success(), "{command:?} succeeded");
+    String::from_utf8(output.stderr).expect("errors are text")
+}
+
+/// Fails a test that cannot work without root, with the reason.
+pub fn require_root() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test starts containers: run it as root"
+    );
+}
+
 /// A running `agent-sandbox up`.
 pub struct Up {
     home: TempDir,
@@ -47,10 +62,7 @@ pub struct Up {
 impl Up {
     /// Starts `up` on free ports and waits for its ready file.
     pub fn start(arguments: &[&str]) -> Self {
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "this test starts containers: run it as root"
-        );
+        require_root();
         let home = tempfile::tempdir().expect("a temporary directory");
         let (child, ready) = spawn(home.path(), arguments);
         Self { home, child, ready }
@@ -67,13 +79,12 @@ impl Up {
         agent_sandbox(self.home.path())
     }
 
-    /// kubectl, set to talk to this `up`.
-    pub fn kubectl(&self) -> Command {
-        let mut command = Command::new("kubectl");
-        command
-            .env("KUBECONFIG", self.ready["kubeconfig"].as_str().expect("a path"))
-            .stdin(Stdio::null());
-        command
+    /// Sandboxes outlive `up` by design, so a test deletes them while it still runs.
+    pub fn delete_everything(&self) {
+        let _ = self
+            .command()
+            .args(["delete", "--all", "--all-namespaces", "--wait"])
+            .output();
     }
 
     /// What the ready file says.
@@ -95,9 +106,10 @@ impl Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        // Pods outlive `up` by design, so they are deleted first; a test that failed early may have left any number.
-        let _ = self.command().args(["delete", "--all", "--all-namespaces", "--wait"]).output();
-        self.signal(rustix::process::Signal::TERM);
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.delete_everything();
+            self.signal(rustix::process::Signal::TERM);
+        }
     }
 }
 
@@ -107,8 +119,14 @@ fn ready_file(home: &Path) -> PathBuf {
 
 fn spawn(home: &Path, arguments: &[&str]) -> (Child, Value) {
     let ready_file = ready_file(home);
+    // That of a killed predecessor must not be taken for this one's.
+    let _ = std::fs::remove_file(&ready_file);
     let mut child = agent_sandbox(home)
-        .args(["up", "--api-listen=127.0.0.1:0", "--router-listen=127.0.0.1:0"])
+        .args([
+            "up",
+            "--api-listen=127.0.0.1:0",
+            "--router-listen=127.0.0.1:0",
+        ])
         .args(["--metrics-bind-address=127.0.0.1:0", "--ready-file"])
         .arg(&ready_file)
         .args(arguments)
@@ -118,7 +136,8 @@ fn spawn(home: &Path, arguments: &[&str]) -> (Child, Value) {
     let deadline = Instant::now() + READY_DEADLINE;
     loop {
         if let Ok(text) = std::fs::read_to_string(&ready_file) {
-            let ready = serde_json::from_str(&text).expect("the ready file is JSON and appears whole");
+            let ready =
+                serde_json::from_str(&text).expect("the ready file is JSON and appears whole");
             return (child, ready);
         }
         if let Some(status) = child.try_wait().expect("the process can be asked") {

@@ -1,0 +1,196 @@
+//! The real binary, as a newcomer uses it. Needs root: it starts containers.
+
+mod support;
+
+use std::io::Write;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use support::{Up, agent_sandbox, run, stderr_of, stdout_of};
+
+#[test]
+fn a_command_runs_in_a_claimed_sandbox_and_its_exit_code_is_ours() {
+    let up = Up::start(&[]);
+    let answer = stdout_of(
+        up.command()
+            .args(["run", "--", "python3", "-c", "print(6*7)"]),
+    );
+    assert_eq!(answer, "42\n");
+
+    let output =
+        run(up
+            .command()
+            .args(["run", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]));
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.stdout, b"out\n");
+    assert_eq!(output.stderr, b"err\n");
+
+    let output = run(up.command().args(["run", "--", "no-such-program"]));
+    assert_eq!(output.status.code(), Some(127));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no-such-program"));
+
+    let claims = stdout_of(up.command().args(["list", "-o", "name"]));
+    assert_eq!(claims, "", "every claim was released");
+}
+
+#[test]
+fn standard_input_reaches_the_command() {
+    let up = Up::start(&[]);
+    let mut command = up.command();
+    let mut child = command
+        .args(["run", "--", "tr", "a-z", "A-Z"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"from outside\n")
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(output.stdout, b"FROM OUTSIDE\n");
+}
+
+#[test]
+fn a_claimed_sandbox_keeps_its_state_while_up_is_restarted() {
+    let mut up = Up::start(&[]);
+    let claim = stdout_of(up.command().arg("claim"));
+    let claim = claim.trim();
+    let exec = |up: &Up, script: &str| {
+        stdout_of(up.command().args(["exec", claim, "--", "sh", "-c", script]))
+    };
+    exec(&up, "echo remembered > note; sleep 1000 & echo $! > pid");
+    let boot = exec(&up, "cat /proc/1/stat | cut -d' ' -f22");
+
+    for signal in [Signal::TERM, Signal::KILL] {
+        up.restart(signal);
+        assert_eq!(exec(&up, "cat note"), "remembered\n", "after {signal:?}");
+        assert_eq!(
+            exec(&up, "kill -0 $(cat pid) && echo alive"),
+            "alive\n",
+            "after {signal:?}"
+        );
+        assert_eq!(
+            exec(&up, "cat /proc/1/stat | cut -d' ' -f22"),
+            boot,
+            "the container was not started again"
+        );
+    }
+
+    stdout_of(up.command().args(["delete", "--wait", claim]));
+    let error = stderr_of(up.command().args(["exec", claim, "--", "true"]));
+    assert!(
+        error.contains(claim) && error.contains("no such claim"),
+        "{error}"
+    );
+}
+
+#[test]
+fn without_a_running_system_one_is_started_for_the_call_and_leaves_nothing() {
+    support::require_root();
+    let home = tempfile::tempdir().unwrap();
+    let answer =
+        stdout_of(agent_sandbox(home.path()).args(["run", "--", "python3", "-c", "print(6*7)"]));
+    assert_eq!(answer, "42\n");
+    let left: Vec<_> = std::fs::read_dir(home.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+    assert!(!mounts.contains(home.path().to_str().unwrap()), "{mounts}");
+
+    let error = stderr_of(agent_sandbox(home.path()).args(["run", "--keep", "--", "true"]));
+    assert!(error.contains("agent-sandbox up"), "{error}");
+}
+
+#[test]
+fn the_ready_file_says_where_everything_is_and_goes_on_exit() {
+    let mut up = Up::start(&[]);
+    let ready = up.ready().clone();
+    assert_eq!(ready["namespace"], "default");
+    assert_eq!(ready["template"], "python-runtime-template");
+    assert_eq!(ready["warmPool"], "python-warmpool");
+    for address in ["apiServer", "router", "metrics"] {
+        assert!(
+            ready[address].as_str().unwrap().contains("://127.0.0.1:"),
+            "{ready}"
+        );
+    }
+    assert!(std::path::Path::new(ready["kubeconfig"].as_str().unwrap()).is_file());
+
+    let error = stderr_of(up.command().args([
+        "up",
+        "--api-listen=127.0.0.1:0",
+        "--router-listen=127.0.0.1:0",
+    ]));
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(
+        error.contains("in use") || error.contains("another"),
+        "{error}"
+    );
+
+    let taken = ready["router"]
+        .as_str()
+        .unwrap()
+        .trim_start_matches("http://");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let error = stderr_of(agent_sandbox(elsewhere.path()).args([
+        "up",
+        "--api-listen=127.0.0.1:0",
+        "--router-listen",
+        taken,
+    ]));
+    assert!(
+        error.contains(taken) && error.contains("--router-listen"),
+        "{error}"
+    );
+
+    up.delete_everything();
+    up.signal(Signal::TERM);
+    assert!(!up.ready_file().exists());
+}
+
+#[test]
+fn what_cannot_work_is_said_in_one_line_with_what_to_do() {
+    let up = Up::start(&["--no-quickstart"]);
+    assert!(up.ready()["template"].is_null());
+    let error = stderr_of(
+        up.command()
+            .args(["run", "--template", "nope", "--", "true"]),
+    );
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(
+        error.contains("SandboxTemplate \"nope\" not found"),
+        "{error}"
+    );
+
+    let nowhere = tempfile::tempdir().unwrap();
+    let error = stderr_of(agent_sandbox(nowhere.path()).arg("list"));
+    assert!(error.contains("agent-sandbox up"), "{error}");
+}
+
+#[test]
+fn generate_prints_what_is_in_deploy() {
+    let home = tempfile::tempdir().unwrap();
+    let deploy = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let printed = stdout_of(agent_sandbox(home.path()).args(["generate", "crds"]));
+    let mut files: Vec<_> = std::fs::read_dir(deploy.join("crds"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    let expected: Vec<String> = files
+        .iter()
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect();
+    assert_eq!(printed, expected.join("---\n"));
+    let kruise = stdout_of(agent_sandbox(home.path()).args(["generate", "crds", "--kruise"]));
+    assert_eq!(
+        kruise,
+        std::fs::read_to_string(deploy.join("kruise/crds.yaml")).unwrap()
+    );
+}
