@@ -318,9 +318,7 @@ impl<T: AsyncRead + AsyncWrite> Driver<T> {
                 Err(_) => return Poll::Ready(Ending::Broken),
                 Ok(()) if buffer.filled().is_empty() => return Poll::Ready(Ending::Peer),
                 Ok(()) => {
-                    if !self.deaf {
-                        self.input.extend_from_slice(buffer.filled());
-                    }
+                    self.input.extend_from_slice(buffer.filled());
                     self.idle.as_mut().reset(Instant::now() + self.idle_timeout);
                 }
             }
@@ -340,9 +338,11 @@ impl<T: AsyncRead + AsyncWrite> Driver<T> {
                 );
                 self.deaf = true;
                 self.input.clear();
+                // The streams need not wait until a peer like this has taken its GOAWAY.
+                state.end();
             }
         }
-        self.deaf || state.session.wants_input()
+        !self.deaf && state.session.wants_input()
     }
 
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {

@@ -1,0 +1,180 @@
+//! A SPDY connection against peers that do not read, do not stop, or do not speak.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use streaming::spdy::{Connection, Decoder, Encoder, Frame, Headers, Limits, Timeouts};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Long enough for anything that can still move to have moved.
+const STALL: Duration = Duration::from_millis(300);
+
+const TIMEOUTS: Timeouts = Timeouts {
+    idle: PATIENCE,
+    linger: PATIENCE,
+};
+
+fn wire(encoder: &mut Encoder, frame: &Frame) -> BytesMut {
+    let mut wire = BytesMut::new();
+    encoder.encode(frame, &mut wire);
+    wire
+}
+
+fn syn(stream: u32) -> Frame {
+    Frame::SynStream {
+        stream,
+        associated: 0,
+        priority: 0,
+        fin: false,
+        unidirectional: false,
+        headers: Headers::default(),
+    }
+}
+
+fn data(stream: u32, length: usize, fin: bool) -> Frame {
+    Frame::Data {
+        stream,
+        fin,
+        data: Bytes::from(vec![b'x'; length]),
+    }
+}
+
+/// Writes `piece` over and over until nothing more is taken, and says how many bytes were.
+async fn write_until_stalled(peer: &mut DuplexStream, piece: &[u8]) -> usize {
+    let mut taken = 0;
+    while let Ok(written) = timeout(STALL, peer.write(&piece[taken % piece.len()..])).await {
+        taken += written.unwrap();
+        assert!(taken < 64 * 1024 * 1024, "the connection takes anything");
+    }
+    taken
+}
+
+#[tokio::test]
+async fn a_peer_that_pings_and_reads_nothing_is_not_read_from() {
+    let (mut peer, ours) = duplex(1_024);
+    let _connection = Connection::serve(ours, Limits::default(), TIMEOUTS);
+    let pings = wire(&mut Encoder::default(), &Frame::Ping { id: 1 }).repeat(100);
+    let taken = write_until_stalled(&mut peer, &pings).await;
+    let limits = Limits::default();
+    assert!(
+        taken < 4 * limits.queued,
+        "{taken} bytes of pings were taken"
+    );
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_holds_the_sender_and_loses_nothing() {
+    let (mut peer, ours) = duplex(1_024);
+    let mut connection = Connection::serve(ours, Limits::default(), TIMEOUTS);
+    let mut encoder = Encoder::default();
+    peer.write_all(&wire(&mut encoder, &syn(1))).await.unwrap();
+    let mut stream = connection.accept().await.unwrap().accept();
+    let (mut read_half, mut write_half) = tokio::io::split(peer);
+    let drain =
+        tokio::spawn(async move { tokio::io::copy(&mut read_half, &mut tokio::io::sink()).await });
+    let mut sending = tokio::spawn(async move {
+        for _ in 0..100 {
+            write_half
+                .write_all(&wire(&mut encoder, &data(1, 100_000, false)))
+                .await
+                .unwrap();
+        }
+        write_half
+            .write_all(&wire(&mut encoder, &data(1, 0, true)))
+            .await
+            .unwrap();
+        write_half
+    });
+    assert!(
+        timeout(STALL, &mut sending).await.is_err(),
+        "ten megabytes were taken that nobody reads"
+    );
+    let mut received = Vec::new();
+    timeout(PATIENCE, stream.read_to_end(&mut received))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(received.len(), 10_000_000);
+    drop(sending.await.unwrap());
+    drain.abort();
+}
+
+#[tokio::test]
+async fn what_was_written_is_delivered_after_the_connection_is_dropped() {
+    let (mut peer, ours) = duplex(1_024);
+    let mut connection = Connection::serve(ours, Limits::default(), TIMEOUTS);
+    peer.write_all(&wire(&mut Encoder::default(), &syn(1)))
+        .await
+        .unwrap();
+    let mut stream = connection.accept().await.unwrap().accept();
+    stream.write_all(&vec![b'y'; 200_000]).await.unwrap();
+    stream.shutdown().await.unwrap();
+    drop(connection);
+    drop(stream);
+    let mut all = BytesMut::new();
+    while timeout(PATIENCE, peer.read_buf(&mut all))
+        .await
+        .unwrap()
+        .unwrap()
+        > 0
+    {}
+    let mut decoder = Decoder::default();
+    let frames: Vec<Frame> = std::iter::from_fn(|| decoder.decode(&mut all).unwrap()).collect();
+    let bytes: usize = frames
+        .iter()
+        .map(|frame| match frame {
+            Frame::Data { data, .. } => data.len(),
+            _ => 0,
+        })
+        .sum();
+    assert_eq!(bytes, 200_000);
+    assert!(matches!(
+        frames.last(),
+        Some(Frame::GoAway { last_stream: 1, .. })
+    ));
+}
+
+#[tokio::test]
+async fn a_silent_connection_ends() {
+    let (peer, ours) = duplex(1_024);
+    let timeouts = Timeouts {
+        idle: Duration::from_millis(50),
+        ..TIMEOUTS
+    };
+    let mut connection = Connection::serve(ours, Limits::default(), timeouts);
+    assert!(
+        timeout(PATIENCE, connection.accept())
+            .await
+            .unwrap()
+            .is_none()
+    );
+    timeout(PATIENCE, connection.closed()).await.unwrap();
+    drop(peer);
+}
+
+#[tokio::test]
+async fn the_end_of_the_peer_reaches_every_stream() {
+    let (mut peer, ours) = duplex(1_024);
+    let mut connection = Connection::serve(ours, Limits::default(), TIMEOUTS);
+    let mut encoder = Encoder::default();
+    peer.write_all(&wire(&mut encoder, &syn(1))).await.unwrap();
+    let mut stream = connection.accept().await.unwrap().accept();
+    drop(peer);
+    let ended = timeout(PATIENCE, stream.read(&mut [0; 8])).await.unwrap();
+    assert_eq!(
+        ended.unwrap_err().kind(),
+        std::io::ErrorKind::ConnectionReset
+    );
+    let broken = timeout(PATIENCE, stream.write_all(&[0; 8])).await.unwrap();
+    assert_eq!(broken.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+    assert!(
+        timeout(PATIENCE, connection.accept())
+            .await
+            .unwrap()
+            .is_none()
+    );
+}
