@@ -15,8 +15,11 @@
 //! | [`sandbox`] | the controller of `Sandbox` |
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
 //! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
+//! | `bench` | measuring how fast claims are met (feature `bench`) |
 //! | [`rbac`] | the permissions of all of them |
 
+#[cfg(feature = "bench")]
+pub mod bench;
 pub mod cache;
 pub mod cached;
 pub mod claim;
@@ -85,6 +88,9 @@ pub fn assemble(mut parts: Parts) -> Runtime {
     }
     let mut runtime = Runtime::new(parts);
     sandbox::register(&mut runtime);
+    if runtime.context.config.extensions {
+        extensions::register(&mut runtime);
+    }
     runtime
 }
 
