@@ -3,11 +3,17 @@
 //! An API server composes these: decode strictly ([`strict`]), find the object, apply a patch ([`patch`], [`apply`]), prune,
 //! default and validate ([`schema`]), record who owns what ([`apply`]), and answer failures as a [`status::Status`].
 
+#![expect(
+    clippy::result_large_err,
+    reason = "a Status is the answer itself, serialised at once: boxing it would only add an allocation"
+)]
+
 pub mod apply;
 mod cel;
 pub mod duration;
 pub mod field;
 pub mod go;
+pub mod jsonpath;
 pub mod names;
 pub mod patch;
 pub mod quantity;
@@ -15,5 +21,6 @@ pub mod schema;
 pub mod selector;
 pub mod status;
 pub mod strict;
+pub mod table;
 pub mod time;
 pub mod types;

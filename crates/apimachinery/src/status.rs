@@ -24,7 +24,7 @@ pub struct Status {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub details: Option<Box<Details>>,
+    pub details: Option<Details>,
     pub code: u16,
 }
 
@@ -128,19 +128,19 @@ impl Status {
     }
 
     fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
-        self.details = Some(Box::new(Details {
+        self.details = Some(Details {
             group: group.to_owned(),
             kind: kind.to_owned(),
             name: name.to_owned(),
             ..Details::default()
-        }));
+        });
         self
     }
 
     /// The same failure with causes added.
     #[must_use]
     pub fn with_causes(mut self, causes: Vec<Cause>) -> Self {
-        self.details.get_or_insert_with(Box::default).causes = causes;
+        self.details.get_or_insert_with(Details::default).causes = causes;
         self
     }
 
@@ -148,7 +148,7 @@ impl Status {
     #[must_use]
     pub fn with_retry_after(mut self, seconds: u32) -> Self {
         self.details
-            .get_or_insert_with(Box::default)
+            .get_or_insert_with(Details::default)
             .retry_after_seconds = seconds;
         self
     }
@@ -165,7 +165,7 @@ impl Status {
             "NotFound",
             "the server could not find the requested resource",
         );
-        status.details = Some(Box::default());
+        status.details = Some(Details::default());
         status
     }
 
@@ -246,7 +246,7 @@ impl Status {
     pub fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
         let mut status = Self::failure(405, "MethodNotAllowed", message);
-        status.details = Some(Box::default());
+        status.details = Some(Details::default());
         status
     }
 

@@ -3,10 +3,6 @@
 
 use std::{
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
     time::{Duration, Instant},
 };
 
@@ -14,7 +10,7 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, Client,
-    api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+    api::{ListParams, PostParams, WatchEvent, WatchParams},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -308,8 +304,6 @@ async fn measure_watchers(options: &Options, report: &mut Report) -> Result<(), 
     const EVENTS_PER_SECOND: u32 = 1000;
     let server = Server::open(Config::new(place(options, "watch"))).await?;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
-    maps.create(&PostParams::default(), &config_map("watched"))
-        .await?;
     let version = maps
         .list(&ListParams::default())
         .await?
@@ -319,47 +313,26 @@ async fn measure_watchers(options: &Options, report: &mut Report) -> Result<(), 
     let events =
         usize::try_from(options.duration.as_secs()).unwrap_or(1) * EVENTS_PER_SECOND as usize;
     let origin = Instant::now();
-    let received = Arc::new(AtomicUsize::new(0));
     let watchers: Vec<_> = (0..WATCHERS)
         .map(|_| {
-            let (maps, version, received) = (maps.clone(), version.clone(), received.clone());
-            tokio::spawn(async move {
-                let mut stream = maps.watch(&WatchParams::default(), &version).await?.boxed();
-                let mut latencies = Vec::with_capacity(events);
-                while latencies.len() < events
-                    && let Some(event) = stream.try_next().await?
-                {
-                    let WatchEvent::Modified(object) = event else {
-                        continue;
-                    };
-                    let sent = object
-                        .data
-                        .as_ref()
-                        .and_then(|data| data.get("sent")?.parse::<u64>().ok())
-                        .unwrap_or_default();
-                    latencies.push(origin.elapsed().saturating_sub(Duration::from_nanos(sent)));
-                    received.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok::<_, kube::Error>(latencies)
-            })
+            tokio::spawn(watch_latencies(
+                maps.clone(),
+                version.clone(),
+                events,
+                origin,
+            ))
         })
         .collect();
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / EVENTS_PER_SECOND);
     let mut writes = tokio::task::JoinSet::new();
-    for _ in 0..events {
+    for event in 0..events {
         ticks.tick().await;
         let maps = maps.clone();
         writes.spawn(async move {
-            let sent = u64::try_from(origin.elapsed().as_nanos())
-                .unwrap_or_default()
-                .to_string();
-            maps.patch(
-                "watched",
-                &PatchParams::default(),
-                &Patch::Merge(json!({"data": {"sent": sent}})),
-            )
-            .await
-            .map(drop)
+            let sent = u64::try_from(origin.elapsed().as_nanos()).unwrap_or_default();
+            let object = json!({"metadata": {"name": format!("event-{event}")}, "data": {"sent": sent.to_string()}});
+            let object = serde_json::from_value(object).expect("the object is well formed");
+            maps.create(&PostParams::default(), &object).await.map(drop)
         });
     }
     while let Some(outcome) = writes.join_next().await {
@@ -370,25 +343,43 @@ async fn measure_watchers(options: &Options, report: &mut Report) -> Result<(), 
         latencies.extend(watcher.await??);
     }
     assert_eq!(
-        received.load(Ordering::Relaxed),
+        latencies.len(),
         events * WATCHERS,
         "every watcher saw every event"
     );
     latencies.sort();
     let name =
         format!("{WATCHERS} watchers at {EVENTS_PER_SECOND} events/s: request to decoded event");
-    report.add(
-        format!("{name}, p50"),
-        "ms",
-        vec![milliseconds(latencies[latencies.len() / 2])],
-    );
-    report.add(
-        format!("{name}, p99"),
-        "ms",
-        vec![milliseconds(latencies[latencies.len() * 99 / 100])],
-    );
+    let at = |percent: usize| vec![milliseconds(latencies[latencies.len() * percent / 100])];
+    report.add(format!("{name}, p50"), "ms", at(50));
+    report.add(format!("{name}, p99"), "ms", at(99));
     server.shutdown().await;
     Ok(())
+}
+
+/// Follows config maps until `events` were seen; how long each took from its request on.
+async fn watch_latencies(
+    maps: Api<ConfigMap>,
+    version: String,
+    events: usize,
+    origin: Instant,
+) -> Result<Vec<Duration>, kube::Error> {
+    let mut stream = maps.watch(&WatchParams::default(), &version).await?.boxed();
+    let mut latencies = Vec::with_capacity(events);
+    while latencies.len() < events
+        && let Some(event) = stream.try_next().await?
+    {
+        let WatchEvent::Added(object) = event else {
+            continue;
+        };
+        let sent = object
+            .data
+            .as_ref()
+            .and_then(|data| data.get("sent")?.parse().ok())
+            .unwrap_or_default();
+        latencies.push(origin.elapsed().saturating_sub(Duration::from_nanos(sent)));
+    }
+    Ok(latencies)
 }
 
 async fn measure_cold_open(options: &Options, report: &mut Report) -> Result<(), BenchError> {

@@ -34,6 +34,7 @@ mod background;
 #[cfg(feature = "bench")]
 pub mod bench;
 mod http;
+mod kubelet;
 mod local;
 mod operations;
 mod registry;
@@ -47,6 +48,7 @@ pub use self::{
     auth::User,
     operations::Clock,
     server::{Config, KubeconfigError, OpenError, ServeError, Server},
+    transport::identity::{IdentityError, NodeCertificate},
 };
 /// The Kubernetes `Status` with which an admission hook refuses.
 pub use apimachinery::status::Status;

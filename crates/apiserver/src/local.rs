@@ -9,20 +9,23 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use http::{Request, Response};
 
-use crate::{auth::User, http::body::Body, operations::Api};
+use crate::{
+    auth::User,
+    http::{Frontend, body::Body},
+};
 
 /// Answers the requests of one user in process.
 #[derive(Clone, Debug)]
 pub struct Local {
-    api: Arc<Api>,
+    frontend: Arc<Frontend>,
     user: Arc<User>,
 }
 
 impl Local {
     /// A service that acts as `user`.
-    pub fn new(api: Arc<Api>, user: User) -> Self {
+    pub fn new(frontend: Arc<Frontend>, user: User) -> Self {
         Self {
-            api,
+            frontend,
             user: Arc::new(user),
         }
     }
@@ -38,7 +41,7 @@ impl tower::Service<Request<kube::client::Body>> for Local {
     }
 
     fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
-        let Self { api, user } = self.clone();
-        async move { Ok(crate::http::handle(&api, &user, request).await) }.boxed()
+        let Self { frontend, user } = self.clone();
+        async move { Ok(frontend.handle(&user, request).await) }.boxed()
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use apimachinery::status::Status;
@@ -12,14 +12,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admission::Admission,
-    auth::User,
+    auth::{User, access::Access},
     background,
+    http::Frontend,
     local::Local,
     operations::{Api, Clock},
     store::{self, Place, Store, Window},
     transport::{
         self,
-        identity::{Identity, IdentityError},
+        identity::{Identity, IdentityError, NodeCertificate},
     },
 };
 
@@ -68,6 +69,9 @@ pub enum OpenError {
     /// The store.
     #[error(transparent)]
     Store(#[from] store::OpenError),
+    /// Certificates and tokens.
+    #[error("cannot set up the server's certificates")]
+    Identity(#[from] IdentityError),
     /// The first objects.
     #[error("cannot create the objects that every cluster starts with")]
     Bootstrap(#[source] Status),
@@ -89,26 +93,19 @@ pub enum ServeError {
 
 /// Why a kubeconfig cannot be written.
 #[derive(Debug, thiserror::Error)]
-pub enum KubeconfigError {
-    /// Certificates.
-    #[error("cannot set up credentials")]
-    Identity(#[from] IdentityError),
-    /// The file.
-    #[error("cannot write {path}")]
-    Write {
-        /// Where.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: std::io::Error,
-    },
+#[error("cannot write the kubeconfig {path}")]
+pub struct KubeconfigError {
+    /// Where.
+    pub path: PathBuf,
+    /// What the system said.
+    #[source]
+    pub source: std::io::Error,
 }
 
 /// A running server.
 pub struct Server {
-    api: Arc<Api>,
+    frontend: Arc<Frontend>,
     config: Config,
-    identity: Mutex<Option<Arc<Identity>>>,
     tasks: JoinSet<()>,
 }
 
@@ -129,31 +126,46 @@ impl Server {
         } else {
             Place::Directory(config.data_dir.clone())
         };
+        let keys = (!config.in_memory).then(|| config.data_dir.join("pki"));
         let window = config.window;
-        let store = tokio::task::spawn_blocking(move || Store::open(&place, window))
-            .await
-            .map_err(OpenError::Interrupted)??;
+        let opening = tokio::task::spawn_blocking(move || -> Result<_, OpenError> {
+            let store = Store::open(&place, window)?;
+            let identity = Arc::new(Identity::load_or_create(keys.as_deref())?);
+            let dialer = identity.dialer()?;
+            Ok((store, identity, dialer))
+        });
+        let (store, identity, dialer) = opening.await.map_err(OpenError::Interrupted)??;
         let api = Arc::new(Api::new(
             store,
             config.admission.clone(),
             config.clock.clone(),
         ));
+        let access = Arc::new(Access::new(identity));
         background::bootstrap(&api)
             .await
             .map_err(OpenError::Bootstrap)?;
+        let _ = api.access.set(access.clone());
         let mut tasks = JoinSet::new();
         background::start(&api, &mut tasks);
         Ok(Self {
-            api,
+            frontend: Arc::new(Frontend {
+                api,
+                access,
+                dialer,
+            }),
             config,
-            identity: Mutex::new(None),
             tasks,
         })
     }
 
     /// A client straight into the server, with full rights. Its default namespace is `default`.
     pub fn client(&self) -> kube::Client {
-        kube::Client::new(Local::new(self.api.clone(), User::admin()), "default")
+        self.client_as(User::admin())
+    }
+
+    /// A client straight into the server that may do what `user` may do.
+    pub fn client_as(&self, user: User) -> kube::Client {
+        kube::Client::new(Local::new(self.frontend.clone(), user), "default")
     }
 
     /// Serves HTTPS on `listener` until `shutdown`; requests under way then get a moment to finish.
@@ -162,10 +174,8 @@ impl Server {
         listener: TcpListener,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
-        let identity = self.identity()?;
         transport::serve(
-            self.api.clone(),
-            identity,
+            self.frontend.clone(),
             listener,
             &self.config.tls_names,
             shutdown,
@@ -175,35 +185,38 @@ impl Server {
 
     /// Writes a kubeconfig with the administrator's token, readable by its owner alone.
     pub fn write_kubeconfig(&self, path: &Path, server_url: &str) -> Result<(), KubeconfigError> {
-        let identity = self.identity()?;
-        transport::identity::write_private(path, identity.kubeconfig(server_url).as_bytes())
-            .map_err(|source| KubeconfigError::Write {
+        let contents = self.frontend.access.identity().kubeconfig(server_url);
+        transport::identity::write_private(path, contents.as_bytes()).map_err(|source| {
+            KubeconfigError {
                 path: path.to_owned(),
                 source,
-            })
+            }
+        })
+    }
+
+    /// A certificate for the kubelet endpoint of a node, good for the given names and addresses. The endpoint must ask its clients
+    /// for a certificate of the same authority: the server shows one when it passes on logs, exec, attach and port-forward.
+    pub fn issue_node_certificate(
+        &self,
+        node: &str,
+        names: &[String],
+    ) -> Result<NodeCertificate, IdentityError> {
+        self.frontend
+            .access
+            .identity()
+            .node_certificate(node, names)
     }
 
     /// Ends watches and background work and closes the store. Clients of this server fail afterwards.
     pub async fn shutdown(mut self) {
-        self.api.shutdown.cancel();
+        self.frontend.api.shutdown.cancel();
         while self.tasks.join_next().await.is_some() {}
-        self.api.store.close().await;
-    }
-
-    fn identity(&self) -> Result<Arc<Identity>, IdentityError> {
-        let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(identity) = &*identity {
-            return Ok(identity.clone());
-        }
-        let directory = (!self.config.in_memory).then(|| self.config.data_dir.join("pki"));
-        let made = Arc::new(Identity::load_or_create(directory.as_deref())?);
-        *identity = Some(made.clone());
-        Ok(made)
+        self.frontend.api.store.close().await;
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.api.shutdown.cancel();
+        self.frontend.api.shutdown.cancel();
     }
 }

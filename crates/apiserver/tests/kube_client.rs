@@ -719,3 +719,275 @@ async fn events_are_one_store_in_two_groups() {
     );
     server.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn server_side_apply_creates_merges_and_reports_conflicts() {
+    let server = server().await;
+    define_widgets(&server.client()).await;
+    let api = widgets(&server.client());
+    let apply = |manager: &'static str, spec: serde_json::Value, force: bool| {
+        let api = api.clone();
+        async move {
+            let parameters = PatchParams {
+                field_manager: Some(manager.into()),
+                force,
+                ..PatchParams::default()
+            };
+            let object = json!({"apiVersion": "example.x-k8s.io/v1", "kind": "Widget", "metadata": {"name": "one"}, "spec": spec});
+            api.patch("one", &parameters, &Patch::Apply(object)).await
+        }
+    };
+    let made = apply("first", json!({"size": 1, "color": "blue"}), false)
+        .await
+        .unwrap();
+    let owners: Vec<_> = made
+        .managed_fields()
+        .iter()
+        .map(|entry| {
+            (
+                entry.manager.clone().unwrap(),
+                entry.operation.clone().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(owners, [("first".to_owned(), "Apply".to_owned())]);
+    let again = apply("first", json!({"size": 1, "color": "blue"}), false)
+        .await
+        .unwrap();
+    assert_eq!(
+        again.resource_version(),
+        made.resource_version(),
+        "applying the same changes nothing"
+    );
+
+    let kube::Error::Api(conflict) = apply("second", json!({"size": 2}), false)
+        .await
+        .unwrap_err()
+    else {
+        panic!()
+    };
+    assert_eq!((conflict.code, conflict.reason.as_str()), (409, "Conflict"));
+    assert!(
+        conflict.message.contains("\"first\""),
+        "{}",
+        conflict.message
+    );
+    let taken = apply("second", json!({"size": 2}), true).await.unwrap();
+    assert_eq!(
+        (&taken.data["spec"]["size"], &taken.data["spec"]["color"]),
+        (&json!(2), &json!("blue"))
+    );
+    let given_up = apply("first", json!({"size": 2}), false).await.unwrap();
+    assert_eq!(
+        given_up.data["spec"]["color"], "red",
+        "a field given up falls back to its default"
+    );
+
+    let updated = api
+        .patch(
+            "one",
+            &PatchParams::default(),
+            &Patch::Merge(json!({"spec": {"replicas": 3}})),
+        )
+        .await
+        .unwrap();
+    assert!(
+        updated
+            .managed_fields()
+            .iter()
+            .any(|entry| entry.operation.as_deref() == Some("Update"))
+    );
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_fields_are_refused_when_strict_and_dropped_otherwise() {
+    let server = server().await;
+    define_widgets(&server.client()).await;
+    let strict = PostParams {
+        field_manager: None,
+        ..PostParams::default()
+    };
+    let api = widgets(&server.client());
+    api.create(
+        &strict,
+        &widget("lenient", json!({"size": 1, "colour": "x"})),
+    )
+    .await
+    .unwrap();
+    let request = |path: &str, body: serde_json::Value| {
+        let request = http::Request::post(path)
+            .header("content-type", "application/json")
+            .body(serde_json::to_vec(&body).unwrap())
+            .unwrap();
+        let client = server.client();
+        async move { client.request::<serde_json::Value>(request).await }
+    };
+    let widget = json!({"apiVersion": "example.x-k8s.io/v1", "kind": "Widget", "metadata": {"name": "w"}, "spec": {"size": 1, "colour": "x"}});
+    let path = "/apis/example.x-k8s.io/v1/namespaces/default/widgets?fieldValidation=Strict";
+    let kube::Error::Api(refused) = request(path, widget).await.unwrap_err() else {
+        panic!()
+    };
+    assert_eq!(
+        refused.message,
+        "strict decoding error: unknown field \"spec.colour\""
+    );
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "b", "imagee": "c"}]}});
+    let kube::Error::Api(refused) = request(
+        "/api/v1/namespaces/default/pods?fieldValidation=Strict",
+        pod.clone(),
+    )
+    .await
+    .unwrap_err() else {
+        panic!()
+    };
+    assert!(
+        refused
+            .message
+            .contains("unknown field \"spec.containers[0].imagee\""),
+        "{}",
+        refused.message
+    );
+    let made = request("/api/v1/namespaces/default/pods?dryRun=All", pod)
+        .await
+        .unwrap();
+    assert!(made["spec"]["containers"][0].get("imagee").is_none());
+    assert_eq!(
+        code(
+            Api::<Pod>::default_namespaced(server.client())
+                .get("p")
+                .await
+        ),
+        404,
+        "a dry run stores nothing"
+    );
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_strategic_merge_patch_merges_lists_by_their_key() {
+    let server = server().await;
+    let pods: Api<Pod> = Api::default_namespaced(server.client());
+    pods.create(&PostParams::default(), &pod("p"))
+        .await
+        .unwrap();
+    let patch = json!({"spec": {"containers": [{"name": "main", "image": "other"}]}, "status": {"phase": "Running"}});
+    let patched = pods
+        .patch("p", &PatchParams::default(), &Patch::Strategic(patch))
+        .await
+        .unwrap();
+    let spec = patched.spec.unwrap();
+    assert_eq!(
+        (spec.containers.len(), spec.containers[0].image.as_deref()),
+        (1, Some("other"))
+    );
+    assert_eq!(patched.status.unwrap().phase.as_deref(), Some("Pending"));
+    for (kind, status) in [
+        ("Ready", "True"),
+        ("Initialized", "True"),
+        ("Ready", "False"),
+    ] {
+        let condition = json!({"status": {"conditions": [{"type": kind, "status": status}]}});
+        pods.patch_status("p", &PatchParams::default(), &Patch::Strategic(condition))
+            .await
+            .unwrap();
+    }
+    let mut conditions = pods
+        .get("p")
+        .await
+        .unwrap()
+        .status
+        .unwrap()
+        .conditions
+        .unwrap();
+    conditions.sort_by(|left, right| left.type_.cmp(&right.type_));
+    let conditions: Vec<_> = conditions
+        .iter()
+        .map(|condition| (condition.type_.as_str(), condition.status.as_str()))
+        .collect();
+    assert_eq!(conditions, [("Initialized", "True"), ("Ready", "False")]);
+    define_widgets(&server.client()).await;
+    let api = widgets(&server.client());
+    api.create(&PostParams::default(), &widget("w", json!({"size": 1})))
+        .await
+        .unwrap();
+    assert_eq!(
+        code(
+            api.patch("w", &PatchParams::default(), &Patch::Strategic(json!({})))
+                .await
+        ),
+        415
+    );
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubectl_finds_tables_discovery_and_openapi() {
+    let server = server().await;
+    let client = server.client();
+    define_widgets(&client).await;
+    widgets(&client)
+        .create(&PostParams::default(), &widget("w", json!({"size": 1})))
+        .await
+        .unwrap();
+    let get = |path: &str, accept: &str| {
+        let request = http::Request::get(path)
+            .header("accept", accept)
+            .body(Vec::new())
+            .unwrap();
+        let client = client.clone();
+        async move { client.request::<serde_json::Value>(request).await.unwrap() }
+    };
+    let table = get(
+        "/apis/example.x-k8s.io/v1/widgets",
+        "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+    )
+    .await;
+    assert_eq!(table["kind"], "Table");
+    assert_eq!(table["columnDefinitions"][0]["name"], "Name");
+    assert_eq!(table["rows"][0]["cells"][0], "w");
+    assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+
+    let aggregated =
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+    let groups = get("/apis", aggregated).await;
+    assert_eq!(
+        groups["items"][0]["metadata"]["name"], "example.x-k8s.io",
+        "the sandbox groups come first"
+    );
+    let plain = get("/apis", "application/json").await;
+    assert_eq!(
+        plain["groups"].as_array().unwrap().len(),
+        groups["items"].as_array().unwrap().len()
+    );
+    let resources = get("/apis/example.x-k8s.io/v1", "application/json").await;
+    let names: Vec<&str> = resources["resources"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["widgets", "widgets/status", "widgets/scale"]);
+
+    let index = get("/openapi/v3", "application/json").await;
+    let url = index["paths"]["apis/example.x-k8s.io/v1"]["serverRelativeURL"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let document = get(&url, "application/json").await;
+    let patch = &document["paths"]["/apis/example.x-k8s.io/v1/namespaces/{namespace}/widgets/{name}"]
+        ["patch"];
+    assert!(
+        patch["parameters"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|parameter| parameter["name"] == "fieldValidation")
+    );
+    let schema = &document["components"]["schemas"]["io.x-k8s.example.v1.Widget"];
+    assert_eq!(
+        schema["properties"]["spec"]["properties"]["size"]["minimum"],
+        1
+    );
+    server.shutdown().await;
+}

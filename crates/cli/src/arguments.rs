@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::logging::{self, Audience};
 use crate::{generate, run, sandboxes, up};
 
 /// Names under which the binary is also installed, and the command each stands for.
@@ -60,6 +61,10 @@ fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
 impl Arguments {
     /// Runs the command, and answers with the exit code of the process.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
+        logging::start(match self.command {
+            Command::Up(_) => Audience::Operator,
+            _ => Audience::User,
+        });
         match self.command {
             Command::Up(arguments) => block_on(up::execute(arguments)),
             Command::Run(arguments) => block_on(run::execute(arguments)),
@@ -81,4 +86,23 @@ fn block_on(command: impl Future<Output = anyhow::Result<ExitCode>> + Send + 'st
     // Tasks that wait for input, such as a read of the terminal, must not hold up the exit.
     runtime.shutdown_background();
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn other_names_of_the_binary_stand_for_a_command() {
+        let called = |words: &[&str]| with_command(words.iter().map(OsString::from));
+        assert_eq!(called(&["/usr/bin/sandbox-router", "--x"]), ["/usr/bin/sandbox-router", "router", "--x"]);
+        assert_eq!(called(&["agent-sandbox", "up"]), ["agent-sandbox", "up"]);
+    }
 }

@@ -11,6 +11,7 @@ use crate::data_directory::{self, Running};
 
 /// Which API to talk to
 #[derive(Clone, Debug, Default, Args)]
+#[group(id = "connection")]
 #[command(next_help_heading = "Connection")]
 pub struct Arguments {
     /// Kubeconfig file [default: $KUBECONFIG, else that of a running `agent-sandbox up`]

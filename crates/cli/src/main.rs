@@ -5,6 +5,7 @@ mod assets;
 mod connection;
 mod data_directory;
 mod generate;
+mod logging;
 mod output;
 mod run;
 mod sandboxes;

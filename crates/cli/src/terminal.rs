@@ -1,13 +1,13 @@
 //! A process in a sandbox, connected to this process's own standard streams, signals and terminal.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use rustix::termios::{self, OptionalActions, Termios};
 use sdk::process::{Control, Event, Process, Start};
-use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 
 /// How much of standard input is sent at a time.
 const INPUT_PIECE: usize = 32 * 1024;
@@ -75,15 +75,25 @@ fn write_all(mut stream: impl Write, bytes: &[u8]) -> anyhow::Result<()> {
 }
 
 async fn send_input(control: Control) -> anyhow::Result<()> {
-    let mut stdin = tokio::io::stdin();
-    let mut piece = vec![0; INPUT_PIECE];
-    loop {
-        let length = stdin.read(&mut piece).await?;
-        if length == 0 {
-            return Ok(control.close_stdin().await?);
-        }
-        control.write(&piece[..length]).await?;
+    let mut pieces = read_input();
+    while let Some(piece) = pieces.recv().await {
+        control.write(piece).await?;
     }
+    Ok(control.close_stdin().await?)
+}
+
+/// Reads standard input on a thread of its own, which may wait in a read for ever and so must not be the runtime's.
+fn read_input() -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; INPUT_PIECE];
+        while let Ok(length @ 1..) = io::stdin().read(&mut buffer) {
+            if sender.blocking_send(buffer[..length].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
 }
 
 /// Passes signals on to the command. On a terminal, keys such as Ctrl-C reach it as input instead.

@@ -13,6 +13,7 @@
 //! | [`throttle`] | a limit on requests |
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
 //! | [`sandbox`] | the controller of `Sandbox` |
+//! | [`manager`], [`metrics`] | the process around the controllers |
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
 //! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
 //! | `bench` | measuring how fast claims are met (feature `bench`) |
@@ -30,6 +31,8 @@ pub mod events;
 pub mod extensions;
 pub mod instrumentation;
 pub mod key;
+pub mod manager;
+pub mod metrics;
 pub mod queue;
 pub mod rbac;
 pub mod runtime;

@@ -87,6 +87,7 @@ impl Node {
             client: client.clone(),
             events: EventSink::new(client.clone(), "kubelet", &config.node_name),
             volumes: volumes.clone(),
+            plain_patches: std::sync::atomic::AtomicBool::new(false),
             surroundings: Surroundings {
                 pod_address: String::new(),
                 node_address: description.address.clone(),

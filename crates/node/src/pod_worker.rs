@@ -7,6 +7,7 @@ mod publishing;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -34,6 +35,8 @@ pub struct Shared<R> {
     pub events: EventSink,
     pub volumes: Volumes,
     pub surroundings: Surroundings,
+    /// The server takes no strategic merge patches.
+    pub plain_patches: AtomicBool,
 }
 
 impl<R> std::fmt::Debug for PodWorker<R> {
@@ -53,7 +56,6 @@ enum Event {
         reason: String,
         message: String,
     },
-    SandboxStopped,
     Started {
         container: String,
         run: u32,
@@ -276,13 +278,6 @@ impl<R: Runtime> PodWorker<R> {
                     message,
                     retry_at: Timestamp::now() + RETRY,
                 };
-            }
-            Event::SandboxStopped => {
-                let address = match &self.sandbox {
-                    Sandbox::Ready(sandbox) => Some(sandbox.clone()),
-                    _ => None,
-                };
-                self.sandbox = Sandbox::Stopped { address };
             }
             Event::Started {
                 container,

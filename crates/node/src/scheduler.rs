@@ -66,8 +66,9 @@ async fn bind(client: Client, pod: Pod, node_name: String) {
         },
     };
     let api = Api::<Pod>::namespaced(client, &namespace);
-    let bound: Result<serde_json::Value, kube::Error> =
-        api.create_subresource("binding", &name, &PostParams::default(), &binding).await;
+    let bound: Result<serde_json::Value, kube::Error> = api
+        .create_subresource("binding", &name, &PostParams::default(), &binding)
+        .await;
     match bound {
         Ok(_) => {}
         // Bound by somebody else, or gone.

@@ -15,6 +15,7 @@ Usage: sandboxd [FLAGS]
   --listen ADDRESS            the SDK API; may be repeated            [0.0.0.0:8888]  SANDBOX_LISTEN
   --init-listen ADDRESS|none  the initialisation port                 [0.0.0.0:49983] SANDBOX_INIT_LISTEN
   --rest-listen ADDRESS|none  the newer API's files (port 8080)       [none]          SANDBOX_REST_LISTEN
+  --grpc-listen ADDRESS|none  the newer API's processes (port 9090)   [none]          SANDBOX_GRPC_LISTEN
   --exec-timeout SECONDS      time limit of a command                 [300]           SANDBOX_EXEC_TIMEOUT_SECONDS
   --max-output-bytes BYTES    kept of each output stream              [16777216]      SANDBOX_MAX_OUTPUT_BYTES
   --shutdown-grace SECONDS    what running commands get on SIGTERM    [10]            SANDBOX_SHUTDOWN_GRACE_SECONDS
@@ -34,6 +35,8 @@ pub struct Config {
     pub init_listen: Option<SocketAddr>,
     /// Where the newer runtime API serves files.
     pub rest_listen: Option<SocketAddr>,
+    /// Where the newer runtime API serves processes, over gRPC.
+    pub grpc_listen: Option<SocketAddr>,
     /// The time limit of a command whose request names none.
     pub exec_timeout: Duration,
     /// How much of each of a command's output streams is kept when it is collected.
@@ -51,6 +54,7 @@ impl Default for Config {
             listen: vec![SocketAddr::from(([0, 0, 0, 0], 8888))],
             init_listen: Some(SocketAddr::from(([0, 0, 0, 0], 49983))),
             rest_listen: None,
+            grpc_listen: None,
             exec_timeout: Duration::from_secs(300),
             max_output_bytes: 16 * 1024 * 1024,
             shutdown_grace: Duration::from_secs(10),
@@ -138,6 +142,7 @@ enum Setting {
     Listen,
     InitListen,
     RestListen,
+    GrpcListen,
     ExecTimeout,
     MaxOutputBytes,
     ShutdownGrace,
@@ -148,6 +153,7 @@ const SETTINGS: &[(&str, Setting)] = &[
     ("--listen", Setting::Listen),
     ("--init-listen", Setting::InitListen),
     ("--rest-listen", Setting::RestListen),
+    ("--grpc-listen", Setting::GrpcListen),
     ("--exec-timeout", Setting::ExecTimeout),
     ("--max-output-bytes", Setting::MaxOutputBytes),
     ("--shutdown-grace", Setting::ShutdownGrace),
@@ -160,6 +166,7 @@ impl Setting {
             Setting::Listen => "SANDBOX_LISTEN",
             Setting::InitListen => "SANDBOX_INIT_LISTEN",
             Setting::RestListen => "SANDBOX_REST_LISTEN",
+            Setting::GrpcListen => "SANDBOX_GRPC_LISTEN",
             Setting::ExecTimeout => "SANDBOX_EXEC_TIMEOUT_SECONDS",
             Setting::MaxOutputBytes => "SANDBOX_MAX_OUTPUT_BYTES",
             Setting::ShutdownGrace => "SANDBOX_SHUTDOWN_GRACE_SECONDS",
@@ -177,6 +184,7 @@ impl Setting {
             }
             Setting::InitListen => config.init_listen = optional_address(name, value)?,
             Setting::RestListen => config.rest_listen = optional_address(name, value)?,
+            Setting::GrpcListen => config.grpc_listen = optional_address(name, value)?,
             Setting::ExecTimeout => config.exec_timeout = seconds(name, value)?,
             Setting::MaxOutputBytes => {
                 config.max_output_bytes = parse(name, value, "a number of bytes")?;

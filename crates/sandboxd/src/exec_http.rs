@@ -185,21 +185,29 @@ fn accepts_ndjson(headers: &HeaderMap) -> bool {
         .any(|kind| kind.trim().starts_with("application/x-ndjson"))
 }
 
+/// A command that has ended, and what was kept of its output.
+pub struct Collected {
+    /// Standard output and standard error.
+    pub streams: [BytesMut; 2],
+    pub exit: Exit,
+    pub truncated: bool,
+}
+
 /// Runs a session to its end and keeps its output, as far as the limit goes.
-async fn collect(mut session: Session, input: Bytes, limit: usize) -> Output {
+pub async fn collect_bytes(mut session: Session, input: Bytes, limit: usize) -> Collected {
     let control = session.control().clone();
     // Beside the reading, because a command may fill its output before it has read all its input.
     let feeding = async move {
         control.write(input).await;
         control.end_input().await;
     };
-    let mut kept = [BytesMut::new(), BytesMut::new()];
+    let mut streams = [BytesMut::new(), BytesMut::new()];
     let mut truncated = false;
     let reading = async {
         while let Some(event) = session.next().await {
             match event {
                 Event::Output(stream, bytes) => {
-                    let buffer = &mut kept[usize::from(stream == OutputStream::Stderr)];
+                    let buffer = &mut streams[usize::from(stream == OutputStream::Stderr)];
                     let room = limit.saturating_sub(buffer.len());
                     truncated |= bytes.len() > room;
                     buffer.extend_from_slice(&bytes[..bytes.len().min(room)]);
@@ -218,7 +226,20 @@ async fn collect(mut session: Session, input: Bytes, limit: usize) -> Output {
         exit = reading => exit,
         never = async { feeding.await; std::future::pending::<Exit>().await } => never,
     };
-    let [stdout, stderr] = kept.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    Collected {
+        streams,
+        exit,
+        truncated,
+    }
+}
+
+async fn collect(session: Session, input: Bytes, limit: usize) -> Output {
+    let Collected {
+        streams,
+        exit,
+        truncated,
+    } = collect_bytes(session, input, limit).await;
+    let [stdout, stderr] = streams.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     Output {
         stdout,
         stderr,

@@ -1,4 +1,4 @@
-//! Accepts connections and serves HTTP/1.1 on them until told to drain. It knows nothing of what is served.
+//! Accepts connections and serves HTTP on them until told to drain. It knows nothing of what is served.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -10,8 +10,8 @@ use std::time::Duration;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -40,9 +40,18 @@ pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
+/// What is spoken on a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Http1,
+    /// With prior knowledge, as gRPC clients speak it.
+    Http2,
+}
+
 /// Serves until `stop`, then lets requests that have begun finish. Connections are counted in `connections`.
 pub async fn serve<H: Handler>(
     listener: TcpListener,
+    protocol: Protocol,
     handler: Arc<H>,
     connections: TaskTracker,
     stop: CancellationToken,
@@ -61,26 +70,50 @@ pub async fn serve<H: Handler>(
             },
         };
         let _ = stream.set_nodelay(true);
-        let handler = Arc::clone(&handler);
-        let stop = stop.clone();
+        let (handler, stop) = (Arc::clone(&handler), stop.clone());
         connections.spawn(async move {
-            let service = service_fn(move |request| {
-                let handler = Arc::clone(&handler);
-                async move { Ok::<_, Infallible>(handler.handle(request).await) }
-            });
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIMEOUT)
-                .max_buf_size(64 * 1024)
-                .serve_connection(TokioIo::new(stream), service)
-                .with_upgrades();
-            tokio::pin!(connection);
-            // A connection that breaks is the client's affair, and no news to the sandbox.
-            tokio::select! {
-                _ = connection.as_mut() => return,
-                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+            match protocol {
+                Protocol::Http1 => converse_http1(stream, handler, stop).await,
+                Protocol::Http2 => converse_http2(stream, handler, stop).await,
             }
-            let _ = connection.await;
         });
     }
+}
+
+// A connection that breaks is the client's affair, and no news to the sandbox: how one ends is not looked at.
+
+async fn converse_http1<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: CancellationToken) {
+    let service = service_fn(move |request| {
+        let handler = Arc::clone(&handler);
+        async move { Ok::<_, Infallible>(handler.handle(request).await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(64 * 1024)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
+
+async fn converse_http2<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: CancellationToken) {
+    let service = service_fn(move |request| {
+        let handler = Arc::clone(&handler);
+        async move { Ok::<_, Infallible>(handler.handle(request).await) }
+    });
+    let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Some(HEAD_TIMEOUT))
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
 }

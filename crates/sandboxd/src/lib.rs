@@ -11,6 +11,8 @@ pub mod protocol;
 
 #[cfg(feature = "server")]
 mod api;
+#[cfg(feature = "bench")]
+pub mod bench;
 #[cfg(feature = "server")]
 mod config;
 #[cfg(feature = "server")]
@@ -19,6 +21,8 @@ mod exec_http;
 mod exec_websocket;
 #[cfg(feature = "server")]
 mod files;
+#[cfg(feature = "server")]
+mod grpc;
 #[cfg(feature = "server")]
 mod http_server;
 #[cfg(feature = "server")]

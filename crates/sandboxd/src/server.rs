@@ -16,7 +16,8 @@ use tokio_util::task::TaskTracker;
 use crate::api::SdkApi;
 use crate::config::Config;
 use crate::exec_http::Limits;
-use crate::http_server::{listen, serve};
+use crate::grpc::{ProcessService, Running};
+use crate::http_server::{Protocol, listen, serve};
 use crate::initialise::Initialiser;
 use crate::reaper::{Reaper, Reaping};
 use crate::rest_files::RestApi;
@@ -47,6 +48,7 @@ pub struct Addresses {
     pub sdk: Vec<SocketAddr>,
     pub init: Option<SocketAddr>,
     pub rest: Option<SocketAddr>,
+    pub grpc: Option<SocketAddr>,
 }
 
 /// A server whose ports are open.
@@ -57,6 +59,7 @@ pub struct Server {
     sdk: Vec<TcpListener>,
     init: Option<TcpListener>,
     rest: Option<TcpListener>,
+    grpc: Option<TcpListener>,
 }
 
 impl Server {
@@ -70,10 +73,8 @@ impl Server {
         for &address in &config.listen {
             sdk.push(open(address).await?);
         }
-        let rest = match config.rest_listen {
-            Some(address) => Some(open(address).await?),
-            None => None,
-        };
+        let rest = open_if_asked(config.rest_listen).await?;
+        let grpc = open_if_asked(config.grpc_listen).await?;
         let mut init = None;
         if let Some(address) = config.init_listen {
             match listen(address).await {
@@ -89,24 +90,23 @@ impl Server {
             sdk,
             init,
             rest,
+            grpc,
         })
     }
 
     pub fn addresses(&self) -> Addresses {
+        let local = |listener: &Option<TcpListener>| {
+            listener.as_ref().and_then(|open| open.local_addr().ok())
+        };
         Addresses {
             sdk: self
                 .sdk
                 .iter()
-                .filter_map(|listener| listener.local_addr().ok())
+                .filter_map(|open| open.local_addr().ok())
                 .collect(),
-            init: self
-                .init
-                .as_ref()
-                .and_then(|listener| listener.local_addr().ok()),
-            rest: self
-                .rest
-                .as_ref()
-                .and_then(|listener| listener.local_addr().ok()),
+            init: local(&self.init),
+            rest: local(&self.rest),
+            grpc: local(&self.grpc),
         }
     }
 
@@ -124,19 +124,21 @@ impl Server {
             reaper: Arc::clone(&reaper),
             environment: Arc::clone(&environment),
         };
+        let limits = Limits {
+            time: self.config.exec_timeout,
+            output_bytes: self.config.max_output_bytes,
+        };
         let tasks = TaskTracker::new();
         let api = Arc::new(SdkApi {
             tree: Arc::clone(&self.tree),
-            launcher,
-            limits: Limits {
-                time: self.config.exec_timeout,
-                output_bytes: self.config.max_output_bytes,
-            },
+            launcher: launcher.clone(),
+            limits,
             tasks: tasks.clone(),
         });
         for listener in self.sdk {
             tokio::spawn(serve(
                 listener,
+                Protocol::Http1,
                 Arc::clone(&api),
                 tasks.clone(),
                 stop.clone(),
@@ -144,17 +146,51 @@ impl Server {
         }
         if let Some(listener) = self.init {
             let initialiser = Arc::new(Initialiser::new(environment));
-            tokio::spawn(serve(listener, initialiser, tasks.clone(), stop.clone()));
+            tokio::spawn(serve(
+                listener,
+                Protocol::Http1,
+                initialiser,
+                tasks.clone(),
+                stop.clone(),
+            ));
         }
         if let Some(listener) = self.rest {
-            let api = Arc::new(RestApi::new(self.tree, std::env::vars()));
-            tokio::spawn(serve(listener, api, tasks.clone(), stop.clone()));
+            let api = Arc::new(RestApi::new(Arc::clone(&self.tree), std::env::vars()));
+            tokio::spawn(serve(
+                listener,
+                Protocol::Http1,
+                api,
+                tasks.clone(),
+                stop.clone(),
+            ));
+        }
+        if let Some(listener) = self.grpc {
+            let service = ProcessService {
+                tree: self.tree,
+                launcher,
+                limits,
+                running: Running::default(),
+            };
+            tokio::spawn(serve(
+                listener,
+                Protocol::Http2,
+                Arc::new(service),
+                tasks.clone(),
+                stop.clone(),
+            ));
         }
         stop.cancelled().await;
         tasks.close();
         drain(&reaper, &tasks, self.config.shutdown_grace).await;
         stop_reaping.cancel();
         Ok(())
+    }
+}
+
+async fn open_if_asked(address: Option<SocketAddr>) -> Result<Option<TcpListener>, ServerError> {
+    match address {
+        Some(address) => open(address).await.map(Some),
+        None => Ok(None),
     }
 }
 
@@ -185,7 +221,7 @@ pub async fn run(config: Config) -> Result<(), ServerError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServerError::Signals)?;
     let server = Server::bind(config).await?;
     let addresses = server.addresses();
-    tracing::info!(sdk = ?addresses.sdk, init = ?addresses.init, rest = ?addresses.rest, base = %server.tree.base().display(), "serving");
+    tracing::info!(sdk = ?addresses.sdk, init = ?addresses.init, rest = ?addresses.rest, grpc = ?addresses.grpc, base = %server.tree.base().display(), "serving");
     let stop = CancellationToken::new();
     let serving = server.serve(stop.clone());
     tokio::pin!(serving);

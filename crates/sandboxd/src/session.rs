@@ -282,6 +282,10 @@ impl Control {
         let _ = self.input.send(Input::End).await;
     }
 
+    pub fn has_terminal(&self) -> bool {
+        self.terminal.is_some()
+    }
+
     /// Does nothing without a terminal.
     pub fn resize(&self, rows: u16, cols: u16) -> io::Result<()> {
         self.terminal

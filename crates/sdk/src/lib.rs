@@ -38,6 +38,7 @@
 //! | `cluster`, `follow`, `claim`, `readiness`, [`status`] | claims and sandboxes in the Kubernetes API |
 //! | [`trace`] | spans, and the trace context that travels along |
 
+pub mod blocking;
 pub mod commands;
 pub mod files;
 pub mod process;

@@ -354,6 +354,10 @@ impl Sandbox {
     pub async fn terminate(&self) -> Result<(), Error> {
         let cleanup = self.options().cleanup_timeout;
         let _lifecycle = self.interrupt(cleanup * 2).await?;
+        if matches!(self.state().stage, Stage::New | Stage::Closed) {
+            // Nothing here is this handle's: a claim of the same name is someone else's.
+            return Ok(());
+        }
         let (operations, span) = {
             // The connection goes first, so that no new operation can slip past the count and still be sent.
             let mut state = self.state();

@@ -4,3 +4,4 @@
 
 pub mod json;
 pub mod merge;
+pub mod strategic;

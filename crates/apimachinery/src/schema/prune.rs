@@ -18,6 +18,11 @@ pub(super) fn prune(object: &mut Value, root: &Node, mut unknown: Unknown<'_>) {
     }
 }
 
+/// Prunes a value inside an object.
+pub(super) fn prune_embedded(value: &mut Value, node: &Node) {
+    prune_node(value, Some(node), &Path::ROOT, &mut None);
+}
+
 fn is_implicit(name: &str) -> bool {
     matches!(name, "apiVersion" | "kind" | "metadata")
 }

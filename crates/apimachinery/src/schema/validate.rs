@@ -33,6 +33,14 @@ fn defaults_below(node: &Node, path: &str, errors: &mut Vec<FieldError>) {
     if let Some(default) = &node.default {
         let mut found = Vec::new();
         let mut filled = default.clone();
+        super::prune::prune_embedded(&mut filled, node);
+        if filled != *default {
+            errors.push(FieldError::invalid(
+                format!("{path}.default"),
+                default.clone(),
+                "must not have unknown fields",
+            ));
+        }
         super::default::apply(&mut filled, node);
         validate(&filled, node, &Path::ROOT, &mut found);
         errors.extend(found.into_iter().map(|error| {

@@ -5,10 +5,10 @@
 //!
 //! - a scalar: `s` string, `i` integer, `n` number, `b` boolean, `q` quantity, `x` integer or string, `t` time, `y` bytes
 //!   in base64, `o` anything; `s=TCP` has a default;
-//! - a type by its name, `!` in front if it is owned as a whole, `~` if a strategic patch drops the keys it does not retain;
+//! - a type by its name, `!` in front if it is owned as a whole;
 //! - `{}` and what the map's values are, `!` in front if it is owned as a whole;
 //! - `[` list type `|` patch key `]` and what the items are: list type `s` is a set, `m=a,b` a map by those keys, nothing
-//!   is atomic; a patch key (possibly empty, for scalars) means that a strategic patch merges, and `~` that it retains keys.
+//!   is atomic; a patch key (possibly empty, for scalars) means that a strategic patch merges.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
@@ -32,7 +32,6 @@ pub(super) enum Spec {
     Struct {
         name: &'static str,
         atomic: bool,
-        retain_keys: bool,
     },
     Map {
         atomic: bool,
@@ -41,7 +40,8 @@ pub(super) enum Spec {
     List {
         set: bool,
         keys: Vec<&'static str>,
-        patch: Option<Patch>,
+        /// The merge key of a strategic merge patch; empty for scalars, `None` if the list is replaced.
+        patch: Option<&'static str>,
         item: Box<Spec>,
     },
 }
@@ -54,14 +54,6 @@ pub(super) enum Scalar {
     Boolean,
     Quantity,
     IntOrString,
-}
-
-/// How a strategic merge patch merges a list.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Patch {
-    /// Empty for lists of scalars.
-    pub key: &'static str,
-    pub retain_keys: bool,
 }
 
 #[derive(Debug, Default)]
@@ -116,10 +108,7 @@ fn parse(text: &'static str) -> Spec {
                 .strip_prefix("m=")
                 .map(|keys| keys.split(',').collect())
                 .unwrap_or_default(),
-            patch: patch.map(|patch| Patch {
-                key: patch.trim_end_matches('~'),
-                retain_keys: patch.ends_with('~'),
-            }),
+            patch,
             item: Box::new(parse(item)),
         };
     }
@@ -146,15 +135,7 @@ fn parse(text: &'static str) -> Spec {
         "x" => Scalar::IntOrString,
         "o" => return Spec::Free,
         name => {
-            let (retain_keys, name) = match name.strip_prefix('~') {
-                Some(name) => (true, name),
-                None => (false, name),
-            };
-            return Spec::Struct {
-                name,
-                atomic,
-                retain_keys,
-            };
+            return Spec::Struct { name, atomic };
         }
     };
     Spec::Scalar { kind, default }
@@ -211,7 +192,7 @@ mod tests {
             panic!("ports is a list");
         };
         assert_eq!(*keys, ["containerPort", "protocol"]);
-        assert_eq!(patch.unwrap().key, "containerPort");
+        assert_eq!(*patch, Some("containerPort"));
         assert!(by_kind("v1", "Pod").is_some());
         assert!(by_kind("v2", "Pod").is_none());
     }

@@ -63,11 +63,8 @@ pub enum PatchList {
     Replace,
     /// Merges scalars as a set.
     MergeScalars,
-    /// Merges items by this key; with `retain_keys` an item may say which of its fields stay.
-    MergeBy {
-        key: &'static str,
-        retain_keys: bool,
-    },
+    /// Merges items by this key.
+    MergeBy(&'static str),
 }
 
 impl<'a> TypeRef<'a> {
@@ -227,30 +224,13 @@ impl<'a> TypeRef<'a> {
     pub fn patch_list(self) -> PatchList {
         match self.0 {
             Inner::Spec(Spec::List {
-                patch: Some(patch), ..
-            }) if patch.key.is_empty() => PatchList::MergeScalars,
+                patch: Some(""), ..
+            }) => PatchList::MergeScalars,
             Inner::Spec(Spec::List {
-                patch: Some(patch), ..
-            }) => PatchList::MergeBy {
-                key: patch.key,
-                retain_keys: patch.retain_keys,
-            },
+                patch: Some(key), ..
+            }) => PatchList::MergeBy(key),
             _ => PatchList::Replace,
         }
-    }
-
-    /// Whether a strategic merge patch may say which keys of the member `name` stay.
-    pub fn retains_keys(self, name: &str) -> bool {
-        let spec = self
-            .definition()
-            .and_then(|definition| definition.fields.get(name));
-        matches!(
-            spec,
-            Some(Spec::Struct {
-                retain_keys: true,
-                ..
-            })
-        )
     }
 
     /// Whether a JSON value can be of this type at all; what is not known takes anything.

@@ -1,4 +1,10 @@
-//! Who is asking.
+//! Who is asking, and what they may do.
+
+pub(crate) mod access;
+pub(crate) mod defaults;
+pub(crate) mod rbac;
+pub(crate) mod reviews;
+pub(crate) mod tokens;
 
 use std::collections::BTreeMap;
 

@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use super::graph::{Decision, Graph, Node, Policy};
 use crate::{
-    auth::User,
     operations::{Api, DeleteOptions, Part, Propagation, Target, WriteOptions, delete, metadata},
     store::{Feed, Object, Owner, ResourceId},
 };
@@ -128,10 +127,7 @@ async fn carry_out(
     decision: Decision,
     dependents: Vec<Target>,
 ) -> Result<(), Status> {
-    let options = WriteOptions {
-        user: User::system("generic-garbage-collector"),
-        ..WriteOptions::default()
-    };
+    let options = WriteOptions::system("generic-garbage-collector");
     match decision {
         Decision::Keep => Ok(()),
         Decision::Delete(policy) => {

@@ -9,7 +9,6 @@ use tokio::task::JoinSet;
 
 use super::ensure;
 use crate::{
-    auth::User,
     operations::{
         Api, DeleteOptions, ListOptions, Part, Propagation, Target, WriteOptions, metadata,
     },
@@ -94,10 +93,7 @@ where
 }
 
 fn options() -> WriteOptions {
-    WriteOptions {
-        user: User::system("namespace-controller"),
-        ..WriteOptions::default()
-    }
+    WriteOptions::system("namespace-controller")
 }
 
 /// Deletes what a resource has in a namespace, or everywhere when that is empty.

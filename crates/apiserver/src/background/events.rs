@@ -6,7 +6,6 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use crate::{
-    auth::User,
     operations::{Api, DeleteOptions, Target, WriteOptions},
     store::{Range, ResourceId},
 };
@@ -39,10 +38,7 @@ async fn expire(api: &Api) {
     else {
         return;
     };
-    let options = WriteOptions {
-        user: User::system("event-expiry"),
-        ..WriteOptions::default()
-    };
+    let options = WriteOptions::system("event-expiry");
     for event in events.objects {
         if !is_expired(&event.value(), api.now()) {
             continue;

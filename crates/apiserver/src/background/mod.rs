@@ -9,15 +9,17 @@ pub mod graph;
 use std::{sync::Arc, time::Duration};
 
 use apimachinery::status::Status;
+use futures::future::try_join_all;
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::{
-    auth::User,
+    auth::defaults,
     operations::{Api, Target, WriteOptions},
 };
 
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(30);
+const RBAC: &str = "rbac.authorization.k8s.io";
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
 /// Makes what every cluster starts with.
@@ -33,7 +35,19 @@ pub async fn bootstrap(api: &Api) -> Result<(), Status> {
         .await?;
         contents::ensure_account(api, name).await
     });
-    futures::future::try_join_all(made).await.map(drop)
+    let roles = defaults::cluster_roles()
+        .into_iter()
+        .map(|role| ensure(api, RBAC, "clusterroles", "", role));
+    let bindings = defaults::cluster_role_bindings();
+    let bindings = bindings
+        .into_iter()
+        .map(|binding| ensure(api, RBAC, "clusterrolebindings", "", binding));
+    let (namespaces, roles, bindings) = tokio::join!(
+        try_join_all(made),
+        try_join_all(roles),
+        try_join_all(bindings)
+    );
+    namespaces.and(roles).and(bindings).map(drop)
 }
 
 /// Starts the background work; it ends when the server stops.
@@ -80,10 +94,7 @@ async fn ensure(
     if api.get(&target).is_ok() {
         return Ok(());
     }
-    let options = WriteOptions {
-        user: User::system("bootstrap"),
-        ..WriteOptions::default()
-    };
+    let options = WriteOptions::system("bootstrap");
     match api.create(&target, object, &options).await {
         Err(status) if status.reason != "AlreadyExists" => Err(status),
         _ => Ok(()),

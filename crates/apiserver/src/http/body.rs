@@ -8,9 +8,11 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited, StreamBody};
 use serde::Serialize;
-use serde_json::Value;
 
-use apimachinery::status::Status;
+use apimachinery::{
+    status::Status,
+    strict::{self, Decoded},
+};
 
 /// Most bytes of a request's body, as in kube-apiserver.
 pub const BODY_BYTES: usize = 3 << 20;
@@ -135,15 +137,21 @@ pub fn format(headers: &HeaderMap) -> Result<Format, Status> {
 }
 
 /// Parses the object in a body.
-pub fn decode(bytes: &[u8], format: Format) -> Result<Value, Status> {
+pub fn decode(bytes: &[u8], format: Format) -> Result<Decoded, Status> {
     match format {
-        Format::Json => serde_json::from_slice(bytes).map_err(|error| {
+        Format::Json => strict::decode(bytes).map_err(|error| {
             Status::bad_request(format!(
                 "the object provided is unrecognized (must be of type JSON): {error}"
             ))
         }),
-        Format::Yaml => serde_yaml_ng::from_slice(bytes).map_err(|error| {
-            Status::bad_request(format!("error converting YAML to JSON: {error}"))
-        }),
+        Format::Yaml => {
+            let value = serde_yaml_ng::from_slice(bytes).map_err(|error| {
+                Status::bad_request(format!("error converting YAML to JSON: {error}"))
+            })?;
+            Ok(Decoded {
+                value,
+                duplicates: Vec::new(),
+            })
+        }
     }
 }

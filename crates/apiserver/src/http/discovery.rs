@@ -4,7 +4,10 @@ use http::{HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::body::{self, Answer};
-use crate::registry::{Registry, Resource, Rules, Scope};
+use crate::{
+    auth::reviews::REVIEWS,
+    registry::{Registry, Resource, Rules, Scope},
+};
 use apimachinery::status::Status;
 
 const VERBS: &[&str] = &[
@@ -22,6 +25,7 @@ const PART_VERBS: &[&str] = &["get", "patch", "update"];
 /// Answers a path below `/api` or `/apis`.
 pub fn answer(registry: &Registry, segments: &[String], headers: &HeaderMap) -> Answer {
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let review = |group: &str| REVIEWS.iter().any(|(reviewed, ..)| *reviewed == group);
     let document = match segments.as_slice() {
         ["api"] if wants_aggregated(headers) => return aggregated(registry, true),
         ["apis"] if wants_aggregated(headers) => return aggregated(registry, false),
@@ -36,8 +40,16 @@ pub fn answer(registry: &Registry, segments: &[String], headers: &HeaderMap) -> 
                 .into_iter()
                 .map(|(group, _)| group_document(registry, group))
                 .collect();
+            let groups = [groups, REVIEW_GROUPS.map(review_group).to_vec()].concat();
             Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
         }
+        ["apis", group] if review(group) => {
+            let mut document = review_group(group);
+            document["kind"] = Value::from("APIGroup");
+            document["apiVersion"] = Value::from("v1");
+            Some(document)
+        }
+        ["apis", group, "v1"] if review(group) => Some(review_list(group)),
         ["apis", group] if !group.is_empty() && registry.versions(group).is_some() => {
             let mut document = group_document(registry, group);
             document["kind"] = Value::from("APIGroup");
@@ -76,6 +88,38 @@ fn group_document(registry: &Registry, group: &str) -> Value {
         .map(|version| group_version(group, version))
         .collect();
     json!({"name": group, "versions": versions, "preferredVersion": versions.first()})
+}
+
+const REVIEW_GROUPS: [&str; 2] = ["authentication.k8s.io", "authorization.k8s.io"];
+
+fn review_group(group: &str) -> Value {
+    let version = group_version(group, "v1");
+    json!({"name": group, "versions": [version], "preferredVersion": version})
+}
+
+fn review_list(group: &str) -> Value {
+    let reviews = REVIEWS.iter().filter(|(reviewed, ..)| *reviewed == group);
+    let resources: Vec<Value> = reviews
+        .map(|(_, plural, kind, namespaced)| {
+            json!({"name": plural, "singularName": kind.to_lowercase(), "namespaced": namespaced, "kind": kind, "verbs": ["create"]})
+        })
+        .collect();
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{group}/v1"), "resources": resources})
+}
+
+fn aggregated_reviews(group: &str) -> Value {
+    let reviews = REVIEWS.iter().filter(|(reviewed, ..)| *reviewed == group);
+    let resources: Vec<Value> = reviews
+        .map(|(_, plural, kind, namespaced)| {
+            json!({
+                "resource": plural, "responseKind": {"group": group, "version": "v1", "kind": kind},
+                "scope": if *namespaced { "Namespaced" } else { "Cluster" },
+                "singularResource": kind.to_lowercase(), "verbs": ["create"],
+            })
+        })
+        .collect();
+    let version = json!({"version": "v1", "resources": resources, "freshness": "Current"});
+    json!({"metadata": {"name": group, "creationTimestamp": null}, "versions": [version]})
 }
 
 fn resource_list(registry: &Registry, group: &str, version: &str) -> Value {
@@ -145,6 +189,20 @@ fn subresources(resource: &Resource) -> Vec<Part> {
                 version: "",
                 verbs: &["create"],
             });
+            for (name, kind) in [
+                ("attach", "PodAttachOptions"),
+                ("exec", "PodExecOptions"),
+                ("portforward", "PodPortForwardOptions"),
+            ] {
+                parts.push(Part {
+                    name,
+                    kind: kind.into(),
+                    group: "",
+                    version: "",
+                    verbs: &["create", "get"],
+                });
+            }
+            parts.push(own("log", &["get"]));
             parts.push(Part {
                 name: "eviction",
                 kind: "Eviction".into(),
@@ -153,6 +211,13 @@ fn subresources(resource: &Resource) -> Vec<Part> {
                 verbs: &["create"],
             });
         }
+        Rules::ServiceAccount => parts.push(Part {
+            name: "token",
+            kind: "TokenRequest".into(),
+            group: "authentication.k8s.io",
+            version: "v1",
+            verbs: &["create"],
+        }),
         Rules::Namespace => parts.push(own("finalize", &["update"])),
         _ => {}
     }
@@ -183,7 +248,7 @@ fn aggregated(registry: &Registry, core: bool) -> Answer {
             .map(|(group, _)| &**group)
             .collect()
     };
-    let items: Vec<Value> = groups
+    let mut items: Vec<Value> = groups
         .into_iter()
         .map(|group| {
             let versions: Vec<Value> = registry
@@ -206,6 +271,9 @@ fn aggregated(registry: &Registry, core: bool) -> Answer {
             json!({"metadata": metadata, "versions": versions})
         })
         .collect();
+    if !core {
+        items.extend(REVIEW_GROUPS.map(aggregated_reviews));
+    }
     let document = json!({"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items});
     let mut answer = body::json(StatusCode::OK, &document);
     let media_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";

@@ -1,9 +1,12 @@
-//! From HTTP requests to operations and back. Transport, encryption and authentication are settled before a request gets here.
+//! From HTTP requests to operations and back. Transport, encryption and authentication are settled before a request gets here;
+//! authorization happens here, before anything is read.
 
 pub mod body;
 mod discovery;
 mod objects;
+mod openapi;
 mod options;
+mod patch;
 pub mod path;
 mod render;
 
@@ -11,40 +14,183 @@ use std::sync::Arc;
 
 use apimachinery::status::Status;
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode, request::Parts};
 use serde_json::json;
 
-use self::body::Answer;
-use crate::{auth::User, operations::Api};
+use self::{
+    body::Answer,
+    path::{Path, Query, ResourcePath},
+};
+use crate::{
+    auth::{User, access::Access, rbac::Attributes, reviews},
+    kubelet::{self, Dialer, Stream},
+    operations::{Api, Target},
+    registry::Rules,
+};
 
-/// Answers one request of an authenticated user.
-pub async fn handle<B>(api: &Arc<Api>, user: &User, request: Request<B>) -> Answer
-where
-    B: http_body::Body + Send,
-    B::Data: Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let (parts, body) = request.into_parts();
-    match path::parse(parts.uri.path()) {
-        path::Path::Discovery(segments) => {
-            discovery::answer(&api.registry(), &segments, &parts.headers)
+/// Everything a request may need.
+#[derive(Debug)]
+pub struct Frontend {
+    /// The operations.
+    pub api: Arc<Api>,
+    /// Who may do what.
+    pub access: Arc<Access>,
+    /// The way to nodes.
+    pub dialer: Dialer,
+}
+
+impl Frontend {
+    /// Answers one request of an authenticated user.
+    pub async fn handle<B>(&self, user: &User, request: Request<B>) -> Answer
+    where
+        B: http_body::Body + Send,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (mut parts, body) = request.into_parts();
+        let path = path::parse(parts.uri.path());
+        let answered = match self
+            .access
+            .authorize(&self.api, user, &attributes(&parts, &path))
+        {
+            Ok(()) => self.answer(user, &mut parts, path, body).await,
+            Err(status) => Err(status),
+        };
+        answered.unwrap_or_else(|status| body::failure(&status))
+    }
+
+    async fn answer<B>(
+        &self,
+        user: &User,
+        parts: &mut Parts,
+        path: Path,
+        body: B,
+    ) -> Result<Answer, Status>
+    where
+        B: http_body::Body + Send,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let found = match path {
+            Path::Discovery(segments) => {
+                return Ok(discovery::answer(
+                    &self.api.registry(),
+                    &segments,
+                    &parts.headers,
+                ));
+            }
+            Path::Other(other) => {
+                let document = openapi::answer(&self.api.registry(), &other);
+                return document
+                    .or_else(|| public(&other))
+                    .ok_or_else(Status::unknown_path);
+            }
+            Path::Resource(found) => found,
+        };
+        if let Some((target, stream)) = self.node_stream(&found) {
+            return kubelet::proxy(&self.api, &self.dialer, &target, stream, parts).await;
         }
-        path::Path::Other(other) => {
-            public(&other).unwrap_or_else(|| body::failure(&Status::unknown_path()))
+        let reads = matches!(parts.method, Method::GET | Method::HEAD);
+        let bytes = if reads {
+            Bytes::new()
+        } else {
+            body::read(body).await?
+        };
+        if reviews::is_review(&found.group, &found.version, &found.resource) {
+            return self.review(user, parts, &found, &bytes);
         }
-        path::Path::Resource(found) => {
-            let reads = matches!(parts.method, http::Method::GET | http::Method::HEAD);
-            let bytes = if reads {
-                Ok(Bytes::new())
-            } else {
-                body::read(body).await
-            };
-            let answered = match bytes {
-                Ok(bytes) => objects::answer(api, user, &parts, &found, bytes).await,
-                Err(status) => Err(status),
-            };
-            answered.unwrap_or_else(|status| body::failure(&status))
+        if let Some(target) = self.token_target(&found) {
+            if parts.method != Method::POST {
+                return Err(Status::method_not_allowed());
+            }
+            let request = body::decode(&bytes, body::format(&parts.headers)?)?.value;
+            let answer = reviews::request_token(&self.api, &self.access, &target, request)?;
+            return Ok(body::json(StatusCode::CREATED, &answer));
         }
+        objects::answer(&self.api, user, parts, &found, bytes).await
+    }
+
+    fn target(&self, found: &ResourcePath, rules: Rules) -> Option<Target> {
+        let resource = self
+            .api
+            .registry()
+            .find(&found.group, &found.version, &found.resource)?;
+        let target = Target {
+            resource,
+            namespace: found.namespace.clone(),
+            name: found.name.clone(),
+        };
+        (target.resource.rules == rules && !target.name.is_empty()).then_some(target)
+    }
+
+    fn node_stream(&self, found: &ResourcePath) -> Option<(Target, Stream)> {
+        let stream = Stream::of(&found.subresource)?;
+        self.target(found, Rules::Pod)
+            .map(|target| (target, stream))
+    }
+
+    fn token_target(&self, found: &ResourcePath) -> Option<Target> {
+        if found.subresource == "token" {
+            self.target(found, Rules::ServiceAccount)
+        } else {
+            None
+        }
+    }
+
+    fn review(
+        &self,
+        user: &User,
+        parts: &Parts,
+        found: &ResourcePath,
+        bytes: &[u8],
+    ) -> Result<Answer, Status> {
+        if parts.method != Method::POST || !found.name.is_empty() {
+            return Err(Status::method_not_allowed());
+        }
+        let review = body::decode(bytes, body::format(&parts.headers)?)?.value;
+        let answer = reviews::answer(&self.api, &self.access, user, &found.resource, review)?;
+        Ok(body::json(StatusCode::CREATED, &answer))
+    }
+}
+
+/// What a request wants, in the words of authorization.
+fn attributes(parts: &Parts, path: &Path) -> Attributes {
+    let Path::Resource(found) = path else {
+        let verb = parts.method.as_str().to_ascii_lowercase();
+        return Attributes {
+            verb,
+            path: parts.uri.path().to_owned(),
+            ..Attributes::default()
+        };
+    };
+    let watches = Query::parse(parts.uri.query()).flag("watch");
+    let verb = match (parts.method.as_str(), found.name.is_empty()) {
+        ("GET" | "HEAD", _) if watches => "watch",
+        ("GET" | "HEAD", false) => "get",
+        ("GET" | "HEAD", true) => "list",
+        ("POST", _) => "create",
+        ("PUT", _) => "update",
+        ("PATCH", _) => "patch",
+        ("DELETE", false) => "delete",
+        ("DELETE", true) => "deletecollection",
+        (other, _) => other,
+    };
+    let resource = if found.subresource.is_empty() {
+        found.resource.clone()
+    } else {
+        format!("{}/{}", found.resource, found.subresource)
+    };
+    Attributes {
+        verb: verb.to_owned(),
+        group: found.group.clone(),
+        resource,
+        namespace: if found.resource == "namespaces" {
+            found.name.clone()
+        } else {
+            found.namespace.clone()
+        },
+        name: found.name.clone(),
+        path: String::new(),
     }
 }
 
@@ -58,8 +204,8 @@ pub fn public(path: &str) -> Option<Answer> {
             StatusCode::OK,
             &json!({
                 "major": "1", "minor": "35", "gitVersion": concat!("v1.35.0+agent-sandbox.", env!("CARGO_PKG_VERSION")),
-                "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "rust",
-                "compiler": "rustc", "platform": concat!("linux/", "amd64"),
+                "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "",
+                "compiler": "rustc", "platform": format!("linux/{}", std::env::consts::ARCH),
             }),
         )),
         _ => None,

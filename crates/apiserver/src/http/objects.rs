@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use apimachinery::{
-    patch::{json::JsonPatch, merge},
-    status::Status,
-};
+use apimachinery::{status::Status, table::IncludeObject};
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header::HeaderName, request::Parts};
 use serde_json::Value;
 
 use super::{
-    body::{self, Answer, Format},
+    body::{self, Answer},
     options,
+    patch::Patch,
     path::{Query, ResourcePath},
     render::{self, Renderer},
 };
@@ -54,7 +52,12 @@ pub async fn answer(
         return Err(Status::unknown_path());
     }
     let accepted = render::negotiate(&parts.headers)?;
-    let renderer = Renderer::new(resource.clone(), accepted);
+    let query = Query::parse(parts.uri.query());
+    let include = query
+        .text("includeObject")
+        .and_then(IncludeObject::from_parameter)
+        .unwrap_or_default();
+    let renderer = Renderer::new(resource.clone(), accepted, include, api.now());
     let target = Target {
         resource: resource.clone(),
         namespace: path.namespace.clone(),
@@ -64,7 +67,7 @@ pub async fn answer(
         api,
         user,
         parts,
-        query: Query::parse(parts.uri.query()),
+        query,
         target,
         renderer,
         bytes,
@@ -100,11 +103,21 @@ fn warn(answer: &mut Answer, message: &str) {
 
 impl Call<'_> {
     fn write_options(&self) -> Result<WriteOptions, Status> {
-        options::write(&self.query, self.user)
+        options::write(&self.query, &self.parts.headers, self.user)
     }
 
     fn decoded(&self) -> Result<Value, Status> {
-        body::decode(&self.bytes, body::format(&self.parts.headers)?)
+        Ok(body::decode(&self.bytes, body::format(&self.parts.headers)?)?.value)
+    }
+
+    /// The object of a write, and options that know what its body gave twice.
+    fn decoded_for_write(&self) -> Result<(Value, WriteOptions), Status> {
+        let decoded = body::decode(&self.bytes, body::format(&self.parts.headers)?)?;
+        let options = WriteOptions {
+            duplicate_fields: decoded.duplicates,
+            ..self.write_options()?
+        };
+        Ok((decoded.value, options))
     }
 
     fn resource(&self) -> &Arc<Resource> {
@@ -124,10 +137,8 @@ impl Call<'_> {
                 Ok(self.renderer.answer(StatusCode::OK, &object))
             }
             (&Method::POST, true) => {
-                let written = self
-                    .api
-                    .create(&self.target, self.decoded()?, &self.write_options()?)
-                    .await?;
+                let (object, options) = self.decoded_for_write()?;
+                let written = self.api.create(&self.target, object, &options).await?;
                 Ok(self.written(&written))
             }
             (&(Method::PUT | Method::PATCH), false) => self.part(Part::Main).await,
@@ -164,28 +175,62 @@ impl Call<'_> {
     }
 
     async fn part(self, part: Part) -> Result<Answer, Status> {
-        let options = self.write_options()?;
         match self.parts.method {
             Method::GET | Method::HEAD => {
                 let object = self.api.get(&self.target)?;
                 Ok(self.renderer.answer(StatusCode::OK, &object))
             }
             Method::PUT => {
+                let (object, options) = self.decoded_for_write()?;
                 let written = self
                     .api
-                    .modify(&self.target, part, &Replace(self.decoded()?), &options)
+                    .modify(&self.target, part, &Replace(object), &options)
                     .await?;
                 Ok(self.written(&written))
             }
-            Method::PATCH => {
-                let patch = Patch::parse(&self.parts.headers, &self.bytes)?;
-                let written = self
-                    .api
-                    .modify(&self.target, part, &patch, &options)
-                    .await?;
-                Ok(self.written(&written))
-            }
+            Method::PATCH => self.patch(part).await,
             _ => Err(Status::method_not_allowed()),
+        }
+    }
+
+    async fn patch(self, part: Part) -> Result<Answer, Status> {
+        let (patch, duplicate_fields) =
+            Patch::parse(&self.parts.headers, &self.query, &self.bytes)?;
+        let applies = matches!(patch, Patch::Apply { .. });
+        let options = WriteOptions {
+            duplicate_fields,
+            applies,
+            ..self.write_options()?
+        };
+        let bound = patch.bind(self.resource(), part, &options, self.api.now());
+        loop {
+            let missing = match self.api.modify(&self.target, part, &bound, &options).await {
+                Ok(written) => return Ok(self.written(&written)),
+                Err(status) if status.is_not_found() && applies && part == Part::Main => status,
+                Err(status) => return Err(status),
+            };
+            // Applying creates what is not there; between the two another client may have created or deleted it.
+            let mut object = bound
+                .create()
+                .map_err(|status| if status.code == 405 { missing } else { status })?;
+            let name = crate::operations::metadata::of(&mut object);
+            name.entry("name")
+                .or_insert_with(|| Value::from(self.target.name.as_str()));
+            match self
+                .api
+                .create(
+                    &Target {
+                        name: String::new(),
+                        ..self.target.clone()
+                    },
+                    object,
+                    &options,
+                )
+                .await
+            {
+                Err(status) if status.reason == "AlreadyExists" => tokio::task::yield_now().await,
+                outcome => return outcome.map(|written| self.written(&written)),
+            }
         }
     }
 
@@ -208,9 +253,10 @@ impl Call<'_> {
                     .await?
             }
             Method::PATCH => {
-                let patch = Patch::parse(&self.parts.headers, &self.bytes)?;
+                let (patch, _) = Patch::parse(&self.parts.headers, &self.query, &self.bytes)?;
+                let bound = patch.bind(self.resource(), Part::Main, &options, self.api.now());
                 self.api
-                    .modify_scale(&self.target, |scale| patch.apply(&scale), &options)
+                    .modify_scale(&self.target, |scale| bound.apply(&scale), &options)
                     .await?
             }
             _ => return Err(Status::method_not_allowed()),
@@ -295,41 +341,4 @@ fn created_status() -> Answer {
     status.details = None;
     status.code = 201;
     body::json(StatusCode::CREATED, &status)
-}
-
-/// A patch, parsed once and applied as often as other writers make it necessary.
-#[derive(Debug)]
-enum Patch {
-    Json(JsonPatch),
-    Merge(Value),
-}
-
-impl Patch {
-    fn parse(headers: &http::HeaderMap, bytes: &[u8]) -> Result<Self, Status> {
-        match body::media_type(headers).as_str() {
-            "application/json-patch+json" => JsonPatch::from_slice(bytes)
-                .map(Self::Json)
-                .map_err(|error| Status::bad_request(error.to_string())),
-            "application/merge-patch+json" => body::decode(bytes, Format::Json).map(Self::Merge),
-            _ => Err(Status::unsupported_media_type(&[
-                "application/json-patch+json",
-                "application/merge-patch+json",
-            ])),
-        }
-    }
-}
-
-impl Transform for Patch {
-    fn apply(&self, old: &Value) -> Result<Value, Status> {
-        match self {
-            Self::Json(patch) => patch
-                .apply(old)
-                .map_err(|error| Status::unprocessable(error.to_string())),
-            Self::Merge(patch) => {
-                let mut object = old.clone();
-                merge::apply(&mut object, patch.clone());
-                Ok(object)
-            }
-        }
-    }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use apimachinery::status::Status;
+use http::{HeaderMap, header};
 
 use super::path::Query;
 use crate::{
@@ -23,6 +24,18 @@ fn parse_number<T: std::str::FromStr>(query: &Query, name: &str) -> Result<Optio
             "strconv.ParseUint: parsing \"{text}\": invalid syntax ({name})"
         ))
     })
+}
+
+/// Longest name of a field manager.
+const MANAGER_BYTES: usize = 128;
+
+/// A refusal of write options.
+pub fn invalid_options(message: &str) -> Status {
+    Status::failure(
+        422,
+        "Invalid",
+        format!("PatchOptions.meta.k8s.io \"\" is invalid: {message}"),
+    )
 }
 
 /// Options of a list.
@@ -91,7 +104,7 @@ pub fn watch(resource: &Resource, query: &Query, name: &str) -> Result<WatchOpti
 }
 
 /// Options of a write.
-pub fn write(query: &Query, user: &User) -> Result<WriteOptions, Status> {
+pub fn write(query: &Query, headers: &HeaderMap, user: &User) -> Result<WriteOptions, Status> {
     let dry_run = match query.all("dryRun").collect::<Vec<_>>().as_slice() {
         [] | [""] => false,
         values if values.iter().all(|value| *value == "All") => true,
@@ -122,10 +135,24 @@ pub fn write(query: &Query, user: &User) -> Result<WriteOptions, Status> {
             ));
         }
     };
+    let agent = headers
+        .get(header::USER_AGENT)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or("unknown");
+    let manager = query
+        .text("fieldManager")
+        .unwrap_or_else(|| agent.split('/').next().unwrap_or_default());
+    if manager.len() > MANAGER_BYTES || !manager.chars().all(|character| !character.is_control()) {
+        return Err(invalid_options(
+            "fieldManager: Invalid value: may not be more than 128 bytes or contain control characters",
+        ));
+    }
     Ok(WriteOptions {
         dry_run,
         field_validation,
+        field_manager: manager.to_owned(),
         user: user.clone(),
+        ..WriteOptions::default()
     })
 }
 

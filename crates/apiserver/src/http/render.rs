@@ -4,9 +4,13 @@
 
 use std::sync::Arc;
 
-use apimachinery::status::Status;
+use apimachinery::{
+    status::Status,
+    table::{IncludeObject, Printer},
+};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::body::{self, Answer};
@@ -27,6 +31,8 @@ pub enum Form {
     Object,
     /// `PartialObjectMetadata`.
     Metadata,
+    /// A row of a `Table`, as kubectl prints it.
+    Table,
 }
 
 /// How it is written.
@@ -82,6 +88,15 @@ pub fn negotiate(headers: &HeaderMap) -> Result<Accepted, Status> {
                     encoding,
                 });
             }
+            Some("Table")
+                if encoding == Encoding::Json && choice.contains("v=v1;")
+                    || choice.trim_end().ends_with("v=v1") =>
+            {
+                return Ok(Accepted {
+                    form: Form::Table,
+                    encoding,
+                });
+            }
             Some(_) => {}
         }
     }
@@ -96,12 +111,35 @@ pub fn negotiate(headers: &HeaderMap) -> Result<Accepted, Status> {
 pub struct Renderer {
     resource: Arc<Resource>,
     accepted: Accepted,
+    include: IncludeObject,
+    now: Timestamp,
 }
 
 impl Renderer {
     /// A renderer of `resource`.
-    pub fn new(resource: Arc<Resource>, accepted: Accepted) -> Self {
-        Self { resource, accepted }
+    pub fn new(
+        resource: Arc<Resource>,
+        accepted: Accepted,
+        include: IncludeObject,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            resource,
+            accepted,
+            include,
+            now,
+        }
+    }
+
+    /// A table of objects.
+    fn table(&self, objects: &[Value], list_metadata: &Value) -> Value {
+        let built_in = Printer::builtin(&self.resource.plural);
+        let printer = self
+            .resource
+            .custom
+            .as_ref()
+            .map_or(&built_in, |custom| &custom.printer);
+        printer.table(objects, list_metadata, self.include, true, self.now)
     }
 
     /// Answers with one object.
@@ -152,6 +190,10 @@ impl Renderer {
             Form::Metadata => {
                 &json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": value["metadata"]})
             }
+            Form::Table => {
+                let version = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
+                &self.table(std::slice::from_ref(value), &version)
+            }
         };
         serde_json::to_writer(buffer, shown).expect("a JSON value serialises into memory");
     }
@@ -159,15 +201,9 @@ impl Renderer {
     fn list_head(&self, listed: &Listed) -> Vec<u8> {
         let (kind, api_version) = match self.accepted.form {
             Form::Object => (&*self.resource.list_kind, &*self.resource.api_version),
-            Form::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1"),
+            Form::Metadata | Form::Table => ("PartialObjectMetadataList", "meta.k8s.io/v1"),
         };
-        let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
-        if let Some(token) = &listed.continuation {
-            metadata["continue"] = Value::from(token.as_str());
-        }
-        if let Some(count) = listed.remaining {
-            metadata["remainingItemCount"] = Value::from(count);
-        }
+        let metadata = list_metadata(listed);
         format!(
             "{{\"kind\":{},\"apiVersion\":{},\"metadata\":{metadata},\"items\":[",
             Value::from(kind),
@@ -178,6 +214,17 @@ impl Renderer {
 
     /// Answers with a list, piece by piece when it is long.
     pub fn answer_list(self, listed: Listed) -> Answer {
+        if self.accepted.form == Form::Table {
+            let objects: Vec<Value> = listed
+                .objects
+                .iter()
+                .map(|object| Api::value_of(&self.resource, object))
+                .collect();
+            return self.answer_value(
+                StatusCode::OK,
+                &self.table(&objects, &list_metadata(&listed)),
+            );
+        }
         let mut buffer = self.list_head(&listed);
         let mut objects = listed.objects.into_iter();
         let mut first = true;
@@ -295,7 +342,7 @@ impl Renderer {
     fn append_bookmark(&self, revision: Revision, initial_end: bool, buffer: &mut Vec<u8>) {
         let (kind, api_version) = match self.accepted.form {
             Form::Object => (&*self.resource.kind, &*self.resource.api_version),
-            Form::Metadata => ("PartialObjectMetadata", "meta.k8s.io/v1"),
+            Form::Metadata | Form::Table => ("PartialObjectMetadata", "meta.k8s.io/v1"),
         };
         let mut metadata =
             json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
@@ -307,6 +354,17 @@ impl Renderer {
             .expect("a JSON value serialises into memory");
         buffer.push(b'\n');
     }
+}
+
+fn list_metadata(listed: &Listed) -> Value {
+    let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
+    if let Some(token) = &listed.continuation {
+        metadata["continue"] = Value::from(token.as_str());
+    }
+    if let Some(count) = listed.remaining {
+        metadata["remainingItemCount"] = Value::from(count);
+    }
+    metadata
 }
 
 fn append_error(status: &Status, buffer: &mut Vec<u8>) {

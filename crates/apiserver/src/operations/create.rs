@@ -33,38 +33,49 @@ impl Api {
             ));
         }
         metadata::check_identity(&mut object, resource, &target.namespace, "")?;
-        let warnings = strategy::check_fields(resource, &object, options.field_validation)?;
+        let warnings = strategy::check_fields(
+            resource,
+            &object,
+            &options.duplicate_fields,
+            options.field_validation,
+        )?;
         let prefix = metadata::text(&object, "generateName").to_owned();
         let generated = metadata::text(&object, "name").is_empty() && !prefix.is_empty();
-        let mut attempt = 1;
-        loop {
-            let mut candidate = object.clone();
-            if generated {
-                metadata::of(&mut candidate)
-                    .insert("name".into(), Value::from(metadata::generate_name(&prefix)));
-            }
+        if !generated {
+            let name = metadata::text(&object, "name").to_owned();
             let named = Target {
-                name: metadata::text(&candidate, "name").to_owned(),
+                name,
+                ..target.clone()
+            };
+            let written = self.create_named(&named, object, options).await?;
+            return Ok(Written {
+                warnings,
+                ..written
+            });
+        }
+        for _ in 0..NAME_ATTEMPTS {
+            let mut candidate = object.clone();
+            let name = metadata::generate_name(&prefix);
+            metadata::of(&mut candidate).insert("name".into(), Value::from(name.as_str()));
+            let named = Target {
+                name,
                 ..target.clone()
             };
             match self.create_named(&named, candidate, options).await {
-                Err(status) if generated && status.reason == "AlreadyExists" => {
-                    if attempt == NAME_ATTEMPTS {
-                        return Err(Status::generate_name_conflict(
-                            &resource.group,
-                            &resource.plural,
-                            &named.name,
-                        ));
-                    }
-                    attempt += 1;
+                Err(status) if status.reason == "AlreadyExists" => {}
+                outcome => {
+                    return outcome.map(|written| Written {
+                        warnings,
+                        ..written
+                    });
                 }
-                Ok(mut written) => {
-                    written.warnings = warnings;
-                    return Ok(written);
-                }
-                Err(status) => return Err(status),
             }
         }
+        Err(Status::generate_name_conflict(
+            &resource.group,
+            &resource.plural,
+            &prefix,
+        ))
     }
 
     async fn create_named(
@@ -100,6 +111,17 @@ impl Api {
                 &target.name,
                 &errors,
             ));
+        }
+        self.check_escalation(resource, &object, options)?;
+        if !options.applies {
+            strategy::ownership::track(
+                resource,
+                &mut object,
+                None,
+                options,
+                Part::Main,
+                self.now(),
+            );
         }
         let draft = Self::draft(resource, object)?;
         let key = target.key();

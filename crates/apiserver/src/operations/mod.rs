@@ -13,7 +13,7 @@ pub mod watch;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use apimachinery::status::{Cause, Status};
@@ -29,7 +29,7 @@ pub use self::{
 };
 use crate::{
     admission::{Admission, AdmissionRequest, GroupVersionResource, Operation},
-    auth::User,
+    auth::{User, access::Access},
     registry::{Registry, Resource, Rules},
     store::{Draft, Key, Object, Range, ResourceId, Store, WriteError},
     strategy,
@@ -85,7 +85,8 @@ pub enum Part {
 }
 
 impl Part {
-    fn subresource(self) -> &'static str {
+    /// The subresource in paths.
+    pub fn subresource(self) -> &'static str {
         match self {
             Self::Main => "",
             Self::Status => "status",
@@ -113,8 +114,25 @@ pub struct WriteOptions {
     pub dry_run: bool,
     /// Unknown fields.
     pub field_validation: FieldValidation,
+    /// Fields that the body gave twice.
+    pub duplicate_fields: Vec<String>,
+    /// Name under which fields are managed.
+    pub field_manager: String,
+    /// Whether the object comes out of a server-side apply, which has recorded its managed fields already.
+    pub applies: bool,
     /// Who writes.
     pub user: User,
+}
+
+impl WriteOptions {
+    /// The options of the server's own background work, under the name it has on a cluster.
+    pub fn system(controller: &str) -> Self {
+        Self {
+            user: User::system(controller),
+            field_manager: "kube-controller-manager".into(),
+            ..Self::default()
+        }
+    }
 }
 
 /// A finished write.
@@ -133,6 +151,8 @@ pub struct Written {
 pub struct Api {
     pub(crate) store: Store,
     pub(crate) shutdown: CancellationToken,
+    /// Set when the server is complete; until then only the server itself writes.
+    pub(crate) access: OnceLock<Arc<Access>>,
     registry: ArcSwap<Registry>,
     refresh: Mutex<()>,
     admission: Vec<Arc<dyn Admission>>,
@@ -145,6 +165,7 @@ impl Api {
         let api = Self {
             store,
             shutdown: CancellationToken::new(),
+            access: OnceLock::new(),
             registry: ArcSwap::default(),
             refresh: Mutex::new(()),
             admission,
@@ -227,6 +248,19 @@ impl Api {
             strategy::settle(resource, object);
         }
         Ok(())
+    }
+
+    /// Refuses roles and bindings that would give their writer more than it has.
+    fn check_escalation(
+        &self,
+        resource: &Resource,
+        object: &Value,
+        options: &WriteOptions,
+    ) -> Result<(), Status> {
+        match self.access.get() {
+            Some(access) => access.check_escalation(self, &options.user, resource.rules, object),
+            None => Ok(()),
+        }
     }
 
     /// The draft of an object in the form it is stored in.

@@ -21,11 +21,6 @@ pub trait Transform: Send + Sync {
     /// The successor of `old`.
     fn apply(&self, old: &Value) -> Result<Value, Status>;
 
-    /// Whether fields unknown to the schema in the successor came from the client.
-    fn checks_fields(&self) -> bool {
-        true
-    }
-
     /// Whether the change is an update of the whole object, which must name its version where the kind asks for that.
     fn replaces(&self) -> bool {
         false
@@ -89,33 +84,84 @@ impl Api {
     ) -> Result<Option<Written>, Status> {
         let resource = &target.resource;
         let old = Self::value_of(resource, current);
-        let mut object = transform.apply(&old)?;
-        metadata::check_identity(&mut object, resource, &target.namespace, &target.name)?;
-        check_version(target, &object, &old, transform.replaces())?;
-        let warnings = if transform.checks_fields() && part == Part::Main {
-            strategy::check_fields(resource, &object, options.field_validation)?
-        } else {
-            Vec::new()
+        let (object, warnings) = self.successor(target, part, &old, transform, options)?;
+        let written = |object| Written {
+            object,
+            created: false,
+            warnings,
         };
-        metadata::prepare_update(&mut object, &old);
-        strategy::prepare_update(self, resource, &mut object, &old, part);
+        let unchanged = if options.applies {
+            use strategy::ownership::without_times;
+            without_times(&object) == without_times(&old)
+        } else {
+            object == old
+        };
+        let finished = is_finished(&object);
+        if unchanged && !finished {
+            return Ok(Some(written(current.clone())));
+        }
+        let draft = Self::draft(resource, object)?;
+        if options.dry_run {
+            let preview = draft.preview(target.key(), current.revision);
+            return Ok(Some(written(Arc::new(preview))));
+        }
+        let change = if finished {
+            Change::Delete(draft)
+        } else {
+            Change::Put(draft)
+        };
+        let write = Write {
+            resource: resource.id.clone(),
+            key: target.key(),
+            expect: Expectation::Revision(current.revision),
+            requires: None,
+            change,
+        };
+        match self.store.write(write).await {
+            Ok(object) => {
+                self.written(resource);
+                Ok(Some(written(object)))
+            }
+            Err(WriteError::Conflict { .. }) => Ok(None),
+            Err(error) => Err(storage_failure(target, &error)),
+        }
+    }
+
+    /// The object that follows `old`, complete and valid, and what the client should be told about it.
+    fn successor(
+        &self,
+        target: &Target,
+        part: Part,
+        old: &Value,
+        transform: &dyn Transform,
+        options: &WriteOptions,
+    ) -> Result<(Value, Vec<String>), Status> {
+        let resource = &target.resource;
+        let mut object = transform.apply(old)?;
+        metadata::check_identity(&mut object, resource, &target.namespace, &target.name)?;
+        check_version(target, &object, old, transform.replaces())?;
+        let warnings = match part {
+            Part::Main => strategy::check_fields(
+                resource,
+                &object,
+                &options.duplicate_fields,
+                options.field_validation,
+            )?,
+            Part::Status | Part::Finalize => Vec::new(),
+        };
+        metadata::prepare_update(&mut object, old);
+        strategy::prepare_update(self, resource, &mut object, old, part);
         self.admit(
             target,
             part,
             Operation::Update,
             &mut object,
-            Some(&old),
+            Some(old),
             options,
         )?;
-        metadata::count_generation(&mut object, &old, resource);
-        let mut errors = metadata::validate(&object, Some(&old), resource);
-        errors.extend(strategy::validate(
-            self,
-            resource,
-            &object,
-            Some(&old),
-            part,
-        ));
+        metadata::count_generation(&mut object, old, resource);
+        let mut errors = metadata::validate(&object, Some(old), resource);
+        errors.extend(strategy::validate(self, resource, &object, Some(old), part));
         if !errors.is_empty() {
             return Err(Status::invalid(
                 &resource.group,
@@ -124,48 +170,11 @@ impl Api {
                 &errors,
             ));
         }
-        let finished = is_finished(&object);
-        if object == old && !finished {
-            return Ok(Some(Written {
-                object: current.clone(),
-                created: false,
-                warnings,
-            }));
+        self.check_escalation(resource, &object, options)?;
+        if !options.applies {
+            strategy::ownership::track(resource, &mut object, Some(old), options, part, self.now());
         }
-        let draft = Self::draft(resource, object)?;
-        if options.dry_run {
-            let object = Arc::new(draft.preview(target.key(), current.revision));
-            return Ok(Some(Written {
-                object,
-                created: false,
-                warnings,
-            }));
-        }
-        let change = if finished {
-            Change::Delete(draft)
-        } else {
-            Change::Put(draft)
-        };
-        let expect = Expectation::Revision(current.revision);
-        let write = Write {
-            resource: resource.id.clone(),
-            key: target.key(),
-            expect,
-            requires: None,
-            change,
-        };
-        match self.store.write(write).await {
-            Ok(object) => {
-                self.written(resource);
-                Ok(Some(Written {
-                    object,
-                    created: false,
-                    warnings,
-                }))
-            }
-            Err(WriteError::Conflict { .. }) => Ok(None),
-            Err(error) => Err(storage_failure(target, &error)),
-        }
+        Ok((object, warnings))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use apimachinery::schema::Schema;
+use apimachinery::{schema::Schema, table::Printer};
 use serde_json::Value;
 
 use super::resource::{Resource, Rules, ScalePaths, Scope, api_version};
@@ -13,6 +13,10 @@ use crate::store::ResourceId;
 pub struct CustomVersion {
     /// The compiled schema; none keeps every field.
     pub schema: Option<Schema>,
+    /// The schema as written, for OpenAPI.
+    pub open_api: Value,
+    /// The columns of its tables.
+    pub printer: Printer,
     /// What clients of a deprecated version are told.
     pub deprecation: Option<String>,
     /// Fields that selectors may name, without the leading dot.
@@ -132,8 +136,14 @@ fn compile(version: &Value, group: &str, kind: &str, origin: (String, i64)) -> C
         .filter_map(|field| field["jsonPath"].as_str())
         .map(|path| path.trim_start_matches('.').to_owned())
         .collect();
+    let columns = version.get("additionalPrinterColumns");
+    // Columns are validated before they are stored; should they not compile, name and age are shown.
+    let printer = Printer::custom(columns, "additionalPrinterColumns")
+        .unwrap_or_else(|_| Printer::builtin(""));
     CustomVersion {
         schema,
+        open_api,
+        printer,
         deprecation,
         selectable_fields,
         origin,

@@ -231,6 +231,15 @@ impl Store {
         self.read(|state| state.get(resource, key.as_str()).cloned())
     }
 
+    /// Revision of the last write to a kind since its history begins; it moves with every write.
+    pub fn newest(&self, resource: &ResourceId) -> Revision {
+        self.read(|state| {
+            state
+                .table(resource)
+                .map_or(0, |table| *table.newest.borrow())
+        })
+    }
+
     /// Whether a kind has any object in a namespace, or at all when that is empty.
     pub fn is_empty(&self, resource: &ResourceId, namespace: &str) -> bool {
         self.read(|state| {

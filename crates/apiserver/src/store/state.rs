@@ -246,6 +246,10 @@ impl State {
             state.bytes += event.cost();
             table.events.push_back(event);
         }
+        for table in state.tables.values() {
+            let last = table.objects.values().map(|object| object.revision).max();
+            table.newest.send_replace(last.unwrap_or(table.floor));
+        }
         // A kind without rows may still have had its history forgotten.
         for (resource, floor) in floors {
             state

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use apimachinery::{field::FieldError, names, schema::Schema};
+use apimachinery::{field::FieldError, names, schema::Schema, table::Printer};
 use serde_json::{Value, json};
 
 use super::{default_field, default_text, items, one_of, text};
@@ -280,6 +280,9 @@ fn validate_versions(spec: &Value, errors: &mut Vec<FieldError>) {
                 errors.extend(Schema::compile(schema, &place).err().unwrap_or_default());
             }
         }
+        let columns = version.get("additionalPrinterColumns");
+        let place = format!("{path}.additionalPrinterColumns");
+        errors.extend(Printer::custom(columns, &place).err().unwrap_or_default());
         if let Some(scale) = version.pointer("/subresources/scale") {
             for (field, root) in [
                 ("specReplicasPath", ".spec."),

@@ -6,11 +6,12 @@ mod core;
 pub mod definition;
 mod event;
 mod network;
+pub mod ownership;
 mod pod;
 mod pod_defaults;
 mod service;
 
-use apimachinery::{field::FieldError, status::Status, strict};
+use apimachinery::{field::FieldError, status::Status, strict, types};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -39,31 +40,47 @@ pub fn needs_conversion(resource: &Resource) -> bool {
     resource.rules == Rules::Event && &*resource.group == "events.k8s.io"
 }
 
-/// Names the fields that the schema does not know: as warnings, as a refusal, or not at all.
+/// Names the fields that the kind does not have: as warnings, as a refusal, or not at all. Refuses what cannot be decoded.
 pub fn check_fields(
     resource: &Resource,
     object: &Value,
+    duplicates: &[String],
     validation: FieldValidation,
 ) -> Result<Vec<String>, Status> {
-    let Some(schema) = resource
-        .custom
-        .as_ref()
-        .and_then(|custom| custom.schema.as_ref())
-    else {
-        return Ok(Vec::new());
-    };
+    if resource.rules != Rules::Custom
+        && let Some(types) = ownership::types_of(resource)
+        && let Some(first) = types::type_errors(object, types).first()
+    {
+        let version = &resource.version;
+        let kind = &resource.kind;
+        return Err(Status::bad_request(format!(
+            "{kind} in version \"{version}\" cannot be handled as a {kind}: json: cannot unmarshal {first}"
+        )));
+    }
     if validation == FieldValidation::Ignore {
         return Ok(Vec::new());
     }
-    let unknown = schema.prune_reporting(&mut object.clone());
-    match (validation, strict::message(&[], &unknown)) {
+    let unknown = match (resource.rules, &resource.custom) {
+        (Rules::Custom, Some(custom)) => {
+            let schema = custom.schema.as_ref();
+            schema.map(|schema| schema.prune_reporting(&mut object.clone()))
+        }
+        _ => ownership::types_of(resource).map(|types| types::unknown_fields(object, types)),
+    }
+    .unwrap_or_default();
+    match (validation, strict::message(duplicates, &unknown)) {
         (FieldValidation::Strict, Some(message)) => Err(Status::bad_request(message)),
-        _ => Ok(strict::problems(&[], &unknown)),
+        _ => Ok(strict::problems(duplicates, &unknown)),
     }
 }
 
 /// Prunes and defaults.
 pub fn settle(resource: &Resource, object: &mut Value) {
+    if resource.rules != Rules::Custom
+        && let Some(types) = ownership::types_of(resource)
+    {
+        ownership::prune(object, types);
+    }
     match resource.rules {
         Rules::Custom => {
             if let Some(schema) = resource

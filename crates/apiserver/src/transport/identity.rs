@@ -5,6 +5,7 @@ use std::{
     net::IpAddr,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use base64::{
@@ -15,7 +16,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -45,6 +46,17 @@ pub struct Identity {
     authority_pem: String,
     authority_key: KeyPair,
     token: String,
+}
+
+/// What a node's kubelet endpoint serves with: PEM texts.
+#[derive(Clone, Debug)]
+pub struct NodeCertificate {
+    /// The authority; the kubelet asks clients for a certificate of it.
+    pub authority_pem: String,
+    /// The kubelet's certificate.
+    pub certificate_pem: String,
+    /// Its key.
+    pub key_pem: String,
 }
 
 const YEARS: i64 = 10;
@@ -112,19 +124,89 @@ impl Identity {
         &self,
         names: &[String],
     ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), IdentityError> {
-        let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(names.to_vec())?;
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "agent-sandbox-apiserver");
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        set_validity(&mut params);
-        let issuer = Issuer::from_ca_cert_pem(&self.authority_pem, &self.authority_key)?;
-        let certificate = params.signed_by(&key, &issuer)?;
+        self.certificate(
+            "agent-sandbox-apiserver",
+            names,
+            ExtendedKeyUsagePurpose::ServerAuth,
+        )
+    }
+
+    fn certificate(
+        &self,
+        common_name: &str,
+        names: &[String],
+        usage: ExtendedKeyUsagePurpose,
+    ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), IdentityError> {
+        let (certificate, key) = self.signed(common_name, names, usage)?;
         Ok((
             certificate.der().clone(),
             PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
         ))
+    }
+
+    fn signed(
+        &self,
+        common_name: &str,
+        names: &[String],
+        usage: ExtendedKeyUsagePurpose,
+    ) -> Result<(rcgen::Certificate, KeyPair), IdentityError> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(names.to_vec())?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        params.extended_key_usages = vec![usage];
+        set_validity(&mut params);
+        let issuer = Issuer::from_ca_cert_pem(&self.authority_pem, &self.authority_key)?;
+        Ok((params.signed_by(&key, &issuer)?, key))
+    }
+
+    /// A secret that only this server and its administrator know.
+    pub fn secret(&self) -> &str {
+        &self.token
+    }
+
+    /// How the server reaches nodes: it trusts its own authority and shows a certificate of it.
+    pub fn dialer(&self) -> Result<Arc<rustls::ClientConfig>, IdentityError> {
+        let (certificate, key) = self.certificate(
+            "kube-apiserver-kubelet-client",
+            &[],
+            ExtendedKeyUsagePurpose::ClientAuth,
+        )?;
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.authority()?)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(vec![certificate], key)?;
+        Ok(Arc::new(config))
+    }
+
+    fn authority(&self) -> Result<CertificateDer<'static>, IdentityError> {
+        CertificateDer::from_pem_slice(self.authority_pem.as_bytes())
+            .map_err(|_| rcgen::Error::CouldNotParseCertificate.into())
+    }
+
+    /// A serving certificate for a node's kubelet endpoint, with what it needs to know the API server by.
+    pub fn node_certificate(
+        &self,
+        node: &str,
+        names: &[String],
+    ) -> Result<NodeCertificate, IdentityError> {
+        let names: Vec<String> = std::iter::once(node.to_owned())
+            .chain(names.iter().cloned())
+            .collect();
+        let (certificate, key) = self.signed(
+            &format!("system:node:{node}"),
+            &names,
+            ExtendedKeyUsagePurpose::ServerAuth,
+        )?;
+        Ok(NodeCertificate {
+            authority_pem: self.authority_pem.clone(),
+            certificate_pem: certificate.pem(),
+            key_pem: key.serialize_pem(),
+        })
     }
 
     /// Whether `token` is the administrator's.

@@ -6,7 +6,7 @@ pub mod identity;
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use apimachinery::status::Status;
-use http::{HeaderMap, HeaderName, Method, Request, header};
+use http::{HeaderName, Method, Request, header};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -22,14 +22,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::identity::{Identity, IdentityError};
 use crate::{
-    auth::User,
     http::{
+        Frontend,
         body::{self, Answer},
-        handle,
         path::Query,
         public,
     },
-    operations::Api,
     server::ServeError,
 };
 
@@ -40,24 +38,24 @@ const DRAIN: Duration = Duration::from_secs(2);
 const REQUESTS_AT_ONCE: usize = 400;
 
 struct Gate {
-    api: Arc<Api>,
-    identity: Arc<Identity>,
+    frontend: Arc<Frontend>,
     requests: Semaphore,
 }
 
 /// Serves HTTPS until `shutdown`.
 pub async fn serve(
-    api: Arc<Api>,
-    identity: Arc<Identity>,
+    frontend: Arc<Frontend>,
     listener: TcpListener,
     extra_names: &[String],
     shutdown: CancellationToken,
 ) -> Result<(), ServeError> {
     let address = listener.local_addr().map_err(ServeError::Listener)?;
-    let acceptor = acceptor(&identity, &identity::names_for(address.ip(), extra_names))?;
+    let acceptor = acceptor(
+        frontend.access.identity(),
+        &identity::names_for(address.ip(), extra_names),
+    )?;
     let gate = Arc::new(Gate {
-        api,
-        identity,
+        frontend,
         requests: Semaphore::new(REQUESTS_AT_ONCE),
     });
     let mut connections = JoinSet::new();
@@ -140,14 +138,18 @@ impl Gate {
         {
             return answer;
         }
-        let user = match self.authenticate(request.headers()) {
+        let user = match self
+            .frontend
+            .access
+            .authenticate(&self.frontend.api, request.headers())
+        {
             Ok(user) => user,
             Err(status) => return body::failure(&status),
         };
         let audit_id = HeaderName::from_static("audit-id");
         let compress = gzip::is_accepted(request.headers()) && request.method() == Method::GET;
         let mut answer = if Query::parse(request.uri().query()).flag("watch") {
-            handle(&self.api, &user, request).await
+            self.frontend.handle(&user, request).await
         } else {
             let Ok(_permit) = self.requests.try_acquire() else {
                 return body::failure(&Status::too_many_requests(
@@ -155,7 +157,8 @@ impl Gate {
                     1,
                 ));
             };
-            match tokio::time::timeout(REQUEST_TIMEOUT, handle(&self.api, &user, request)).await {
+            match tokio::time::timeout(REQUEST_TIMEOUT, self.frontend.handle(&user, request)).await
+            {
                 Ok(answer) if compress => gzip::compress(answer),
                 Ok(answer) => answer,
                 Err(_) => body::failure(&Status::timeout(
@@ -172,21 +175,5 @@ impl Gate {
             http::HeaderValue::from_static("no-cache, private"),
         );
         answer
-    }
-
-    fn authenticate(&self, headers: &HeaderMap) -> Result<User, Status> {
-        let token = headers
-            .get(header::AUTHORIZATION)
-            .and_then(|value| value.to_str().ok())
-            .and_then(|value| {
-                let (scheme, token) = value.split_once(' ')?;
-                scheme
-                    .eq_ignore_ascii_case("bearer")
-                    .then_some(token.trim())
-            });
-        match token {
-            Some(token) if self.identity.is_admin_token(token) => Ok(User::admin()),
-            _ => Err(Status::unauthorized()),
-        }
     }
 }

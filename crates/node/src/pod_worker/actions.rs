@@ -303,13 +303,12 @@ impl<R: Runtime> PodWorker<R> {
         self.sandbox = Sandbox::Stopped {
             address: Some(sandbox),
         };
-        let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
+        let (shared, pod) = (self.shared.clone(), self.pod.clone());
         tokio::spawn(async move {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             if let Err(error) = shared.runtime.stop_sandbox(&uid).await {
                 tracing::warn!(pod = pod.metadata.name, error = %chain(&error), "cannot free a pod's sandbox");
             }
-            drop(sender);
         });
     }
 

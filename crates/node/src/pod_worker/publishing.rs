@@ -1,12 +1,15 @@
 //! Reporting a pod's status: only when it changed, one write at a time, the latest winning.
 
+use std::sync::atomic::Ordering;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use super::{Event, PodWorker, RETRY};
+use super::{Event, PodWorker, RETRY, Shared};
 use crate::errors::chain;
 use crate::pod_lifecycle::status::is_own_condition;
 use crate::runtime::Runtime;
@@ -45,28 +48,14 @@ impl<R: Runtime> PodWorker<R> {
         self.publishing = true;
         // The next decision starts from what is being said now: transition times are kept.
         self.pod.status = Some(status.clone());
-        let (client, pod, sender) = (
-            self.shared.client.clone(),
+        let (shared, pod, sender) = (
+            self.shared.clone(),
             self.pod.metadata.clone(),
             self.sender.clone(),
         );
         tokio::spawn(async move {
-            let own: Vec<_> = status
-                .conditions
-                .iter()
-                .flatten()
-                .filter(|condition| is_own_condition(&condition.type_))
-                .cloned()
-                .collect();
-            let mut body = status.clone();
-            body.conditions = Some(own);
-            let patch = json!({"metadata": {"uid": pod.uid}, "status": body});
-            let api = Api::<Pod>::namespaced(client, pod.namespace.as_deref().unwrap_or_default());
-            let name = pod.name.as_deref().unwrap_or_default();
-            let result = api
-                .patch_status(name, &PatchParams::default(), &Patch::Strategic(patch))
-                .await;
-            let _ = sender.send(Event::Published(Box::new(result.map(|_| status))));
+            let result = write(&shared, &pod, &status).await;
+            let _ = sender.send(Event::Published(Box::new(result.map(|()| status))));
         });
     }
 
@@ -84,4 +73,42 @@ impl<R: Runtime> PodWorker<R> {
             }
         }
     }
+}
+
+/// Writes a status. A strategic patch leaves the conditions of others alone; where the server does not take one, the
+/// conditions last seen are written along.
+async fn write<R: Runtime>(
+    shared: &Shared<R>,
+    pod: &ObjectMeta,
+    status: &PodStatus,
+) -> Result<(), kube::Error> {
+    const UNSUPPORTED_MEDIA_TYPE: u16 = 415;
+    let api = Api::<Pod>::namespaced(
+        shared.client.clone(),
+        pod.namespace.as_deref().unwrap_or_default(),
+    );
+    let name = pod.name.as_deref().unwrap_or_default();
+    if !shared.plain_patches.load(Ordering::Relaxed) {
+        let mut body = status.clone();
+        let own = status
+            .conditions
+            .iter()
+            .flatten()
+            .filter(|condition| is_own_condition(&condition.type_));
+        body.conditions = Some(own.cloned().collect());
+        let patch = json!({"metadata": {"uid": pod.uid}, "status": body});
+        match api
+            .patch_status(name, &PatchParams::default(), &Patch::Strategic(patch))
+            .await
+        {
+            Err(kube::Error::Api(answer)) if answer.code == UNSUPPORTED_MEDIA_TYPE => {
+                shared.plain_patches.store(true, Ordering::Relaxed);
+            }
+            other => return other.map(drop),
+        }
+    }
+    let patch = json!({"metadata": {"uid": pod.uid}, "status": status});
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .map(drop)
 }

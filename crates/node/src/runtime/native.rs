@@ -259,7 +259,10 @@ impl NativeRuntime {
                 source: source.into(),
             }
         })?;
-        #[expect(deprecated, reason = "its replacement is unsafe for types that break I/O safety, which OwnedFd does not")]
+        #[expect(
+            deprecated,
+            reason = "its replacement is unsafe for types that break I/O safety, which OwnedFd does not"
+        )]
         let process = AsyncFd::new(process).map_err(failure("a container's process"))?;
         let process = Arc::new(process);
         let running = Running { record, process };

@@ -72,7 +72,10 @@ pub struct Volumes {
 
 impl std::fmt::Debug for Volumes {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Volumes").field("data_dir", &self.data_dir).finish_non_exhaustive()
+        formatter
+            .debug_struct("Volumes")
+            .field("data_dir", &self.data_dir)
+            .finish_non_exhaustive()
     }
 }
 

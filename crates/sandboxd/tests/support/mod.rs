@@ -26,6 +26,8 @@ pub struct Sandbox {
     base: tempfile::TempDir,
     sdk: SocketAddr,
     init: SocketAddr,
+    rest: SocketAddr,
+    grpc: SocketAddr,
 }
 
 impl Sandbox {
@@ -42,6 +44,12 @@ impl Sandbox {
         let base = tempfile::tempdir().unwrap();
         let mut process = Command::new(env!("CARGO_BIN_EXE_sandboxd"))
             .args(["--listen", "127.0.0.1:0", "--init-listen", "127.0.0.1:0"])
+            .args([
+                "--rest-listen",
+                "127.0.0.1:0",
+                "--grpc-listen",
+                "127.0.0.1:0",
+            ])
             .arg(format!("--base-dir={}", base.path().display()))
             .arg(format!("--max-output-bytes={}", options.max_output_bytes))
             .arg(format!(
@@ -68,12 +76,15 @@ impl Sandbox {
                 .unwrap()
         };
         let (sdk, init) = (address("sdk"), address("init"));
+        let (rest, grpc) = (address("rest"), address("grpc"));
         std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
         Self {
             process,
             base,
             sdk,
             init,
+            rest,
+            grpc,
         }
     }
 
@@ -83,6 +94,14 @@ impl Sandbox {
 
     pub fn sdk(&self) -> SocketAddr {
         self.sdk
+    }
+
+    pub fn grpc(&self) -> SocketAddr {
+        self.grpc
+    }
+
+    pub fn rest_request(&self, bytes: &[u8]) -> Vec<u8> {
+        read_all(connect_and_send(self.rest, bytes))
     }
 
     pub fn pid(&self) -> u32 {

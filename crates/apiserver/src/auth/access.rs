@@ -1,0 +1,276 @@
+//! Who a request comes from and whether it may happen: tokens to users, users and requests to yes or no.
+
+use std::sync::Arc;
+
+use apimachinery::status::Status;
+use arc_swap::ArcSwapOption;
+use http::{HeaderMap, header};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{
+    MASTERS, User,
+    rbac::{Attributes, Policy, Rule, Sources, rules_of_cluster_role},
+    tokens::{Claims, ISSUER, Signer},
+};
+use crate::{
+    operations::Api,
+    registry::Rules,
+    store::{Key, Range, ResourceId, Revision, Store},
+    transport::identity::Identity,
+};
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+const TABLES: [&str; 4] = [
+    "roles",
+    "rolebindings",
+    "clusterroles",
+    "clusterrolebindings",
+];
+
+/// Authentication and authorization over one store.
+#[derive(Debug)]
+pub struct Access {
+    identity: Arc<Identity>,
+    signer: Signer,
+    compiled: ArcSwapOption<(Revision, Policy)>,
+}
+
+impl Access {
+    /// Access by the given identity.
+    pub fn new(identity: Arc<Identity>) -> Self {
+        let signer = Signer::new(identity.secret().as_bytes());
+        Self {
+            identity,
+            signer,
+            compiled: ArcSwapOption::empty(),
+        }
+    }
+
+    /// The server's identity.
+    pub fn identity(&self) -> &Arc<Identity> {
+        &self.identity
+    }
+
+    /// The user behind a request's bearer token.
+    pub fn authenticate(&self, api: &Api, headers: &HeaderMap) -> Result<User, Status> {
+        let token = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| {
+                let (scheme, token) = value.split_once(' ')?;
+                scheme
+                    .eq_ignore_ascii_case("bearer")
+                    .then_some(token.trim())
+            });
+        token
+            .and_then(|token| self.user_of(api, token))
+            .map(|(user, _)| user)
+            .ok_or_else(Status::unauthorized)
+    }
+
+    /// The user a token stands for, and for whom the token is meant.
+    pub fn user_of(&self, api: &Api, token: &str) -> Option<(User, Vec<String>)> {
+        if self.identity.is_admin_token(token) {
+            return Some((User::admin(), vec![ISSUER.to_owned()]));
+        }
+        let claims = self.signer.verify(token, api.now())?;
+        let present = |plural: &str, name: &str, uid: &str| {
+            let object = api.store.get(
+                &ResourceId::new("", plural),
+                &Key::new(&claims.namespace, name),
+            );
+            object.is_some_and(|object| &*object.facts.uid == uid)
+        };
+        let account = present("serviceaccounts", &claims.account, &claims.account_uid);
+        let pod = claims
+            .pod
+            .as_ref()
+            .is_none_or(|(name, uid)| present("pods", name, uid));
+        (account && pod).then(|| (service_account(&claims), claims.audiences.clone()))
+    }
+
+    /// Issues a token for an account.
+    pub fn issue(&self, claims: &Claims, now: Timestamp) -> String {
+        self.signer.issue(claims, now)
+    }
+
+    fn sources(store: &Store) -> Sources {
+        let [roles, role_bindings, cluster_roles, cluster_role_bindings] = TABLES.map(|plural| {
+            let listed = store.list(&ResourceId::new(RBAC, plural), &Range::namespace(""), None);
+            listed
+                .map(|snapshot| {
+                    snapshot
+                        .objects
+                        .iter()
+                        .map(|object| object.value())
+                        .collect()
+                })
+                .unwrap_or_default()
+        });
+        Sources {
+            roles,
+            role_bindings,
+            cluster_roles,
+            cluster_role_bindings,
+        }
+    }
+
+    /// The policy as of now, compiled again only when a role or binding changed.
+    pub fn policy(&self, store: &Store) -> Arc<(Revision, Policy)> {
+        let newest = TABLES
+            .iter()
+            .map(|plural| store.newest(&ResourceId::new(RBAC, plural)))
+            .max()
+            .unwrap_or_default();
+        if let Some(compiled) = self
+            .compiled
+            .load_full()
+            .filter(|compiled| compiled.0 == newest)
+        {
+            return compiled;
+        }
+        let compiled = Arc::new((newest, Self::sources(store).compile()));
+        self.compiled.store(Some(compiled.clone()));
+        compiled
+    }
+
+    /// Refuses what the user may not do.
+    pub fn authorize(&self, api: &Api, user: &User, wanted: &Attributes) -> Result<(), Status> {
+        let is_master = user.groups.iter().any(|group| group == MASTERS);
+        if is_master || self.policy(&api.store).1.allows(user, wanted) {
+            Ok(())
+        } else {
+            Err(forbidden(user, wanted))
+        }
+    }
+
+    /// Refuses a role or binding that grants what its writer does not hold.
+    pub fn check_escalation(
+        &self,
+        api: &Api,
+        user: &User,
+        rules: Rules,
+        object: &Value,
+    ) -> Result<(), Status> {
+        let policy = &self.policy(&api.store).1;
+        let text = |pointer: &str| {
+            object
+                .pointer(pointer)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+        let (granted, exempting, resource) = match rules {
+            Rules::Role => (Rule::parse_all(object), "escalate", "roles"),
+            Rules::ClusterRole => (
+                rules_of_cluster_role(object, &Self::sources(&api.store).cluster_roles),
+                "escalate",
+                "clusterroles",
+            ),
+            Rules::RoleBinding | Rules::ClusterRoleBinding => {
+                let referenced = Self::sources(&api.store)
+                    .referenced(object)
+                    .unwrap_or_default();
+                let cluster = text("/roleRef/kind") == "ClusterRole";
+                (
+                    referenced,
+                    "bind",
+                    if cluster { "clusterroles" } else { "roles" },
+                )
+            }
+            _ => return Ok(()),
+        };
+        let exempt = Attributes {
+            verb: exempting.into(),
+            group: RBAC.into(),
+            resource: resource.into(),
+            namespace: namespace.clone(),
+            name: if exempting == "bind" {
+                text("/roleRef/name")
+            } else {
+                name.clone()
+            },
+            path: String::new(),
+        };
+        if policy.allows(user, &exempt) {
+            return Ok(());
+        }
+        let missing = policy.missing(user, &namespace, &granted);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let listed: Vec<String> = missing.iter().map(describe).collect();
+        let cause = format!(
+            "user \"{}\" (groups={:?}) is attempting to grant RBAC permissions not currently held:\n{}",
+            user.name,
+            user.groups,
+            listed.join("\n")
+        );
+        Err(Status::forbidden(RBAC, resource, &name, &cause))
+    }
+}
+
+fn describe(missing: &Attributes) -> String {
+    if missing.resource.is_empty() {
+        return format!(
+            "{{NonResourceURLs:[\"{}\"], Verbs:[\"{}\"]}}",
+            missing.path, missing.verb
+        );
+    }
+    format!(
+        "{{APIGroups:[\"{}\"], Resources:[\"{}\"], Verbs:[\"{}\"]}}",
+        missing.group, missing.resource, missing.verb
+    )
+}
+
+fn service_account(claims: &Claims) -> User {
+    let mut user = User {
+        name: format!(
+            "system:serviceaccount:{}:{}",
+            claims.namespace, claims.account
+        ),
+        uid: claims.account_uid.clone(),
+        groups: vec![
+            "system:serviceaccounts".into(),
+            format!("system:serviceaccounts:{}", claims.namespace),
+            "system:authenticated".into(),
+        ],
+        ..User::default()
+    };
+    if let Some((name, uid)) = &claims.pod {
+        user.extra.insert(
+            "authentication.kubernetes.io/pod-name".into(),
+            vec![name.clone()],
+        );
+        user.extra.insert(
+            "authentication.kubernetes.io/pod-uid".into(),
+            vec![uid.clone()],
+        );
+    }
+    user
+}
+
+/// The refusal, in kube-apiserver's words.
+pub fn forbidden(user: &User, wanted: &Attributes) -> Status {
+    let name = &user.name;
+    if wanted.resource.is_empty() {
+        let cause = format!(
+            "User \"{name}\" cannot {} path \"{}\"",
+            wanted.verb, wanted.path
+        );
+        return Status::forbidden("", "", "", &cause);
+    }
+    let scope = if wanted.namespace.is_empty() {
+        "at the cluster scope".to_owned()
+    } else {
+        format!("in the namespace \"{}\"", wanted.namespace)
+    };
+    let cause = format!(
+        "User \"{name}\" cannot {} resource \"{}\" in API group \"{}\" {scope}",
+        wanted.verb, wanted.resource, wanted.group
+    );
+    let plural = wanted.resource.split('/').next().unwrap_or_default();
+    Status::forbidden(&wanted.group, plural, &wanted.name, &cause)
+}

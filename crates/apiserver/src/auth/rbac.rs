@@ -1,0 +1,406 @@
+//! Role-based access control as a pure function: roles and bindings compiled into a policy, and questions asked of it.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::Value;
+
+use super::{MASTERS, User};
+
+/// One rule of a role.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// Verbs.
+    pub verbs: Vec<String>,
+    /// API groups.
+    pub groups: Vec<String>,
+    /// Resources, with subresources after a slash.
+    pub resources: Vec<String>,
+    /// Object names; empty for all.
+    pub names: Vec<String>,
+    /// Paths outside the resource API.
+    pub urls: Vec<String>,
+}
+
+/// What a request wants to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// The verb.
+    pub verb: String,
+    /// API group.
+    pub group: String,
+    /// Resource, with its subresource after a slash; empty for other paths.
+    pub resource: String,
+    /// Namespace, empty for cluster scope.
+    pub namespace: String,
+    /// Object name, empty for collections.
+    pub name: String,
+    /// The path, when it is no resource.
+    pub path: String,
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|item| item.as_str().map(ToOwned::to_owned))
+        .collect()
+}
+
+impl Rule {
+    /// The rules in the `rules` of a role.
+    pub fn parse_all(role: &Value) -> Vec<Self> {
+        let rules = role["rules"].as_array().into_iter().flatten();
+        rules
+            .map(|rule| Self {
+                verbs: texts(&rule["verbs"]),
+                groups: texts(&rule["apiGroups"]),
+                resources: texts(&rule["resources"]),
+                names: texts(&rule["resourceNames"]),
+                urls: texts(&rule["nonResourceURLs"]),
+            })
+            .collect()
+    }
+
+    fn allows(&self, wanted: &Attributes) -> bool {
+        let has =
+            |list: &[String], value: &str| list.iter().any(|item| item == "*" || item == value);
+        if !has(&self.verbs, &wanted.verb) {
+            return false;
+        }
+        if wanted.resource.is_empty() {
+            return self.urls.iter().any(|url| url_covers(url, &wanted.path));
+        }
+        let any_of_subresource = wanted
+            .resource
+            .split_once('/')
+            .map(|(_, part)| format!("*/{part}"));
+        has(&self.groups, &wanted.group)
+            && (has(&self.resources, &wanted.resource)
+                || any_of_subresource.is_some_and(|pattern| self.resources.contains(&pattern)))
+            && (self.names.is_empty() || self.names.contains(&wanted.name))
+    }
+
+    /// The rule as the smallest questions that it answers with yes.
+    fn questions(&self) -> Vec<Attributes> {
+        let mut questions = Vec::new();
+        for verb in &self.verbs {
+            questions.extend(self.urls.iter().map(|url| Attributes {
+                verb: verb.clone(),
+                path: url.clone(),
+                ..Attributes::default()
+            }));
+            for (group, resource) in self
+                .groups
+                .iter()
+                .flat_map(|group| self.resources.iter().map(move |resource| (group, resource)))
+            {
+                let one = Attributes {
+                    verb: verb.clone(),
+                    group: group.clone(),
+                    resource: resource.clone(),
+                    ..Attributes::default()
+                };
+                if self.names.is_empty() {
+                    questions.push(one);
+                } else {
+                    questions.extend(self.names.iter().map(|name| Attributes {
+                        name: name.clone(),
+                        ..one.clone()
+                    }));
+                }
+            }
+        }
+        questions
+    }
+}
+
+/// A pattern's own star is a literal here: only `*` covers `*`.
+fn url_covers(pattern: &str, path: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => path.starts_with(prefix),
+        None => pattern == path,
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Subject {
+    User(String),
+    Group(String),
+}
+
+impl Subject {
+    fn parse(subject: &Value, namespace: &str) -> Option<Self> {
+        let name = subject["name"].as_str()?;
+        match subject["kind"].as_str()? {
+            "User" => Some(Self::User(name.to_owned())),
+            "Group" => Some(Self::Group(name.to_owned())),
+            "ServiceAccount" => {
+                let namespace = subject["namespace"].as_str().unwrap_or(namespace);
+                Some(Self::User(format!(
+                    "system:serviceaccount:{namespace}:{name}"
+                )))
+            }
+            _ => None,
+        }
+    }
+
+    fn is(&self, user: &User) -> bool {
+        match self {
+            Self::User(name) => *name == user.name,
+            Self::Group(group) => user.groups.contains(group),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Grant {
+    subjects: Vec<Subject>,
+    rules: Vec<Rule>,
+}
+
+/// Everything that is granted.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    everywhere: Vec<Grant>,
+    by_namespace: HashMap<String, Vec<Grant>>,
+}
+
+/// The objects a policy is compiled from.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Roles.
+    pub roles: Vec<Value>,
+    /// Role bindings.
+    pub role_bindings: Vec<Value>,
+    /// Cluster roles.
+    pub cluster_roles: Vec<Value>,
+    /// Cluster role bindings.
+    pub cluster_role_bindings: Vec<Value>,
+}
+
+/// The rules of a cluster role, those it aggregates included.
+pub fn rules_of_cluster_role(role: &Value, all: &[Value]) -> Vec<Rule> {
+    let Some(selectors) = role
+        .pointer("/aggregationRule/clusterRoleSelectors")
+        .and_then(Value::as_array)
+    else {
+        return Rule::parse_all(role);
+    };
+    let selected = |other: &Value| {
+        selectors.iter().any(|selector| {
+            apimachinery::selector::LabelSelector::from_object(Some(selector))
+                .is_ok_and(|selector| selector.matches_object(other))
+        })
+    };
+    // An aggregated role may itself aggregate (admin takes edit, edit takes view), so follow until nothing new appears.
+    let mut names = HashSet::from([role["metadata"]["name"].to_string()]);
+    let mut rules = Rule::parse_all(role);
+    for other in all.iter().filter(|other| selected(other)) {
+        if names.insert(other["metadata"]["name"].to_string()) {
+            rules.extend(
+                if other.get("aggregationRule").is_some()
+                    && other["metadata"]["name"] != role["metadata"]["name"]
+                {
+                    rules_of_cluster_role(other, &without(all, role))
+                } else {
+                    Rule::parse_all(other)
+                },
+            );
+        }
+    }
+    rules
+}
+
+fn without(all: &[Value], role: &Value) -> Vec<Value> {
+    all.iter()
+        .filter(|other| other["metadata"]["name"] != role["metadata"]["name"])
+        .cloned()
+        .collect()
+}
+
+impl Sources {
+    /// The rules of the role that a binding names.
+    pub fn referenced(&self, binding: &Value) -> Option<Vec<Rule>> {
+        let (kind, name) = (
+            binding["roleRef"]["kind"].as_str()?,
+            &binding["roleRef"]["name"],
+        );
+        if kind == "ClusterRole" {
+            let role = self
+                .cluster_roles
+                .iter()
+                .find(|role| role["metadata"]["name"] == *name)?;
+            return Some(rules_of_cluster_role(role, &self.cluster_roles));
+        }
+        let namespace = &binding["metadata"]["namespace"];
+        let role = self.roles.iter().find(|role| {
+            role["metadata"]["name"] == *name && role["metadata"]["namespace"] == *namespace
+        })?;
+        Some(Rule::parse_all(role))
+    }
+
+    /// Compiles a policy.
+    pub fn compile(&self) -> Policy {
+        let grant = |binding: &Value| {
+            let namespace = binding["metadata"]["namespace"]
+                .as_str()
+                .unwrap_or_default();
+            let subjects = binding["subjects"].as_array().into_iter().flatten();
+            let subjects = subjects
+                .filter_map(|subject| Subject::parse(subject, namespace))
+                .collect();
+            Some(Grant {
+                subjects,
+                rules: self.referenced(binding)?,
+            })
+        };
+        let mut policy = Policy {
+            everywhere: self
+                .cluster_role_bindings
+                .iter()
+                .filter_map(grant)
+                .collect(),
+            ..Policy::default()
+        };
+        for binding in &self.role_bindings {
+            if let Some(grant) = grant(binding) {
+                let namespace = binding["metadata"]["namespace"]
+                    .as_str()
+                    .unwrap_or_default();
+                policy
+                    .by_namespace
+                    .entry(namespace.to_owned())
+                    .or_default()
+                    .push(grant);
+            }
+        }
+        policy
+    }
+}
+
+impl Policy {
+    /// The rules that apply to a user in a namespace, or everywhere when that is empty.
+    pub fn rules_for<'a>(
+        &'a self,
+        user: &'a User,
+        namespace: &str,
+    ) -> impl Iterator<Item = &'a Rule> {
+        let local = self.by_namespace.get(namespace).into_iter().flatten();
+        let grants = self.everywhere.iter().chain(local);
+        grants
+            .filter(|grant| grant.subjects.iter().any(|subject| subject.is(user)))
+            .flat_map(|grant| &grant.rules)
+    }
+
+    /// Whether a user may do something.
+    pub fn allows(&self, user: &User, wanted: &Attributes) -> bool {
+        user.groups.iter().any(|group| group == MASTERS)
+            || self
+                .rules_for(user, &wanted.namespace)
+                .any(|rule| rule.allows(wanted))
+    }
+
+    /// What of `rules` a user does not hold in a namespace: what granting them would escalate to.
+    pub fn missing(&self, user: &User, namespace: &str, rules: &[Rule]) -> Vec<Attributes> {
+        let questions = rules.iter().flat_map(Rule::questions);
+        questions
+            .map(|question| Attributes {
+                namespace: namespace.to_owned(),
+                ..question
+            })
+            .filter(|question| !self.allows(user, question))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn policy() -> Policy {
+        Sources {
+            roles: vec![json!({"metadata": {"name": "reader", "namespace": "a"}, "rules": [{"verbs": ["get"], "apiGroups": [""], "resources": ["pods", "pods/log"]}]})],
+            role_bindings: vec![json!({"metadata": {"name": "b", "namespace": "a"}, "roleRef": {"kind": "Role", "name": "reader"},
+                "subjects": [{"kind": "ServiceAccount", "name": "robot"}, {"kind": "User", "name": "ann"}]})],
+            cluster_roles: vec![
+                json!({"metadata": {"name": "all"}, "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"to": "all"}}]}, "rules": []}),
+                json!({"metadata": {"name": "part", "labels": {"to": "all"}}, "rules": [{"verbs": ["*"], "apiGroups": ["x.io"], "resources": ["*"], "resourceNames": ["one"]}]}),
+            ],
+            cluster_role_bindings: vec![json!({"roleRef": {"kind": "ClusterRole", "name": "all"}, "subjects": [{"kind": "Group", "name": "team"}]})],
+        }
+        .compile()
+    }
+
+    fn asks(verb: &str, group: &str, resource: &str, namespace: &str, name: &str) -> Attributes {
+        Attributes {
+            verb: verb.into(),
+            group: group.into(),
+            resource: resource.into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            path: String::new(),
+        }
+    }
+
+    #[test]
+    fn grants_reach_exactly_as_far_as_they_say() {
+        let policy = policy();
+        let ann = User {
+            name: "ann".into(),
+            ..User::default()
+        };
+        let robot = User {
+            name: "system:serviceaccount:a:robot".into(),
+            ..User::default()
+        };
+        let team = User {
+            name: "t".into(),
+            groups: vec!["team".into()],
+            ..User::default()
+        };
+        assert!(policy.allows(&ann, &asks("get", "", "pods", "a", "p")));
+        assert!(policy.allows(&robot, &asks("get", "", "pods/log", "a", "p")));
+        assert!(
+            !policy.allows(&ann, &asks("get", "", "pods", "b", "p")),
+            "another namespace"
+        );
+        assert!(
+            !policy.allows(&ann, &asks("delete", "", "pods", "a", "p")),
+            "another verb"
+        );
+        assert!(
+            !policy.allows(&ann, &asks("get", "", "pods/exec", "a", "p")),
+            "another subresource"
+        );
+        assert!(
+            policy.allows(&team, &asks("delete", "x.io", "things", "z", "one")),
+            "through aggregation"
+        );
+        assert!(!policy.allows(&team, &asks("delete", "x.io", "things", "z", "two")));
+        assert!(policy.allows(&User::admin(), &asks("anything", "at", "all", "", "")));
+    }
+
+    #[test]
+    fn granting_what_one_lacks_is_escalation() {
+        let policy = policy();
+        let ann = User {
+            name: "ann".into(),
+            ..User::default()
+        };
+        let rule = |verb: &str| Rule {
+            verbs: vec![verb.into()],
+            groups: vec![String::new()],
+            resources: vec!["pods".into()],
+            ..Rule::default()
+        };
+        assert!(policy.missing(&ann, "a", &[rule("get")]).is_empty());
+        assert_eq!(
+            policy.missing(&ann, "a", &[rule("get"), rule("*")]).len(),
+            1
+        );
+        assert_eq!(policy.missing(&ann, "", &[rule("get")]).len(), 1);
+    }
+}

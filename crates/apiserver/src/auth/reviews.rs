@@ -1,0 +1,292 @@
+//! The review APIs: questions about tokens and permissions that are answered and not stored, and requests for tokens.
+
+use apimachinery::{field::FieldError, status::Status};
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+
+use super::{
+    User,
+    access::Access,
+    rbac::Attributes,
+    tokens::{Claims, ISSUER},
+};
+use crate::{
+    operations::{Api, Target, metadata},
+    store::{Key, ResourceId},
+};
+
+const AUTHENTICATION: &str = "authentication.k8s.io";
+const AUTHORIZATION: &str = "authorization.k8s.io";
+const LEAST_SECONDS: i64 = 600;
+const DEFAULT_SECONDS: i64 = 3600;
+const MOST_SECONDS: i64 = 1 << 32;
+
+/// The kinds that are answered without being stored: group, plural, kind, namespaced.
+pub const REVIEWS: &[(&str, &str, &str, bool)] = &[
+    (AUTHENTICATION, "tokenreviews", "TokenReview", false),
+    (
+        AUTHENTICATION,
+        "selfsubjectreviews",
+        "SelfSubjectReview",
+        false,
+    ),
+    (
+        AUTHORIZATION,
+        "subjectaccessreviews",
+        "SubjectAccessReview",
+        false,
+    ),
+    (
+        AUTHORIZATION,
+        "selfsubjectaccessreviews",
+        "SelfSubjectAccessReview",
+        false,
+    ),
+    (
+        AUTHORIZATION,
+        "selfsubjectrulesreviews",
+        "SelfSubjectRulesReview",
+        false,
+    ),
+    (
+        AUTHORIZATION,
+        "localsubjectaccessreviews",
+        "LocalSubjectAccessReview",
+        true,
+    ),
+];
+
+/// Whether a path names a review.
+pub fn is_review(group: &str, version: &str, plural: &str) -> bool {
+    version == "v1"
+        && REVIEWS
+            .iter()
+            .any(|(review_group, review, _, _)| *review_group == group && *review == plural)
+}
+
+/// Answers a review.
+pub fn answer(
+    api: &Api,
+    access: &Access,
+    user: &User,
+    plural: &str,
+    mut review: Value,
+) -> Result<Value, Status> {
+    let Some((group, _, kind, _)) = REVIEWS.iter().find(|(_, name, _, _)| *name == plural) else {
+        return Err(Status::unknown_path());
+    };
+    review["apiVersion"] = Value::from(format!("{group}/v1"));
+    review["kind"] = Value::from(*kind);
+    if !review["metadata"].is_object() {
+        review["metadata"] = json!({"creationTimestamp": null});
+    }
+    review["status"] = match plural {
+        "tokenreviews" => token_review(api, access, &review["spec"]),
+        "selfsubjectreviews" => json!({"userInfo": user_info(user)}),
+        "selfsubjectaccessreviews" => access_review(api, access, user, &review["spec"]),
+        "selfsubjectrulesreviews" => rules_review(api, access, user, &review["spec"]),
+        _ => access_review(api, access, &subject(&review["spec"]), &review["spec"]),
+    };
+    Ok(review)
+}
+
+fn user_info(user: &User) -> Value {
+    let mut info = json!({"username": user.name, "groups": user.groups});
+    if !user.uid.is_empty() {
+        info["uid"] = Value::from(user.uid.as_str());
+    }
+    if !user.extra.is_empty() {
+        info["extra"] = json!(user.extra);
+    }
+    info
+}
+
+fn token_review(api: &Api, access: &Access, spec: &Value) -> Value {
+    let wanted = metadata::list_of_text(spec.get("audiences"));
+    let Some((user, audiences)) = access.user_of(api, spec["token"].as_str().unwrap_or_default())
+    else {
+        return json!({"authenticated": false, "error": "[invalid bearer token]", "user": {}});
+    };
+    let shared: Vec<&String> = audiences
+        .iter()
+        .filter(|audience| wanted.contains(&audience.as_str()))
+        .collect();
+    if !wanted.is_empty() && shared.is_empty() {
+        return json!({"authenticated": false, "error": "[token audiences do not match]", "user": {}});
+    }
+    let shared: Vec<String> = if wanted.is_empty() {
+        audiences.clone()
+    } else {
+        shared.into_iter().cloned().collect()
+    };
+    json!({"authenticated": true, "user": user_info(&user), "audiences": shared})
+}
+
+fn subject(spec: &Value) -> User {
+    let text = |field: &str| spec[field].as_str().unwrap_or_default().to_owned();
+    let groups = metadata::list_of_text(spec.get("groups"))
+        .into_iter()
+        .map(ToOwned::to_owned)
+        .collect();
+    User {
+        name: text("user"),
+        uid: text("uid"),
+        groups,
+        ..User::default()
+    }
+}
+
+/// What an access review asks.
+fn attributes(spec: &Value) -> Attributes {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    if let Some(asked) = spec
+        .get("nonResourceAttributes")
+        .filter(|asked| asked.is_object())
+    {
+        return Attributes {
+            verb: text(&asked["verb"]),
+            path: text(&asked["path"]),
+            ..Attributes::default()
+        };
+    }
+    let asked = &spec["resourceAttributes"];
+    let mut resource = text(&asked["resource"]);
+    if !text(&asked["subresource"]).is_empty() {
+        resource = format!("{resource}/{}", text(&asked["subresource"]));
+    }
+    Attributes {
+        verb: text(&asked["verb"]),
+        group: text(&asked["group"]),
+        resource,
+        namespace: text(&asked["namespace"]),
+        name: text(&asked["name"]),
+        path: String::new(),
+    }
+}
+
+fn access_review(api: &Api, access: &Access, user: &User, spec: &Value) -> Value {
+    let allowed = access.policy(&api.store).1.allows(user, &attributes(spec));
+    if allowed {
+        json!({"allowed": true})
+    } else {
+        json!({"allowed": false})
+    }
+}
+
+fn rules_review(api: &Api, access: &Access, user: &User, spec: &Value) -> Value {
+    let namespace = spec["namespace"].as_str().unwrap_or_default();
+    let policy = access.policy(&api.store);
+    let (mut resources, mut paths) = (Vec::new(), Vec::new());
+    if user.groups.iter().any(|group| group == super::MASTERS) {
+        resources.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
+        paths.push(json!({"verbs": ["*"], "nonResourceURLs": ["*"]}));
+    }
+    for rule in policy.1.rules_for(user, namespace) {
+        if !rule.resources.is_empty() {
+            let mut shown =
+                json!({"verbs": rule.verbs, "apiGroups": rule.groups, "resources": rule.resources});
+            if !rule.names.is_empty() {
+                shown["resourceNames"] = json!(rule.names);
+            }
+            resources.push(shown);
+        }
+        if !rule.urls.is_empty() {
+            paths.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.urls}));
+        }
+    }
+    json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false})
+}
+
+/// Issues a token for a service account: `serviceaccounts/x/token`.
+pub fn request_token(
+    api: &Api,
+    access: &Access,
+    target: &Target,
+    mut request: Value,
+) -> Result<Value, Status> {
+    let account = api.get(target)?;
+    let spec = &request["spec"];
+    let seconds = spec["expirationSeconds"]
+        .as_i64()
+        .unwrap_or(DEFAULT_SECONDS);
+    if !(LEAST_SECONDS..=MOST_SECONDS).contains(&seconds) {
+        let detail = if seconds < LEAST_SECONDS {
+            "may not specify a duration less than 10 minutes"
+        } else {
+            "may not specify a duration larger than 2^32 seconds"
+        };
+        let error = FieldError::invalid("spec.expirationSeconds", seconds, detail);
+        return Err(Status::invalid(
+            AUTHENTICATION,
+            "TokenRequest",
+            &target.name,
+            &[error],
+        ));
+    }
+    let mut audiences: Vec<String> = metadata::list_of_text(spec.get("audiences"))
+        .into_iter()
+        .map(ToOwned::to_owned)
+        .collect();
+    if audiences.is_empty() {
+        audiences.push(ISSUER.to_owned());
+    }
+    let pod = bound_pod(api, target, &spec["boundObjectRef"])?;
+    let now = api.now();
+    let expires = now
+        .saturating_add(SignedDuration::from_secs(seconds))
+        .map_err(|error| Status::bad_request(error.to_string()))?;
+    let claims = Claims {
+        namespace: target.namespace.clone(),
+        account: target.name.clone(),
+        account_uid: account.facts.uid.to_string(),
+        pod,
+        audiences: audiences.clone(),
+        expires,
+    };
+    request["apiVersion"] = Value::from("authentication.k8s.io/v1");
+    request["kind"] = Value::from("TokenRequest");
+    request["metadata"] = json!({"name": target.name, "namespace": target.namespace, "creationTimestamp": metadata::timestamp(now)});
+    request["spec"]["audiences"] = json!(audiences);
+    request["spec"]["expirationSeconds"] = Value::from(seconds);
+    request["status"] = json!({"token": access.issue(&claims, now), "expirationTimestamp": metadata::timestamp(expires)});
+    Ok(request)
+}
+
+fn bound_pod(
+    api: &Api,
+    target: &Target,
+    reference: &Value,
+) -> Result<Option<(String, String)>, Status> {
+    if !reference.is_object() {
+        return Ok(None);
+    }
+    if reference["kind"] != "Pod" {
+        let error = FieldError::not_supported(
+            "spec.boundObjectRef.kind",
+            reference["kind"].clone(),
+            &["Pod"],
+        );
+        return Err(Status::invalid(
+            AUTHENTICATION,
+            "TokenRequest",
+            &target.name,
+            &[error],
+        ));
+    }
+    let name = reference["name"].as_str().unwrap_or_default();
+    let pod = api
+        .store
+        .get(
+            &ResourceId::new("", "pods"),
+            &Key::new(&target.namespace, name),
+        )
+        .ok_or_else(|| Status::not_found("", "pods", name))?;
+    let uid = reference["uid"].as_str().unwrap_or(&pod.facts.uid);
+    if uid != &*pod.facts.uid {
+        let cause = format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+        );
+        return Err(Status::conflict_because("", "pods", name, &cause));
+    }
+    Ok(Some((name.to_owned(), uid.to_owned())))
+}

@@ -1,0 +1,444 @@
+//! Who may do what, and what reaches the node of a pod.
+
+mod support;
+
+use std::sync::Arc;
+
+use apiserver::{Config, Server, User};
+use k8s_openapi::api::{
+    authorization::v1::SelfSubjectAccessReview,
+    core::v1::{ConfigMap, Node, Pod, Secret, ServiceAccount},
+    rbac::v1::{ClusterRoleBinding, Role, RoleBinding},
+};
+use kube::{
+    Api, Client,
+    api::{ListParams, LogParams, Patch, PatchParams, PostParams},
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use serde_json::{Value, json};
+use support::{code, server};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+use tokio_util::sync::CancellationToken;
+
+fn parsed<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("the object is well formed")
+}
+
+fn ann() -> User {
+    User {
+        name: "ann".into(),
+        groups: vec!["system:authenticated".into()],
+        ..User::default()
+    }
+}
+
+async fn grant(client: &Client, rules: Value) {
+    let role: Role = parsed(json!({"metadata": {"name": "granted"}, "rules": rules}));
+    Api::<Role>::default_namespaced(client.clone())
+        .create(&PostParams::default(), &role)
+        .await
+        .expect("the role is made");
+    let binding: RoleBinding = parsed(
+        json!({"metadata": {"name": "granted"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "granted"},
+        "subjects": [{"kind": "User", "name": "ann"}, {"kind": "ServiceAccount", "name": "default", "namespace": "default"}]}),
+    );
+    Api::<RoleBinding>::default_namespaced(client.clone())
+        .create(&PostParams::default(), &binding)
+        .await
+        .expect("the binding is made");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_may_do_what_roles_say_and_no_more() {
+    let server = server().await;
+    let user = server.client_as(ann());
+    let maps: Api<ConfigMap> = Api::default_namespaced(user.clone());
+    let kube::Error::Api(refused) = maps.list(&ListParams::default()).await.unwrap_err() else {
+        panic!()
+    };
+    assert_eq!((refused.code, refused.reason.as_str()), (403, "Forbidden"));
+    assert!(refused.message.contains("User \"ann\" cannot list resource \"configmaps\" in API group \"\" in the namespace \"default\""), "{}", refused.message);
+
+    grant(
+        &server.client(),
+        json!([{"verbs": ["get", "list"], "apiGroups": [""], "resources": ["configmaps"]}]),
+    )
+    .await;
+    maps.list(&ListParams::default()).await.unwrap();
+    assert_eq!(
+        code(
+            Api::<ConfigMap>::namespaced(user.clone(), "kube-system")
+                .list(&ListParams::default())
+                .await
+        ),
+        403
+    );
+    assert_eq!(
+        code(
+            Api::<Secret>::default_namespaced(user.clone())
+                .list(&ListParams::default())
+                .await
+        ),
+        403
+    );
+
+    let ask = |verb: &str| -> SelfSubjectAccessReview {
+        parsed(
+            json!({"metadata": {}, "spec": {"resourceAttributes": {"verb": verb, "resource": "configmaps", "namespace": "default"}}}),
+        )
+    };
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(user);
+    assert!(
+        reviews
+            .create(&PostParams::default(), &ask("list"))
+            .await
+            .unwrap()
+            .status
+            .unwrap()
+            .allowed
+    );
+    assert!(
+        !reviews
+            .create(&PostParams::default(), &ask("delete"))
+            .await
+            .unwrap()
+            .status
+            .unwrap()
+            .allowed
+    );
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_grants_what_they_do_not_hold() {
+    let server = server().await;
+    grant(&server.client(), json!([
+        {"verbs": ["*"], "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["roles", "rolebindings"]},
+        {"verbs": ["get"], "apiGroups": [""], "resources": ["configmaps"]},
+    ])).await;
+    // `*` would include `escalate` and `bind`, so take exactly the writing verbs.
+    let roles: Api<Role> = Api::default_namespaced(server.client());
+    let verbs = json!({"rules": [
+        {"verbs": ["create", "patch", "get"], "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["roles", "rolebindings"]},
+        {"verbs": ["get"], "apiGroups": [""], "resources": ["configmaps"]},
+    ]});
+    roles
+        .patch("granted", &PatchParams::default(), &Patch::Merge(verbs))
+        .await
+        .unwrap();
+    let mine: Api<Role> = Api::default_namespaced(server.client_as(ann()));
+    let role = |resource: &str| -> Role {
+        parsed(
+            json!({"metadata": {"name": format!("to-{resource}")}, "rules": [{"verbs": ["get"], "apiGroups": [""], "resources": [resource]}]}),
+        )
+    };
+    mine.create(&PostParams::default(), &role("configmaps"))
+        .await
+        .unwrap();
+    let kube::Error::Api(refused) = mine
+        .create(&PostParams::default(), &role("secrets"))
+        .await
+        .unwrap_err()
+    else {
+        panic!()
+    };
+    assert!(
+        refused.message.contains("not currently held"),
+        "{}",
+        refused.message
+    );
+    let bindings: Api<RoleBinding> = Api::default_namespaced(server.client_as(ann()));
+    let binding: RoleBinding = parsed(
+        json!({"metadata": {"name": "up"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "User", "name": "ann"}]}),
+    );
+    assert_eq!(
+        code(bindings.create(&PostParams::default(), &binding).await),
+        403
+    );
+    let everywhere: Api<ClusterRoleBinding> = Api::all(server.client_as(ann()));
+    assert_eq!(code(everywhere.list(&ListParams::default()).await), 403);
+    server.shutdown().await;
+}
+
+/// A server over HTTPS, and a way to connect with any token.
+struct Served {
+    server: Arc<Server>,
+    url: String,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Served {
+    async fn start() -> Self {
+        let server = Arc::new(
+            Server::open(Config::in_memory())
+                .await
+                .expect("the server opens"),
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("https://{}", listener.local_addr().expect("bound"));
+        let stop = CancellationToken::new();
+        let task = tokio::spawn({
+            let (server, stop) = (server.clone(), stop.clone());
+            async move { server.serve(listener, stop).await.expect("served") }
+        });
+        Self {
+            server,
+            url,
+            stop,
+            task,
+        }
+    }
+
+    fn connect(&self, token: &str) -> Client {
+        let mut config = kube::Config::new(self.url.parse().expect("a URL"));
+        config.accept_invalid_certs = true;
+        config.auth_info.token = Some(token.to_owned().into());
+        Client::try_from(config).expect("a client")
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        self.task.await.expect("served to the end");
+        Arc::into_inner(self.server)
+            .expect("the last user")
+            .shutdown()
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_account_token_is_good_for_its_account_until_that_goes() {
+    let served = Served::start().await;
+    let admin = served.server.client();
+    grant(
+        &admin,
+        json!([{"verbs": ["list"], "apiGroups": [""], "resources": ["configmaps"]}]),
+    )
+    .await;
+    let accounts: Api<ServiceAccount> = Api::default_namespaced(admin.clone());
+    let request =
+        parsed(json!({"metadata": {}, "spec": {"audiences": [], "expirationSeconds": 600}}));
+    let issued = accounts
+        .create_token_request("default", &PostParams::default(), &request)
+        .await
+        .unwrap();
+    let client = served.connect(&issued.status.unwrap().token);
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    maps.list(&ListParams::default()).await.unwrap();
+    assert_eq!(
+        code(
+            Api::<Secret>::default_namespaced(client)
+                .list(&ListParams::default())
+                .await
+        ),
+        403
+    );
+    assert_eq!(
+        code(
+            Api::<ConfigMap>::default_namespaced(served.connect("a.b.c"))
+                .list(&ListParams::default())
+                .await
+        ),
+        401
+    );
+    accounts
+        .delete("default", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
+    assert_eq!(code(maps.list(&ListParams::default()).await), 401);
+    drop((maps, accounts, admin));
+    served.end().await;
+}
+
+/// A kubelet endpoint that answers logs, and echoes every upgraded connection.
+async fn kubelet(server: &Server) -> u16 {
+    let made = server
+        .issue_node_certificate("node-1", &["127.0.0.1".to_owned()])
+        .expect("a certificate");
+    let mut roots = rustls::RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_slice(made.authority_pem.as_bytes()).expect("a certificate"))
+        .expect("added");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let clients = rustls::server::WebPkiClientVerifier::builder_with_provider(
+        Arc::new(roots),
+        provider.clone(),
+    )
+    .build()
+    .expect("a verifier");
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_client_cert_verifier(clients)
+        .with_single_cert(
+            vec![
+                CertificateDer::from_pem_slice(made.certificate_pem.as_bytes())
+                    .expect("a certificate"),
+            ],
+            PrivateKeyDer::from_pem_slice(made.key_pem.as_bytes()).expect("a key"),
+        )
+        .expect("a server");
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(answer(acceptor.clone(), stream));
+        }
+    });
+    port
+}
+
+async fn answer(acceptor: tokio_rustls::TlsAcceptor, stream: TcpStream) {
+    let Ok(mut stream) = acceptor.accept(stream).await else {
+        return;
+    };
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        request.push(stream.read_u8().await.expect("a request"));
+    }
+    let request = String::from_utf8(request).expect("text").to_lowercase();
+    if request.contains("authorization") {
+        stream
+            .write_all(b"HTTP/1.1 500 Leak\r\ncontent-length: 0\r\n\r\n")
+            .await
+            .expect("written");
+    } else if request.starts_with("get /containerlogs/default/p/main") {
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
+            .await
+            .expect("written");
+    } else {
+        stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n").await.expect("written");
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let _ = tokio::io::copy(&mut reader, &mut writer).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_and_upgrades_reach_the_node_without_the_clients_credentials() {
+    let served = Served::start().await;
+    let admin = served.server.client();
+    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+    served
+        .server
+        .write_kubeconfig(kubeconfig.path(), &served.url)
+        .unwrap();
+    let text = std::fs::read_to_string(kubeconfig.path()).unwrap();
+    let config: Value = serde_yaml_ng::from_str(&text).unwrap();
+    let token = config["users"][0]["user"]["token"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+
+    let pods: Api<Pod> = Api::default_namespaced(served.connect(&token));
+    let pod = parsed(
+        json!({"metadata": {"name": "p"}, "spec": {"nodeName": "node-1", "containers": [{"name": "main", "image": "host"}]}}),
+    );
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    assert_eq!(
+        code(pods.logs("p", &LogParams::default()).await),
+        404,
+        "the node is not there"
+    );
+    let nodes: Api<Node> = Api::all(admin.clone());
+    nodes
+        .create(
+            &PostParams::default(),
+            &parsed(json!({"metadata": {"name": "node-1"}})),
+        )
+        .await
+        .unwrap();
+    let port = kubelet(&served.server).await;
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}], "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}});
+    nodes
+        .patch_status("node-1", &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .unwrap();
+    assert_eq!(
+        pods.logs("p", &LogParams::default()).await.unwrap(),
+        "hello"
+    );
+
+    let mut stream = upgraded(&served, &token).await;
+    stream.write_all(b"ping").await.unwrap();
+    let mut echoed = [0; 4];
+    stream.read_exact(&mut echoed).await.unwrap();
+    assert_eq!(&echoed, b"ping");
+    drop((stream, nodes, pods, admin));
+    served.end().await;
+}
+
+/// Opens a port-forward the way kubectl does.
+async fn upgraded(served: &Served, token: &str) -> impl AsyncReadExt + AsyncWriteExt + Unpin {
+    let address = served.url.trim_start_matches("https://").to_owned();
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(
+        rustls::crypto::ring::default_provider(),
+    ))
+    .with_safe_default_protocol_versions()
+    .expect("versions")
+    .dangerous()
+    .with_custom_certificate_verifier(Arc::new(AnyCertificate))
+    .with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = TcpStream::connect(&address).await.expect("connected");
+    let name = rustls::pki_types::ServerName::try_from("localhost").expect("a name");
+    let mut stream = connector.connect(name, stream).await.expect("encrypted");
+    let request = format!(
+        "POST /api/v1/namespaces/default/pods/p/portforward HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\ncontent-length: 0\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.expect("written");
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.expect("an answer"));
+    }
+    let head = String::from_utf8(head).expect("text");
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    stream
+}
+
+/// The test connects by address and checks nothing.
+#[derive(Debug)]
+struct AnyCertificate;
+
+impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &rustls::pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        rustls::crypto::ring::default_provider()
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}

@@ -1,0 +1,297 @@
+//! A machine for tests: an API server in memory, a scheduler and a node in a temporary directory.
+
+#![allow(dead_code, reason = "every test binary uses its own part of this")]
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use agent_sandbox_node::{self as node, Config, Node};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+pub struct Machine {
+    pub client: Client,
+    pub node: Option<Node>,
+    pub config: Config,
+    server: apiserver::Server,
+    shutdown: CancellationToken,
+    directory: Option<tempfile::TempDir>,
+}
+
+/// Waits until `condition` answers, and says what it waited for if it never does.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut condition: impl FnMut() -> F,
+) -> T {
+    eventually_within(Duration::from_secs(20), what, &mut condition).await
+}
+
+pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
+    limit: Duration,
+    what: &str,
+    mut condition: impl FnMut() -> F,
+) -> T {
+    let deadline = tokio::time::Instant::now() + limit;
+    loop {
+        if let Some(value) = condition().await {
+            return value;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "waited {limit:?} in vain for {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+impl Machine {
+    pub async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    pub async fn start_with(adjust: impl FnOnce(&mut Config)) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "these tests make containers and need to run as root"
+        );
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
+        let directory = tempfile::Builder::new()
+            .prefix("node-test-")
+            .tempdir()
+            .unwrap();
+        let server = apiserver::Server::open(apiserver::Config::in_memory())
+            .await
+            .unwrap();
+        let client = server.client();
+        let namespaces = Api::<Namespace>::all(client.clone());
+        let namespace = serde_json::from_value(json!({"metadata": {"name": "t"}})).unwrap();
+        namespaces
+            .create(&PostParams::default(), &namespace)
+            .await
+            .unwrap();
+        let mut config = Config::new(directory.path().join("data"));
+        config.node_name = "test-node".to_owned();
+        adjust(&mut config);
+        let shutdown = CancellationToken::new();
+        let mut machine = Self {
+            client,
+            node: None,
+            config,
+            server,
+            shutdown,
+            directory: Some(directory),
+        };
+        machine.start_node().await;
+        tokio::spawn(node::scheduler::run(
+            machine.client.clone(),
+            "test-node".to_owned(),
+            machine.shutdown.clone(),
+        ));
+        machine
+    }
+
+    pub async fn start_node(&mut self) {
+        let node = Node::start(
+            self.config.clone(),
+            self.client.clone(),
+            self.shutdown.child_token(),
+        )
+        .await;
+        self.node = Some(node.unwrap_or_else(|error| panic!("the node did not start: {error:?}")));
+    }
+
+    pub fn runtime(&self) -> &node::runtime::native::NativeRuntime {
+        self.node.as_ref().unwrap().runtime()
+    }
+
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "t")
+    }
+
+    pub async fn create(&self, name: &str, spec: Value) -> Pod {
+        let pod =
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+        self.pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .unwrap()
+    }
+
+    pub async fn pod(&self, name: &str) -> Pod {
+        self.pods().get(name).await.unwrap()
+    }
+
+    /// Waits until the pod's status satisfies `accepts`.
+    pub async fn pod_with(&self, name: &str, what: &str, accepts: impl Fn(&Pod) -> bool) -> Pod {
+        let last = std::sync::Mutex::new(Value::Null);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            let pod = self.pods().get_opt(name).await.unwrap();
+            if let Some(pod) = pod {
+                if accepts(&pod) {
+                    return pod;
+                }
+                *last.lock().unwrap() = serde_json::to_value(&pod.status).unwrap();
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "pod {name} never was {what}; its status is {:#}",
+                last.lock().unwrap()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub async fn ready(&self, name: &str) -> Pod {
+        self.pod_with(name, "ready", is_ready).await
+    }
+
+    pub async fn phase(&self, name: &str, phase: &str) -> Pod {
+        self.pod_with(name, phase, |pod| {
+            pod.status
+                .as_ref()
+                .and_then(|status| status.phase.as_deref())
+                == Some(phase)
+        })
+        .await
+    }
+
+    pub async fn delete(&self, name: &str) {
+        self.pods()
+            .delete(name, &DeleteParams::default())
+            .await
+            .unwrap();
+        self.gone(name).await;
+    }
+
+    pub async fn gone(&self, name: &str) {
+        eventually("the pod to be gone", || async {
+            self.pods()
+                .get_opt(name)
+                .await
+                .unwrap()
+                .is_none()
+                .then_some(())
+        })
+        .await;
+    }
+
+    /// Runs a command to its end in a pod's container `c`: exit code, standard output, standard error.
+    pub async fn exec(&self, pod: &Pod, command: &[&str]) -> (i32, String, String) {
+        use agent_sandbox_node::runtime::agent::Output;
+        use agent_sandbox_node::runtime::{ContainerId, Runtime};
+        let attempt = pod
+            .status
+            .as_ref()
+            .unwrap()
+            .container_statuses
+            .as_ref()
+            .unwrap()[0]
+            .restart_count;
+        let id = ContainerId {
+            pod: pod.uid().unwrap(),
+            container: "c".to_owned(),
+            attempt: attempt.unsigned_abs(),
+        };
+        let request = shim_protocol::ExecRequest {
+            arguments: command.iter().map(|word| (*word).to_owned()).collect(),
+            environment: Vec::new(),
+            terminal: false,
+            stdin: false,
+            window: None,
+        };
+        let mut session = self
+            .runtime()
+            .exec(&id, request)
+            .await
+            .unwrap_or_else(|error| panic!("exec: {error:?}"));
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        loop {
+            match session.output.next().await.unwrap() {
+                Output::Stdout(data) => out.extend(data),
+                Output::Stderr(data) => err.extend(data),
+                Output::Exit(exit) => {
+                    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+                    return (exit.code, text(out), text(err));
+                }
+            }
+        }
+    }
+
+    /// Removes every pod, stops the node, and checks that the machine is as it was.
+    pub async fn finish(mut self) {
+        for pod in self
+            .pods()
+            .list(&kube::api::ListParams::default())
+            .await
+            .unwrap()
+        {
+            let parameters = DeleteParams {
+                grace_period_seconds: Some(0),
+                ..DeleteParams::default()
+            };
+            let _ = self.pods().delete(&pod.name_any(), &parameters).await;
+            self.gone(&pod.name_any()).await;
+        }
+        self.shutdown.cancel();
+        let node = self.node.take().unwrap();
+        node.dismantle()
+            .await
+            .unwrap_or_else(|error| panic!("dismantling: {error:?}"));
+        self.server.shutdown().await;
+        let data = self.directory.take().unwrap();
+        let left = leftovers(data.path());
+        assert!(left.is_empty(), "left behind: {left:#?}");
+    }
+}
+
+pub fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// What a node's data directory still holds of the machine.
+pub fn leftovers(directory: &Path) -> Vec<String> {
+    let mut left = Vec::new();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let shown = directory.display().to_string();
+    left.extend(
+        mounts
+            .lines()
+            .filter(|line| line.contains(&shown))
+            .map(|line| format!("mount {line}")),
+    );
+    left.extend(
+        entries(&directory.join("data/pods"))
+            .iter()
+            .map(|path| format!("pod {}", path.display())),
+    );
+    left.extend(
+        entries(&directory.join("data/run/slots"))
+            .iter()
+            .map(|path| format!("slot {}", path.display())),
+    );
+    left
+}
+
+pub fn entries(path: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
+}

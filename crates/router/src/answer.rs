@@ -1,0 +1,193 @@
+//! Everything the router says in its own name: refusals and failures, in upstream's words where it has some, always as
+//! `{"detail": …}`. One function turns each into a response.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use serde::Serialize;
+
+use crate::body::ProxyBody;
+
+/// Why a request does not reach its sandbox, or its answer does not come back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    NoSandbox,
+    InvalidSandbox,
+    InvalidNamespace,
+    InvalidPort,
+    InvalidAddress,
+    /// A header that may come once came twice.
+    Repeated(&'static str),
+    /// CONNECT, which would make this a proxy to anywhere.
+    MethodNotAllowed,
+    Unauthenticated(&'static str),
+    Forbidden(&'static str),
+    /// The authority that vouches for tokens cannot be asked.
+    AuthorizationUnavailable,
+    NotFound {
+        namespace: String,
+        name: String,
+    },
+    Suspended {
+        namespace: String,
+        name: String,
+    },
+    /// It exists, but has no address; the message of its Ready condition says why.
+    NotReady {
+        namespace: String,
+        name: String,
+        reason: String,
+    },
+    /// It ended, and is not coming back by itself.
+    Finished {
+        namespace: String,
+        name: String,
+        reason: String,
+    },
+    CannotConnect {
+        name: String,
+    },
+    /// The connection broke, or what came was not HTTP.
+    BadAnswer {
+        name: String,
+    },
+    TimedOut {
+        name: String,
+    },
+    BodyTooLarge,
+    /// The client's own body was not readable.
+    BadRequestBody,
+}
+
+#[derive(Serialize)]
+struct Detail<'a> {
+    detail: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'a str>,
+}
+
+impl Failure {
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Failure::NoSandbox
+            | Failure::InvalidSandbox
+            | Failure::InvalidNamespace
+            | Failure::InvalidPort
+            | Failure::InvalidAddress
+            | Failure::Repeated(_)
+            | Failure::BadRequestBody => StatusCode::BAD_REQUEST,
+            Failure::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Failure::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
+            Failure::Forbidden(_) => StatusCode::FORBIDDEN,
+            Failure::NotFound { .. } => StatusCode::NOT_FOUND,
+            Failure::AuthorizationUnavailable
+            | Failure::Suspended { .. }
+            | Failure::NotReady { .. }
+            | Failure::Finished { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Failure::CannotConnect { .. } | Failure::BadAnswer { .. } => StatusCode::BAD_GATEWAY,
+            Failure::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Failure::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        }
+    }
+
+    /// What happened.
+    pub fn detail(&self) -> String {
+        match self {
+            Failure::NoSandbox => "X-Sandbox-ID header is required.".into(),
+            Failure::InvalidSandbox => "Invalid sandbox ID format.".into(),
+            Failure::InvalidNamespace => "Invalid namespace format.".into(),
+            Failure::InvalidPort => "Invalid port format.".into(),
+            Failure::InvalidAddress => "Invalid target IP address.".into(),
+            Failure::Repeated(header) => format!("{header} header must not be repeated."),
+            Failure::MethodNotAllowed => "The CONNECT method is not supported.".into(),
+            Failure::Unauthenticated(why) | Failure::Forbidden(why) => (*why).into(),
+            Failure::AuthorizationUnavailable => "The token cannot be checked right now.".into(),
+            Failure::NotFound { namespace, name } => {
+                format!("Sandbox not found: {namespace}/{name}")
+            }
+            Failure::Suspended { namespace, name } => {
+                format!("Sandbox is suspended: {namespace}/{name}")
+            }
+            Failure::NotReady {
+                namespace,
+                name,
+                reason,
+            } => {
+                format!("Sandbox is not ready: {namespace}/{name}: {reason}")
+            }
+            Failure::Finished {
+                namespace,
+                name,
+                reason,
+            } => {
+                format!("Sandbox has finished: {namespace}/{name}: {reason}")
+            }
+            Failure::CannotConnect { name } => {
+                format!("Could not connect to the backend sandbox: {name}")
+            }
+            Failure::BadAnswer { name } => {
+                format!("The backend sandbox closed the connection or did not speak HTTP: {name}")
+            }
+            Failure::TimedOut { name } => {
+                format!("The backend sandbox did not answer in time: {name}")
+            }
+            Failure::BodyTooLarge => "The request body is too large.".into(),
+            Failure::BadRequestBody => "The request body could not be read.".into(),
+        }
+    }
+
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Failure::NotFound { .. } => Some(
+                "Check the name and namespace; a claim's sandbox is named in its status.sandbox.name.",
+            ),
+            Failure::Suspended { .. } => {
+                Some("Resume it (spec.replicas: 1, or spec.operatingMode: Running) and try again.")
+            }
+            Failure::NotReady { .. } => {
+                Some("Wait for its Ready condition, which says what is missing.")
+            }
+            Failure::Finished { .. } => Some("Claim or create a new sandbox."),
+            Failure::CannotConnect { .. } => Some(
+                "Nothing accepts connections on that port of the sandbox; check X-Sandbox-Port and that the server listens on 0.0.0.0.",
+            ),
+            Failure::TimedOut { .. } => {
+                Some("Raise X-Sandbox-Timeout, or --proxy-timeout of the router, which bounds it.")
+            }
+            _ => None,
+        }
+    }
+
+    pub fn into_response(self) -> Response<ProxyBody> {
+        let body = Detail {
+            detail: &self.detail(),
+            hint: self.hint(),
+        };
+        let mut response = json(self.status(), serde_json::to_vec(&body).unwrap_or_default());
+        if matches!(self, Failure::Unauthenticated(_)) {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(
+            self,
+            Failure::NotReady { .. } | Failure::AuthorizationUnavailable
+        ) {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// An answer of JSON bytes.
+pub fn json(status: StatusCode, bytes: impl Into<Bytes>) -> Response<ProxyBody> {
+    let mut response = Response::new(ProxyBody::full(bytes));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    response
+}

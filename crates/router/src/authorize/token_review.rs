@@ -1,0 +1,93 @@
+//! Asks the Kubernetes API whether it knows the bearer of a token, and remembers the answer for some seconds. Tokens
+//! are remembered by their digest only.
+
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use kube::api::{Api, ObjectMeta, PostParams};
+use tokio::time::Instant;
+
+const REMEMBER_VALID: Duration = Duration::from_secs(10);
+const REMEMBER_INVALID: Duration = Duration::from_secs(2);
+/// Beyond this the memory is emptied: guesses must not fill it.
+const MOST_REMEMBERED: usize = 20_000;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the token review failed")]
+pub struct ReviewError(#[source] pub kube::Error);
+
+type Digest = [u8; 32];
+
+pub struct TokenReviewer {
+    api: Api<TokenReview>,
+    audiences: Vec<String>,
+    remembered: papaya::HashMap<Digest, (bool, Instant)>,
+}
+
+impl std::fmt::Debug for TokenReviewer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("TokenReviewer")
+            .field("audiences", &self.audiences)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TokenReviewer {
+    pub fn new(client: kube::Client, audiences: Vec<String>) -> Self {
+        Self {
+            api: Api::all(client),
+            audiences,
+            remembered: papaya::HashMap::new(),
+        }
+    }
+
+    pub async fn review(&self, token: &str) -> Result<bool, ReviewError> {
+        let digest = digest(token);
+        let now = Instant::now();
+        if let Some((valid, until)) = self.remembered.pin().get(&digest)
+            && now < *until
+        {
+            return Ok(*valid);
+        }
+        let audiences = Some(self.audiences.clone()).filter(|audiences| !audiences.is_empty());
+        let review = TokenReview {
+            metadata: ObjectMeta::default(),
+            spec: TokenReviewSpec {
+                token: Some(token.to_owned()),
+                audiences,
+            },
+            status: None,
+        };
+        let answer = self
+            .api
+            .create(&PostParams::default(), &review)
+            .await
+            .map_err(ReviewError)?;
+        let valid = answer.status.as_ref().is_some_and(|status| {
+            let meant_for_us = self.audiences.is_empty()
+                || status
+                    .audiences
+                    .iter()
+                    .flatten()
+                    .any(|audience| self.audiences.contains(audience));
+            status.authenticated == Some(true) && meant_for_us
+        });
+        if self.remembered.len() >= MOST_REMEMBERED {
+            self.remembered.pin().clear();
+        }
+        let lasting = if valid {
+            REMEMBER_VALID
+        } else {
+            REMEMBER_INVALID
+        };
+        self.remembered.pin().insert(digest, (valid, now + lasting));
+        Ok(valid)
+    }
+}
+
+fn digest(token: &str) -> Digest {
+    let mut digest = Digest::default();
+    digest.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, token.as_bytes()).as_ref());
+    digest
+}

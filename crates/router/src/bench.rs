@@ -1,0 +1,366 @@
+//! Measures the router against nginx as a plain proxy to the same upstream, in one run on one machine. The upstream and
+//! the load are as cheap as they can be, each on a thread of its own, so that what differs is the proxy.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::{Config, Router, RouterError};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Numbers of connections, each with one request in flight.
+    pub connections: Vec<usize>,
+    /// How long each number is measured.
+    pub duration: Duration,
+    /// The nginx to compare with; without one, only the router is measured.
+    pub nginx: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let nginx = ["/usr/sbin/nginx", "/usr/bin/nginx"]
+            .into_iter()
+            .map(PathBuf::from)
+            .find(|path| path.exists());
+        Self {
+            connections: vec![1, 50, 500],
+            duration: Duration::from_secs(5),
+            nginx,
+        }
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measurement {
+    /// `direct`, `router` or `nginx`.
+    pub target: &'static str,
+    pub connections: usize,
+    pub requests_per_second: f64,
+    pub p50: Duration,
+    pub p99: Duration,
+    pub failures: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error("cannot {operation}")]
+    Io {
+        operation: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the router cannot start")]
+    Router(#[source] RouterError),
+    #[error("nothing listens on {0}")]
+    NotUp(SocketAddr),
+}
+
+fn cannot(operation: &'static str) -> impl FnOnce(io::Error) -> BenchError {
+    move |source| BenchError::Io { operation, source }
+}
+
+/// Runs the whole comparison. Blocks; to be called outside of any runtime.
+pub fn run(options: &Options) -> Result<Vec<Measurement>, BenchError> {
+    let stop = CancellationToken::new();
+    let _stop_all = stop.clone().drop_guard();
+    let upstream = start_upstream(stop.clone())?;
+    let router = start_router(stop.clone())?;
+    let nginx = options
+        .nginx
+        .as_deref()
+        .map(|program| Nginx::start(program, upstream))
+        .transpose()?;
+    let mut measurements = Vec::new();
+    for &connections in &options.connections {
+        let mut targets = vec![("direct", upstream), ("router", router)];
+        targets.extend(nginx.as_ref().map(|nginx| ("nginx", nginx.address)));
+        for (target, address) in targets {
+            measurements.push(measure(
+                target,
+                address,
+                upstream.port(),
+                connections,
+                options.duration,
+            )?);
+        }
+    }
+    Ok(measurements)
+}
+
+/// Runs `serve` with a runtime of its own on a thread of its own, and returns the address it listens on.
+fn on_thread<F, Serving>(name: &str, serve: F) -> Result<SocketAddr, BenchError>
+where
+    F: FnOnce(TcpListener) -> Serving + Send + 'static,
+    Serving: Future<Output = ()>,
+{
+    let (sender, receiver) = mpsc::channel();
+    let spawned = std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || {
+            let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+            else {
+                return;
+            };
+            runtime.block_on(async move {
+                let Ok(listener) = TcpListener::bind("127.0.0.1:0").await else {
+                    return;
+                };
+                if let Ok(address) = listener.local_addr() {
+                    let _ = sender.send(address);
+                    serve(listener).await;
+                }
+            });
+        });
+    spawned.map_err(cannot("start a thread"))?;
+    receiver
+        .recv()
+        .map_err(|_| cannot("listen")(io::ErrorKind::AddrNotAvailable.into()))
+}
+
+/// Answers whatever ends with an empty line.
+fn start_upstream(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
+    const ANSWER: &[u8] =
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\n\r\nHello, world!";
+    on_thread("upstream", move |listener| async move {
+        let accepting = async {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.set_nodelay(true);
+                tokio::spawn(async move {
+                    let mut buffer = vec![0; 8192];
+                    let mut filled = 0;
+                    while let Ok(count @ 1..) = stream.read(&mut buffer[filled..]).await {
+                        filled += count;
+                        if buffer[..filled].ends_with(b"\r\n\r\n") {
+                            filled = 0;
+                            if stream.write_all(ANSWER).await.is_err() {
+                                return;
+                            }
+                        }
+                    }
+                });
+            }
+        };
+        tokio::select! {
+            () = accepting => {}
+            () = stop.cancelled() => {}
+        }
+    })
+}
+
+/// The router as it runs in production: on as many threads as there are processors.
+fn start_router(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
+    let router = Router::new(Config::default(), None).map_err(BenchError::Router)?;
+    router.registry().insert(
+        "default",
+        "bench",
+        vec![std::net::Ipv4Addr::LOCALHOST.into()],
+    );
+    let (sender, receiver) = mpsc::channel();
+    let spawned = std::thread::Builder::new()
+        .name("router".to_owned())
+        .spawn(move || {
+            let Ok(runtime) = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()
+            else {
+                return;
+            };
+            runtime.block_on(async move {
+                let Ok(listener) = TcpListener::bind("127.0.0.1:0").await else {
+                    return;
+                };
+                if let Ok(address) = listener.local_addr() {
+                    let _ = sender.send(address);
+                    let serving = tokio::spawn(async move { router.serve(listener, stop).await });
+                    let _ = serving.await;
+                }
+            });
+        });
+    spawned.map_err(cannot("start a thread"))?;
+    receiver
+        .recv()
+        .map_err(|_| cannot("listen")(io::ErrorKind::AddrNotAvailable.into()))
+}
+
+struct Nginx {
+    process: Child,
+    directory: PathBuf,
+    address: SocketAddr,
+}
+
+impl Nginx {
+    fn start(program: &Path, upstream: SocketAddr) -> Result<Self, BenchError> {
+        let directory =
+            std::env::temp_dir().join(format!("agent-sandbox-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).map_err(cannot("make a directory for nginx"))?;
+        let free =
+            std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let address = free.map_err(cannot("find a free port"))?;
+        let configuration = format!(
+            "worker_processes auto;\ndaemon off;\npid {directory}/pid;\nerror_log {directory}/error.log;\n\
+             events {{ worker_connections 4096; }}\n\
+             http {{\n  access_log off;\n  client_body_temp_path {directory}/body;\n  proxy_temp_path {directory}/proxy;\n\
+             \x20 fastcgi_temp_path {directory}/fastcgi;\n  uwsgi_temp_path {directory}/uwsgi;\n  scgi_temp_path {directory}/scgi;\n\
+             \x20 keepalive_requests 1000000000;\n\
+             \x20 upstream sandbox {{ server {upstream}; keepalive 512; keepalive_requests 1000000000; }}\n\
+             \x20 server {{ listen {address}; location / {{ proxy_pass http://sandbox; proxy_http_version 1.1;\n\
+             \x20   proxy_set_header Connection \"\"; proxy_set_header X-Forwarded-For $remote_addr; }} }}\n}}\n",
+            directory = directory.display()
+        );
+        let file = directory.join("nginx.conf");
+        std::fs::write(&file, configuration).map_err(cannot("write nginx's configuration"))?;
+        let process = Command::new(program)
+            .arg("-c")
+            .arg(&file)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(cannot("start nginx"))?;
+        let nginx = Self {
+            process,
+            directory,
+            address,
+        };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::net::TcpStream::connect(address).is_err() {
+            if Instant::now() > deadline {
+                return Err(BenchError::NotUp(address));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(nginx)
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // SIGQUIT and SIGTERM reach the workers through the master; killing it outright would orphan them.
+        let _ = Command::new("kill")
+            .arg("-TERM")
+            .arg(self.process.id().to_string())
+            .status();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn measure(
+    target: &'static str,
+    address: SocketAddr,
+    port: u16,
+    connections: usize,
+    duration: Duration,
+) -> Result<Measurement, BenchError> {
+    let request = format!(
+        "GET /hello HTTP/1.1\r\nHost: sandbox.example\r\nAccept: */*\r\nX-Sandbox-ID: bench\r\nX-Sandbox-Port: {port}\r\n\r\n"
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(cannot("make a runtime"))?;
+    let (mut latencies, failures, elapsed) = runtime.block_on(async {
+        // A moment to open connections and warm caches.
+        load(
+            address,
+            &request,
+            connections,
+            duration.min(Duration::from_millis(500)),
+        )
+        .await;
+        let started = Instant::now();
+        let (latencies, failures) = load(address, &request, connections, duration).await;
+        (latencies, failures, started.elapsed())
+    });
+    latencies.sort_unstable();
+    let percentile = |percent: usize| {
+        let index = (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
+        Duration::from_nanos(latencies.get(index).copied().unwrap_or_default())
+    };
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a rate needs no more than 52 bits"
+    )]
+    let requests_per_second = latencies.len() as f64 / elapsed.as_secs_f64();
+    Ok(Measurement {
+        target,
+        connections,
+        requests_per_second,
+        p50: percentile(50),
+        p99: percentile(99),
+        failures,
+    })
+}
+
+/// Keeps one request in flight on each connection until the time is up.
+async fn load(
+    address: SocketAddr,
+    request: &str,
+    connections: usize,
+    duration: Duration,
+) -> (Vec<u64>, u64) {
+    let until = Instant::now() + duration;
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..connections {
+        let request = request.to_owned();
+        clients.spawn(async move {
+            let mut latencies = Vec::with_capacity(4096);
+            let mut failures = 0;
+            let Ok(mut stream) = TcpStream::connect(address).await else {
+                return (latencies, 1);
+            };
+            let _ = stream.set_nodelay(true);
+            let mut buffer = vec![0; 4096];
+            while Instant::now() < until {
+                let sent = Instant::now();
+                if exchange(&mut stream, request.as_bytes(), &mut buffer)
+                    .await
+                    .is_none()
+                {
+                    failures += 1;
+                    match TcpStream::connect(address).await {
+                        Ok(fresh) => stream = fresh,
+                        Err(_) => return (latencies, failures),
+                    }
+                } else {
+                    latencies.push(u64::try_from(sent.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                }
+            }
+            (latencies, failures)
+        });
+    }
+    let mut all = (Vec::new(), 0);
+    while let Some(client) = clients.join_next().await {
+        if let Ok((latencies, failures)) = client {
+            all.0.extend(latencies);
+            all.1 += failures;
+        }
+    }
+    all
+}
+
+/// One request and its whole answer, which must be a 200 that ends as the upstream's does.
+async fn exchange(stream: &mut TcpStream, request: &[u8], buffer: &mut [u8]) -> Option<()> {
+    stream.write_all(request).await.ok()?;
+    let mut filled = 0;
+    loop {
+        match stream.read(&mut buffer[filled..]).await {
+            Ok(count @ 1..) => filled += count,
+            _ => return None,
+        }
+        if buffer[..filled].ends_with(b"Hello, world!") {
+            return buffer.starts_with(b"HTTP/1.1 200").then_some(());
+        }
+    }
+}

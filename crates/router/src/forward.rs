@@ -1,0 +1,312 @@
+//! Sends a request to its sandbox and brings the answer back. A dial that fails is repeated; a request that may have
+//! been seen is not.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::header::{self, HeaderValue};
+use http::uri::PathAndQuery;
+use http::{Request, Response, Uri, Version};
+use hyper::body::Incoming;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::answer::Failure;
+use crate::body::{Passage, ProxyBody, RequestBody};
+use crate::headers::{self, Origin};
+use crate::identify::Target;
+use crate::metrics::Metrics;
+use crate::resolve::Resolver;
+use crate::tunnel::Tunnels;
+use crate::upstream::{Link, SendFailure, Upstream};
+
+/// The pause before the first repeated dial; each next one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+
+#[derive(Debug)]
+pub struct Forwarder {
+    pub resolver: Arc<Resolver>,
+    pub metrics: Arc<Metrics>,
+    pub tunnels: Tunnels,
+    pub proxy_timeout: Duration,
+    pub dial_timeout: Duration,
+    pub dial_retries: u32,
+    pub max_request_body_bytes: u64,
+}
+
+impl Forwarder {
+    pub async fn forward(
+        &self,
+        mut request: Request<Incoming>,
+        target: &Target,
+        origin: Origin,
+    ) -> Result<Response<ProxyBody>, Failure> {
+        self.check_length(&request)?;
+        let patience = target.timeout.map_or(self.proxy_timeout, |timeout| {
+            timeout.min(self.proxy_timeout)
+        });
+        let upstream = self.resolver.resolve(&target.sandbox).await?;
+        let upgrade = headers::requested_upgrade(request.headers())
+            .filter(|_| request.version() == Version::HTTP_11);
+        let client_side = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
+        let speaks_grpc = request.version() == Version::HTTP_2 && is_grpc(request.headers());
+        let mut request = self.prepare(request, target, &upstream, origin);
+        if let (Some(protocol), Some(client_side)) = (upgrade, client_side) {
+            request
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+            request.headers_mut().insert(header::UPGRADE, protocol);
+            // The sandbox would compare it with a host it does not see.
+            request.headers_mut().remove(header::ORIGIN);
+            let (upstream, stream) = self.dial(upstream, target, patience).await?;
+            return self
+                .tunnels
+                .open(&upstream, stream, request, client_side, patience, target)
+                .await;
+        }
+        if speaks_grpc {
+            return self
+                .send_multiplexed(upstream, request, target, patience)
+                .await;
+        }
+        *request.version_mut() = Version::HTTP_11;
+        self.send(upstream, request, target, patience).await
+    }
+
+    fn check_length(&self, request: &Request<Incoming>) -> Result<(), Failure> {
+        if self.max_request_body_bytes == 0 {
+            return Ok(());
+        }
+        let length = request
+            .headers()
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if length.is_some_and(|length| length > self.max_request_body_bytes) {
+            Err(Failure::BodyTooLarge)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn prepare(
+        &self,
+        request: Request<Incoming>,
+        target: &Target,
+        upstream: &Upstream,
+        origin: Origin,
+    ) -> Request<RequestBody> {
+        let (mut parts, body) = request.into_parts();
+        let authority = upstream
+            .addresses()
+            .first()
+            .map(|&address| SocketAddr::new(address, target.port));
+        let host = authority_value(authority);
+        let original_host = parts.headers.get(header::HOST).cloned().or_else(|| {
+            parts
+                .uri
+                .authority()
+                .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
+        });
+        headers::prepare_request(&mut parts.headers, origin, original_host, host);
+        if parts.uri.authority().is_some() || target.consumed_path > 0 {
+            parts.uri = origin_form(&parts.uri, target.consumed_path);
+        }
+        Request::from_parts(parts, RequestBody::new(body, self.max_request_body_bytes))
+    }
+
+    /// Over a connection used before, if there is one; else over a new one.
+    async fn send(
+        &self,
+        upstream: Arc<Upstream>,
+        mut request: Request<RequestBody>,
+        target: &Target,
+        patience: Duration,
+    ) -> Result<Response<ProxyBody>, Failure> {
+        let passage = request.body().passage();
+        while let Some(mut link) = upstream.reuse(target.port) {
+            match within(patience, passage.as_deref(), link.send(request)).await {
+                None => return Err(timed_out(target)),
+                Some(Ok(response)) => {
+                    self.metrics
+                        .reused_connections
+                        .fetch_add(1, Ordering::Relaxed);
+                    return Ok(finish(response, link, upstream, target.port, patience));
+                }
+                Some(Err(SendFailure::Unsent(unsent))) => request = *unsent,
+                Some(Err(SendFailure::Broken)) => return Err(broken(passage.as_deref(), target)),
+            }
+        }
+        let (upstream, stream) = self.dial(upstream, target, patience).await?;
+        let mut link = Link::over(stream).await.map_err(|_| broken(None, target))?;
+        match within(patience, passage.as_deref(), link.send(request)).await {
+            None => Err(timed_out(target)),
+            Some(Ok(response)) => Ok(finish(response, link, upstream, target.port, patience)),
+            Some(Err(_)) => Err(broken(passage.as_deref(), target)),
+        }
+    }
+
+    /// gRPC needs HTTP/2 all the way.
+    async fn send_multiplexed(
+        &self,
+        upstream: Arc<Upstream>,
+        request: Request<RequestBody>,
+        target: &Target,
+        patience: Duration,
+    ) -> Result<Response<ProxyBody>, Failure> {
+        let passage = request.body().passage();
+        let mut request = request;
+        let mut uri = request.uri().clone().into_parts();
+        uri.scheme = Some(http::uri::Scheme::HTTP);
+        uri.authority = request
+            .headers()
+            .get(header::HOST)
+            .and_then(|host| http::uri::Authority::try_from(host.as_bytes()).ok());
+        if let Ok(uri) = Uri::from_parts(uri) {
+            *request.uri_mut() = uri;
+        }
+        request.headers_mut().remove(header::HOST);
+        let mut sender = if let Some(sender) = upstream.multiplexed(target.port) {
+            sender
+        } else {
+            let (upstream, stream) = self.dial(upstream, target, patience).await?;
+            upstream
+                .multiplex(target.port, stream)
+                .await
+                .map_err(|_| broken(None, target))?
+        };
+        let answered = within(patience, passage.as_deref(), sender.send_request(request)).await;
+        let response = answered
+            .ok_or_else(|| timed_out(target))?
+            .map_err(|_| broken(passage.as_deref(), target))?;
+        Ok(response.map(ProxyBody::spawned))
+    }
+
+    /// Connects, repeating what fails with growing pauses. The sandbox is looked up again each time: it may have moved.
+    async fn dial(
+        &self,
+        mut upstream: Arc<Upstream>,
+        target: &Target,
+        patience: Duration,
+    ) -> Result<(Arc<Upstream>, TcpStream), Failure> {
+        let deadline = Instant::now() + patience;
+        let mut pause = FIRST_PAUSE;
+        for attempt in 0..=self.dial_retries {
+            if attempt > 0 {
+                tokio::time::sleep_until((Instant::now() + pause).min(deadline)).await;
+                pause *= 2;
+                upstream = self.resolver.resolve(&target.sandbox).await?;
+            }
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
+                return Err(timed_out(target));
+            }
+            self.metrics.dials.fetch_add(1, Ordering::Relaxed);
+            match upstream
+                .dial(target.port, self.dial_timeout.min(remaining))
+                .await
+            {
+                Ok(stream) => return Ok((upstream, stream)),
+                Err(error) => {
+                    self.metrics.failed_dials.fetch_add(1, Ordering::Relaxed);
+                    tracing::debug!(sandbox = target.sandbox.as_str(), port = target.port, attempt, %error, "cannot dial");
+                }
+            }
+        }
+        Err(Failure::CannotConnect {
+            name: target.sandbox.name().to_owned(),
+        })
+    }
+}
+
+fn finish(
+    mut response: Response<Incoming>,
+    link: Link,
+    upstream: Arc<Upstream>,
+    port: u16,
+    patience: Duration,
+) -> Response<ProxyBody> {
+    headers::strip_hop_by_hop(response.headers_mut());
+    *response.version_mut() = Version::HTTP_11;
+    response.map(|body| ProxyBody::driven(body, link, upstream, port, patience))
+}
+
+/// Waits for an answer as long as `patience` lasts, which begins anew whenever a piece of the request's body passes.
+/// Nothing when it ran out.
+pub async fn within<T>(
+    patience: Duration,
+    passage: Option<&Passage>,
+    answer: impl Future<Output = T>,
+) -> Option<T> {
+    let mut answer = std::pin::pin!(answer);
+    let mut passed = passage.map_or(0, Passage::frames);
+    loop {
+        if let Ok(answer) = tokio::time::timeout(patience, answer.as_mut()).await {
+            return Some(answer);
+        }
+        let now_passed = passage.map_or(0, Passage::frames);
+        if now_passed == passed {
+            return None;
+        }
+        passed = now_passed;
+    }
+}
+
+pub fn timed_out(target: &Target) -> Failure {
+    Failure::TimedOut {
+        name: target.sandbox.name().to_owned(),
+    }
+}
+
+/// Who broke it off: the client by its body, or the sandbox.
+pub fn broken(passage: Option<&Passage>, target: &Target) -> Failure {
+    match passage {
+        Some(passage) if passage.was_too_large() => Failure::BodyTooLarge,
+        Some(passage) if passage.was_unreadable() => Failure::BadRequestBody,
+        _ => Failure::BadAnswer {
+            name: target.sandbox.name().to_owned(),
+        },
+    }
+}
+
+fn is_grpc(headers: &http::HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+fn authority_value(address: Option<SocketAddr>) -> HeaderValue {
+    let mut text = String::with_capacity(24);
+    if let Some(address) = address {
+        let _ = write!(text, "{address}");
+    }
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// Path and query alone, without the part of the path that named the sandbox.
+fn origin_form(uri: &Uri, consumed: usize) -> Uri {
+    let whole = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let rest = whole.get(consumed..).unwrap_or_default();
+    let rooted = if rest.starts_with('/') {
+        rest.to_owned()
+    } else {
+        format!("/{rest}")
+    };
+    rooted.parse().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_part_that_named_the_sandbox_is_left_out() {
+        let form = |uri: &str, consumed| origin_form(&uri.parse().unwrap(), consumed).to_string();
+        assert_eq!(form("/sandbox/a/b/1/x/y?q=1", 14), "/x/y?q=1");
+        assert_eq!(form("/sandbox/a/b/1?q=1", 14), "/?q=1");
+        assert_eq!(form("/sandbox/a/b/1", 14), "/");
+        assert_eq!(form("http://host:1/x%2Fy?z", 0), "/x%2Fy?z");
+    }
+}

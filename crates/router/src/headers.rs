@@ -1,0 +1,257 @@
+//! Which headers cross the router, and which it sets. Pure.
+
+use std::net::IpAddr;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+/// Headers that concern one connection only (RFC 9110, 7.6.1). `Transfer-Encoding` is the codec's to write anew.
+const HOP_BY_HOP: [HeaderName; 6] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TRANSFER_ENCODING,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// Carries a scoped token where `Authorization` is taken.
+pub const SANDBOX_TOKEN: HeaderName = HeaderName::from_static("x-sandbox-token");
+/// Carries a scoped token where a browser can set no header.
+pub const TOKEN_COOKIE: &str = "sandbox_token";
+
+/// Which protocol a client asks to change to, if it does.
+pub fn requested_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asks =
+        list(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
+    if asks {
+        headers.get(header::UPGRADE).cloned()
+    } else {
+        None
+    }
+}
+
+/// Takes out what must not reach the other side of a request or response, upgrades included.
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(header::CONNECTION) {
+        let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
+            .filter_map(|token| token.parse().ok())
+            .collect();
+        for name in named {
+            headers.remove(name);
+        }
+    }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
+    headers.remove(header::UPGRADE);
+    if headers.contains_key(header::TE) {
+        // The one value that is meant for the far end.
+        let trailers =
+            list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
+        headers.remove(header::TE);
+        if trailers {
+            headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        }
+    }
+}
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    pub address: IpAddr,
+    pub secure: bool,
+}
+
+/// Makes a client's headers those of the request to the sandbox. The client's own `Host` becomes `X-Forwarded-Host`;
+/// credentials for the router stay here.
+pub fn prepare_request(
+    headers: &mut HeaderMap,
+    origin: Origin,
+    original_host: Option<HeaderValue>,
+    host: HeaderValue,
+) {
+    strip_hop_by_hop(headers);
+    headers.remove(header::AUTHORIZATION);
+    headers.remove(header::EXPECT);
+    headers.remove(SANDBOX_TOKEN);
+    if headers.contains_key(header::COOKIE) {
+        strip_token_cookie(headers);
+    }
+    headers.insert(header::HOST, host);
+    // What a client claims about whom it speaks for is not passed on as if the router had seen it.
+    if let Some(original) = original_host {
+        headers.insert(FORWARDED_HOST, original);
+    } else {
+        headers.remove(FORWARDED_HOST);
+    }
+    if let Ok(address) = HeaderValue::from_str(&origin.address.to_canonical().to_string()) {
+        headers.insert(FORWARDED_FOR, address);
+    }
+    headers.insert(
+        FORWARDED_PROTO,
+        HeaderValue::from_static(if origin.secure { "https" } else { "http" }),
+    );
+}
+
+fn strip_token_cookie(headers: &mut HeaderMap) {
+    let is_token = |pair: &str| pair.trim().split('=').next() == Some(TOKEN_COOKIE);
+    let carries = list_by(headers, &header::COOKIE, ';').any(is_token);
+    if !carries {
+        return;
+    }
+    let kept: Vec<&str> = list_by(headers, &header::COOKIE, ';')
+        .filter(|pair| !is_token(pair))
+        .collect();
+    let joined = HeaderValue::from_str(&kept.join("; "));
+    headers.remove(header::COOKIE);
+    if let Ok(joined) = joined
+        && !joined.is_empty()
+    {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
+/// The token a client shows, wherever it can put one.
+pub fn shown_token(headers: &HeaderMap) -> Option<&str> {
+    bearer_token(headers)
+        .or_else(|| headers.get(SANDBOX_TOKEN)?.to_str().ok())
+        .or_else(|| {
+            list_by(headers, &header::COOKIE, ';')
+                .find_map(|pair| pair.strip_prefix(TOKEN_COOKIE)?.strip_prefix('='))
+        })
+}
+
+/// The token of an `Authorization: Bearer` header.
+pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then(|| token.trim())
+        .filter(|token| !token.is_empty())
+}
+
+fn list<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h str> {
+    list_by(headers, name, ',')
+}
+
+fn list_by<'h>(
+    headers: &'h HeaderMap,
+    name: &HeaderName,
+    separator: char,
+) -> impl Iterator<Item = &'h str> {
+    let values = headers
+        .get_all(name)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok());
+    values
+        .flat_map(move |value| value.split(separator))
+        .map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
+            .collect()
+    }
+
+    fn prepared(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = headers(pairs);
+        let host = headers.get("host").cloned();
+        let origin = Origin {
+            address: "::ffff:192.0.2.7".parse().unwrap(),
+            secure: true,
+        };
+        prepare_request(
+            &mut headers,
+            origin,
+            host,
+            HeaderValue::from_static("10.0.0.1:8888"),
+        );
+        headers
+    }
+
+    #[test]
+    fn connection_headers_and_credentials_stay_behind() {
+        let after = prepared(&[
+            ("host", "public.example"),
+            ("authorization", "Bearer secret"),
+            ("connection", "keep-alive, x-private"),
+            ("x-private", "1"),
+            ("keep-alive", "timeout=5"),
+            ("te", "gzip, trailers"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "websocket"),
+            ("expect", "100-continue"),
+            ("cookie", "a=1; sandbox_token=secret; b=2"),
+            ("x-forwarded-for", "6.6.6.6"),
+            ("x-sandbox-id", "abc"),
+            ("x-custom", "kept"),
+        ]);
+        let names: Vec<_> = after.keys().map(HeaderName::as_str).collect();
+        for gone in [
+            "authorization",
+            "connection",
+            "x-private",
+            "keep-alive",
+            "transfer-encoding",
+            "upgrade",
+            "expect",
+        ] {
+            assert!(!names.contains(&gone), "{gone}");
+        }
+        assert_eq!(after["host"], "10.0.0.1:8888");
+        assert_eq!(after["x-forwarded-host"], "public.example");
+        assert_eq!(after["x-forwarded-for"], "192.0.2.7");
+        assert_eq!(after["x-forwarded-proto"], "https");
+        assert_eq!(after["te"], "trailers");
+        assert_eq!(after["cookie"], "a=1; b=2");
+        assert_eq!(after["x-sandbox-id"], "abc");
+        assert_eq!(after["x-custom"], "kept");
+    }
+
+    #[test]
+    fn tokens_are_found_where_clients_put_them() {
+        assert_eq!(
+            shown_token(&headers(&[("authorization", "bearer abc")])),
+            Some("abc")
+        );
+        assert_eq!(
+            shown_token(&headers(&[("x-sandbox-token", "abc")])),
+            Some("abc")
+        );
+        assert_eq!(
+            shown_token(&headers(&[("cookie", "x=y; sandbox_token=abc")])),
+            Some("abc")
+        );
+        assert_eq!(
+            shown_token(&headers(&[("authorization", "Basic abc")])),
+            None
+        );
+    }
+
+    #[test]
+    fn an_upgrade_needs_both_headers() {
+        assert!(
+            requested_upgrade(&headers(&[
+                ("connection", "keep-alive, Upgrade"),
+                ("upgrade", "websocket")
+            ]))
+            .is_some()
+        );
+        assert!(requested_upgrade(&headers(&[("upgrade", "websocket")])).is_none());
+        assert!(requested_upgrade(&headers(&[("connection", "upgrade")])).is_none());
+    }
+}

@@ -1,0 +1,36 @@
+//! The data plane: a request names a sandbox, and the router brings it there.
+//!
+//! ```text
+//! request ─► identify ─► authorize ─► resolve ─► forward ─► sandbox
+//!            who is      may they?     where is    bytes, both ways,
+//!            meant?                    it now?     upgrades included
+//! ```
+//!
+//! Each step is a module. `identify` and `scoped_token` are pure; `registry` is what the watch knows; only `forward`
+//! and `upstream` touch a sandbox's sockets. The router knows nothing of claims, templates or pools: SDKs send the name
+//! of a Sandbox, and unclaimed warm ones are not routable.
+
+mod access;
+mod answer;
+mod args;
+pub mod authorize;
+#[cfg(feature = "bench")]
+pub mod bench;
+mod body;
+mod config;
+mod forward;
+mod headers;
+mod identify;
+mod metrics;
+mod registry;
+mod resolve;
+mod serve;
+mod tls;
+mod tunnel;
+mod upstream;
+mod watch;
+
+pub use args::Args;
+pub use config::{AuthorizationMode, Config, ConfigError, ListenAddress, MutualTls, TlsConfig};
+pub use registry::Registry;
+pub use serve::{Router, RouterError, run};

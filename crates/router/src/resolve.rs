@@ -1,0 +1,155 @@
+//! Where a sandbox is now: from the registry, waiting a moment for a watch that lags, or by DNS where there is no watch.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::answer::Failure;
+use crate::identify::{SandboxKey, is_routable};
+use crate::registry::{Lookup, Registry};
+use crate::upstream::Upstream;
+
+/// A resumed sandbox may still look suspended for as long as the watch lags, which is not long.
+const SUSPENDED_WAIT: Duration = Duration::from_millis(250);
+/// How long an answer of DNS is used.
+const DNS_LIFETIME: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub struct Resolver {
+    pub registry: Arc<Registry>,
+    cluster_domain: String,
+    wait: Duration,
+    /// Set while sandboxes cannot be watched.
+    by_name: AtomicBool,
+    named: papaya::HashMap<String, (Arc<Upstream>, Instant)>,
+}
+
+impl Resolver {
+    pub fn new(registry: Arc<Registry>, cluster_domain: String, wait: Duration) -> Self {
+        Self {
+            registry,
+            cluster_domain,
+            wait,
+            by_name: AtomicBool::new(false),
+            named: papaya::HashMap::new(),
+        }
+    }
+
+    /// Whether to ask DNS for what the registry does not know.
+    pub fn set_by_name(&self, by_name: bool) {
+        self.by_name.store(by_name, Ordering::Release);
+    }
+
+    pub async fn resolve(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
+        match self.registry.lookup(key) {
+            Lookup::Routable(upstream) => Ok(upstream),
+            Lookup::Unknown if self.by_name.load(Ordering::Acquire) => self.ask_dns(key).await,
+            _ => self.wait_for(key).await,
+        }
+    }
+
+    async fn wait_for(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
+        let started = Instant::now();
+        let ticket = self.registry.wait_for(key);
+        loop {
+            let changed = ticket.changed();
+            let (failure, patience) = match self.registry.lookup(key) {
+                Lookup::Routable(upstream) => return Ok(upstream),
+                lookup => describe(key, lookup, self.wait),
+            };
+            let remaining = (started + patience).saturating_duration_since(Instant::now());
+            if remaining.is_zero() || tokio::time::timeout(remaining, changed).await.is_err() {
+                return Err(failure);
+            }
+        }
+    }
+
+    async fn ask_dns(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
+        let now = Instant::now();
+        if let Some((upstream, until)) = self.named.pin().get(key.as_str())
+            && now < *until
+        {
+            return Ok(Arc::clone(upstream));
+        }
+        let host = format!(
+            "{}.{}.svc.{}",
+            key.name(),
+            key.namespace(),
+            self.cluster_domain
+        );
+        let cannot_connect = || Failure::CannotConnect {
+            name: key.name().to_owned(),
+        };
+        let found = tokio::net::lookup_host((host, 0))
+            .await
+            .map_err(|_| cannot_connect())?;
+        let mut addresses: Vec<IpAddr> = found
+            .map(|address| address.ip())
+            .filter(|&ip| is_routable(ip))
+            .collect();
+        addresses.dedup();
+        if addresses.is_empty() {
+            return Err(cannot_connect());
+        }
+        let named = self.named.pin();
+        let previous = named.get(key.as_str()).map(|(upstream, _)| upstream);
+        let upstream = match previous {
+            Some(previous) if previous.addresses() == addresses => Arc::clone(previous),
+            previous => {
+                if let Some(previous) = previous {
+                    previous.retire();
+                }
+                Arc::new(Upstream::new(addresses))
+            }
+        };
+        named.insert(
+            key.as_str().to_owned(),
+            (Arc::clone(&upstream), now + DNS_LIFETIME),
+        );
+        Ok(upstream)
+    }
+
+    /// Lets go of idle connections and of names nobody asks for any more.
+    pub fn close_idle(&self, now: Instant) {
+        self.registry.close_idle(now);
+        let named = self.named.pin();
+        named.retain(|_, (_, until)| *until + Duration::from_secs(60) > now);
+        for (upstream, _) in named.values() {
+            upstream.close_idle(now);
+        }
+    }
+}
+
+/// What to tell whoever asks for a sandbox in this state, and how long the state deserves to be doubted.
+fn describe(key: &SandboxKey, lookup: Lookup, wait: Duration) -> (Failure, Duration) {
+    let (namespace, name) = (key.namespace().to_owned(), key.name().to_owned());
+    match lookup {
+        Lookup::Suspended => (
+            Failure::Suspended { namespace, name },
+            wait.min(SUSPENDED_WAIT),
+        ),
+        Lookup::Finished(reason) => (
+            Failure::Finished {
+                namespace,
+                name,
+                reason,
+            },
+            Duration::ZERO,
+        ),
+        Lookup::NotReady(reason) => (
+            Failure::NotReady {
+                namespace,
+                name,
+                reason,
+            },
+            wait,
+        ),
+        // Whether a name is taken by a sandbox in a pool is nobody's business.
+        Lookup::Unknown | Lookup::Unclaimed | Lookup::Routable(_) => {
+            (Failure::NotFound { namespace, name }, wait)
+        }
+    }
+}

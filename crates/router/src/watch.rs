@@ -1,0 +1,352 @@
+//! Keeps the registry in step with the Kubernetes API: one watch on Sandboxes, one on their pods. Only the few fields
+//! that routing needs are read; pod templates are skipped unparsed.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Debug;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::conditions::{self, ConditionType};
+use api::sandbox::{OperatingMode, Suspension};
+use api::{Sandbox, SandboxSpec};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ApiResource, ObjectMeta};
+use kube::core::Object;
+use kube::runtime::watcher::{self, Event, watcher};
+use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::identify::{SandboxKey, is_routable};
+use crate::registry::{Condition, Observed, Registry};
+use crate::resolve::Resolver;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WatchedSpec {
+    replicas: Option<i32>,
+    operating_mode: Option<OperatingMode>,
+}
+
+type WatchedStatus = api::SandboxStatus;
+type WatchedSandbox = Object<WatchedSpec, WatchedStatus>;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct WatchedPodSpec {}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WatchedPodStatus {
+    phase: Option<String>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodAddress>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct PodAddress {
+    ip: String,
+}
+
+type WatchedPod = Object<WatchedPodSpec, WatchedPodStatus>;
+
+/// Watches until `stop`.
+pub async fn run(client: kube::Client, resolver: Arc<Resolver>, stop: CancellationToken) {
+    let sandboxes = Api::all_with(client.clone(), &ApiResource::erase::<Sandbox>(&()));
+    let pods = Api::all_with(client, &ApiResource::erase::<Pod>(&()));
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = watch_sandboxes(sandboxes, &resolver) => {}
+        () = watch_pods(pods, &resolver.registry) => {}
+    }
+}
+
+async fn watch_sandboxes(api: Api<WatchedSandbox>, resolver: &Resolver) {
+    let registry = &resolver.registry;
+    let mut listed = HashSet::new();
+    let mut complaint = Complaint::default();
+    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Init) => listed.clear(),
+            Ok(Event::InitApply(sandbox)) => {
+                if let Some(key) = key_of(&sandbox.metadata) {
+                    listed.insert(key.as_str().to_owned());
+                    registry.observe(&key, observe(&sandbox));
+                }
+            }
+            Ok(Event::InitDone) => {
+                registry.keep_only(&std::mem::take(&mut listed));
+                registry.set_synced(true);
+                resolver.set_by_name(false);
+                complaint.settle("sandboxes");
+            }
+            Ok(Event::Apply(sandbox)) => {
+                if let Some(key) = key_of(&sandbox.metadata) {
+                    registry.observe(&key, observe(&sandbox));
+                }
+            }
+            Ok(Event::Delete(sandbox)) => {
+                if let Some(key) = key_of(&sandbox.metadata) {
+                    registry.forget(key.as_str());
+                }
+            }
+            Err(error) => {
+                if cannot_watch(&error) {
+                    resolver.set_by_name(true);
+                }
+                complaint.raise("sandboxes", &error);
+                tokio::time::sleep(complaint.pause()).await;
+            }
+        }
+    }
+}
+
+async fn watch_pods(api: Api<WatchedPod>, registry: &Registry) {
+    let mut complaint = Complaint::default();
+    let config = watcher::Config::default().labels(api::labels::SANDBOX_NAME_HASH);
+    let mut events = std::pin::pin!(watcher(api, config));
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Init) => {}
+            Ok(Event::InitDone) => complaint.settle("pods"),
+            Ok(Event::InitApply(pod) | Event::Apply(pod)) => {
+                let Some(key) = sandbox_of(&pod.metadata) else {
+                    continue;
+                };
+                let status = pod.status.unwrap_or_default();
+                if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+                    registry.pod_ended(&key, &addresses_of(&status));
+                } else {
+                    registry.pod_runs(&key, &addresses_of(&status));
+                }
+            }
+            Ok(Event::Delete(pod)) => {
+                if let Some(key) = sandbox_of(&pod.metadata) {
+                    registry.pod_ended(&key, &addresses_of(&pod.status.unwrap_or_default()));
+                }
+            }
+            Err(error) => {
+                // Without pods the sandboxes' own status still tells where they are, a little later.
+                complaint.raise("pods", &error);
+                tokio::time::sleep(complaint.pause()).await;
+            }
+        }
+    }
+}
+
+/// What a sandbox's state means for routing. Pure.
+fn observe(sandbox: &WatchedSandbox) -> Observed {
+    let uid = sandbox.metadata.uid.clone().unwrap_or_default();
+    Observed {
+        uid,
+        condition: condition_of(sandbox),
+    }
+}
+
+fn condition_of(sandbox: &WatchedSandbox) -> Condition {
+    let empty = BTreeMap::new();
+    let labels = sandbox.metadata.labels.as_ref().unwrap_or(&empty);
+    let in_batch_pool = labels
+        .get(api::labels::kruise::SANDBOX_CLAIMED)
+        .is_some_and(|claimed| claimed == "false");
+    if labels.contains_key(api::labels::WARM_POOL_SANDBOX) || in_batch_pool {
+        return Condition::Unclaimed;
+    }
+    let spec = SandboxSpec {
+        replicas: sandbox.spec.replicas,
+        operating_mode: sandbox.spec.operating_mode,
+        ..SandboxSpec::default()
+    };
+    if spec.suspension() != Suspension::None {
+        return Condition::Suspended;
+    }
+    let Some(status) = &sandbox.status else {
+        return Condition::NotReady("It has just been created".into());
+    };
+    if conditions::is_true(&status.conditions, ConditionType::Finished) {
+        let finished = conditions::find(&status.conditions, ConditionType::Finished);
+        return Condition::Finished(
+            finished
+                .map(|finished| finished.message.clone())
+                .unwrap_or_default(),
+        );
+    }
+    let addresses: Vec<IpAddr> = status
+        .pod_ips
+        .iter()
+        .filter_map(|text| text.parse().ok())
+        .filter(|&address| is_routable(address))
+        .collect();
+    if !addresses.is_empty() {
+        return Condition::At(addresses);
+    }
+    let ready = conditions::find(&status.conditions, ConditionType::Ready);
+    let message = ready
+        .map(|ready| ready.message.clone())
+        .filter(|message| !message.is_empty());
+    Condition::NotReady(message.unwrap_or_else(|| "Its pod has no address yet".into()))
+}
+
+fn key_of(metadata: &ObjectMeta) -> Option<SandboxKey> {
+    Some(SandboxKey::new(
+        metadata.namespace.as_deref()?,
+        metadata.name.as_deref()?,
+    ))
+}
+
+/// The sandbox that owns a pod.
+fn sandbox_of(metadata: &ObjectMeta) -> Option<SandboxKey> {
+    let mut owners = metadata.owner_references.iter().flatten();
+    let owner = owners
+        .find(|owner| owner.kind == "Sandbox" && owner.api_version.starts_with(api::CORE_GROUP))?;
+    Some(SandboxKey::new(metadata.namespace.as_deref()?, &owner.name))
+}
+
+fn addresses_of(status: &WatchedPodStatus) -> Vec<IpAddr> {
+    status
+        .pod_ips
+        .iter()
+        .filter_map(|address| address.ip.parse().ok())
+        .collect()
+}
+
+/// Whether the API will not let us watch, as opposed to not being there right now.
+fn cannot_watch(error: &watcher::Error) -> bool {
+    let cause = match error {
+        watcher::Error::InitialListFailed(cause)
+        | watcher::Error::WatchStartFailed(cause)
+        | watcher::Error::WatchFailed(cause) => cause,
+        watcher::Error::WatchError(status) => return matches!(status.code, 401 | 403),
+        watcher::Error::NoResourceVersion => return false,
+    };
+    matches!(cause, kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404))
+}
+
+/// Says once that a watch does not work, and once that it works again.
+#[derive(Debug, Default)]
+struct Complaint {
+    failures: u32,
+}
+
+impl Complaint {
+    fn raise(&mut self, what: &str, error: &watcher::Error) {
+        if self.failures == 0 {
+            let forbidden = cannot_watch(error);
+            tracing::warn!(what, error = %chain(error), forbidden, "cannot watch; names that are not known are asked of DNS where the API refuses");
+        }
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    fn settle(&mut self, what: &str) {
+        if self.failures > 0 {
+            tracing::info!(what, "watching again");
+        }
+        self.failures = 0;
+    }
+
+    fn pause(&self) -> Duration {
+        Duration::from_millis(100 << self.failures.min(8))
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn sandbox(labels: &Value, spec: &Value, status: &Value) -> Condition {
+        let object = json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+            "metadata": {"name": "abc", "namespace": "default", "uid": "1", "labels": labels},
+            "spec": spec, "status": status
+        });
+        condition_of(&serde_json::from_value(object).unwrap())
+    }
+
+    fn running() -> Value {
+        json!({"podIPs": ["10.0.0.1", "fd00::1"], "conditions": []})
+    }
+
+    #[test]
+    fn a_running_sandbox_is_at_its_pods_addresses() {
+        let expected = Condition::At(vec![
+            "10.0.0.1".parse().unwrap(),
+            "fd00::1".parse().unwrap(),
+        ]);
+        let spec = json!({"podTemplate": {"spec": {"containers": [{"name": "x"}]}}, "replicas": 1});
+        assert_eq!(sandbox(&json!({}), &spec, &running()), expected);
+    }
+
+    #[test]
+    fn a_sandbox_in_a_pool_is_nobodys() {
+        for labels in [
+            json!({"agents.x-k8s.io/warm-pool-sandbox": "h"}),
+            json!({"agents.kruise.io/sandbox-claimed": "false"}),
+        ] {
+            assert_eq!(
+                sandbox(&labels, &json!({}), &running()),
+                Condition::Unclaimed
+            );
+        }
+        let claimed = json!({"agents.kruise.io/sandbox-claimed": "true"});
+        assert!(matches!(
+            sandbox(&claimed, &json!({}), &running()),
+            Condition::At(_)
+        ));
+    }
+
+    #[test]
+    fn a_suspended_sandbox_is_suspended_even_while_its_pod_lingers() {
+        for spec in [
+            json!({"replicas": 0}),
+            json!({"operatingMode": "Suspended"}),
+        ] {
+            assert_eq!(sandbox(&json!({}), &spec, &running()), Condition::Suspended);
+        }
+    }
+
+    #[test]
+    fn a_sandbox_without_a_usable_address_says_why() {
+        let ready = json!([{"type": "Ready", "status": "False", "reason": "DependenciesNotReady", "message": "Pod is pending",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+        let status =
+            json!({"podIPs": ["127.0.0.1", "169.254.169.254", "junk"], "conditions": ready});
+        assert_eq!(
+            sandbox(&json!({}), &json!({}), &status),
+            Condition::NotReady("Pod is pending".into())
+        );
+        assert!(matches!(
+            sandbox(&json!({}), &json!({}), &Value::Null),
+            Condition::NotReady(_)
+        ));
+        let finished = json!([{"type": "Finished", "status": "True", "reason": "PodFailed", "message": "Pod failed",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+        let status = json!({"podIPs": ["10.0.0.1"], "conditions": finished});
+        assert_eq!(
+            sandbox(&json!({}), &json!({}), &status),
+            Condition::Finished("Pod failed".into())
+        );
+    }
+
+    #[test]
+    fn a_pods_owner_is_its_sandbox() {
+        let metadata: ObjectMeta = serde_json::from_value(json!({
+            "name": "pod", "namespace": "team",
+            "ownerReferences": [{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "abc", "uid": "1"}]
+        }))
+        .unwrap();
+        assert_eq!(sandbox_of(&metadata).unwrap().as_str(), "team/abc");
+    }
+}

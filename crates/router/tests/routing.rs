@@ -1,0 +1,500 @@
+//! The router's rules as clients see them: raw HTTP in, raw HTTP at the sandbox.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails where it stands"
+)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{Running, body, echo, read_until, status, upstream, wait_for};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+#[tokio::test]
+async fn a_request_reaches_its_sandbox_with_the_headers_it_should_have() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = echo().await;
+    let more = "Authorization: Bearer secret\r\nX-Custom: kept\r\nX-Forwarded-For: 6.6.6.6\r\nX-Sandbox-Pod-IP: 10.9.9.9\r\n";
+    let answer = running.get(port, "/a%2Fb/c?q=1&r=%20", more).await;
+    assert_eq!(status(&answer), 200);
+    let seen = body(&answer).to_ascii_lowercase();
+    assert!(
+        seen.starts_with("get /a%2fb/c?q=1&r=%20 http/1.1\r\n"),
+        "{seen}"
+    );
+    assert!(
+        seen.contains(&format!("host: 127.0.0.1:{port}\r\n")),
+        "{seen}"
+    );
+    assert!(seen.contains("x-forwarded-host: public.example\r\n"));
+    assert!(seen.contains("x-forwarded-for: 127.0.0.1\r\n"));
+    assert!(seen.contains("x-forwarded-proto: http\r\n"));
+    assert!(seen.contains("x-custom: kept\r\n"));
+    assert!(
+        !seen.contains("authorization") && !seen.contains("secret") && !seen.contains("6.6.6.6")
+    );
+    assert!(answer.contains("x-upstream: echo"));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn every_method_and_a_body_pass() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = echo().await;
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+        let answer = running
+            .raw(format!(
+                "{method} / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\nContent-Length: 5\r\n\r\nhello"
+            ))
+            .await;
+        assert!(body(&answer).starts_with(method), "{answer}");
+        assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn refusals_use_upstreams_words() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let table = [
+        ("", 400, "X-Sandbox-ID header is required."),
+        ("X-Sandbox-ID: a.b\r\n", 400, "Invalid sandbox ID format."),
+        (
+            "X-Sandbox-ID: ../etc\r\n",
+            400,
+            "Invalid sandbox ID format.",
+        ),
+        (
+            "X-Sandbox-ID: abc\r\nX-Sandbox-Namespace: a/b\r\n",
+            400,
+            "Invalid namespace format.",
+        ),
+        (
+            "X-Sandbox-ID: abc\r\nX-Sandbox-Port: 0\r\n",
+            400,
+            "Invalid port format.",
+        ),
+        (
+            "X-Sandbox-ID: abc\r\nX-Sandbox-Port: 65536\r\n",
+            400,
+            "Invalid port format.",
+        ),
+        (
+            "X-Sandbox-ID: abc\r\nX-Sandbox-Pod-IP: 169.254.169.254\r\n",
+            400,
+            "Invalid target IP address.",
+        ),
+        (
+            "X-Sandbox-ID: abc\r\nX-Sandbox-Pod-IP: 127.0.0.1\r\n",
+            400,
+            "Invalid target IP address.",
+        ),
+        (
+            "X-Sandbox-ID: abc\r\nX-Sandbox-Port: 1\r\n",
+            502,
+            "Could not connect to the backend sandbox: abc",
+        ),
+    ];
+    for (headers, expected, detail) in table {
+        let answer = running
+            .raw(format!(
+                "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n"
+            ))
+            .await;
+        assert_eq!(status(&answer), expected, "{headers}");
+        assert!(
+            answer
+                .to_ascii_lowercase()
+                .contains("content-type: application/json")
+        );
+        assert!(
+            body(&answer).contains(&format!("\"detail\":\"{detail}\"")),
+            "{answer}"
+        );
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn another_sandboxs_address_is_never_dialled() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let victim = upstream(|mut stream| async move {
+        let _ = stream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nvictim")
+            .await;
+    })
+    .await;
+    let own = echo().await;
+    assert_ne!(victim, own);
+    // 127.0.0.2 reaches the victim too; only the address known for `abc` may be used.
+    running
+        .router
+        .registry()
+        .insert("default", "abc", vec!["127.0.0.3".parse().unwrap()]);
+    let answer = running
+        .get(victim, "/", "X-Sandbox-Pod-IP: 10.0.0.7\r\n")
+        .await;
+    assert_eq!(status(&answer), 502, "{answer}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn health_is_answered_on_the_proxy_port() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let answer = running
+        .raw("GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .await;
+    assert_eq!(
+        (status(&answer), body(&answer)),
+        (200, r#"{"status":"ok"}"#)
+    );
+    let through = running.get(echo().await, "/healthz", "").await;
+    assert!(
+        body(&through).starts_with("GET /healthz"),
+        "a sandbox's own health is its own"
+    );
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn connections_are_kept_and_used_again() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let accepted = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counting = std::sync::Arc::clone(&accepted);
+    let port = upstream(move |mut stream| {
+        counting.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        async move {
+            let mut pending = Vec::new();
+            while support::next_request(&mut stream, &mut pending)
+                .await
+                .is_some()
+            {
+                stream
+                    .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                    .await
+                    .unwrap();
+            }
+        }
+    })
+    .await;
+    for _ in 0..20 {
+        assert_eq!(body(&running.get(port, "/", "").await), "ok");
+    }
+    assert_eq!(accepted.load(std::sync::atomic::Ordering::SeqCst), 1);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_died_while_idle_is_replaced_without_a_word() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        let mut pending = Vec::new();
+        support::next_request(&mut stream, &mut pending).await;
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            .await
+            .unwrap();
+    })
+    .await;
+    for _ in 0..20 {
+        assert_eq!(status(&running.get(port, "/", "").await), 200);
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn failed_dials_are_repeated_before_anything_is_sent() {
+    let running = Running::start(|config| config.dial_retries = 3).await;
+    running.know("abc");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let router = running.router.clone();
+    let opening = async {
+        wait_for("a failed dial", || {
+            router.render_metrics().contains("failed_dials_total 1")
+        })
+        .await;
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
+            .await
+            .unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_until(&mut stream, "\r\n\r\n").await;
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlate")
+            .await
+            .unwrap();
+        stream
+    };
+    let (answer, _stream) = tokio::join!(running.get(port, "/", ""), opening);
+    assert_eq!(body(&answer), "late");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_silent_sandbox_runs_into_the_requests_timeout() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        let mut sink = Vec::new();
+        let _ = stream.read_to_end(&mut sink).await;
+    })
+    .await;
+    let started = Instant::now();
+    let answer = running.get(port, "/", "X-Sandbox-Timeout: 0.2\r\n").await;
+    assert_eq!(status(&answer), 504);
+    assert!(
+        body(&answer).contains("X-Sandbox-Timeout"),
+        "the body says what to do"
+    );
+    assert!(started.elapsed() < Duration::from_secs(20));
+    running.stop().await;
+    let bounded = Running::start(|config| config.proxy_timeout = Duration::from_millis(200)).await;
+    bounded.know("abc");
+    assert_eq!(
+        status(&bounded.get(port, "/", "X-Sandbox-Timeout: 3600\r\n").await),
+        504
+    );
+    bounded.stop().await;
+}
+
+#[tokio::test]
+async fn bodies_beyond_the_limit_are_refused() {
+    let running = Running::start(|config| config.max_request_body_bytes = 10).await;
+    running.know("abc");
+    let port = echo().await;
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n"
+    );
+    let declared = running
+        .raw(format!("{head}Content-Length: 11\r\n\r\n12345678901"))
+        .await;
+    assert_eq!(status(&declared), 413);
+    let streamed = running
+        .raw(format!(
+            "{head}Transfer-Encoding: chunked\r\n\r\nb\r\n12345678901\r\n0\r\n\r\n"
+        ))
+        .await;
+    assert_eq!(status(&streamed), 413);
+    let allowed = running
+        .raw(format!("{head}Content-Length: 10\r\n\r\n1234567890"))
+        .await;
+    assert_eq!(status(&allowed), 200);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn expect_continue_is_answered_once_there_is_someone_to_read() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = echo().await;
+    let mut stream = running.connect().await;
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\nContent-Length: 5\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    assert!(
+        read_until(&mut stream, "\r\n\r\n")
+            .await
+            .starts_with("HTTP/1.1 100 ")
+    );
+    stream.write_all(b"hello").await.unwrap();
+    let answer = String::from_utf8_lossy(&support::read_all(&mut stream).await).into_owned();
+    assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
+    // A request that goes nowhere is refused before its body is asked for.
+    let refused = running.raw(head.replace("abc", "not.a.name")).await;
+    assert!(!refused.contains("100 Continue"), "{refused}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn events_pass_as_they_come() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let (sender, receiver) = tokio::sync::watch::channel(0);
+    let port = upstream(move |mut stream| {
+        let mut receiver = receiver.clone();
+        async move {
+            read_until(&mut stream, "\r\n\r\n").await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
+            while receiver.changed().await.is_ok() {
+                let event = format!("data: {}\n\n", *receiver.borrow());
+                stream.write_all(format!("{:x}\r\n{event}\r\n", event.len()).as_bytes()).await.unwrap();
+            }
+            stream.write_all(b"0\r\n\r\n").await.unwrap();
+        }
+    })
+    .await;
+    let mut stream = running.connect().await;
+    let request = format!(
+        "GET /events HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    read_until(&mut stream, "text/event-stream").await;
+    for number in 1..=3 {
+        sender.send(number).unwrap();
+        read_until(&mut stream, &format!("data: {number}\n\n")).await;
+    }
+    drop(sender);
+    support::read_all(&mut stream).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn trailers_pass() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-checksum\r\n\r\n2\r\nok\r\n0\r\nx-checksum: 42\r\n\r\n";
+        stream.write_all(answer.as_bytes()).await.unwrap();
+    })
+    .await;
+    let answer = running.get(port, "/", "TE: trailers\r\n").await;
+    assert!(answer.contains("x-checksum: 42\r\n"), "{answer}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn hosts_and_paths_route_when_configured() {
+    let running = Running::start(|config| {
+        config.host_domains = vec!["sandbox.example".into()];
+        config.path_routing = true;
+    })
+    .await;
+    running.know("abc");
+    let port = echo().await;
+    let by_host = running
+        .raw(format!("GET /page HTTP/1.1\r\nHost: {port}-default--abc.sandbox.example\r\nConnection: close\r\n\r\n"))
+        .await;
+    assert!(body(&by_host).starts_with("GET /page "), "{by_host}");
+    let by_path = running
+        .raw(format!("GET /sandbox/default/abc/{port}/page?x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+        .await;
+    assert!(body(&by_path).starts_with("GET /page?x "), "{by_path}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn scoped_tokens_open_their_sandbox_only() {
+    use router::authorize::scoped_token::{Scope, TokenKey};
+    let directory = tempfile::tempdir().unwrap();
+    let key_file = directory.path().join("key");
+    std::fs::write(&key_file, "0123456789abcdef0123456789abcdef").unwrap();
+    let running = Running::start(|config| {
+        config.authorization = router::AuthorizationMode::ScopedToken {
+            key_file: key_file.clone(),
+        };
+    })
+    .await;
+    running.know("abc");
+    running.know("other");
+    let port = echo().await;
+    let key = TokenKey::parse(&std::fs::read(&key_file).unwrap()).unwrap();
+    let now = std::time::SystemTime::now();
+    let mint = |name: &str, port: u16| {
+        key.mint(&Scope::new(
+            "default",
+            name,
+            &[port],
+            now,
+            Duration::from_secs(60),
+        ))
+        .unwrap()
+    };
+    assert_eq!(status(&running.get(port, "/", "").await), 401);
+    let bearer = |token: String| format!("Authorization: Bearer {token}\r\n");
+    assert_eq!(
+        status(&running.get(port, "/", &bearer(mint("other", port))).await),
+        403
+    );
+    assert_eq!(
+        status(&running.get(port, "/", &bearer(mint("abc", port ^ 1))).await),
+        403
+    );
+    assert_eq!(
+        status(&running.get(port, "/", &bearer("nonsense".into())).await),
+        401
+    );
+    let allowed = running.get(port, "/", &bearer(mint("abc", port))).await;
+    assert_eq!(status(&allowed), 200);
+    let cookie = running
+        .get(
+            port,
+            "/",
+            &format!("Cookie: a=1; sandbox_token={}\r\n", mint("abc", port)),
+        )
+        .await;
+    assert_eq!(status(&cookie), 200);
+    assert!(
+        !cookie.contains("sandbox_token"),
+        "the token stays with the router"
+    );
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn requests_in_flight_finish_before_the_router_stops() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let (release, released) = tokio::sync::watch::channel(false);
+    let port = upstream(move |mut stream| {
+        let mut released = released.clone();
+        async move {
+            read_until(&mut stream, "\r\n\r\n").await;
+            released.wait_for(|released| *released).await.unwrap();
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
+                .await
+                .unwrap();
+        }
+    })
+    .await;
+    let metrics = std::sync::Arc::clone(running.router.metrics());
+    let address = running.address;
+    let asking = running.get(port, "/", "");
+    let stopping = async {
+        wait_for("the request", || metrics.active_requests() == 1).await;
+        running.shutdown.cancel();
+        wait_for("the port to close", || {
+            std::net::TcpStream::connect(address).is_err()
+        })
+        .await;
+        release.send(true).unwrap();
+    };
+    let (answer, ()) = tokio::join!(asking, stopping);
+    assert_eq!(body(&answer), "done");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_outlasts_the_shutdown_is_cut() {
+    let running =
+        Running::start(|config| config.shutdown_timeout = Duration::from_millis(100)).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        let mut sink = Vec::new();
+        let _ = stream.read_to_end(&mut sink).await;
+    })
+    .await;
+    let metrics = std::sync::Arc::clone(running.router.metrics());
+    let mut stream = running.connect().await;
+    let request =
+        format!("GET / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    wait_for("the request", || metrics.active_requests() == 1).await;
+    running.stop().await;
+    assert_eq!(support::read_all(&mut stream).await.len(), 0);
+    assert_eq!(
+        (metrics.active_requests(), metrics.open_connections()),
+        (0, 0)
+    );
+}

@@ -1,0 +1,204 @@
+//! A router in this process, upstreams that do exactly what a test wants, and raw HTTP between them.
+#![allow(dead_code, reason = "each test file uses its own part of this")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails where it stands"
+)]
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use router::{Config, Router};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+pub struct Running {
+    pub router: Router,
+    pub address: SocketAddr,
+    pub shutdown: CancellationToken,
+    serving: JoinHandle<()>,
+}
+
+impl Running {
+    pub async fn start(change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config {
+            resolve_wait: Duration::from_millis(100),
+            dial_retries: 0,
+            ..Config::default()
+        };
+        change(&mut config);
+        let router = Router::new(config, None).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = CancellationToken::new();
+        let (serving, stop) = (router.clone(), shutdown.clone());
+        let serving = tokio::spawn(async move { serving.serve(listener, stop).await });
+        Self {
+            router,
+            address,
+            shutdown,
+            serving,
+        }
+    }
+
+    /// Makes sandbox `default/<name>` known on loopback.
+    pub fn know(&self, name: &str) {
+        self.router
+            .registry()
+            .insert("default", name, vec!["127.0.0.1".parse().unwrap()]);
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Sends bytes on a new connection and reads until the router closes it.
+    pub async fn raw(&self, bytes: impl AsRef<[u8]>) -> String {
+        let mut stream = self.connect().await;
+        stream.write_all(bytes.as_ref()).await.unwrap();
+        String::from_utf8_lossy(&read_all(&mut stream).await).into_owned()
+    }
+
+    /// A GET of `/path` of sandbox `abc` at an upstream's port, with more header lines.
+    pub async fn get(&self, port: u16, path: &str, more: &str) -> String {
+        self.raw(format!(
+            "GET {path} HTTP/1.1\r\nHost: public.example\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n{more}\r\n"
+        ))
+        .await
+    }
+
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        tokio::time::timeout(DEADLINE, self.serving)
+            .await
+            .expect("the router stops")
+            .unwrap();
+    }
+}
+
+pub async fn read_all(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let reading = async {
+        let mut buffer = vec![0; 65536];
+        loop {
+            match stream.read(&mut buffer).await {
+                Ok(0) | Err(_) => return,
+                Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, reading)
+        .await
+        .expect("the router closes the connection");
+    bytes
+}
+
+/// Reads until `marker` has come.
+pub async fn read_until(stream: &mut TcpStream, marker: &str) -> String {
+    let mut bytes = Vec::new();
+    let reading = async {
+        let mut buffer = vec![0; 16384];
+        while !String::from_utf8_lossy(&bytes).contains(marker) {
+            let count = stream.read(&mut buffer).await.unwrap();
+            assert!(
+                count > 0,
+                "closed after {:?}",
+                String::from_utf8_lossy(&bytes)
+            );
+            bytes.extend_from_slice(&buffer[..count]);
+        }
+    };
+    tokio::time::timeout(DEADLINE, reading)
+        .await
+        .expect("the marker comes");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A server that treats every connection as `serve` says.
+pub async fn upstream<F, Served>(serve: F) -> u16
+where
+    F: Fn(TcpStream) -> Served + Send + 'static,
+    Served: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream));
+        }
+    });
+    port
+}
+
+/// A server that answers each request with the request itself, head and body, and keeps the connection.
+pub async fn echo() -> u16 {
+    upstream(|mut stream| async move {
+        let mut pending = Vec::new();
+        while let Some(request) = next_request(&mut stream, &mut pending).await {
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nX-Upstream: echo\r\n\r\n",
+                request.len()
+            );
+            if stream.write_all(head.as_bytes()).await.is_err()
+                || stream.write_all(&request).await.is_err()
+            {
+                return;
+            }
+        }
+    })
+    .await
+}
+
+/// One request with a content length, or none.
+pub async fn next_request(stream: &mut TcpStream, pending: &mut Vec<u8>) -> Option<Vec<u8>> {
+    let mut buffer = vec![0; 65536];
+    loop {
+        if let Some(end) = pending.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&pending[..end]).to_ascii_lowercase();
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok())
+                .unwrap_or(0);
+            if pending.len() >= end + 4 + length {
+                return Some(pending.drain(..end + 4 + length).collect());
+            }
+        }
+        match stream.read(&mut buffer).await {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => pending.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+pub fn status(answer: &str) -> u16 {
+    answer
+        .split(' ')
+        .nth(1)
+        .unwrap_or_else(|| panic!("no status in {answer:?}"))
+        .parse()
+        .unwrap()
+}
+
+pub fn body(answer: &str) -> &str {
+    answer.split_once("\r\n\r\n").map_or("", |(_, body)| body)
+}
+
+pub async fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, waiting)
+        .await
+        .unwrap_or_else(|_| panic!("waited too long for {what}"));
+}
+
+pub fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}

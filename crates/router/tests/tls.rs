@@ -1,0 +1,151 @@
+//! TLS as clients see it: HTTP/2 by negotiation, client certificates, and a certificate that is replaced while serving.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails where it stands"
+)]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use router::{Config, MutualTls, Router, TlsConfig};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
+
+struct Issued {
+    certificate: rcgen::Certificate,
+    key: rcgen::KeyPair,
+}
+
+fn self_signed() -> Issued {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec!["router.example".to_owned()])
+        .unwrap()
+        .self_signed(&key)
+        .unwrap();
+    Issued { certificate, key }
+}
+
+fn write(directory: &Path, issued: &Issued) {
+    std::fs::write(directory.join("tls.key"), issued.key.serialize_pem()).unwrap();
+    std::fs::write(directory.join("tls.crt"), issued.certificate.pem()).unwrap();
+}
+
+fn client(trusted: &CertificateDer<'static>, own: Option<&Issued>) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add(trusted.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match own {
+        None => builder.with_no_client_auth(),
+        Some(own) => {
+            let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(own.key.serialize_der()));
+            builder
+                .with_client_auth_cert(vec![own.certificate.der().clone()], key)
+                .unwrap()
+        }
+    };
+    TlsConnector::from(Arc::new(config))
+}
+
+async fn healthz(
+    address: std::net::SocketAddr,
+    connector: &TlsConnector,
+) -> std::io::Result<String> {
+    let name = ServerName::try_from("router.example").unwrap();
+    let mut stream = connector
+        .connect(name, TcpStream::connect(address).await?)
+        .await?;
+    stream
+        .write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+async fn start(
+    directory: &Path,
+    mutual: MutualTls,
+    client_ca: Option<&str>,
+) -> (std::net::SocketAddr, CancellationToken) {
+    let tls = TlsConfig {
+        certificate_file: directory.join("tls.crt"),
+        key_file: directory.join("tls.key"),
+        client_ca_file: client_ca.map(|name| directory.join(name)),
+        mutual,
+    };
+    let router = Router::new(
+        Config {
+            tls: Some(tls),
+            ..Config::default()
+        },
+        None,
+    )
+    .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = CancellationToken::new();
+    let stop = shutdown.clone();
+    tokio::spawn(async move { router.serve_tls(listener, stop).await.unwrap() });
+    (address, shutdown)
+}
+
+#[tokio::test]
+async fn a_replaced_certificate_is_used_without_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second) = (self_signed(), self_signed());
+    write(directory.path(), &first);
+    let (address, shutdown) = start(directory.path(), MutualTls::Off, None).await;
+    let trusts_first = client(first.certificate.der(), None);
+    let trusts_second = client(second.certificate.der(), None);
+    assert!(
+        healthz(address, &trusts_first)
+            .await
+            .unwrap()
+            .contains("200 OK")
+    );
+    assert!(healthz(address, &trusts_second).await.is_err());
+    write(directory.path(), &second);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while healthz(address, &trusts_second).await.is_err() {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "the new certificate never came"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    shutdown.cancel();
+}
+
+#[tokio::test]
+async fn client_certificates_are_asked_for_and_checked() {
+    let directory = tempfile::tempdir().unwrap();
+    let (server, known, stranger) = (self_signed(), self_signed(), self_signed());
+    write(directory.path(), &server);
+    std::fs::write(directory.path().join("ca.crt"), known.certificate.pem()).unwrap();
+    let (required, stop_required) =
+        start(directory.path(), MutualTls::Required, Some("ca.crt")).await;
+    let (optional, stop_optional) =
+        start(directory.path(), MutualTls::Optional, Some("ca.crt")).await;
+    let trusted = server.certificate.der();
+    for (address, own, served) in [
+        (required, Some(&known), true),
+        (required, None, false),
+        (required, Some(&stranger), false),
+        (optional, None, true),
+        (optional, Some(&stranger), false),
+    ] {
+        let answer = healthz(address, &client(trusted, own)).await;
+        assert_eq!(answer.is_ok_and(|answer| answer.contains("200 OK")), served);
+    }
+    stop_required.cancel();
+    stop_optional.cancel();
+}

@@ -1,0 +1,142 @@
+//! The versions of the remote-command protocol and how each tells the end of a command.
+
+use serde_json::json;
+
+use super::Failure;
+use crate::upgrade::Offer;
+
+/// What exec and attach speak.
+pub const OFFER: Offer = Offer {
+    spdy: &[
+        "v5.channel.k8s.io",
+        "v4.channel.k8s.io",
+        "v3.channel.k8s.io",
+        "v2.channel.k8s.io",
+        "channel.k8s.io",
+    ],
+    websocket: &[
+        "v5.channel.k8s.io",
+        "v4.channel.k8s.io",
+        "v4.base64.channel.k8s.io",
+        "base64.v4.channel.k8s.io",
+        "channel.k8s.io",
+        "base64.channel.k8s.io",
+    ],
+};
+
+/// What the versions differ in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// One and two: no terminal sizes.
+    Plain,
+    /// Three: with terminal sizes.
+    Resize,
+    /// Four and five: the end is told as a `Status`, with the exit code.
+    Status,
+}
+
+impl Version {
+    pub fn named(protocol: &str) -> Self {
+        match protocol {
+            "v5.channel.k8s.io"
+            | "v4.channel.k8s.io"
+            | "v4.base64.channel.k8s.io"
+            | "base64.v4.channel.k8s.io" => Self::Status,
+            "v3.channel.k8s.io" => Self::Resize,
+            _ => Self::Plain,
+        }
+    }
+
+    pub fn resizes(self) -> bool {
+        self >= Self::Resize
+    }
+}
+
+/// How a session ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Exited(i32),
+    Failed(Failure),
+    ClientLeft,
+}
+
+impl Outcome {
+    /// What goes onto the error stream.
+    pub fn report(&self, version: Version) -> Vec<u8> {
+        if version == Version::Status {
+            self.status().to_string().into_bytes()
+        } else {
+            self.message().unwrap_or_default().into_bytes()
+        }
+    }
+
+    fn message(&self) -> Option<String> {
+        match self {
+            Self::Exited(0) | Self::ClientLeft => None,
+            Self::Exited(code) => Some(format!(
+                "command terminated with non-zero exit code: exit status {code}"
+            )),
+            Self::Failed(failure) => Some(format!(
+                "Internal error occurred: error executing command in container: {failure}"
+            )),
+        }
+    }
+
+    fn status(&self) -> serde_json::Value {
+        match self {
+            Self::Exited(0) | Self::ClientLeft => json!({"metadata": {}, "status": "Success"}),
+            Self::Exited(code) => json!({
+                "metadata": {},
+                "status": "Failure",
+                "message": self.message(),
+                "reason": "NonZeroExitCode",
+                "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
+            }),
+            Self::Failed(failure) => json!({
+                "metadata": {},
+                "status": "Failure",
+                "message": self.message(),
+                "reason": "InternalError",
+                "details": {"causes": [{"message": format!("error executing command in container: {failure}")}]},
+                "code": 500,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_code_is_a_cause_of_the_status() {
+        let report = Outcome::Exited(3).report(Version::Status);
+        let status: serde_json::Value = serde_json::from_slice(&report).unwrap();
+        assert_eq!(status["reason"], "NonZeroExitCode");
+        assert_eq!(status["details"]["causes"][0]["reason"], "ExitCode");
+        assert_eq!(status["details"]["causes"][0]["message"], "3");
+    }
+
+    #[test]
+    fn before_the_fourth_version_success_is_silence() {
+        assert!(Outcome::Exited(0).report(Version::Plain).is_empty());
+        let failed = Outcome::Failed(Failure("no such file".into())).report(Version::Resize);
+        assert!(
+            String::from_utf8(failed)
+                .unwrap()
+                .ends_with("container: no such file")
+        );
+    }
+
+    #[test]
+    fn every_offered_protocol_has_its_version() {
+        for protocol in OFFER.spdy.iter().chain(OFFER.websocket) {
+            let expected = match protocol {
+                name if name.contains("v4") || name.contains("v5") => Version::Status,
+                name if name.contains("v3") => Version::Resize,
+                _ => Version::Plain,
+            };
+            assert_eq!(Version::named(protocol), expected, "{protocol}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The size of the client's terminal: JSON objects, one behind the other, on a stream of their own.
+
+use serde::Deserialize;
+use tokio::io::AsyncReadExt;
+use tokio::sync::mpsc;
+
+use crate::Input;
+
+/// Longer than any size; a client that sends more without completing one is not heard any more.
+const SIZE_MAX: usize = 1_024;
+
+/// In characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct TerminalSize {
+    #[serde(rename = "Width")]
+    pub width: u16,
+    #[serde(rename = "Height")]
+    pub height: u16,
+}
+
+/// Hands on sizes until either side is gone or the client sends nonsense.
+pub async fn forward(mut from: Input, to: mpsc::Sender<TerminalSize>) {
+    let mut pending = Vec::new();
+    let mut buffer = [0; 256];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        pending.extend_from_slice(&buffer[..length]);
+        let Some(sizes) = take_sizes(&mut pending) else {
+            return;
+        };
+        for size in sizes {
+            if to.send(size).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Takes the complete sizes off the front of `pending`; `None` when there is something else.
+fn take_sizes(pending: &mut Vec<u8>) -> Option<Vec<TerminalSize>> {
+    let mut sizes = Vec::new();
+    let mut values = serde_json::Deserializer::from_slice(pending).into_iter::<TerminalSize>();
+    let mut read = 0;
+    while let Some(value) = values.next() {
+        match value {
+            Ok(size) => sizes.push(size),
+            Err(error) if error.is_eof() => break,
+            Err(_) => return None,
+        }
+        read = values.byte_offset();
+    }
+    pending.drain(..read);
+    (pending.len() <= SIZE_MAX).then_some(sizes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: TerminalSize = TerminalSize {
+        width: 80,
+        height: 24,
+    };
+
+    #[test]
+    fn sizes_may_come_in_pieces_and_together() {
+        let mut pending = br#"{"Width":80,"Height":24}{"Width":80,"Height":24}
+{"Wid"#
+            .to_vec();
+        assert_eq!(take_sizes(&mut pending), Some(vec![SIZE, SIZE]));
+        pending.extend_from_slice(br#"th":80,"Height":24}"#);
+        assert_eq!(take_sizes(&mut pending), Some(vec![SIZE]));
+        assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn nonsense_and_endless_input_are_given_up() {
+        assert_eq!(take_sizes(&mut b"[]".to_vec()), None);
+        assert_eq!(take_sizes(&mut vec![b' '; SIZE_MAX + 1]), None);
+        let mut long = b"{\"Width\":".to_vec();
+        long.resize(SIZE_MAX + 1, b' ');
+        assert_eq!(take_sizes(&mut long), None);
+    }
+}

@@ -1,0 +1,350 @@
+//! Channels: each message starts with the number of the channel that it belongs to.
+//!
+//! Two tasks serve a connection. The reader hands messages to the channels' readers and waits for a slow one (which holds up the
+//! others, as everywhere with this protocol); the writer sends what the channels' writers queue, and closes the connection when
+//! the last of them is dropped.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream::{SplitSink, SplitStream};
+use futures::{Sink, SinkExt, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_util::io::StreamReader;
+use tokio_util::sync::{CancellationToken, PollSender};
+use tracing::debug;
+
+use super::normal_close;
+use crate::{CHUNK, Input, Output, Settings};
+
+/// Messages on their way to a channel's reader, and to the client.
+const QUEUE: usize = 8;
+
+/// The first byte of a message that closes the channel named by the second.
+const CLOSE_SIGNAL: u8 = 255;
+
+/// How channel and data are written into a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoding {
+    /// Binary messages; the first byte is the channel.
+    Binary,
+    /// As `Binary`, and the client may close a channel: `255, channel`.
+    BinaryWithClose,
+    /// Text messages: a digit, then base64.
+    Base64,
+}
+
+/// What a message from the client says.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    Data(u8, Bytes),
+    Close(u8),
+}
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum MessageError {
+    #[error("a close signal of {0} bytes")]
+    CloseSignal(usize),
+    #[error("a message that is not base64")]
+    Base64(#[source] base64::DecodeError),
+    #[error("a message without a channel")]
+    NoChannel,
+}
+
+impl Encoding {
+    /// Reads a message. An empty one says nothing.
+    pub fn decode(self, mut message: Bytes) -> Result<Option<Received>, MessageError> {
+        if message.is_empty() {
+            return Ok(None);
+        }
+        let data = message.split_off(1);
+        let channel = message[0];
+        match self {
+            Self::BinaryWithClose if channel == CLOSE_SIGNAL => match data[..] {
+                [closed] => Ok(Some(Received::Close(closed))),
+                _ => Err(MessageError::CloseSignal(data.len())),
+            },
+            Self::Binary | Self::BinaryWithClose => Ok(Some(Received::Data(channel, data))),
+            Self::Base64 => {
+                let channel = channel.checked_sub(b'0').ok_or(MessageError::NoChannel)?;
+                let data = STANDARD.decode(&data).map_err(MessageError::Base64)?;
+                Ok(Some(Received::Data(channel, data.into())))
+            }
+        }
+    }
+
+    pub fn encode(self, channel: u8, data: &[u8]) -> Message {
+        match self {
+            Self::Binary | Self::BinaryWithClose => {
+                let mut message = BytesMut::with_capacity(data.len() + 1);
+                message.put_u8(channel);
+                message.extend_from_slice(data);
+                Message::Binary(message.freeze())
+            }
+            Self::Base64 => {
+                let mut message = String::from(char::from(b'0'.wrapping_add(channel)));
+                STANDARD.encode_string(data, &mut message);
+                Message::text(message)
+            }
+        }
+    }
+}
+
+/// A WebSocket split into channels. When it and all its writers are dropped, the connection is closed.
+#[derive(Debug)]
+pub struct Channels {
+    encoding: Encoding,
+    outgoing: mpsc::Sender<Message>,
+    incoming: Vec<Option<mpsc::Receiver<Bytes>>>,
+    gone: CancellationToken,
+}
+
+impl Channels {
+    /// Serves `count` channels on two tasks.
+    pub fn serve<T>(
+        socket: WebSocketStream<T>,
+        encoding: Encoding,
+        count: u8,
+        settings: Settings,
+    ) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sink, stream) = socket.split();
+        let (outgoing, queued) = mpsc::channel(QUEUE);
+        let (senders, incoming) = (0..count)
+            .map(|_| mpsc::channel(QUEUE))
+            .map(|(sender, receiver)| (Some(sender), Some(receiver)))
+            .unzip();
+        let gone = CancellationToken::new();
+        let sent = Arc::new(AtomicU64::new(0));
+        let reader = Reader {
+            stream,
+            encoding,
+            senders,
+            sent: Arc::clone(&sent),
+            idle: settings.idle,
+        };
+        let reader_gone = gone.clone();
+        tokio::spawn(async move {
+            let _over = reader_gone.drop_guard();
+            reader.run().await;
+        });
+        tokio::spawn(write(sink, queued, gone.clone(), sent, settings.linger));
+        Self {
+            encoding,
+            outgoing,
+            incoming,
+            gone,
+        }
+    }
+
+    /// What the client sends on a channel. There is one reader per channel.
+    pub fn reader(&mut self, channel: u8) -> Option<Input> {
+        let receiver = self.incoming.get_mut(usize::from(channel))?.take()?;
+        let messages = futures::stream::unfold(receiver, |mut receiver| async move {
+            let message = receiver.recv().await?;
+            Some((Ok::<_, io::Error>(message), receiver))
+        });
+        Some(Box::new(StreamReader::new(Box::pin(messages))))
+    }
+
+    /// Sends to the client on a channel.
+    pub fn writer(&self, channel: u8) -> Output {
+        Box::new(ChannelWriter {
+            channel,
+            encoding: self.encoding,
+            sender: PollSender::new(self.outgoing.clone()),
+        })
+    }
+
+    /// Sends one message, even an empty one.
+    pub async fn send(&self, channel: u8, data: &[u8]) {
+        // A client that is gone is noticed by whoever waits for `closed`.
+        let _ = self
+            .outgoing
+            .send(self.encoding.encode(channel, data))
+            .await;
+    }
+
+    /// Waits until the client is gone.
+    pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.gone.clone().cancelled_owned()
+    }
+}
+
+struct Reader<T> {
+    stream: SplitStream<WebSocketStream<T>>,
+    encoding: Encoding,
+    senders: Vec<Option<mpsc::Sender<Bytes>>>,
+    sent: Arc<AtomicU64>,
+    idle: Duration,
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Reader<T> {
+    async fn run(mut self) {
+        while let Some(message) = self.next().await {
+            match self.encoding.decode(message) {
+                Ok(Some(Received::Data(channel, data))) => {
+                    // An unknown channel, or one that nobody reads, swallows what it gets.
+                    if let Some(Some(sender)) = self.senders.get(usize::from(channel))
+                        && !data.is_empty()
+                    {
+                        let _ = timeout(self.idle, sender.send(data)).await;
+                    }
+                }
+                Ok(Some(Received::Close(channel))) => {
+                    if let Some(sender) = self.senders.get_mut(usize::from(channel)) {
+                        *sender = None;
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    debug!(
+                        error = &error as &dyn std::error::Error,
+                        "a WebSocket client broke the channel protocol"
+                    );
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The next message with data; `None` when the connection is over, broken or idle for too long.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let sent = self.sent.load(Ordering::Relaxed);
+            match timeout(self.idle, self.stream.next()).await {
+                Err(_elapsed) if self.sent.load(Ordering::Relaxed) == sent => return None,
+                Err(_elapsed) => {}
+                Ok(Some(Ok(Message::Binary(data)))) => return Some(data),
+                Ok(Some(Ok(Message::Text(text)))) => return Some(text.into()),
+                Ok(Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_)))) => {}
+                Ok(None | Some(Ok(Message::Close(_)) | Err(_))) => return None,
+            }
+        }
+    }
+}
+
+async fn write<T>(
+    mut sink: SplitSink<WebSocketStream<T>, Message>,
+    mut queued: mpsc::Receiver<Message>,
+    gone: CancellationToken,
+    sent: Arc<AtomicU64>,
+    linger: Duration,
+) where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let send_all = async {
+        while let Some(message) = queued.recv().await {
+            if sink.send(message).await.is_err() {
+                return;
+            }
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+        let _ = sink.send(normal_close()).await;
+    };
+    let over = gone.run_until_cancelled(send_all).await.is_none();
+    if !over {
+        // The client answers our close with its own, which ends the reader.
+        let _ = timeout(linger, gone.cancelled()).await;
+    }
+    gone.cancel();
+    let _ = timeout(linger, sink.close()).await;
+}
+
+struct ChannelWriter {
+    channel: u8,
+    encoding: Encoding,
+    sender: PollSender<Message>,
+}
+
+fn broken() -> io::Error {
+    io::ErrorKind::BrokenPipe.into()
+}
+
+impl AsyncWrite for ChannelWriter {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.sender.poll_reserve(context)).map_err(|_| broken())?;
+        let length = data.len().min(CHUNK);
+        let message = self.encoding.encode(self.channel, &data[..length]);
+        self.sender.send_item(message).map_err(|_| broken())?;
+        Poll::Ready(Ok(length))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Nothing to say: the protocol has no end of a single channel towards the client.
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.sender)
+            .poll_close(context)
+            .map_err(|_| broken())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_encodings_read_what_they_write() {
+        for encoding in [
+            Encoding::Binary,
+            Encoding::BinaryWithClose,
+            Encoding::Base64,
+        ] {
+            let message = encoding.encode(2, b"\x00hello\xff");
+            let read = encoding.decode(message.into_data()).unwrap();
+            assert_eq!(
+                read,
+                Some(Received::Data(2, Bytes::from_static(b"\x00hello\xff")))
+            );
+        }
+    }
+
+    #[test]
+    fn only_the_fifth_version_closes_channels() {
+        let close = Bytes::from_static(&[255, 0]);
+        let fifth = Encoding::BinaryWithClose.decode(close.clone());
+        assert_eq!(fifth, Ok(Some(Received::Close(0))));
+        let fourth = Encoding::Binary.decode(close);
+        assert_eq!(
+            fourth,
+            Ok(Some(Received::Data(255, Bytes::from_static(&[0]))))
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let decode = |encoding: Encoding, message: &'static [u8]| {
+            encoding.decode(Bytes::from_static(message))
+        };
+        assert_eq!(decode(Encoding::Binary, b""), Ok(None));
+        assert_eq!(
+            decode(Encoding::BinaryWithClose, b"\xff"),
+            Err(MessageError::CloseSignal(0))
+        );
+        assert_eq!(
+            decode(Encoding::Base64, b"\x01aGk="),
+            Err(MessageError::NoChannel)
+        );
+        assert!(decode(Encoding::Base64, b"0***").is_err());
+    }
+}
