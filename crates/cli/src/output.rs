@@ -67,11 +67,12 @@ impl Table {
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let line = |row: &Vec<String>| {
-            let cells = row.iter().zip(&widths);
-            let text: String = cells
+            let cells: Vec<String> = row
+                .iter()
+                .zip(&widths)
                 .map(|(cell, width)| format!("{cell:<width$}"))
                 .collect();
-            format!("{}\n", text.trim_end())
+            format!("{}\n", cells.concat().trim_end())
         };
         self.rows.iter().map(line).collect()
     }

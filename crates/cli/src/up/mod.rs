@@ -195,15 +195,20 @@ impl Up {
         self.node = Some(node::Node::start(config, self.client(), self.shutdown.clone()).await?);
         let schedule =
             node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
-        self.parts.spawn(async { Ok(schedule.await) });
+        self.parts.spawn(async {
+            schedule.await;
+            Ok(())
+        });
         Ok(())
     }
 
     fn start_router(&mut self, listener: TcpListener) -> anyhow::Result<()> {
         let router = router::Router::new(router::Config::default(), Some(self.client()))?;
         let shutdown = self.shutdown.clone();
-        self.parts
-            .spawn(async move { Ok(router.serve(listener, shutdown).await) });
+        self.parts.spawn(async move {
+            router.serve(listener, shutdown).await;
+            Ok(())
+        });
         Ok(())
     }
 }
