@@ -54,7 +54,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    fn render(&self) -> String {
+    pub fn render(&self) -> String {
         const GAP: usize = 3;
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
         let width = |column: usize| {

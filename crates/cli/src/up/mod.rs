@@ -22,7 +22,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use command::{Arguments, execute};
-pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE};
+pub use installation::install as install_kinds;
+pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
 
 use crate::data_directory::{self, Running};
 use crate::sandboxes;
@@ -105,6 +106,11 @@ impl Up {
     /// A client of the API server that needs no socket.
     pub fn client(&self) -> kube::Client {
         self.client.clone()
+    }
+
+    /// The node, once it runs.
+    pub fn node(&self) -> Option<&node::Node> {
+        self.node.as_ref()
     }
 
     /// Waits until a part fails. Parts run until they are told to stop, so an end of any kind is a failure.
