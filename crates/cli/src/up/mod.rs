@@ -4,6 +4,7 @@
 //! stopped in the reverse order. Nothing here decides anything about sandboxes.
 
 mod command;
+mod first_observed;
 mod installation;
 mod quickstart;
 
@@ -14,12 +15,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use first_observed::StampFirstObserved;
 
 pub use command::{Arguments, execute};
 pub use installation::install as install_kinds;
@@ -73,7 +77,11 @@ impl Up {
             warm_pool: options.quickstart.warm_pool(),
             pid: std::process::id(),
         };
-        let server = apiserver::Server::open(apiserver::Config::new(&data_directory)).await?;
+        let server = apiserver::Server::open(apiserver::Config {
+            admission: vec![StampFirstObserved::hook(Timestamp::now)],
+            ..apiserver::Config::new(&data_directory)
+        })
+        .await?;
         server
             .write_kubeconfig(&running.kubeconfig, &running.api_server)
             .context("cannot write the kubeconfig")?;
