@@ -1,6 +1,7 @@
 //! A container's environment: literal values, references, and the `$(NAME)` syntax. Pure.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use k8s_openapi::api::core::v1::{Container, EnvVarSource, Pod};
 
@@ -259,7 +260,9 @@ pub fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
         {
             match variables.get(name) {
                 Some(value) => output.push_str(value),
-                None => output.push_str(&format!("$({name})")),
+                None => {
+                    let _ = write!(output, "$({name})");
+                }
             }
             rest = after;
         } else {

@@ -5,12 +5,16 @@
 
 mod api_objects;
 pub mod assets;
+#[cfg(feature = "bench")]
+pub mod bench;
 pub mod config;
 mod container_spec;
+pub mod endpoints;
 mod environment;
 mod errors;
 mod events;
 mod grpc_health;
+pub mod logs;
 mod names;
 mod node;
 pub mod pod_lifecycle;
@@ -21,6 +25,7 @@ mod quantity;
 mod registration;
 pub mod runtime;
 pub mod scheduler;
+pub mod volume_provisioner;
 mod volumes;
 
 pub use config::Config;

@@ -23,6 +23,9 @@ use crate::runtime::native::NativeRuntime;
 use crate::runtime::{RecoveredPod, Runtime, RuntimeError};
 use crate::volumes::Volumes;
 
+/// How often logs are looked at for their size.
+const LOG_CHECK: Duration = Duration::from_secs(10);
+
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("the node needs to run as root: it makes namespaces, mounts and network links")]
@@ -171,6 +174,16 @@ async fn serve(
     let runtime = shared.runtime.clone();
     let stop = shutdown.clone();
     tasks.spawn(async move { runtime.keep_slots_ready(stop).await });
+    let (runtime, stop) = (shared.runtime.clone(), shutdown.clone());
+    tasks.spawn(async move {
+        while stop
+            .run_until_cancelled(tokio::time::sleep(LOG_CHECK))
+            .await
+            .is_some()
+        {
+            runtime.rotate_logs().await;
+        }
+    });
     tasks.spawn(registration::heartbeat(
         shared.client.clone(),
         object,

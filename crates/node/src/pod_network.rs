@@ -1,6 +1,8 @@
 //! A pod's names: its hostname, its entries in `/etc/hosts`, and where it looks names up. Pure but for the machine's own
 //! resolver file.
 
+use std::fmt::Write;
+
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use crate::config::Config;
@@ -111,13 +113,13 @@ fn resolver(spec: &PodSpec, namespace: &str, host: &str, config: &Config) -> Str
     }
     let mut text = String::new();
     for server in servers.iter().take(3) {
-        text.push_str(&format!("nameserver {server}\n"));
+        let _ = write!(text, "nameserver {server}\n");
     }
     if !searches.is_empty() {
-        text.push_str(&format!("search {}\n", searches.join(" ")));
+        let _ = write!(text, "search {}\n", searches.join(" "));
     }
     if !options.is_empty() {
-        text.push_str(&format!("options {}\n", options.join(" ")));
+        let _ = write!(text, "options {}\n", options.join(" "));
     }
     text
 }

@@ -177,7 +177,23 @@ impl<R: Runtime> PodWorker<R> {
             self.containers.insert(name.clone(), state);
             if running {
                 self.container_runs(&name, found.id.attempt);
+                self.keep_readiness(&name);
             }
+        }
+    }
+
+    /// A container that was ready when the node stopped is taken to be so until a probe says otherwise.
+    fn keep_readiness(&mut self, container: &str) {
+        let status = self.pod.status.as_ref();
+        let statuses = status.into_iter().flat_map(|status| {
+            status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+        });
+        let Some(known) = statuses.into_iter().find(|status| status.name == container) else { return };
+        if let Some(state) = self.containers.get_mut(container)
+            && i32::try_from(state.runs).is_ok_and(|runs| runs == known.restart_count + 1)
+        {
+            state.started |= known.started == Some(true);
+            state.ready |= known.ready;
         }
     }
 
@@ -234,19 +250,16 @@ impl<R: Runtime> PodWorker<R> {
     }
 
     fn update(&mut self, update: Option<Pod>) {
-        match update {
-            Some(mut pod) => {
-                // A watch may lag behind what this task has said already; only others' conditions are news.
-                if let Some(decided) = &self.decided {
-                    pod.status = Some(publishing::overlay(decided, pod.status.as_ref()));
-                }
-                self.pod = pod;
+        if let Some(mut pod) = update {
+            // A watch may lag behind what this task has said already; only others' conditions are news.
+            if let Some(decided) = &self.decided {
+                pod.status = Some(publishing::overlay(decided, pod.status.as_ref()));
             }
-            None => {
-                self.gone = true;
-                self.pod.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
-                self.pod.metadata.deletion_grace_period_seconds = Some(0);
-            }
+            self.pod = pod;
+        } else {
+            self.gone = true;
+            self.pod.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
+            self.pod.metadata.deletion_grace_period_seconds = Some(0);
         }
     }
 

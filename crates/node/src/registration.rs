@@ -75,7 +75,7 @@ impl Machine {
     }
 }
 
-fn quantity(value: impl ToString) -> Quantity {
+fn quantity(value: &impl ToString) -> Quantity {
     Quantity(value.to_string())
 }
 
@@ -87,16 +87,16 @@ pub fn status(
 ) -> NodeStatus {
     let machine = description.machine;
     let capacity = BTreeMap::from([
-        ("cpu".to_owned(), quantity(machine.cpus)),
+        ("cpu".to_owned(), quantity(&machine.cpus)),
         (
             "memory".to_owned(),
-            quantity(format!("{}Ki", machine.memory_bytes / 1024)),
+            quantity(&format!("{}Ki", machine.memory_bytes / 1024)),
         ),
         (
             "ephemeral-storage".to_owned(),
-            quantity(format!("{}Ki", machine.storage_bytes / 1024)),
+            quantity(&format!("{}Ki", machine.storage_bytes / 1024)),
         ),
-        ("pods".to_owned(), quantity(description.maximum_pods)),
+        ("pods".to_owned(), quantity(&description.maximum_pods)),
     ]);
     let kernel = rustix::system::uname();
     NodeStatus {

@@ -74,7 +74,7 @@ async fn bind(client: Client, pod: Pod, node_name: String) {
         // Bound by somebody else, or gone.
         Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => {}
         Err(error) => {
-            tracing::warn!(pod = name, namespace, error = %chain(&error), "cannot bind a pod")
+            tracing::warn!(pod = name, namespace, error = %chain(&error), "cannot bind a pod");
         }
     }
 }

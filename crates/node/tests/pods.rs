@@ -1,14 +1,26 @@
 //! Pods, as their users see them: through the API, from creation to the end.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
 mod support;
 
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
 use serde_json::json;
-use support::Machine;
+use support::{Machine, eventually, is_ready};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn sandboxd() -> serde_json::Value {
     json!({"containers": [{"name": "c", "image": "host", "ports": [{"containerPort": 8888}],
         "readinessProbe": {"httpGet": {"path": "/", "port": 8888}, "periodSeconds": 1}}]})
+}
+
+fn shell(script: &str) -> serde_json::Value {
+    json!({"name": "c", "image": "host", "command": ["sh", "-c", script]})
 }
 
 async fn http_get(address: &str, path: &str) -> String {
@@ -44,5 +56,474 @@ async fn a_pod_of_the_host_image_serves_the_sandbox_api_and_goes_without_a_trace
     let (code, out, err) = machine.exec(&pod, &["python3", "-c", "print(6 * 7)"]).await;
     assert_eq!((code, out.as_str()), (0, "42\n"), "{err}");
     machine.delete("p").await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ends_are_reported_with_code_reason_message_and_log() {
+    let machine = Machine::start().await;
+    let script = "echo out; echo err >&2; echo -n 'last words' > /dev/termination-log; exit 7";
+    machine
+        .create(
+            "p",
+            json!({"restartPolicy": "Never", "containers": [shell(script)]}),
+        )
+        .await;
+    let pod = machine.phase("p", "Failed").await;
+    let state = pod
+        .status
+        .as_ref()
+        .unwrap()
+        .container_statuses
+        .as_ref()
+        .unwrap()[0]
+        .state
+        .clone()
+        .unwrap();
+    let terminated = state.terminated.unwrap();
+    assert_eq!(
+        (terminated.exit_code, terminated.reason.as_deref()),
+        (7, Some("Error"))
+    );
+    assert_eq!(terminated.message.as_deref(), Some("last words"));
+    assert!(terminated.started_at.unwrap() <= terminated.finished_at.unwrap());
+    let id = agent_sandbox_node::runtime::ContainerId {
+        pod: pod.uid().unwrap(),
+        container: "c".into(),
+        attempt: 0,
+    };
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
+    let options = agent_sandbox_node::logs::LogOptions {
+        follow: true,
+        ..Default::default()
+    };
+    agent_sandbox_node::logs::stream(machine.runtime(), &id, options, sender)
+        .await
+        .unwrap();
+    let mut lines = Vec::new();
+    while let Some(line) = receiver.recv().await {
+        lines.push(String::from_utf8(line).unwrap());
+    }
+    lines.sort();
+    assert_eq!(lines, ["err\n", "out\n"]);
+
+    machine
+        .create(
+            "ok",
+            json!({"restartPolicy": "OnFailure", "containers": [shell("exit 0")]}),
+        )
+        .await;
+    let pod = machine.phase("ok", "Succeeded").await;
+    let state = pod.status.unwrap().container_statuses.unwrap()[0]
+        .state
+        .clone()
+        .unwrap();
+    assert_eq!(
+        state.terminated.unwrap().reason.as_deref(),
+        Some("Completed")
+    );
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crashing_container_is_restarted_and_then_backs_off() {
+    let machine = Machine::start().await;
+    machine
+        .create("p", json!({"containers": [shell("exit 3")]}))
+        .await;
+    let pod = machine
+        .pod_with("p", "in a crash loop", |pod| {
+            let statuses = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.container_statuses.as_ref());
+            statuses.is_some_and(|statuses| {
+                let waiting = statuses[0]
+                    .state
+                    .as_ref()
+                    .and_then(|state| state.waiting.as_ref());
+                waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some("CrashLoopBackOff"))
+            })
+        })
+        .await;
+    let status = &pod.status.unwrap().container_statuses.unwrap()[0];
+    assert_eq!(status.restart_count, 1);
+    assert_eq!(
+        status
+            .last_state
+            .as_ref()
+            .unwrap()
+            .terminated
+            .as_ref()
+            .unwrap()
+            .exit_code,
+        3
+    );
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_start_says_why() {
+    let machine = Machine::start().await;
+    let reason = |pod: &k8s_openapi::api::core::v1::Pod| {
+        let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+        let state = statuses[0].state.clone()?;
+        let waiting = state.waiting.map(|waiting| {
+            (
+                waiting.reason.unwrap_or_default(),
+                waiting.message.unwrap_or_default(),
+            )
+        });
+        waiting.or_else(|| {
+            state.terminated.map(|end| {
+                (
+                    end.reason.unwrap_or_default(),
+                    end.message.unwrap_or_default(),
+                )
+            })
+        })
+    };
+    let cases = [
+        (
+            "command",
+            json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "host", "command": ["/no/such"]}]}),
+            "StartError",
+            "/no/such",
+        ),
+        (
+            "image",
+            json!({"containers": [{"name": "c", "image": "registry.example/no:v1"}]}),
+            "ErrImagePull",
+            "registry.example/no:v1",
+        ),
+        (
+            "privileged",
+            json!({"containers": [{"name": "c", "image": "host", "securityContext": {"privileged": true}}]}),
+            "CreateContainerConfigError",
+            "privileged",
+        ),
+        (
+            "configmap",
+            json!({"containers": [{"name": "c", "image": "host", "envFrom": [{"configMapRef": {"name": "absent"}}]}]}),
+            "CreateContainerConfigError",
+            "configmap \"absent\" not found",
+        ),
+        (
+            "secret",
+            json!({"containers": [{"name": "c", "image": "host"}], "volumes": [{"name": "v", "secret": {"secretName": "absent"}}]}),
+            "ContainerCreating",
+            "secret \"absent\" not found",
+        ),
+        (
+            "claim",
+            json!({"containers": [{"name": "c", "image": "host"}], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "absent"}}]}),
+            "ContainerCreating",
+            "persistentvolumeclaim \"absent\" not found",
+        ),
+        (
+            "nonroot",
+            json!({"containers": [{"name": "c", "image": "host", "securityContext": {"runAsNonRoot": true}}]}),
+            "CreateContainerConfigError",
+            "runAsNonRoot",
+        ),
+    ];
+    for (name, spec, _, _) in &cases {
+        machine.create(name, spec.clone()).await;
+    }
+    for (name, _, expected, text) in cases {
+        let accepts = |pod: &_| {
+            reason(pod)
+                .is_some_and(|(reason, message)| reason == expected && message.contains(text))
+        };
+        machine
+            .pod_with(name, &format!("{expected} with {text}"), accepts)
+            .await;
+    }
+    // A missing object that appears later lets the pod start.
+    let object: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "absent"}, "data": {"K": "v"}}))
+            .unwrap();
+    Api::<ConfigMap>::namespaced(machine.client.clone(), "t")
+        .create(&PostParams::default(), &object)
+        .await
+        .unwrap();
+    machine.ready("configmap").await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn init_containers_volumes_and_security_contexts_work_together() {
+    let machine = Machine::start().await;
+    let secret: Secret =
+        serde_json::from_value(json!({"metadata": {"name": "s"}, "stringData": {"token": "hush"}}))
+            .unwrap();
+    Api::<Secret>::namespaced(machine.client.clone(), "t")
+        .create(&PostParams::default(), &secret)
+        .await
+        .unwrap();
+    let map: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "m"}, "data": {"a": "1"}})).unwrap();
+    Api::<ConfigMap>::namespaced(machine.client.clone(), "t")
+        .create(&PostParams::default(), &map)
+        .await
+        .unwrap();
+    let spec = json!({
+        "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000},
+        "initContainers": [{"name": "i", "image": "host", "command": ["sh", "-c", "id -u > /shared/made"],
+            "volumeMounts": [{"name": "e", "mountPath": "/shared"}]}],
+        "containers": [
+            {"name": "c", "image": "host", "command": ["sleep", "1000"], "workingDir": "/tmp",
+             "securityContext": {"readOnlyRootFilesystem": true},
+             "env": [{"name": "WHO", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+             "volumeMounts": [{"name": "e", "mountPath": "/shared"}, {"name": "s", "mountPath": "/secret", "readOnly": true},
+                {"name": "m", "mountPath": "/config/only", "subPath": "a"}, {"name": "mem", "mountPath": "/fast"}]},
+            {"name": "d", "image": "host", "command": ["sh", "-c", "while :; do sleep 0.01; echo x > /dev/shm/from-d; done"]}],
+        "volumes": [{"name": "e", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "s"}},
+            {"name": "m", "configMap": {"name": "m"}}, {"name": "mem", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]});
+    machine.create("p", spec).await;
+    let pod = machine.ready("p").await;
+    let script = "cat /shared/made; cat /secret/token; cat /config/only; echo; echo $WHO; pwd; id -u; id -g; id -G; \
+        touch /x 2>&1 | grep -o 'Read-only'; stat -fc %T /secret /fast; touch /shared/mine /fast/mine && stat -c %g /shared/mine; \
+        touch /secret/y 2>&1 | grep -o 'Read-only'; hostname; until cat /dev/shm/from-d 2>/dev/null; do :; done";
+    let (code, out, err) = machine.exec(&pod, &["sh", "-c", script]).await;
+    assert_eq!(code, 0, "{out}{err}");
+    let expected = "1000\nhush1\np\n/tmp\n1000\n1000\n1000 2000\nRead-only\ntmpfs\ntmpfs\n2000\nRead-only\np\nx\n";
+    assert_eq!(out, expected, "{err}");
+    let status = pod.status.unwrap();
+    assert_eq!(
+        status.init_container_statuses.unwrap()[0]
+            .state
+            .as_ref()
+            .unwrap()
+            .terminated
+            .as_ref()
+            .unwrap()
+            .exit_code,
+        0
+    );
+    assert_eq!(status.container_statuses.unwrap().len(), 2);
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_keeps_its_data_from_pod_to_pod_and_loses_it_with_the_claim() {
+    let machine = Machine::start().await;
+    let stop = tokio_util::sync::CancellationToken::new();
+    let data_dir = machine.config.data_dir.canonicalize().unwrap();
+    tokio::spawn(agent_sandbox_node::volume_provisioner::run(
+        machine.client.clone(),
+        data_dir.clone(),
+        stop.clone(),
+    ));
+    let claims = Api::<PersistentVolumeClaim>::namespaced(machine.client.clone(), "t");
+    let claim = json!({"metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+    claims
+        .create(
+            &PostParams::default(),
+            &serde_json::from_value(claim).unwrap(),
+        )
+        .await
+        .unwrap();
+    let spec = |command: &str| {
+        let mut container = shell(command);
+        container["volumeMounts"] = json!([{"name": "v", "mountPath": "/data"}]);
+        json!({"restartPolicy": "Never", "securityContext": {"runAsUser": 1000, "fsGroup": 1000}, "containers": [container],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
+    };
+    machine
+        .create("writer", spec("echo kept > /data/file"))
+        .await;
+    machine.phase("writer", "Succeeded").await;
+    machine.delete("writer").await;
+    machine
+        .create("reader", spec("grep kept /data/file && test -O /data/file"))
+        .await;
+    machine.phase("reader", "Succeeded").await;
+    machine.delete("reader").await;
+    let volume = claims
+        .get("data")
+        .await
+        .unwrap()
+        .spec
+        .unwrap()
+        .volume_name
+        .unwrap();
+    let directory = data_dir.join("volumes").join(volume);
+    assert!(directory.join("file").exists());
+    claims
+        .delete("data", &DeleteParams::default())
+        .await
+        .unwrap();
+    eventually("the volume's directory to go", || async {
+        (!directory.exists()).then_some(())
+    })
+    .await;
+    stop.cancel();
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failing_liveness_probe_restarts_the_container() {
+    let machine = Machine::start().await;
+    let mut container = shell("touch /tmp/alive; sleep 1000");
+    container["livenessProbe"] = json!({"exec": {"command": ["cat", "/tmp/alive"]}, "periodSeconds": 1, "failureThreshold": 1});
+    machine
+        .create(
+            "p",
+            json!({"terminationGracePeriodSeconds": 1, "containers": [container]}),
+        )
+        .await;
+    let pod = machine.ready("p").await;
+    machine.exec(&pod, &["rm", "/tmp/alive"]).await;
+    let pod = machine
+        .pod_with("p", "restarted and ready", |pod| {
+            let statuses = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.container_statuses.as_ref());
+            is_ready(pod) && statuses.is_some_and(|statuses| statuses[0].restart_count == 1)
+        })
+        .await;
+    let last = pod.status.unwrap().container_statuses.unwrap()[0]
+        .last_state
+        .clone()
+        .unwrap();
+    assert_eq!(last.terminated.unwrap().exit_code, 143);
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
+    let machine = Machine::start().await;
+    let mut polite = shell("trap 'cat /tmp/hook; exit 0' TERM; while :; do sleep 0.01; done");
+    polite["lifecycle"] =
+        json!({"preStop": {"exec": {"command": ["sh", "-c", "echo ran > /tmp/hook"]}}});
+    machine
+        .create(
+            "polite",
+            json!({"terminationGracePeriodSeconds": 60, "containers": [polite]}),
+        )
+        .await;
+    let stubborn = shell("trap '' TERM; while :; do sleep 0.01; done");
+    machine
+        .create(
+            "stubborn",
+            json!({"terminationGracePeriodSeconds": 1, "containers": [stubborn]}),
+        )
+        .await;
+    machine.ready("polite").await;
+    machine.ready("stubborn").await;
+    let began = std::time::Instant::now();
+    machine.delete("polite").await;
+    assert!(
+        began.elapsed().as_secs() < 20,
+        "a container that ends by itself is not waited for"
+    );
+    let began = std::time::Instant::now();
+    machine.delete("stubborn").await;
+    assert!(
+        began.elapsed().as_millis() >= 900,
+        "the grace period was cut short"
+    );
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_much_memory_is_told_as_such() {
+    let machine = Machine::start().await;
+    let mut container = shell("exec python3 -c \"x = bytearray(200 << 20)\"");
+    container["resources"] = json!({"limits": {"memory": "40Mi"}});
+    machine
+        .create(
+            "p",
+            json!({"restartPolicy": "Never", "containers": [container]}),
+        )
+        .await;
+    let pod = machine.phase("p", "Failed").await;
+    let end = pod.status.unwrap().container_statuses.unwrap()[0]
+        .state
+        .clone()
+        .unwrap()
+        .terminated
+        .unwrap();
+    assert_eq!(
+        (end.reason.as_deref(), end.exit_code),
+        (Some("OOMKilled"), 137)
+    );
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_survive_a_restart_of_the_node_and_those_gone_meanwhile_are_removed() {
+    let mut machine = Machine::start().await;
+    machine.create("stays", sandboxd()).await;
+    machine.create("goes", sandboxd()).await;
+    machine.create("ends", json!({"restartPolicy": "Never", "containers": [shell("while ! test -e /tmp/end; do sleep 0.01; done; exit 5")]})).await;
+    let before = machine.ready("stays").await;
+    machine.ready("goes").await;
+    let ends = machine.ready("ends").await;
+    let (_, started, _) = machine
+        .exec(&before, &["stat", "-c", "%Y", "/proc/2"])
+        .await;
+    let (code, _, _) = machine
+        .exec(
+            &ends,
+            &["sh", "-c", "(sleep 0.3; touch /tmp/end) > /dev/null 2>&1 &"],
+        )
+        .await;
+    assert_eq!(code, 0);
+    machine.stop_node().await;
+    let force = DeleteParams {
+        grace_period_seconds: Some(0),
+        ..DeleteParams::default()
+    };
+    let uid = machine.pod("goes").await.uid().unwrap();
+    machine.pods().delete("goes", &force).await.unwrap();
+    let exit = machine
+        .config
+        .data_dir
+        .join("pods")
+        .join(ends.uid().unwrap())
+        .join("containers/c/0/exit.json");
+    eventually("the container to end without a node", || async {
+        std::fs::metadata(&exit)
+            .ok()
+            .filter(|found| found.len() > 0)
+    })
+    .await;
+    machine.start_node().await;
+    let after = machine.ready("stays").await;
+    let statuses = |pod: &k8s_openapi::api::core::v1::Pod| {
+        pod.status.clone().unwrap().container_statuses.unwrap()[0].clone()
+    };
+    assert_eq!(
+        statuses(&before).container_id,
+        statuses(&after).container_id
+    );
+    assert_eq!(statuses(&after).restart_count, 0);
+    assert_eq!(
+        machine
+            .exec(&after, &["stat", "-c", "%Y", "/proc/2"])
+            .await
+            .1,
+        started,
+        "the process is the same one"
+    );
+    let ended = machine.phase("ends", "Failed").await;
+    assert_eq!(
+        statuses(&ended)
+            .state
+            .unwrap()
+            .terminated
+            .unwrap()
+            .exit_code,
+        5
+    );
+    let directory = machine.config.data_dir.join("pods").join(uid);
+    eventually("what is left of the deleted pod to go", || async {
+        (!directory.exists()).then_some(())
+    })
+    .await;
     machine.finish().await;
 }

@@ -185,6 +185,8 @@ const BACK_OFF_LAST: Duration = Duration::from_secs(300);
 /// A container that ran this long starts again without a delay.
 const BACK_OFF_FORGET: Duration = Duration::from_secs(600);
 const DEFAULT_GRACE_SECONDS: i64 = 30;
+/// A kill that did not take is repeated after this.
+pub const KILL_AGAIN: Duration = Duration::from_secs(5);
 
 /// How long a container that ended `crashes` times in a row waits before it starts again.
 pub fn back_off(crashes: u32) -> Duration {
@@ -402,11 +404,12 @@ impl Decision<'_> {
 
     fn delete(&mut self, spec: &PodSpec) {
         let metadata = &self.observed.pod.metadata;
-        // The API sets the time at which the grace period ends; deleting again with less shortens it.
+        // The API sets the time at which the grace period ends, cut to the second; deleting again with less shortens it.
         let deadline = metadata
             .deletion_timestamp
             .as_ref()
-            .map_or(self.now, |time| time.0);
+            .map_or(self.now, |time| time.0)
+            + Duration::from_secs(1);
         let whole = Duration::from_secs(
             metadata
                 .deletion_grace_period_seconds
@@ -418,35 +421,28 @@ impl Decision<'_> {
             .try_into()
             .unwrap_or(Duration::ZERO);
         let grace = left.min(whole);
-        if grace.is_zero() || deadline <= self.now {
-            for container in spec
-                .init_containers
-                .iter()
-                .flatten()
-                .chain(&spec.containers)
-            {
-                if matches!(
-                    self.state(container).phase,
-                    Phase::Running { .. } | Phase::Stopping { .. }
-                ) {
-                    self.actions.push(Action::Kill {
-                        container: container.name.clone(),
-                    });
-                }
-            }
-            if !spec
-                .init_containers
-                .iter()
-                .flatten()
-                .chain(&spec.containers)
-                .any(|container| self.state(container).is_live())
-            {
-                self.finish();
-            }
+        if grace.is_zero() {
+            self.kill_all(spec);
             return;
         }
         self.wake(deadline);
         if self.stop_all(spec, grace, "the pod is being deleted") {
+            self.finish();
+        }
+    }
+
+    fn kill_all(&mut self, spec: &PodSpec) {
+        let mut live = false;
+        for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+            let state = self.state(container);
+            live |= state.is_live();
+            if matches!(state.phase, Phase::Running { .. } | Phase::Stopping { .. }) {
+                self.actions.push(Action::Kill { container: container.name.clone() });
+            }
+        }
+        if live {
+            self.wake(self.now + KILL_AGAIN);
+        } else {
             self.finish();
         }
     }
@@ -471,7 +467,7 @@ impl Decision<'_> {
         match self.observed.sandbox {
             Sandbox::Missing => self.actions.push(Action::CreateSandbox),
             Sandbox::Waiting { retry_at, .. } if *retry_at <= self.now => {
-                self.actions.push(Action::CreateSandbox)
+                self.actions.push(Action::CreateSandbox);
             }
             Sandbox::Waiting { retry_at, .. } => self.wake(*retry_at),
             Sandbox::Ready(_) => {
@@ -522,7 +518,7 @@ impl Decision<'_> {
         match &state.phase {
             Phase::NotStarted => self.actions.push(start(state.runs, state.crashes)),
             Phase::Refused { retry_at, .. } if *retry_at <= self.now => {
-                self.actions.push(start(state.runs, state.crashes))
+                self.actions.push(start(state.runs, state.crashes));
             }
             Phase::Refused { retry_at, .. } => self.wake(*retry_at),
             Phase::Ended(termination) if policy.restarts(termination) => {

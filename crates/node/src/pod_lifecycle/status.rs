@@ -227,6 +227,15 @@ fn container_status(
     now: Timestamp,
 ) -> ContainerStatus {
     let state = state_of(observed.containers, &container.name);
+    // Of a pod that ended before the node's memory begins, what was said of it stands.
+    if outcome.is_over() && state.runs == 0 && state.phase == Phase::NotStarted {
+        let before = observed.pod.status.iter().flat_map(|status| {
+            status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+        });
+        if let Some(said) = before.into_iter().find(|status| status.name == container.name) {
+            return said.clone();
+        }
+    }
     let (current, last) = states(observed, spec, container, state, outcome, now);
     let running = matches!(state.phase, Phase::Running { .. } | Phase::Stopping { .. });
     let is_init = spec

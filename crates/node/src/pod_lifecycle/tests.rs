@@ -1,1 +1,590 @@
+//! Tables over single decisions, and properties over whole lives of pods under a fake runtime.
 
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::runtime::PodSandbox;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+}
+
+fn pod(spec: Value) -> Pod {
+    serde_json::from_value(
+        json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec}),
+    )
+    .unwrap()
+}
+
+fn sandbox() -> Sandbox {
+    Sandbox::Ready(PodSandbox {
+        address: Ipv4Addr::new(10, 0, 0, 5),
+        identity_base: 1 << 20,
+    })
+}
+
+fn ended(code: i32, started: i64, finished: i64) -> Termination {
+    Termination {
+        exit_code: code,
+        signal: None,
+        reason: if code == 0 { "Completed" } else { "Error" }.to_owned(),
+        message: None,
+        started_at: Some(at(started)),
+        finished_at: at(finished),
+    }
+}
+
+fn running() -> ContainerState {
+    ContainerState {
+        phase: Phase::Running { started_at: at(0) },
+        runs: 1,
+        started: true,
+        ready: true,
+        ..ContainerState::default()
+    }
+}
+
+fn crashed(times: u32, finished: i64) -> ContainerState {
+    let mut state = ContainerState {
+        runs: times,
+        crashes: times - 1,
+        ..ContainerState::default()
+    };
+    state.end(ended(1, finished - 1, finished));
+    state
+}
+
+struct Case {
+    pod: Pod,
+    sandbox: Sandbox,
+    containers: BTreeMap<String, ContainerState>,
+}
+
+impl Case {
+    fn new(spec: Value) -> Self {
+        Self {
+            pod: pod(spec),
+            sandbox: sandbox(),
+            containers: BTreeMap::new(),
+        }
+    }
+
+    fn with(mut self, name: &str, state: ContainerState) -> Self {
+        self.containers.insert(name.to_owned(), state);
+        self
+    }
+
+    fn deleted(mut self, deadline: i64, grace: i64) -> Self {
+        self.pod.metadata.deletion_timestamp = Some(
+            k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(deadline)),
+        );
+        self.pod.metadata.deletion_grace_period_seconds = Some(grace);
+        self
+    }
+
+    fn plan(&self, now: i64) -> Plan {
+        let observed = Observed {
+            pod: &self.pod,
+            sandbox: &self.sandbox,
+            containers: &self.containers,
+            verdict: None,
+            accepted_at: at(0),
+            node_address: "10.0.0.1".to_owned(),
+        };
+        decide(&observed, at(now))
+    }
+}
+
+fn start(container: &str, run: u32, crashes: u32) -> Action {
+    Action::Start {
+        container: container.to_owned(),
+        run,
+        crashes,
+    }
+}
+
+fn one() -> Value {
+    json!({"containers": [{"name": "c", "image": "host"}]})
+}
+
+fn status_of(plan: &Plan, index: usize) -> ContainerStatus {
+    plan.status.container_statuses.as_ref().unwrap()[index].clone()
+}
+
+fn condition(plan: &Plan, kind: &str) -> (String, Option<String>) {
+    let conditions = plan.status.conditions.as_ref().unwrap();
+    let found = conditions
+        .iter()
+        .find(|condition| condition.type_ == kind)
+        .unwrap();
+    (found.status.clone(), found.reason.clone())
+}
+
+#[test]
+fn a_new_pod_gets_a_sandbox_and_then_its_containers_together() {
+    let two = json!({"containers": [{"name": "a"}, {"name": "b"}]});
+    let mut case = Case::new(two);
+    case.sandbox = Sandbox::Missing;
+    let plan = case.plan(0);
+    assert_eq!(plan.actions, [Action::CreateSandbox]);
+    assert_eq!(plan.status.phase.as_deref(), Some("Pending"));
+    let waiting = status_of(&plan, 0).state.unwrap().waiting.unwrap();
+    assert_eq!(waiting.reason.as_deref(), Some("ContainerCreating"));
+    case.sandbox = sandbox();
+    let plan = case.plan(0);
+    assert_eq!(plan.actions, [start("a", 0, 0), start("b", 0, 0)]);
+    assert_eq!(plan.status.pod_ip.as_deref(), Some("10.0.0.5"));
+}
+
+#[test]
+fn init_containers_run_one_after_the_other_before_the_rest() {
+    let spec =
+        json!({"initContainers": [{"name": "i"}, {"name": "j"}], "containers": [{"name": "c"}]});
+    let plan = Case::new(spec.clone()).plan(0);
+    assert_eq!(plan.actions, [start("i", 0, 0)]);
+    assert_eq!(
+        condition(&plan, "Initialized"),
+        (
+            "False".to_owned(),
+            Some("ContainersNotInitialized".to_owned())
+        )
+    );
+    let waiting = status_of(&plan, 0).state.unwrap().waiting.unwrap();
+    assert_eq!(waiting.reason.as_deref(), Some("PodInitializing"));
+
+    let done = ContainerState {
+        phase: Phase::Ended(ended(0, 0, 1)),
+        runs: 1,
+        ..ContainerState::default()
+    };
+    let plan = Case::new(spec.clone()).with("i", done.clone()).plan(1);
+    assert_eq!(plan.actions, [start("j", 0, 0)]);
+    let plan = Case::new(spec.clone())
+        .with("i", done.clone())
+        .with("j", done)
+        .plan(1);
+    assert_eq!(plan.actions, [start("c", 0, 0)]);
+    assert_eq!(condition(&plan, "Initialized").0, "True");
+
+    let never = json!({"restartPolicy": "Never", "initContainers": [{"name": "i"}], "containers": [{"name": "c"}]});
+    let plan = Case::new(never).with("i", crashed(1, 1)).plan(2);
+    assert_eq!(plan.status.phase.as_deref(), Some("Failed"));
+    assert_eq!(plan.actions, [Action::StopSandbox]);
+}
+
+#[test]
+fn a_sidecar_keeps_running_and_goes_last() {
+    let spec = json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}], "containers": [{"name": "c"}]});
+    assert_eq!(Case::new(spec.clone()).plan(0).actions, [start("s", 0, 0)]);
+    let plan = Case::new(spec.clone()).with("s", running()).plan(0);
+    assert_eq!(plan.actions, [start("c", 0, 0)]);
+    let case = Case::new(spec)
+        .with("s", running())
+        .with("c", running())
+        .deleted(30, 30);
+    let stopped: Vec<_> = case.plan(0).actions;
+    assert!(
+        matches!(&stopped[..], [Action::Stop { container, .. }] if container == "c"),
+        "{stopped:?}"
+    );
+}
+
+#[test]
+fn crashes_back_off_as_a_kubelet_does() {
+    for (crashes, seconds) in [
+        (1, 0),
+        (2, 10),
+        (3, 20),
+        (4, 40),
+        (5, 80),
+        (6, 160),
+        (7, 300),
+        (40, 300),
+    ] {
+        assert_eq!(back_off(crashes), Duration::from_secs(seconds), "{crashes}");
+    }
+    assert_eq!(
+        Case::new(one()).with("c", crashed(1, 5)).plan(5).actions,
+        [start("c", 1, 1)],
+        "the first restart is at once"
+    );
+    let plan = Case::new(one()).with("c", crashed(2, 5)).plan(6);
+    assert_eq!((plan.actions.len(), plan.wake_at), (0, Some(at(15))));
+    assert_eq!(plan.status.phase.as_deref(), Some("Running"));
+    let status = status_of(&plan, 0);
+    let waiting = status.state.unwrap().waiting.unwrap();
+    assert_eq!(waiting.reason.as_deref(), Some("CrashLoopBackOff"));
+    assert_eq!(
+        waiting.message.as_deref(),
+        Some("back-off 10s restarting failed container=c pod=p_n(u)")
+    );
+    assert_eq!(status.last_state.unwrap().terminated.unwrap().exit_code, 1);
+    assert_eq!(status.restart_count, 1);
+    assert_eq!(
+        Case::new(one()).with("c", crashed(2, 5)).plan(15).actions,
+        [start("c", 2, 2)]
+    );
+}
+
+#[test]
+fn a_long_run_forgets_earlier_crashes() {
+    let mut state = ContainerState {
+        runs: 6,
+        crashes: 5,
+        ..ContainerState::default()
+    };
+    state.end(ended(1, 0, 601));
+    assert_eq!(state.crashes, 0);
+}
+
+#[test]
+fn restart_policies_decide_how_a_pod_ends() {
+    for (policy, code, phase, restarts) in [
+        ("Never", 0, "Succeeded", false),
+        ("Never", 3, "Failed", false),
+        ("OnFailure", 0, "Succeeded", false),
+        ("OnFailure", 3, "Running", true),
+        ("Always", 0, "Running", true),
+    ] {
+        let spec = json!({"restartPolicy": policy, "containers": [{"name": "c"}]});
+        let mut state = ContainerState {
+            runs: 1,
+            ..ContainerState::default()
+        };
+        state.end(ended(code, 0, 1));
+        let plan = Case::new(spec).with("c", state).plan(1);
+        assert_eq!(plan.status.phase.as_deref(), Some(phase), "{policy} {code}");
+        let expected = if restarts {
+            start("c", 1, 1)
+        } else {
+            Action::StopSandbox
+        };
+        assert_eq!(plan.actions, [expected], "{policy} {code}");
+    }
+}
+
+#[test]
+fn readiness_follows_the_containers_and_the_gates() {
+    let plan = Case::new(one()).with("c", running()).plan(1);
+    assert_eq!(condition(&plan, "Ready").0, "True");
+    let unready = ContainerState {
+        ready: false,
+        ..running()
+    };
+    let plan = Case::new(one()).with("c", unready).plan(1);
+    assert_eq!(
+        condition(&plan, "Ready"),
+        ("False".to_owned(), Some("ContainersNotReady".to_owned()))
+    );
+    assert_eq!(
+        condition(&plan, "ContainersReady"),
+        ("False".to_owned(), Some("ContainersNotReady".to_owned()))
+    );
+    let gated = json!({"containers": [{"name": "c"}], "readinessGates": [{"conditionType": "g"}]});
+    let plan = Case::new(gated).with("c", running()).plan(1);
+    assert_eq!(condition(&plan, "ContainersReady").0, "True");
+    assert_eq!(
+        condition(&plan, "Ready"),
+        (
+            "False".to_owned(),
+            Some("ReadinessGatesNotReady".to_owned())
+        )
+    );
+}
+
+#[test]
+fn an_unhealthy_container_is_stopped_with_its_grace() {
+    let spec = json!({"terminationGracePeriodSeconds": 7, "containers": [{"name": "c"}]});
+    let state = ContainerState {
+        unhealthy: Some("why".to_owned()),
+        ..running()
+    };
+    let plan = Case::new(spec).with("c", state).plan(1);
+    let grace = Duration::from_secs(7);
+    assert_eq!(
+        plan.actions,
+        [Action::Stop {
+            container: "c".to_owned(),
+            grace,
+            why: "why".to_owned()
+        }]
+    );
+}
+
+#[test]
+fn deletion_stops_then_kills_then_finishes() {
+    let plan = Case::new(one())
+        .with("c", running())
+        .deleted(30, 30)
+        .plan(0);
+    assert!(
+        matches!(&plan.actions[..], [Action::Stop { grace, .. }] if *grace == Duration::from_secs(30))
+    );
+    let stopping = ContainerState {
+        phase: Phase::Stopping {
+            started_at: at(0),
+            kill_at: at(30),
+        },
+        ..running()
+    };
+    let plan = Case::new(one())
+        .with("c", stopping.clone())
+        .deleted(30, 30)
+        .plan(10);
+    assert_eq!((plan.actions.len(), plan.wake_at), (0, Some(at(30))));
+    let kill = [Action::Kill {
+        container: "c".to_owned(),
+    }];
+    assert_eq!(
+        Case::new(one())
+            .with("c", stopping.clone())
+            .deleted(30, 30)
+            .plan(30)
+            .actions,
+        kill
+    );
+    assert_eq!(
+        Case::new(one())
+            .with("c", stopping)
+            .deleted(10, 0)
+            .plan(10)
+            .actions,
+        kill,
+        "no grace left"
+    );
+    assert_eq!(
+        Case::new(one())
+            .with("c", crashed(1, 5))
+            .deleted(30, 30)
+            .plan(6)
+            .actions,
+        [Action::Finish]
+    );
+    let mut creating = Case::new(one()).deleted(30, 30);
+    creating.sandbox = Sandbox::Creating;
+    assert_eq!(
+        creating.plan(1).actions,
+        [],
+        "what is being made is waited for"
+    );
+}
+
+#[test]
+fn a_deadline_ends_the_pod_and_says_so() {
+    let spec = json!({"activeDeadlineSeconds": 5, "containers": [{"name": "c"}]});
+    let plan = Case::new(spec.clone()).with("c", running()).plan(4);
+    assert_eq!(plan.wake_at, Some(at(5)));
+    let plan = Case::new(spec).with("c", running()).plan(5);
+    assert_eq!(
+        (plan.status.phase.as_deref(), plan.status.reason.as_deref()),
+        (Some("Failed"), Some("DeadlineExceeded"))
+    );
+    assert!(matches!(&plan.actions[..], [Action::Stop { .. }]));
+}
+
+#[test]
+fn transition_times_change_only_with_the_condition() {
+    let mut case = Case::new(one()).with("c", running());
+    case.pod.status = Some(case.plan(1).status);
+    let later = case.plan(100);
+    assert_eq!(Some(&later.status), case.pod.status.as_ref());
+}
+
+/// What the world does to a pod between decisions.
+#[derive(Debug, Clone)]
+enum Happening {
+    Exit(usize, i32),
+    Ready(usize, bool),
+    Unhealthy(usize),
+    Wait(i64),
+    Delete(i64),
+}
+
+fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+    let one = prop_oneof![
+        (0..3_usize, 0..3_i32).prop_map(|(index, code)| Happening::Exit(index, code)),
+        (0..3_usize, any::<bool>()).prop_map(|(index, ready)| Happening::Ready(index, ready)),
+        (0..3_usize).prop_map(Happening::Unhealthy),
+        (1..400_i64).prop_map(Happening::Wait),
+        (0..60_i64).prop_map(Happening::Delete),
+    ];
+    proptest::collection::vec(one, 0..60)
+}
+
+/// A runtime that does what it is told, at once.
+struct World {
+    case: Case,
+    now: i64,
+    finished: bool,
+}
+
+const NAMES: [&str; 3] = ["i", "a", "b"];
+
+impl World {
+    fn settle(&mut self) -> Result<(), TestCaseError> {
+        for _ in 0..50 {
+            let plan = self.case.plan(self.now);
+            self.check(&plan)?;
+            let again = self.case.plan(self.now);
+            prop_assert_eq!(&plan, &again, "a decision depends on nothing but its input");
+            self.case.pod.status = Some(plan.status);
+            if plan.actions.is_empty() {
+                return Ok(());
+            }
+            for action in plan.actions {
+                self.perform(action)?;
+            }
+        }
+        Err(TestCaseError::fail("the pod never came to rest"))
+    }
+
+    fn perform(&mut self, action: Action) -> Result<(), TestCaseError> {
+        let now = at(self.now);
+        match action {
+            Action::CreateSandbox => self.case.sandbox = sandbox(),
+            Action::Start { container, run, .. } => {
+                let state = self.case.containers.entry(container).or_default();
+                prop_assert!(!state.is_live(), "a container was started twice");
+                prop_assert_eq!(state.runs, run);
+                if let Phase::Ended(end) = &state.phase {
+                    state.previous = Some(end.clone());
+                }
+                state.runs += 1;
+                state.phase = Phase::Running { started_at: now };
+                (state.started, state.ready) = (true, true);
+            }
+            Action::Stop { container, .. } | Action::Kill { container } => {
+                let state = self
+                    .case
+                    .containers
+                    .get_mut(&container)
+                    .expect("only started containers are stopped");
+                let Phase::Running { started_at } = state.phase else {
+                    return Err(TestCaseError::fail(
+                        "a container that does not run was stopped",
+                    ));
+                };
+                state.end(Termination {
+                    started_at: Some(started_at),
+                    finished_at: now,
+                    ..ended(143, 0, 0)
+                });
+            }
+            Action::StopSandbox => {
+                prop_assert!(!self.case.containers.values().any(ContainerState::is_live));
+                self.case.sandbox = Sandbox::Stopped { address: None };
+            }
+            Action::Finish => {
+                prop_assert!(self.case.pod.metadata.deletion_timestamp.is_some());
+                prop_assert!(!self.case.containers.values().any(ContainerState::is_live));
+                self.finished = true;
+                self.case.sandbox = Sandbox::Stopping;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, plan: &Plan) -> Result<(), TestCaseError> {
+        let before = self
+            .case
+            .pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.clone());
+        let phase = plan.status.phase.clone();
+        if matches!(before.as_deref(), Some("Succeeded" | "Failed")) {
+            prop_assert_eq!(before, phase.clone(), "an end stands");
+        }
+        let ready = condition(plan, "Ready").0 == "True";
+        if ready {
+            prop_assert_eq!(
+                phase.as_deref(),
+                Some("Running"),
+                "only running pods are ready"
+            );
+        }
+        let live = self.case.containers.values().any(ContainerState::is_live);
+        if self.case.pod.metadata.deletion_timestamp.is_some() {
+            let starts = plan
+                .actions
+                .iter()
+                .any(|action| matches!(action, Action::Start { .. } | Action::CreateSandbox));
+            prop_assert!(!starts, "nothing starts in a pod that is being deleted");
+            prop_assert!(live || self.finished || plan.actions.contains(&Action::Finish));
+        }
+        Ok(())
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        let now = at(self.now);
+        match happening {
+            Happening::Exit(index, code) => {
+                if let Some(state) = self.case.containers.get_mut(NAMES[index])
+                    && let Phase::Running { started_at } = state.phase
+                {
+                    state.end(Termination {
+                        started_at: Some(started_at),
+                        finished_at: now,
+                        ..ended(code, 0, 0)
+                    });
+                }
+            }
+            Happening::Ready(index, ready) => {
+                if let Some(state) = self.case.containers.get_mut(NAMES[index]) {
+                    state.ready = ready && state.is_live();
+                }
+            }
+            Happening::Unhealthy(index) => {
+                if let Some(state) = self
+                    .case
+                    .containers
+                    .get_mut(NAMES[index])
+                    .filter(|state| state.is_live())
+                {
+                    state.unhealthy = Some("probe".to_owned());
+                }
+            }
+            Happening::Wait(seconds) => self.now += seconds,
+            Happening::Delete(grace) => {
+                let metadata = &mut self.case.pod.metadata;
+                metadata.deletion_timestamp = Some(
+                    k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(self.now + grace)),
+                );
+                metadata.deletion_grace_period_seconds = Some(grace);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_a_pod_comes_to_rest_and_a_deleted_one_goes(
+        policy in prop_oneof![Just("Always"), Just("OnFailure"), Just("Never")],
+        happenings in happenings(),
+    ) {
+        let spec = json!({"restartPolicy": policy, "initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]});
+        let mut case = Case::new(spec);
+        case.sandbox = Sandbox::Missing;
+        let mut world = World { case, now: 0, finished: false };
+        world.settle()?;
+        for happening in happenings {
+            if world.finished {
+                break;
+            }
+            world.happen(happening);
+            world.settle()?;
+        }
+        if !world.finished {
+            world.happen(Happening::Delete(0));
+            world.settle()?;
+        }
+        prop_assert!(world.finished, "a deleted pod is removed");
+    }
+}

@@ -12,14 +12,11 @@ use super::{Event, PodWorker, Shared};
 use crate::container_spec::{self, Parts};
 use crate::errors::chain;
 use crate::events::Severity;
-use crate::pod_lifecycle::{Action, Phase, Sandbox};
+use crate::pod_lifecycle::{Action, KILL_AGAIN, Phase, Sandbox};
 use crate::probes::{self, Kind};
 use crate::runtime::{ContainerId, ContainerSpec, PodSandbox, Runtime, StartError};
 use crate::volumes::Volumes;
 use crate::{api_objects, environment, pod_network};
-
-/// A kill that did not take is repeated after this.
-const KILL_AGAIN: Duration = Duration::from_secs(5);
 
 fn container_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
     let spec = pod.spec.as_ref()?;

@@ -108,15 +108,15 @@ impl ControlGroups {
         for hierarchy in &self.hierarchies {
             let path = hierarchy.mount.join(&self.parent);
             create(&path)?;
-            self.delegate(hierarchy, &hierarchy.mount);
-            self.delegate(hierarchy, &path);
+            Self::delegate(hierarchy, &hierarchy.mount);
+            Self::delegate(hierarchy, &path);
         }
         Ok(())
     }
 
     /// Lets groups below `path` have limits; only the v2 hierarchy needs to be told. A refusal shows when a limit is
     /// set, with the file that is missing.
-    fn delegate(&self, hierarchy: &Hierarchy, path: &Path) {
+    fn delegate(hierarchy: &Hierarchy, path: &Path) {
         if hierarchy.unified {
             for (controller, name) in CONTROLLERS {
                 if hierarchy.controllers.contains(&controller) {
@@ -138,7 +138,7 @@ impl ControlGroups {
             let pod_path = hierarchy.mount.join(&self.parent).join(pod);
             if !pod_path.is_dir() {
                 create(&pod_path)?;
-                self.delegate(hierarchy, &pod_path);
+                Self::delegate(hierarchy, &pod_path);
             }
             let path = pod_path.join(container);
             create(&path)?;

@@ -3,6 +3,7 @@
 //! Nothing of the machine's home directories, `/var`, `/run` or configuration beyond name lookup and certificates is in
 //! it. What the container writes goes to its own layer.
 
+use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -131,7 +132,7 @@ fn build(root: &Path) -> io::Result<String> {
         match fs::read_link(&host) {
             Ok(target) => {
                 symlink(&target, root.join(name))?;
-                description.push_str(&format!("{name} -> {}\n", target.display()));
+                let _ = writeln!(description, "{name} -> {}", target.display());
             }
             Err(_) if host.is_dir() => fs::create_dir(root.join(name))?,
             Err(_) => {}

@@ -70,6 +70,10 @@ pub struct PodSandbox {
 
 /// Everything about one run of a container.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a field of the same name in the pod's specification"
+)]
 pub struct ContainerSpec {
     pub id: ContainerId,
     pub image: String,

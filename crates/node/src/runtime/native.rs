@@ -45,7 +45,8 @@ const TERMINATION_MESSAGE_BYTES: usize = 4096;
 /// What is kept of a sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct SandboxRecord {
-    slot: u32,
+    /// Absent once the pod has ended and its namespaces are freed.
+    slot: Option<u32>,
     spec: PodSandboxSpec,
 }
 
@@ -212,10 +213,9 @@ impl NativeRuntime {
         pod: &str,
         port: u16,
     ) -> Result<io::Result<std::net::TcpStream>, RuntimeError> {
-        let record = self
-            .sandbox_record(pod)
-            .ok_or_else(|| RuntimeError::NoSandbox(pod.to_owned()))?;
-        Ok(network::connect_inside(&self.slots.pins(record.slot).network, port).await?)
+        let slot = self.sandbox_record(pod).and_then(|record| record.slot);
+        let slot = slot.ok_or_else(|| RuntimeError::NoSandbox(pod.to_owned()))?;
+        Ok(network::connect_inside(&self.slots.pins(slot).network, port).await?)
     }
 
     pub async fn attach(&self, id: &ContainerId, stdin: bool) -> Result<Session, RuntimeError> {
@@ -248,6 +248,27 @@ impl NativeRuntime {
             .open(&path)
             .map_err(failure("a new log"))?;
         Ok(agent::replace_log(&self.container_directory(id), file).await?)
+    }
+
+    /// Rotates the logs of all running containers that have grown enough.
+    pub async fn rotate_logs(&self) {
+        let running: Vec<ContainerId> = self
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .keys()
+            .cloned()
+            .collect();
+        for id in running {
+            if let Err(error) = self.rotate_log(&id).await {
+                tracing::warn!(container = id.container, error = %crate::errors::chain(&error), "cannot rotate a log");
+            }
+        }
+    }
+
+    /// Whether one run of a container has ended, or never was.
+    pub fn has_ended(&self, id: &ContainerId) -> bool {
+        self.running(id).is_none()
     }
 
     fn remember(&self, id: &ContainerId, record: ContainerRecord) -> Result<(), RuntimeError> {
@@ -314,6 +335,14 @@ impl NativeRuntime {
     }
 }
 
+/// Keeps a record where a crash cannot leave half of it.
+fn write_record(directory: &Path, record: &SandboxRecord) -> Result<(), RuntimeError> {
+    let text = serde_json::to_vec(record).map_err(|error| failure("a pod's record")(error.into()))?;
+    let temporary = directory.join("sandbox.json.new");
+    fs::write(&temporary, text).map_err(failure("a pod's record"))?;
+    fs::rename(&temporary, directory.join("sandbox.json")).map_err(failure("a pod's record"))
+}
+
 /// The control group of one run, below its pod's.
 fn control_group_name(id: &ContainerId) -> String {
     format!("{}.{}", id.container, id.attempt)
@@ -378,19 +407,13 @@ async fn blocking<T: Send + 'static>(
 impl Runtime for NativeRuntime {
     async fn create_sandbox(&self, spec: &PodSandboxSpec) -> Result<PodSandbox, RuntimeError> {
         let directory = self.pod_directory(&spec.identity.uid);
-        let slot = match self.sandbox_record(&spec.identity.uid) {
-            Some(record) if self.slots.is_intact(record.slot) => record.slot,
-            _ => {
+        let kept = self.sandbox_record(&spec.identity.uid).and_then(|record| record.slot);
+        let slot = match kept.filter(|slot| self.slots.is_intact(*slot)) {
+            Some(slot) => slot,
+            None => {
                 let slot = self.slots.acquire().await?;
-                fs::create_dir_all(directory.join("etc")).map_err(failure("a pod's directory"))?;
-                let record = SandboxRecord {
-                    slot,
-                    spec: spec.clone(),
-                };
-                let text = serde_json::to_vec(&record)
-                    .map_err(|error| failure("a pod's record")(error.into()))?;
-                fs::write(directory.join("sandbox.json"), text)
-                    .map_err(failure("a pod's record"))?;
+                fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
+                write_record(&directory, &SandboxRecord { slot: Some(slot), spec: spec.clone() })?;
                 slot
             }
         };
@@ -460,14 +483,14 @@ impl Runtime for NativeRuntime {
     }
 
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
-        let Some(record) = self.sandbox_record(pod) else {
-            return Ok(());
-        };
+        let Some(mut record) = self.sandbox_record(pod) else { return Ok(()) };
         let (groups, uid) = (self.control_groups.clone(), pod.to_owned());
         blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
-        self.slots.release(record.slot).await?;
-        fs::remove_file(self.pod_directory(pod).join("sandbox.json"))
-            .map_err(failure("to forget a pod"))
+        if let Some(slot) = record.slot.take() {
+            self.slots.release(slot).await?;
+            write_record(&self.pod_directory(pod), &record)?;
+        }
+        Ok(())
     }
 
     async fn remove_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
@@ -483,11 +506,11 @@ impl Runtime for NativeRuntime {
     }
 
     async fn recover(&self) -> Result<Vec<RecoveredPod>, RuntimeError> {
-        self.recover_pods().await
+        Ok(self.recover_pods())
     }
 }
 
 /// Which slots pods on disk hold.
 fn slots_in_use(records: impl Iterator<Item = SandboxRecord>) -> BTreeSet<u32> {
-    records.map(|record| record.slot).collect()
+    records.filter_map(|record| record.slot).collect()
 }

@@ -212,10 +212,10 @@ impl Slots {
     /// Mounts a tmpfs that the containers of a pod share.
     pub fn make_shared_memory(&self, slot: u32, bytes: u64) -> io::Result<PathBuf> {
         let path = self.shared_memory(slot);
-        if path.exists() {
+        if is_memory(&path) {
             return Ok(path);
         }
-        fs::create_dir(&path)?;
+        fs::create_dir_all(&path)?;
         let base = self.identities(slot).base;
         let options =
             std::ffi::CString::new(format!("size={bytes},mode=1777,uid={base},gid={base}"))
@@ -321,6 +321,16 @@ impl Slots {
         }
         Ok(())
     }
+}
+
+/// Whether a tmpfs is mounted at `path`; a directory left from before a reboot is none.
+pub fn is_memory(path: &Path) -> bool {
+    const MEMORY_FILE_SYSTEM: i64 = 0x0102_1994;
+    rustix::fs::statfs(path).is_ok_and(|found| {
+        #[expect(clippy::unnecessary_cast, reason = "the field's type differs between architectures")]
+        let kind = found.f_type as i64;
+        kind == MEMORY_FILE_SYSTEM
+    })
 }
 
 fn io_error(what: &str, source: io::Error) -> RuntimeError {

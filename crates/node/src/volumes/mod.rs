@@ -421,7 +421,7 @@ fn inside(field: &'static str, path: String) -> Result<PathBuf, VolumeError> {
 }
 
 fn mount_memory(path: &Path, limit: Option<u64>) -> io::Result<()> {
-    if path.exists() {
+    if crate::runtime::slots::is_memory(path) {
         return Ok(());
     }
     fs::create_dir_all(path)?;

@@ -19,6 +19,7 @@ pub struct Machine {
     pub config: Config,
     server: apiserver::Server,
     shutdown: CancellationToken,
+    node_shutdown: CancellationToken,
     directory: Option<tempfile::TempDir>,
 }
 
@@ -77,7 +78,7 @@ impl Machine {
             .await
             .unwrap();
         let mut config = Config::new(directory.path().join("data"));
-        config.node_name = "test-node".to_owned();
+        "test-node".clone_into(&mut config.node_name);
         adjust(&mut config);
         let shutdown = CancellationToken::new();
         let mut machine = Self {
@@ -85,6 +86,7 @@ impl Machine {
             node: None,
             config,
             server,
+            node_shutdown: shutdown.child_token(),
             shutdown,
             directory: Some(directory),
         };
@@ -101,10 +103,17 @@ impl Machine {
         let node = Node::start(
             self.config.clone(),
             self.client.clone(),
-            self.shutdown.child_token(),
+            self.node_shutdown.clone(),
         )
         .await;
         self.node = Some(node.unwrap_or_else(|error| panic!("the node did not start: {error:?}")));
+    }
+
+    /// Stops the node and leaves its pods running.
+    pub async fn stop_node(&mut self) {
+        self.node_shutdown.cancel();
+        self.node.take().unwrap().join().await;
+        self.node_shutdown = self.shutdown.child_token();
     }
 
     pub fn runtime(&self) -> &node::runtime::native::NativeRuntime {
@@ -240,6 +249,12 @@ impl Machine {
             let _ = self.pods().delete(&pod.name_any(), &parameters).await;
             self.gone(&pod.name_any()).await;
         }
+        // A pod deleted without grace is gone from the API before it is gone from the machine.
+        let pods = self.config.data_dir.join("pods");
+        eventually("the pods to be gone from the machine", || async {
+            entries(&pods).is_empty().then_some(())
+        })
+        .await;
         self.shutdown.cancel();
         let node = self.node.take().unwrap();
         node.dismantle()

@@ -1,5 +1,6 @@
 //! From a container's specification to a request the shim understands.
 
+use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
@@ -55,7 +56,8 @@ impl NativeRuntime {
             .ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
         self.check_image(&spec.image)?;
         let user = user_of(&spec)?;
-        let launch = self.request(&spec, &sandbox.spec, sandbox.slot, user);
+        let slot = sandbox.slot.ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
+        let launch = self.request(&spec, &sandbox.spec, slot, user);
         let (groups, shim) = (self.control_groups.clone(), self.programs.shim.clone());
         let image_id = format!("host@sha256:{}", self.host.id);
         let (pod, crashes, limits, group) = (
@@ -331,12 +333,13 @@ pub(super) fn write_pod_files(
     address: Ipv4Addr,
 ) -> io::Result<()> {
     let mut hosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned();
-    match &spec.fully_qualified_name {
-        Some(name) => hosts.push_str(&format!("{address}\t{name}\t{}\n", spec.hostname)),
-        None => hosts.push_str(&format!("{address}\t{}\n", spec.hostname)),
-    }
+    let own = spec
+        .fully_qualified_name
+        .as_ref()
+        .map_or_else(String::new, |name| format!("{name}\t"));
+    let _ = writeln!(hosts, "{address}\t{own}{}", spec.hostname);
     for (address, names) in &spec.host_aliases {
-        hosts.push_str(&format!("{address}\t{}\n", names.join("\t")));
+        let _ = writeln!(hosts, "{address}\t{}", names.join("\t"));
     }
     let etc = directory.join("etc");
     fs::create_dir_all(&etc)?;

@@ -6,8 +6,7 @@ use std::path::Path;
 
 use super::{ContainerRecord, NativeRuntime, SandboxRecord, control_group_name, slots_in_use};
 use crate::runtime::{
-    ContainerId, PodSandbox, RecoveredContainer, RecoveredPod, RuntimeError, StartedContainer,
-    Termination,
+    ContainerId, PodSandbox, RecoveredContainer, RecoveredPod, StartedContainer, Termination,
 };
 
 fn entries(path: &Path) -> Vec<String> {
@@ -35,16 +34,18 @@ pub(super) fn used_slots(pods: &Path) -> BTreeSet<u32> {
 }
 
 impl NativeRuntime {
-    pub(super) async fn recover_pods(&self) -> Result<Vec<RecoveredPod>, RuntimeError> {
+    pub(super) fn recover_pods(&self) -> Vec<RecoveredPod> {
         let mut pods = Vec::new();
         for uid in entries(&self.pods) {
-            let Some(record) = read::<SandboxRecord>(&self.pods.join(&uid).join("sandbox.json"))
-            else {
+            let directory = self.pods.join(&uid);
+            let Some(record) = read::<SandboxRecord>(&directory.join("sandbox.json")) else {
+                // The node died before it had written what this is; nothing can run in it.
+                let _ = fs::remove_dir_all(&directory);
                 continue;
             };
-            let sandbox = self.slots.is_intact(record.slot).then(|| PodSandbox {
-                address: self.slots.network().address(record.slot),
-                identity_base: self.slots.identities(record.slot).base,
+            let sandbox = record.slot.filter(|slot| self.slots.is_intact(*slot)).map(|slot| PodSandbox {
+                address: self.slots.network().address(slot),
+                identity_base: self.slots.identities(slot).base,
             });
             let containers = self.recover_containers(&uid);
             pods.push(RecoveredPod {
@@ -54,7 +55,7 @@ impl NativeRuntime {
             });
         }
         self.remove_stray_groups(&pods);
-        Ok(pods)
+        pods
     }
 
     fn recover_containers(&self, pod: &str) -> Vec<RecoveredContainer> {

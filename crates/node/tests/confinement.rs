@@ -1,0 +1,189 @@
+//! What code inside the default tier cannot do. Each attempt is made from inside a container, and must fail for the
+//! reason that is meant to stop it.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+mod support;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use support::Machine;
+
+/// Calls Linux directly and prints the error's name, or "ok".
+const PRELUDE: &str = r#"
+import ctypes, errno, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *arguments)
+    return "ok" if result >= 0 else errno.errorcode.get(ctypes.get_errno(), "?")
+def attempt(work):
+    try:
+        work()
+        return "ok"
+    except OSError as problem:
+        return errno.errorcode.get(problem.errno, "?")
+"#;
+
+async fn python(machine: &Machine, pod: &Pod, code: &str) -> String {
+    let script = format!("{PRELUDE}\n{code}");
+    let (status, out, err) = machine.exec(pod, &["python3", "-c", &script]).await;
+    assert_eq!(status, 0, "the attempt itself broke: {err}");
+    out.trim().to_owned()
+}
+
+async fn confined(machine: &Machine) -> Pod {
+    let spec =
+        json!({"containers": [{"name": "c", "image": "host", "command": ["sleep", "1000"]}]});
+    machine.create("p", spec).await;
+    machine.ready("p").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_machine_is_out_of_reach() {
+    let machine = Machine::start().await;
+    let pod = confined(&machine).await;
+    let secret = std::env::temp_dir().join(format!("confinement-{}", std::process::id()));
+    std::fs::write(&secret, "secret").unwrap();
+    let secret_path = secret.display();
+    let own_pid = std::process::id();
+    let sysrq = if std::path::Path::new("/proc/sysrq-trigger").exists() {
+        "EROFS"
+    } else {
+        "ENOENT"
+    };
+    let attempts = [
+        ("a file of the machine by its path", format!("print(attempt(lambda: open('{secret_path}')))"), "ENOENT"),
+        ("the machine's password file", "print('root:x:0:0:root:/root:/bin/bash' in open('/etc/passwd').read() and not os.path.exists('/etc/shadow'))".to_owned(), "True"),
+        ("home directories", "print(os.listdir('/root'), os.listdir('/home'), os.listdir('/var/lib'))".to_owned(), "[] [] []"),
+        ("the root of PID 1", "print(attempt(lambda: os.listdir('/proc/1/root')))".to_owned(), "EACCES"),
+        ("PID 1's descriptors", "print(attempt(lambda: os.readlink('/proc/1/fd/4')))".to_owned(), "EACCES"),
+        ("a symlink out", format!("os.symlink('{secret_path}', '/tmp/link'); print(attempt(lambda: open('/tmp/link')))"), "ENOENT"),
+        ("open_by_handle_at", "print(call(304, -100, None, 0))".to_owned(), "EPERM"),
+        ("name_to_handle_at", "print(call(303, -100, b'/', None, None, 0))".to_owned(), "EPERM"),
+        ("mount", "print(call(165, b'none', b'/tmp', b'tmpfs', 0, None))".to_owned(), "EPERM"),
+        ("umount", "print(call(166, b'/proc/keys', 0))".to_owned(), "EPERM"),
+        ("the new mount calls", "print(call(430, b'tmpfs', 0), call(428, -100, b'/', 1))".to_owned(), "EPERM EPERM"),
+        ("pivot_root", "print(call(155, b'/', b'/'))".to_owned(), "EPERM"),
+        ("loading a module", "print(call(175, None, 0, b''), call(313, 0, b'', 0))".to_owned(), "EPERM EPERM"),
+        ("a new user namespace", "print(call(272, 0x10000000))".to_owned(), "EPERM"),
+        ("a clone with a new user namespace", "print(call(56, 0x10000000 | 17, None, None, None, None))".to_owned(), "EPERM"),
+        ("clone3, whose flags a filter cannot read", "print(call(435, None, 0))".to_owned(), "ENOSYS"),
+        ("entering a namespace", "f = os.open('/proc/self/ns/net', 0); print(call(308, f, 0))".to_owned(), "EPERM"),
+        ("the kernel's keyrings", "print(call(248, b'user', b'k', b'v', 1, -3), call(250, 0, -3, 0), call(249, b'user', b'k', None, 0))".to_owned(), "EPERM EPERM EPERM"),
+        ("bpf", "print(call(321, 0, None, 0))".to_owned(), "EPERM"),
+        ("perf_event_open", "print(call(298, None, 0, -1, -1, 0))".to_owned(), "EPERM"),
+        ("io_uring", "print(call(425, 1, None))".to_owned(), "EPERM"),
+        ("userfaultfd", "print(call(323, 0))".to_owned(), "EPERM"),
+        ("making a device", "print(attempt(lambda: os.mknod('/tmp/kmsg', 0o20600, os.makedev(1, 11))))".to_owned(), "EPERM"),
+        ("the kernel's log", "print(os.path.exists('/dev/kmsg'), call(103, 3, None, 0))".to_owned(), "False EPERM"),
+        ("devices of the machine", "print(sorted(set(os.listdir('/dev')) - {'null','zero','full','random','urandom','tty','fd','stdin','stdout','stderr','ptmx','pts','shm','mqueue','termination-log'}))".to_owned(), "[]"),
+        ("kernel settings", "print(attempt(lambda: open('/proc/sys/kernel/hostname', 'w')))".to_owned(), "EROFS"),
+        ("sysrq", "print(attempt(lambda: open('/proc/sysrq-trigger', 'w')))".to_owned(), sysrq),
+        ("kernel memory", "print(os.path.getsize('/proc/kcore') if os.path.exists('/proc/kcore') else 0)".to_owned(), "0"),
+        ("control group files", "print(os.path.exists('/sys/fs/cgroup'), os.listdir('/sys'))".to_owned(), "False ['devices']"),
+        ("writing to /sys", "print(attempt(lambda: open('/sys/x', 'w')), attempt(lambda: open('/sys/devices/system/cpu/online', 'w')))".to_owned(), "EROFS EROFS"),
+        ("writing to /usr", "print(attempt(lambda: open('/usr/bin/x', 'w')))".to_owned(), "EROFS"),
+        ("signalling a process of the machine", format!("print(attempt(lambda: os.kill({own_pid}, 9)))"), "ESRCH"),
+        ("tracing a process of the machine", format!("print(call(101, 16, {own_pid}, None, None))"), "ESRCH"),
+        ("tracing the agent", "print(call(101, 16, 1, None, None))".to_owned(), "EPERM"),
+        ("the agent's memory", "print(attempt(lambda: open('/proc/1/mem', 'rb')))".to_owned(), "EACCES"),
+        ("the agent's binary", "print(attempt(lambda: open('/proc/1/exe', 'wb')))".to_owned(), "EACCES"),
+        ("sandboxd's binary", "print(attempt(lambda: open('/opt/agent-sandbox/bin/sandboxd', 'r+b')))".to_owned(), "EACCES"),
+        ("raw packets", "import socket; print(attempt(lambda: socket.socket(17, 3, 0)), attempt(lambda: socket.socket(2, 3, 1)))".to_owned(), "EPERM EPERM"),
+        ("sockets of virtual machines", "import socket; print(attempt(lambda: socket.socket(40, 1, 0)))".to_owned(), "EPERM"),
+        ("the time", "print(call(227, 0, b'\\0' * 16))".to_owned(), "EPERM"),
+        ("the host's name", "print(call(170, b'x', 1))".to_owned(), "EPERM"),
+        ("becoming somebody else", "print(attempt(lambda: os.setuid(1000)), attempt(lambda: os.setgid(1000)), attempt(lambda: os.setgroups([1])))".to_owned(), "EPERM EPERM EPERM"),
+    ];
+    let mut failures = Vec::new();
+    for (what, code, expected) in attempts {
+        let answer = python(&machine, &pod, &code).await;
+        if answer != expected {
+            failures.push(format!("{what}: expected {expected}, got {answer}"));
+        }
+    }
+    std::fs::remove_file(&secret).unwrap();
+    assert!(failures.is_empty(), "{failures:#?}");
+    machine.delete("p").await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_exec_is_confined_exactly_like_the_command() {
+    let machine = Machine::start().await;
+    let pod = confined(&machine).await;
+    let code = r"
+def facts(pid):
+    status = dict(line.split(':', 1) for line in open(f'/proc/{pid}/status'))
+    wanted = ['CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb', 'NoNewPrivs', 'Seccomp', 'Seccomp_filters', 'Uid', 'Gid', 'Groups']
+    return {key: status[key].strip() for key in wanted}
+names = ['cgroup', 'ipc', 'mnt', 'net', 'pid', 'user', 'uts']
+spaces = lambda pid: [os.readlink(f'/proc/{pid}/ns/{name}') for name in names]
+mine, command = facts('self'), facts(2)
+assert mine == command == facts(1), (mine, command, facts(1))
+assert spaces('self') == spaces(2)
+assert all(int(mine[key], 16) == 0 for key in mine if key.startswith('Cap')), mine
+assert mine['NoNewPrivs'] == '1' and mine['Seccomp'] == '2' and mine['Seccomp_filters'] == '2', mine
+descriptors = {number: os.readlink(f'/proc/self/fd/{number}') for number in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{number}')}
+kinds = {number: target.split(':')[0] for number, target in descriptors.items()}
+assert set(kinds) <= {'0', '1', '2', '3'}, descriptors
+assert kinds['0'] == '/dev/null' and kinds['1'] == kinds['2'] == 'pipe', descriptors
+print(' '.join(spaces('self')))
+";
+    let inside = python(&machine, &pod, code).await;
+    for (name, link) in ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"]
+        .iter()
+        .zip(inside.split(' '))
+    {
+        let outside = std::fs::read_link(format!("/proc/self/ns/{name}")).unwrap();
+        assert_ne!(
+            outside.display().to_string(),
+            link,
+            "the {name} namespace is the machine's"
+        );
+    }
+    machine.delete("p").await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_pods_share_no_identities_and_cannot_reach_each_other() {
+    let machine = Machine::start().await;
+    for name in ["one", "two"] {
+        let spec = json!({"containers": [{"name": "c", "image": "host",
+            "readinessProbe": {"httpGet": {"path": "/", "port": 8888}}}]});
+        machine.create(name, spec).await;
+    }
+    let (one, two) = (machine.ready("one").await, machine.ready("two").await);
+    let range = "print(open('/proc/self/uid_map').read().split()[1])";
+    assert_ne!(
+        python(&machine, &one, range).await,
+        python(&machine, &two, range).await
+    );
+    let other = two.status.as_ref().unwrap().pod_ip.clone().unwrap();
+    let gateway = machine.runtime().node_address();
+    let connect = |address: &str, port: u16| {
+        format!(
+            "import socket\ns = socket.socket()\ns.settimeout(0.5)\ntry:\n    s.connect(('{address}', {port}))\n    print('connected')\nexcept OSError as problem:\n    print(type(problem).__name__)"
+        )
+    };
+    assert_eq!(
+        python(&machine, &one, &connect("127.0.0.1", 8888)).await,
+        "connected"
+    );
+    assert_ne!(
+        python(&machine, &one, &connect(&other, 8888)).await,
+        "connected"
+    );
+    let listener = std::net::TcpListener::bind((gateway, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    assert_ne!(
+        python(&machine, &one, &connect(&gateway.to_string(), port)).await,
+        "connected"
+    );
+    machine.finish().await;
+}
