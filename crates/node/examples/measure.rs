@@ -14,7 +14,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::spawn(scheduler::run(server.client(), node_name, shutdown.clone()));
     let (client, runtime) = (server.client(), node.runtime().clone());
     // On a worker, as in the real program: the main thread is slower to be woken.
-    let report = tokio::spawn(async move { bench::run(client, &runtime, &bench::Options::default()).await }).await?;
+    let report =
+        tokio::spawn(async move { bench::run(client, &runtime, &bench::Options::default()).await })
+            .await?;
     shutdown.cancel();
     node.dismantle().await?;
     server.shutdown().await;

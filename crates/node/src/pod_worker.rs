@@ -186,9 +186,15 @@ impl<R: Runtime> PodWorker<R> {
     fn keep_readiness(&mut self, container: &str) {
         let status = self.pod.status.as_ref();
         let statuses = status.into_iter().flat_map(|status| {
-            status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+            status
+                .container_statuses
+                .iter()
+                .flatten()
+                .chain(status.init_container_statuses.iter().flatten())
         });
-        let Some(known) = statuses.into_iter().find(|status| status.name == container) else { return };
+        let Some(known) = statuses.into_iter().find(|status| status.name == container) else {
+            return;
+        };
         if let Some(state) = self.containers.get_mut(container)
             && i32::try_from(state.runs).is_ok_and(|runs| runs == known.restart_count + 1)
         {

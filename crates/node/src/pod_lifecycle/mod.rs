@@ -433,11 +433,18 @@ impl Decision<'_> {
 
     fn kill_all(&mut self, spec: &PodSpec) {
         let mut live = false;
-        for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+        for container in spec
+            .init_containers
+            .iter()
+            .flatten()
+            .chain(&spec.containers)
+        {
             let state = self.state(container);
             live |= state.is_live();
             if matches!(state.phase, Phase::Running { .. } | Phase::Stopping { .. }) {
-                self.actions.push(Action::Kill { container: container.name.clone() });
+                self.actions.push(Action::Kill {
+                    container: container.name.clone(),
+                });
             }
         }
         if live {

@@ -230,9 +230,16 @@ fn container_status(
     // Of a pod that ended before the node's memory begins, what was said of it stands.
     if outcome.is_over() && state.runs == 0 && state.phase == Phase::NotStarted {
         let before = observed.pod.status.iter().flat_map(|status| {
-            status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+            status
+                .container_statuses
+                .iter()
+                .flatten()
+                .chain(status.init_container_statuses.iter().flatten())
         });
-        if let Some(said) = before.into_iter().find(|status| status.name == container.name) {
+        if let Some(said) = before
+            .into_iter()
+            .find(|status| status.name == container.name)
+        {
             return said.clone();
         }
     }

@@ -337,7 +337,8 @@ impl NativeRuntime {
 
 /// Keeps a record where a crash cannot leave half of it.
 fn write_record(directory: &Path, record: &SandboxRecord) -> Result<(), RuntimeError> {
-    let text = serde_json::to_vec(record).map_err(|error| failure("a pod's record")(error.into()))?;
+    let text =
+        serde_json::to_vec(record).map_err(|error| failure("a pod's record")(error.into()))?;
     let temporary = directory.join("sandbox.json.new");
     fs::write(&temporary, text).map_err(failure("a pod's record"))?;
     fs::rename(&temporary, directory.join("sandbox.json")).map_err(failure("a pod's record"))
@@ -407,13 +408,21 @@ async fn blocking<T: Send + 'static>(
 impl Runtime for NativeRuntime {
     async fn create_sandbox(&self, spec: &PodSandboxSpec) -> Result<PodSandbox, RuntimeError> {
         let directory = self.pod_directory(&spec.identity.uid);
-        let kept = self.sandbox_record(&spec.identity.uid).and_then(|record| record.slot);
+        let kept = self
+            .sandbox_record(&spec.identity.uid)
+            .and_then(|record| record.slot);
         let slot = match kept.filter(|slot| self.slots.is_intact(*slot)) {
             Some(slot) => slot,
             None => {
                 let slot = self.slots.acquire().await?;
                 fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
-                write_record(&directory, &SandboxRecord { slot: Some(slot), spec: spec.clone() })?;
+                write_record(
+                    &directory,
+                    &SandboxRecord {
+                        slot: Some(slot),
+                        spec: spec.clone(),
+                    },
+                )?;
                 slot
             }
         };
@@ -483,7 +492,9 @@ impl Runtime for NativeRuntime {
     }
 
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
-        let Some(mut record) = self.sandbox_record(pod) else { return Ok(()) };
+        let Some(mut record) = self.sandbox_record(pod) else {
+            return Ok(());
+        };
         let (groups, uid) = (self.control_groups.clone(), pod.to_owned());
         blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
         if let Some(slot) = record.slot.take() {

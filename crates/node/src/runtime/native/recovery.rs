@@ -43,10 +43,13 @@ impl NativeRuntime {
                 let _ = fs::remove_dir_all(&directory);
                 continue;
             };
-            let sandbox = record.slot.filter(|slot| self.slots.is_intact(*slot)).map(|slot| PodSandbox {
-                address: self.slots.network().address(slot),
-                identity_base: self.slots.identities(slot).base,
-            });
+            let sandbox = record
+                .slot
+                .filter(|slot| self.slots.is_intact(*slot))
+                .map(|slot| PodSandbox {
+                    address: self.slots.network().address(slot),
+                    identity_base: self.slots.identities(slot).base,
+                });
             let containers = self.recover_containers(&uid);
             pods.push(RecoveredPod {
                 identity: record.spec.identity,
