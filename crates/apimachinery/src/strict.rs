@@ -8,6 +8,11 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
+use crate::field::Path;
+
+/// More than this is no mistake but an attack.
+const MAX_DUPLICATES: usize = 100;
+
 /// A decoded body and what was wrong with it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoded {
@@ -21,7 +26,7 @@ pub fn decode(body: &[u8]) -> Result<Decoded, serde_json::Error> {
     let mut duplicates = Vec::new();
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let seed = Seed {
-        path: String::new(),
+        path: Path::ROOT,
         duplicates: &mut duplicates,
     };
     let value = seed.deserialize(&mut deserializer)?;
@@ -47,7 +52,7 @@ pub fn problems(duplicates: &[String], unknown: &[String]) -> Vec<String> {
 }
 
 struct Seed<'a> {
-    path: String,
+    path: Path<'a>,
     duplicates: &'a mut Vec<String>,
 }
 
@@ -100,7 +105,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut items = Vec::new();
         loop {
             let seed = Seed {
-                path: format!("{}[{}]", self.path, items.len()),
+                path: self.path.index(items.len()),
                 duplicates: self.duplicates,
             };
             match access.next_element_seed(seed)? {
@@ -113,19 +118,17 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
         let mut members = Map::new();
         while let Some(key) = access.next_key::<String>()? {
-            let path = if self.path.is_empty() {
-                key.clone()
-            } else {
-                format!("{}.{key}", self.path)
-            };
-            if members.contains_key(&key) && !self.duplicates.contains(&path) {
-                self.duplicates.push(path.clone());
-                if self.duplicates.len() > 100 {
+            if members.contains_key(&key) {
+                let path = self.path.child(&key).to_string();
+                if !self.duplicates.contains(&path) {
+                    self.duplicates.push(path);
+                }
+                if self.duplicates.len() > MAX_DUPLICATES {
                     return Err(A::Error::custom("too many duplicate fields"));
                 }
             }
             let seed = Seed {
-                path,
+                path: self.path.child(&key),
                 duplicates: self.duplicates,
             };
             let value = access.next_value_seed(seed)?;

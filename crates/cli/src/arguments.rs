@@ -1,13 +1,14 @@
 //! The command line. Each command's flags and behaviour are in its own module.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::logging::{self, Audience};
-use crate::{generate, run, sandboxes, up};
+use crate::{bench, generate, parts, run, sandboxes, up};
 
 /// Names under which the binary is also installed, and the command each stands for.
 const OTHER_NAMES: [(&str, &str); 3] = [
@@ -38,6 +39,19 @@ enum Command {
     Resume(sandboxes::OneArguments),
     Delete(sandboxes::DeleteArguments),
     Generate(generate::Arguments),
+    Bench(bench::Arguments),
+    /// Run the controllers, as on a Kubernetes cluster; also installed as agent-sandbox-controller
+    #[command(disable_version_flag = true)]
+    Controller(Box<controllers::manager::Args>),
+    /// Run the router, as on a Kubernetes cluster; also installed as sandbox-router
+    Router(Box<router::Args>),
+    Node(parts::NodeArguments),
+    Sandboxd(parts::SandboxdArguments),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
 }
 
 /// Reads the command line, under whatever name the binary was called.
@@ -55,16 +69,27 @@ fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     if let Some(command) = command {
         arguments.insert(1, command);
     }
+    // Flags of programs written in Go may have one dash; ours never mean anything else by it there.
+    if arguments
+        .get(1)
+        .is_some_and(|command| command == "controller" || command == "router")
+    {
+        return controllers::manager::normalize(arguments);
+    }
     arguments
 }
 
 impl Arguments {
     /// Runs the command, and answers with the exit code of the process.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
-        logging::start(match self.command {
-            Command::Up(_) => Audience::Operator,
-            _ => Audience::User,
-        });
+        match self.command {
+            // The controllers' own flags say how to log.
+            Command::Controller(_) => {}
+            Command::Up(_) | Command::Router(_) | Command::Node(_) | Command::Sandboxd(_) => {
+                logging::start(Audience::Operator);
+            }
+            _ => logging::start(Audience::User),
+        }
         match self.command {
             Command::Up(arguments) => block_on(up::execute(arguments)),
             Command::Run(arguments) => block_on(run::execute(arguments)),
@@ -75,6 +100,20 @@ impl Arguments {
             Command::Resume(arguments) => block_on(sandboxes::resume(arguments)),
             Command::Delete(arguments) => block_on(sandboxes::delete(arguments)),
             Command::Generate(arguments) => generate::print(&arguments).map(|()| ExitCode::SUCCESS),
+            Command::Bench(arguments) => arguments.execute(),
+            Command::Controller(arguments) => block_on(parts::controller(*arguments)),
+            Command::Router(arguments) => block_on(parts::router(*arguments)),
+            Command::Node(arguments) => block_on(parts::node(arguments)),
+            Command::Sandboxd(arguments) => block_on(parts::sandboxd(arguments)),
+            Command::Completions { shell } => {
+                clap_complete::generate(
+                    shell,
+                    &mut Self::command(),
+                    "agent-sandbox",
+                    &mut io::stdout(),
+                );
+                Ok(ExitCode::SUCCESS)
+            }
         }
     }
 }
@@ -94,8 +133,6 @@ fn block_on(
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

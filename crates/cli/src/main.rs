@@ -2,11 +2,13 @@
 
 mod arguments;
 mod assets;
+mod bench;
 mod connection;
 mod data_directory;
 mod generate;
 mod logging;
 mod output;
+mod parts;
 mod run;
 mod sandboxes;
 mod terminal;
@@ -15,6 +17,10 @@ mod up;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // As the runtime inside a sandbox, the binary starts itself again for a command on a terminal.
+    if let Some(code) = sandboxd::run_terminal_helper() {
+        return code;
+    }
     match arguments::parse().execute() {
         Ok(code) => code,
         Err(error) => {

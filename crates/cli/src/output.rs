@@ -54,7 +54,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    fn render(&self) -> String {
+    pub fn render(&self) -> String {
         const GAP: usize = 3;
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
         let width = |column: usize| {
@@ -67,11 +67,12 @@ impl Table {
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let line = |row: &Vec<String>| {
-            let cells = row.iter().zip(&widths);
-            let text: String = cells
+            let cells: Vec<String> = row
+                .iter()
+                .zip(&widths)
                 .map(|(cell, width)| format!("{cell:<width$}"))
                 .collect();
-            format!("{}\n", text.trim_end())
+            format!("{}\n", cells.concat().trim_end())
         };
         self.rows.iter().map(line).collect()
     }

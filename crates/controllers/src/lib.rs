@@ -16,8 +16,11 @@
 //! | [`manager`], [`metrics`] | the process around the controllers |
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
 //! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
+//! | `bench` | measuring how fast claims are met (feature `bench`) |
 //! | [`rbac`] | the permissions of all of them |
 
+#[cfg(feature = "bench")]
+pub mod bench;
 pub mod cache;
 pub mod cached;
 pub mod claim;

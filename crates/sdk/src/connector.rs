@@ -168,8 +168,8 @@ impl Connector {
             headers.insert(CONTENT_TYPE, value);
         }
         if let Some(timeout) = call.timeout {
-            // A router has a time limit of its own, which a call that asks for more must raise.
-            headers.insert(SANDBOX_TIMEOUT, timeout.as_secs().max(1).into());
+            // So that the router gives up when the caller does, and not before.
+            headers.insert(SANDBOX_TIMEOUT, whole_seconds(timeout));
         }
         let attempts = self.attempts(
             call.operation,
@@ -206,7 +206,7 @@ impl Connector {
         {
             headers.insert(CONTENT_TYPE, value);
         }
-        headers.insert(SANDBOX_TIMEOUT, limit.as_secs().max(1).into());
+        headers.insert(SANDBOX_TIMEOUT, whole_seconds(limit));
         let sending = self.attempts(call.operation, 1, limit, || {
             let mut request = Request::new(content.take().unwrap_or_default());
             *request.method_mut() = call.method.clone();
@@ -412,6 +412,12 @@ impl Connector {
             self.moved(&readiness::pod_ips(&sandbox));
         }
     }
+}
+
+/// Rounded up: the time limit of a router is in seconds.
+fn whole_seconds(limit: Duration) -> HeaderValue {
+    let started = u64::from(limit.subsec_nanos() > 0);
+    limit.as_secs().saturating_add(started).into()
 }
 
 /// The beginning of an error's body. The rest of a small one is read as well, for the connection's sake.

@@ -74,17 +74,26 @@ impl FieldSet {
 
     /// Adds a whole set below an element; nothing is added if it is empty.
     pub fn graft(&mut self, element: String, below: FieldSet) {
-        if !below.children.is_empty() {
+        self.put(element, false, below);
+    }
+
+    /// Adds an element, as a member or not, with what is below it.
+    pub fn put(&mut self, element: String, member: bool, below: FieldSet) {
+        if member || !below.children.is_empty() {
             let entry = self.children.entry(element).or_default();
+            entry.member |= member;
             entry.below.absorb(below);
         }
     }
 
-    fn absorb(&mut self, other: FieldSet) {
+    /// Adds the paths of another set, moving what can be moved.
+    pub fn absorb(&mut self, other: FieldSet) {
+        if self.children.is_empty() {
+            *self = other;
+            return;
+        }
         for (element, theirs) in other.children {
-            let entry = self.children.entry(element).or_default();
-            entry.member |= theirs.member;
-            entry.below.absorb(theirs.below);
+            self.put(element, theirs.member, theirs.below);
         }
     }
 
@@ -97,12 +106,6 @@ impl FieldSet {
 
     pub fn elements(&self) -> impl Iterator<Item = &str> {
         self.children.keys().map(String::as_str)
-    }
-
-    pub fn union(&self, other: &FieldSet) -> FieldSet {
-        let mut union = self.clone();
-        union.extend(other);
-        union
     }
 
     pub fn extend(&mut self, other: &FieldSet) {
@@ -239,20 +242,21 @@ impl FieldSet {
     }
 
     /// Encodes as `FieldsV1`.
-    pub fn encode(&self) -> Value {
+    pub fn encode(self) -> Value {
         let mut members = Map::new();
-        for (element, entry) in &self.children {
+        for (element, entry) in self.children {
             if entry.is_empty() {
                 continue;
             }
+            let member = entry.member;
             let mut below = entry.below.encode();
             if let Value::Object(below) = &mut below
-                && entry.member
+                && member
                 && !below.is_empty()
             {
                 below.insert(".".to_owned(), Value::Object(Map::new()));
             }
-            members.insert(element.clone(), below);
+            members.insert(element, below);
         }
         Value::Object(members)
     }
@@ -296,7 +300,7 @@ mod tests {
             "f:spec": {"f:containers": {"k:{\"name\":\"x\"}": {".": {}, "f:image": {}}}, "f:finalizers": {"v:\"a\"": {}}}
         });
         let set = FieldSet::decode(&encoded).unwrap();
-        assert_eq!(set.encode(), encoded);
+        assert_eq!(set.clone().encode(), encoded);
         assert_eq!(
             set.paths(),
             [
@@ -322,6 +326,8 @@ mod tests {
             left.intersection(&right).encode(),
             json!({"f:a": {}, "f:c": {}})
         );
-        assert_eq!(left.union(&right), left);
+        let mut union = left.clone();
+        union.extend(&right);
+        assert_eq!(union, left);
     }
 }

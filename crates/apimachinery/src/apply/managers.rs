@@ -95,8 +95,8 @@ impl Managers {
     }
 
     /// The entries in Kubernetes' order: appliers first, then by time.
-    pub fn encode(&self) -> Value {
-        let mut managers: Vec<(&Manager, &Managed)> = self.0.iter().collect();
+    pub fn encode(self) -> Value {
+        let mut managers: Vec<(Manager, Managed)> = self.0.into_iter().collect();
         managers.sort_by(|(left, left_managed), (right, right_managed)| {
             (
                 left.operation,
@@ -113,18 +113,18 @@ impl Managers {
                     &right.subresource,
                 ))
         });
-        let encode = |(manager, managed): (&Manager, &Managed)| {
+        let encode = |(manager, managed): (Manager, Managed)| {
             let mut entry = Map::new();
-            entry.insert("apiVersion".to_owned(), json!(managed.api_version));
+            entry.insert("apiVersion".to_owned(), Value::String(managed.api_version));
             entry.insert("fieldsType".to_owned(), json!("FieldsV1"));
             entry.insert("fieldsV1".to_owned(), managed.fields.encode());
-            entry.insert("manager".to_owned(), json!(manager.name));
+            entry.insert("manager".to_owned(), Value::String(manager.name));
             entry.insert("operation".to_owned(), json!(manager.operation.name()));
             if !manager.subresource.is_empty() {
-                entry.insert("subresource".to_owned(), json!(manager.subresource));
+                entry.insert("subresource".to_owned(), Value::String(manager.subresource));
             }
-            if let Some(time) = &managed.time {
-                entry.insert("time".to_owned(), json!(time));
+            if let Some(time) = managed.time {
+                entry.insert("time".to_owned(), Value::String(time));
             }
             Value::Object(entry)
         };

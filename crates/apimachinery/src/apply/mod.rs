@@ -102,8 +102,8 @@ pub fn track_update(live: Option<&Value>, new: &mut Value, writer: &Writer<'_>) 
     };
     let empty = Value::Object(Map::new());
     let comparison = writer.compare(live.unwrap_or(&empty), new);
-    record_update(&mut managers, &comparison, writer);
-    set_managed_fields(new, &managers);
+    record_update(&mut managers, comparison, writer);
+    set_managed_fields(new, managers);
 }
 
 /// The managers to start from. `None`: an object written without tracking is left so until somebody applies.
@@ -134,17 +134,17 @@ fn is_reset(entries: &[Value]) -> bool {
     }
 }
 
-fn record_update(managers: &mut Managers, comparison: &Comparison, writer: &Writer<'_>) {
+fn record_update(managers: &mut Managers, comparison: Comparison, writer: &Writer<'_>) {
     if comparison.is_empty() {
         return;
     }
-    let mut taken = comparison.set();
-    take_from_others(managers, &taken, &comparison.removed, None);
+    let (mut taken, removed) = comparison.into_parts();
+    take_from_others(managers, &taken, &removed, None);
     strip_unowned(&mut taken);
     if !taken.is_empty() {
         let identity = writer.identity(Operation::Update);
-        if let Some(previous) = managers.0.get(&identity) {
-            taken.extend(&previous.fields);
+        if let Some(previous) = managers.0.remove(&identity) {
+            taken.absorb(previous.fields);
         }
         managers.0.insert(identity, writer.managed(taken));
     }
@@ -198,7 +198,7 @@ pub fn apply(
             ..*writer
         };
         let comparison = before.compare(&empty, &base);
-        record_update(&mut managers, &comparison, &before);
+        record_update(&mut managers, comparison, &before);
     }
     match run_apply(&base, config, &managers, writer, force) {
         Ok(result) => Ok(result),
@@ -301,7 +301,7 @@ fn run_apply(
         }
     }
     let mut result = result;
-    set_managed_fields(&mut result, &managers);
+    set_managed_fields(&mut result, managers);
     Ok(result)
 }
 
@@ -429,7 +429,7 @@ fn take_managed_fields(object: &mut Value) -> Option<Vec<Value>> {
     }
 }
 
-fn set_managed_fields(object: &mut Value, managers: &Managers) {
+fn set_managed_fields(object: &mut Value, managers: Managers) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
         return;
     };

@@ -22,7 +22,16 @@ impl Comparison {
 
     /// What the change sets: added and modified.
     pub fn set(&self) -> FieldSet {
-        self.added.union(&self.modified)
+        let mut set = self.added.clone();
+        set.extend(&self.modified);
+        set
+    }
+
+    /// What the change sets, and what it removes.
+    pub fn into_parts(self) -> (FieldSet, FieldSet) {
+        let mut set = self.added;
+        set.absorb(self.modified);
+        (set, self.removed)
     }
 
     pub fn ignore(&mut self, path: &[&str]) {
@@ -121,25 +130,26 @@ pub(super) fn fields_of(value: &Value, types: TypeRef<'_>) -> FieldSet {
     match value {
         Value::Object(members) => {
             for (name, member) in members {
-                let element = field_set::field(name);
                 let member_type = types.member(name);
                 let leaf = is_leaf(member, member_type);
                 let is_empty_map = member.as_object().is_some_and(Map::is_empty);
-                if leaf || is_empty_map || !types.is_named_field(name) {
-                    set.insert(element.clone());
-                }
-                if !leaf {
-                    set.graft(element, fields_of(member, member_type));
-                }
+                let below = if leaf {
+                    FieldSet::default()
+                } else {
+                    fields_of(member, member_type)
+                };
+                let owned = leaf || is_empty_map || !types.is_named_field(name);
+                set.put(field_set::field(name), owned, below);
             }
         }
         Value::Array(items) => {
             for (position, item) in items.iter().enumerate() {
-                let element = stored_element(item, position, types);
-                if !is_leaf(item, types.item()) {
-                    set.graft(element.clone(), fields_of(item, types.item()));
-                }
-                set.insert(element);
+                let below = if is_leaf(item, types.item()) {
+                    FieldSet::default()
+                } else {
+                    fields_of(item, types.item())
+                };
+                set.put(stored_element(item, position, types), true, below);
             }
         }
         _ => {}
@@ -184,9 +194,6 @@ fn compare_values(
     modified: &mut FieldSet,
     removed: &mut FieldSet,
 ) {
-    if old == new {
-        return;
-    }
     match (old, new) {
         (Value::Object(old), Value::Object(new)) => {
             for (name, before) in old {
@@ -253,13 +260,17 @@ fn compare_member(
     removed: &mut FieldSet,
 ) {
     match pair {
-        (Some(old), Some(new)) if old == new => {}
+        // Objects are compared member by member anyway; asking first would compare them twice.
+        (Some(old), Some(new)) if !(old.is_object() && new.is_object()) && old == new => {}
         (Some(old), Some(new)) => {
             let same_shape = matches!(
                 (old, new),
                 (Value::Object(_), Value::Object(_)) | (Value::Array(_), Value::Array(_))
             );
             if !same_shape || is_leaf(new, types) || (is_empty(old) && is_empty(new)) {
+                if old == new {
+                    return;
+                }
                 modified.insert(element.to_owned());
                 // What was below a value that changed its shape is gone, or new.
                 if !same_shape {
@@ -281,14 +292,8 @@ fn compare_member(
             modified.graft(element.to_owned(), below_modified);
             removed.graft(element.to_owned(), below_removed);
         }
-        (Some(old), None) => {
-            removed.insert(element.to_owned());
-            removed.graft(element.to_owned(), subtree(old, types));
-        }
-        (None, Some(new)) => {
-            added.insert(element.to_owned());
-            added.graft(element.to_owned(), subtree(new, types));
-        }
+        (Some(old), None) => removed.put(element.to_owned(), true, subtree(old, types)),
+        (None, Some(new)) => added.put(element.to_owned(), true, subtree(new, types)),
         (None, None) => {}
     }
 }
@@ -302,16 +307,14 @@ fn subtree(value: &Value, types: TypeRef<'_>) -> FieldSet {
     match value {
         Value::Object(members) => {
             for (name, member) in members {
-                let element = field_set::field(name);
-                set.graft(element.clone(), subtree(member, types.member(name)));
-                set.insert(element);
+                let below = subtree(member, types.member(name));
+                set.put(field_set::field(name), true, below);
             }
         }
         Value::Array(items) => {
             for (position, item) in items.iter().enumerate() {
-                let element = stored_element(item, position, types);
-                set.graft(element.clone(), subtree(item, types.item()));
-                set.insert(element);
+                let below = subtree(item, types.item());
+                set.put(stored_element(item, position, types), true, below);
             }
         }
         _ => {}

@@ -4,6 +4,7 @@
 
 mod field;
 mod label;
+mod parser;
 
 pub use field::{FieldSelector, FieldTerm};
 pub use label::{LabelSelector, Operator, Requirement};

@@ -4,6 +4,7 @@
 //! stopped in the reverse order. Nothing here decides anything about sandboxes.
 
 mod command;
+mod first_observed;
 mod installation;
 mod quickstart;
 mod router_service;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
@@ -23,8 +25,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use first_observed::StampFirstObserved;
+
 pub use command::{Arguments, execute};
-pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE};
+pub use installation::install as install_kinds;
+pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
 
 use crate::data_directory::{self, Running};
 use crate::sandboxes;
@@ -75,7 +80,11 @@ impl Up {
             warm_pool: options.quickstart.warm_pool(),
             pid: std::process::id(),
         };
-        let server = apiserver::Server::open(apiserver::Config::new(&data_directory)).await?;
+        let server = apiserver::Server::open(apiserver::Config {
+            admission: vec![StampFirstObserved::hook(Timestamp::now)],
+            ..apiserver::Config::new(&data_directory)
+        })
+        .await?;
         server
             .write_kubeconfig(&running.kubeconfig, &running.api_server)
             .context("cannot write the kubeconfig")?;
@@ -110,6 +119,11 @@ impl Up {
     /// A client of the API server that needs no socket.
     pub fn client(&self) -> kube::Client {
         self.client.clone()
+    }
+
+    /// The node, once it runs.
+    pub fn node(&self) -> Option<&node::Node> {
+        self.node.as_ref()
     }
 
     /// Waits until a part fails. Parts run until they are told to stop, so an end of any kind is a failure.
@@ -211,15 +225,24 @@ impl Up {
         self.node = Some(node::Node::start(config, self.client(), self.shutdown.clone()).await?);
         let schedule =
             node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
-        self.parts.spawn(async { Ok(schedule.await) });
-        let endpoints = node::endpoints::run(self.client(), self.shutdown.clone());
-        self.parts.spawn(async { Ok(endpoints.await) });
+        self.run_part(schedule);
+        self.run_part(node::endpoints::run(self.client(), self.shutdown.clone()));
         // The paths of volumes are kept in the API, so they must not depend on where this process was started.
         let volumes = self.data_directory.join("node").canonicalize()?;
-        let provision =
-            node::volume_provisioner::run(self.client(), volumes, self.shutdown.clone());
-        self.parts.spawn(async { Ok(provision.await) });
+        self.run_part(node::volume_provisioner::run(
+            self.client(),
+            volumes,
+            self.shutdown.clone(),
+        ));
         Ok(())
+    }
+
+    /// Runs a part that ends only when it is told to.
+    fn run_part(&mut self, part: impl Future<Output = ()> + Send + 'static) {
+        self.parts.spawn(async {
+            part.await;
+            Ok(())
+        });
     }
 
     /// Makes the router known to clients that look for it as they would on a cluster.
@@ -234,17 +257,17 @@ impl Up {
         for namespace in [api::SYSTEM_NAMESPACE, quickstart::NAMESPACE] {
             service.publish(namespace).await?;
         }
-        let shutdown = self.shutdown.clone();
-        self.parts
-            .spawn(async move { Ok(service.run(shutdown).await) });
+        self.run_part(service.run(self.shutdown.clone()));
         Ok(())
     }
 
     fn start_router(&mut self, listener: TcpListener) -> anyhow::Result<()> {
         let router = router::Router::new(router::Config::default(), Some(self.client()))?;
         let shutdown = self.shutdown.clone();
-        self.parts
-            .spawn(async move { Ok(router.serve(listener, shutdown).await) });
+        self.parts.spawn(async move {
+            router.serve(listener, shutdown).await;
+            Ok(())
+        });
         Ok(())
     }
 }

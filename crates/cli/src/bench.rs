@@ -1,0 +1,314 @@
+//! `agent-sandbox bench`: measures the parts and the whole, against peers in the same run where there are any.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use sdk::process::{Event, Start};
+use serde::Serialize;
+
+use crate::output::Table;
+use crate::up::{Options, QUICKSTART_TEMPLATE, Quickstart, Up};
+
+/// Measure the parts and the whole
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+enum What {
+    /// The embedded API server: durable writes, gets, lists, watches, memory
+    Api,
+    /// Warm claims: latency one at a time, throughput at once, writes per claim
+    Claims {
+        /// Sandboxes that are warm before the first claim
+        #[arg(long, default_value_t = 1_000)]
+        pool: usize,
+        /// Claims made one at a time
+        #[arg(long, default_value_t = 100)]
+        sequential: usize,
+        /// Claims made all at once
+        #[arg(long, default_value_t = 500)]
+        claims: usize,
+    },
+    /// The node: cold pods, exec, memory, beside runc and bubblewrap where they are installed
+    Node {
+        #[arg(long, default_value_t = 30)]
+        pods: usize,
+    },
+    /// The router, beside nginx where it is installed
+    Router,
+    /// The in-sandbox runtime: commands a second
+    Sandboxd,
+    /// From the claim to the first output of a command, through every part
+    FirstInstruction {
+        #[arg(long, default_value_t = 50)]
+        rounds: usize,
+    },
+    /// From the claim to Ready, without a warm pool
+    Cold {
+        #[arg(long, default_value_t = 50)]
+        rounds: usize,
+    },
+}
+
+impl Arguments {
+    /// Measures and prints. Some measurements bring a runtime of their own, so this is called outside of any.
+    pub fn execute(self) -> anyhow::Result<ExitCode> {
+        match self.what {
+            What::Router => print_router(&router::bench::run(&router::bench::Options::default())?),
+            What::Sandboxd => {
+                let directory = tempfile::tempdir()?;
+                let measured =
+                    sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
+                print_sandboxd(&measured);
+            }
+            within => {
+                let directory = tempfile::tempdir()?;
+                let path = directory.path().to_owned();
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .enable_all()
+                    .build()?;
+                runtime.block_on(async {
+                    tokio::spawn(async move { measure(within, &path).await }).await?
+                })?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
+    match what {
+        What::Api => {
+            let report = apiserver::bench::run(&apiserver::bench::Options::new(directory)).await?;
+            let mut table = Table::new(&["WHAT", "MEDIAN", "LOWEST", "HIGHEST", "UNIT"]);
+            for figure in report.measurements {
+                let number = |value: f64| format!("{value:.1}");
+                let (median, lowest, highest) = (figure.median, figure.lowest, figure.highest);
+                table.row(vec![
+                    figure.name,
+                    number(median),
+                    number(lowest),
+                    number(highest),
+                    figure.unit.to_owned(),
+                ]);
+            }
+            print!("{}", table.render());
+        }
+        What::Claims {
+            pool,
+            sequential,
+            claims,
+        } => {
+            let server = apiserver::Server::open(apiserver::Config::new(directory)).await?;
+            crate::up::install_kinds(&server.client()).await?;
+            let options = controllers::bench::Options {
+                pool,
+                sequential,
+                claims,
+                ..controllers::bench::Options::default()
+            };
+            println!(
+                "{}",
+                controllers::bench::claims(server.client(), &options).await?
+            );
+            server.shutdown().await;
+        }
+        What::Node { pods } => {
+            let up = start(directory, Quickstart::Nothing).await?;
+            let options = node::bench::Options {
+                pods,
+                ..node::bench::Options::default()
+            };
+            let report = node::bench::run(
+                up.client(),
+                up.node().context("the node runs")?.runtime(),
+                &options,
+            )
+            .await?;
+            println!("{}", serde_json::to_string_pretty(&report)?);
+            up.stop_with_sandboxes().await?;
+        }
+        What::FirstInstruction { rounds } => {
+            let up = start(directory, Quickstart::TemplateAndPool).await?;
+            let figures = first_instruction(&up, rounds).await;
+            up.stop_with_sandboxes().await?;
+            println!("claim to first output of a command: {}", figures?);
+        }
+        What::Cold { rounds } => {
+            let up = start(directory, Quickstart::Template).await?;
+            let figures = cold(&up, rounds).await;
+            up.stop_with_sandboxes().await?;
+            println!("claim to Ready without a pool: {}", figures?);
+        }
+        What::Router | What::Sandboxd => unreachable!("measured outside of a runtime"),
+    }
+    Ok(())
+}
+
+async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
+    let any_port = ([127, 0, 0, 1], 0).into();
+    Up::start(Options {
+        data_directory: directory.to_owned(),
+        api_listen: any_port,
+        router_listen: any_port,
+        metrics_listen: any_port,
+        quickstart,
+    })
+    .await
+}
+
+fn client_of(up: &Up) -> anyhow::Result<sdk::Client> {
+    let options = sdk::Options {
+        connection: sdk::Connection::Direct {
+            url: up.running().router.clone(),
+        },
+        ..sdk::Options::default()
+    };
+    Ok(sdk::Client::new(up.client(), options)?)
+}
+
+async fn first_instruction(up: &Up, rounds: usize) -> anyhow::Result<Sample> {
+    let client = client_of(up)?;
+    let mut sample = Sample::default();
+    for _ in 0..rounds {
+        await_warm_pool(up).await?;
+        let begin = Instant::now();
+        let sandbox = client
+            .create(sdk::CreateOptions::from_template(QUICKSTART_TEMPLATE))
+            .await?;
+        let mut process = sandbox
+            .process()
+            .start(Start::argv(["echo", "first"]))
+            .await?;
+        loop {
+            match process
+                .next()
+                .await?
+                .context("the command ended without output")?
+            {
+                Event::Stdout(_) => break,
+                Event::Stderr(_) => {}
+                Event::Exit(exit) => anyhow::bail!("the command ended without output: {exit:?}"),
+            }
+        }
+        sample.add(begin.elapsed());
+        sandbox.terminate().await?;
+    }
+    Ok(sample)
+}
+
+async fn cold(up: &Up, rounds: usize) -> anyhow::Result<Sample> {
+    let client = client_of(up)?;
+    let mut sample = Sample::default();
+    for _ in 0..rounds {
+        let begin = Instant::now();
+        let wanted =
+            sdk::CreateOptions::from_template(QUICKSTART_TEMPLATE).warm_pool(sdk::WarmPool::None);
+        let sandbox = client.create(wanted).await?;
+        sample.add(begin.elapsed());
+        sandbox.terminate().await?;
+    }
+    Ok(sample)
+}
+
+async fn await_warm_pool(up: &Up) -> anyhow::Result<()> {
+    let pools: kube::Api<api::SandboxWarmPool> = kube::Api::default_namespaced(up.client());
+    let is_full = |pool: Option<&api::SandboxWarmPool>| {
+        pool.is_some_and(|pool| {
+            let ready = pool
+                .status
+                .as_ref()
+                .map_or(0, |status| status.ready_replicas);
+            ready >= pool.spec.desired_replicas()
+        })
+    };
+    kube::runtime::wait::await_condition(pools, crate::up::QUICKSTART_POOL, is_full).await?;
+    Ok(())
+}
+
+/// Durations, described by their percentiles.
+#[derive(Debug, Default, Serialize)]
+struct Sample(Vec<Duration>);
+
+impl Sample {
+    fn add(&mut self, duration: Duration) {
+        self.0.push(duration);
+    }
+
+    fn percentile(&self, percent: usize) -> Duration {
+        let mut sorted = self.0.clone();
+        sorted.sort();
+        let index = sorted.len().saturating_sub(1) * percent / 100;
+        sorted.get(index).copied().unwrap_or_default()
+    }
+}
+
+impl std::fmt::Display for Sample {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [p50, p90, p99] = [50, 90, 99].map(|percent| milliseconds(self.percentile(percent)));
+        write!(
+            formatter,
+            "p50 {p50}, p90 {p90}, p99 {p99} over {} rounds",
+            self.0.len()
+        )
+    }
+}
+
+fn milliseconds(duration: Duration) -> String {
+    format!("{:.2} ms", duration.as_secs_f64() * 1_000.0)
+}
+
+fn print_router(measured: &[router::bench::Measurement]) {
+    let mut table = Table::new(&[
+        "TARGET",
+        "CONNECTIONS",
+        "REQUESTS/S",
+        "P50",
+        "P99",
+        "FAILURES",
+        "TO NGINX",
+    ]);
+    for figure in measured {
+        let peer = measured
+            .iter()
+            .find(|other| other.target == "nginx" && other.connections == figure.connections);
+        let mut ratio = String::new();
+        if let Some(peer) = peer {
+            let _ = write!(
+                ratio,
+                "{:.2}×",
+                figure.requests_per_second / peer.requests_per_second
+            );
+        }
+        table.row(vec![
+            figure.target.to_owned(),
+            figure.connections.to_string(),
+            format!("{:.0}", figure.requests_per_second),
+            milliseconds(figure.p50),
+            milliseconds(figure.p99),
+            figure.failures.to_string(),
+            ratio,
+        ]);
+    }
+    print!("{}", table.render());
+}
+
+fn print_sandboxd(measured: &[sandboxd::bench::Measurement]) {
+    let mut table = Table::new(&["CLIENTS", "COMMANDS/S", "P50", "P99"]);
+    for figure in measured {
+        table.row(vec![
+            figure.clients.to_string(),
+            format!("{:.0}", figure.commands_per_second),
+            milliseconds(figure.p50),
+            milliseconds(figure.p99),
+        ]);
+    }
+    print!("{}", table.render());
+}

@@ -1,0 +1,382 @@
+//! A cluster in this process: the embedded API server, the controllers, and a node that marks pods Ready.
+
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
+
+#[path = "../../src/bench/node.rs"]
+mod node;
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use agent_sandbox_controllers::instrumentation::{
+    ClaimReadiness, Instrumentation, Provisioning, Verb,
+};
+use agent_sandbox_controllers::{Config, Parts, assemble};
+use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
+use api::conditions::{self, ConditionType};
+use api::template::SandboxTemplateRef;
+use api::warm_pool::{UpdateStrategy, UpdateStrategyKind};
+use api::{
+    Sandbox, SandboxClaim, SandboxClaimSpec, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolSpec,
+};
+use k8s_openapi::api::core::v1::{Container, EnvVar, Namespace, Pod};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource};
+use planner::owner::controller_of;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use testkit::eventually;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub const NAMESPACE: &str = "scenario";
+
+const DEFINITIONS: [&str; 4] = [
+    include_str!("../../../../deploy/crds/agents.x-k8s.io_sandboxes.yaml"),
+    include_str!("../../../../deploy/crds/extensions.agents.x-k8s.io_sandboxclaims.yaml"),
+    include_str!("../../../../deploy/crds/extensions.agents.x-k8s.io_sandboxtemplates.yaml"),
+    include_str!("../../../../deploy/crds/extensions.agents.x-k8s.io_sandboxwarmpools.yaml"),
+];
+
+/// Any namespaced kind.
+pub trait Kind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + Serialize
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> Kind for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// What the controllers reported.
+#[derive(Debug, Default)]
+pub struct Observations {
+    requests: Mutex<HashMap<(String, Verb), usize>>,
+    provisioned: Mutex<Vec<(&'static str, Option<String>, bool)>>,
+    ready: Mutex<Vec<(&'static str, bool)>>,
+}
+
+impl Instrumentation for Observations {
+    fn requested(&self, kind: &str, verb: Verb, _took: Duration, succeeded: bool) {
+        if succeeded {
+            let mut requests = self.requests.lock().unwrap();
+            *requests.entry((kind.to_owned(), verb)).or_default() += 1;
+        }
+    }
+
+    fn claim_provisioned(&self, provisioning: &Provisioning<'_>) {
+        self.provisioned.lock().unwrap().push((
+            provisioning.launch.as_str(),
+            provisioning.pool.map(str::to_owned),
+            provisioning.was_ready,
+        ));
+    }
+
+    fn claim_ready(&self, readiness: &ClaimReadiness<'_>) {
+        let measured = readiness.since_first_observed.is_some();
+        self.ready
+            .lock()
+            .unwrap()
+            .push((readiness.launch.as_str(), measured));
+    }
+}
+
+impl Observations {
+    pub fn count(&self, kind: &str, verb: Verb) -> usize {
+        let requests = self.requests.lock().unwrap();
+        requests.get(&(kind.to_owned(), verb)).copied().unwrap_or(0)
+    }
+
+    pub fn provisioned(&self) -> Vec<(&'static str, Option<String>, bool)> {
+        self.provisioned.lock().unwrap().clone()
+    }
+
+    pub fn ready(&self) -> Vec<(&'static str, bool)> {
+        self.ready.lock().unwrap().clone()
+    }
+}
+
+pub struct Controllers {
+    shutdown: CancellationToken,
+    abort: CancellationToken,
+    task: JoinHandle<()>,
+    pub observations: Arc<Observations>,
+}
+
+impl Controllers {
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        self.task.await.unwrap();
+    }
+
+    /// Ends them where they stand, as a crash would.
+    pub async fn kill(self) {
+        self.abort.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+pub struct Cluster {
+    server: apiserver::Server,
+    pub client: Client,
+    node: JoinHandle<()>,
+}
+
+impl Cluster {
+    pub async fn start() -> Self {
+        let server = apiserver::Server::open(apiserver::Config::in_memory())
+            .await
+            .unwrap();
+        let client = server.client();
+        let definitions = Api::<CustomResourceDefinition>::all(client.clone());
+        for document in DEFINITIONS {
+            let definition = serde_yaml_ng::from_str(document).unwrap();
+            definitions
+                .create(&PostParams::default(), &definition)
+                .await
+                .unwrap();
+        }
+        let mut namespace = Namespace::default();
+        namespace.metadata.name = Some(NAMESPACE.to_owned());
+        Api::<Namespace>::all(client.clone())
+            .create(&PostParams::default(), &namespace)
+            .await
+            .unwrap();
+        let node = tokio::spawn(node::mark_pods_ready(client.clone()));
+        Self {
+            server,
+            client,
+            node,
+        }
+    }
+
+    /// Starts the controllers with the defaults of the command line.
+    pub fn controllers(&self) -> Controllers {
+        let (shutdown, abort) = (CancellationToken::new(), CancellationToken::new());
+        let observations = Arc::new(Observations::default());
+        let config = Config {
+            extensions: true,
+            ..Config::default()
+        };
+        let runtime = assemble(Parts {
+            instrumentation: observations.clone(),
+            ..Parts::new(self.client.clone(), config)
+        });
+        let run = runtime.run(
+            shutdown.clone(),
+            abort.clone(),
+            || {},
+            std::future::ready(()),
+        );
+        Controllers {
+            shutdown,
+            abort,
+            task: tokio::spawn(run),
+            observations,
+        }
+    }
+
+    pub async fn stop(self) {
+        self.node.abort();
+        self.server.shutdown().await;
+    }
+
+    pub fn api<K: Kind>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    pub async fn create<K: Kind>(&self, object: &K) -> K {
+        self.api::<K>()
+            .create(&PostParams::default(), object)
+            .await
+            .unwrap()
+    }
+
+    pub async fn get<K: Kind>(&self, name: &str) -> Option<K> {
+        self.api::<K>().get_opt(name).await.unwrap()
+    }
+
+    pub async fn list<K: Kind>(&self) -> Vec<K> {
+        self.api::<K>()
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+    }
+
+    pub async fn patch<K: Kind>(&self, name: &str, patch: Value) -> K {
+        self.api::<K>()
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap()
+    }
+
+    pub async fn delete<K: Kind>(&self, name: &str) {
+        self.api::<K>()
+            .delete(name, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+
+    pub async fn gone<K: Kind>(&self, name: &str) {
+        eventually(&format!("{name} to be gone"), async || {
+            self.get::<K>(name).await.is_none().then_some(())
+        })
+        .await;
+    }
+
+    pub async fn claim_with(&self, name: &str, status: &str, reason: &str) -> SandboxClaim {
+        eventually(
+            &format!("claim {name} to be {status}/{reason}"),
+            async || {
+                let claim = self.get::<SandboxClaim>(name).await?;
+                (ready_of(&claim)? == (status.to_owned(), reason.to_owned())).then_some(claim)
+            },
+        )
+        .await
+    }
+
+    pub async fn claim_ready(&self, name: &str) -> SandboxClaim {
+        self.claim_with(name, "True", "DependenciesReady").await
+    }
+
+    pub async fn pool_ready(&self, name: &str, count: i32) -> SandboxWarmPool {
+        eventually(&format!("pool {name} to have {count} ready"), async || {
+            let pool = self.get::<SandboxWarmPool>(name).await?;
+            let status = pool.status.clone()?;
+            (status.ready_replicas == count && status.replicas == count).then_some(pool)
+        })
+        .await
+    }
+
+    /// The sandbox that a claim holds.
+    pub async fn sandbox_of(&self, claim: &SandboxClaim) -> Sandbox {
+        let name = claim.status.as_ref().unwrap().sandbox.as_ref().unwrap();
+        self.get(&name.name).await.unwrap()
+    }
+
+    /// The sandboxes that a pool holds.
+    pub async fn members(&self, pool: &str) -> Vec<Sandbox> {
+        let mut members = self.list::<Sandbox>().await;
+        members.retain(|sandbox| {
+            sandbox.metadata.deletion_timestamp.is_none()
+                && controller_of(&sandbox.metadata)
+                    .is_some_and(|owner| owner.kind == "SandboxWarmPool" && owner.name == pool)
+        });
+        members
+    }
+
+    pub async fn finish_pod(&self, name: &str, phase: &str) {
+        let status = json!({ "status": { "phase": phase, "conditions": [{ "type": "Ready", "status": "False" }] } });
+        self.api::<Pod>()
+            .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .unwrap();
+    }
+}
+
+pub fn ready_of(claim: &SandboxClaim) -> Option<(String, String)> {
+    let status = claim.status.as_ref()?;
+    let ready = conditions::find(&status.conditions, ConditionType::Ready)?;
+    Some((ready.status.clone(), ready.reason.clone()))
+}
+
+pub fn message_of(claim: &SandboxClaim) -> String {
+    let status = claim.status.as_ref().unwrap();
+    let ready = conditions::find(&status.conditions, ConditionType::Ready).unwrap();
+    ready.message.clone()
+}
+
+pub fn template(name: &str) -> SandboxTemplate {
+    let mut template = SandboxTemplate::new(name, api::SandboxTemplateSpec::default());
+    template.spec.pod_template.spec.containers = vec![Container {
+        name: "main".into(),
+        image: Some("image-v1".into()),
+        env: Some(vec![EnvVar {
+            name: "MODE".into(),
+            value: Some("template".into()),
+            value_from: None,
+        }]),
+        ..Container::default()
+    }];
+    template
+}
+
+pub fn pool(name: &str, template: &str, replicas: i32) -> SandboxWarmPool {
+    SandboxWarmPool::new(
+        name,
+        SandboxWarmPoolSpec {
+            replicas: Some(replicas),
+            sandbox_template_ref: SandboxTemplateRef {
+                name: template.into(),
+            },
+            update_strategy: None,
+        },
+    )
+}
+
+pub fn with_strategy(mut pool: SandboxWarmPool, kind: UpdateStrategyKind) -> SandboxWarmPool {
+    pool.spec.update_strategy = Some(UpdateStrategy {
+        kind: Some(kind),
+        max_unavailable: None,
+    });
+    pool
+}
+
+pub fn claim(name: &str, template: &str) -> SandboxClaim {
+    SandboxClaim::new(
+        name,
+        SandboxClaimSpec {
+            sandbox_template_ref: Some(SandboxTemplateRef {
+                name: template.into(),
+            }),
+            ..SandboxClaimSpec::default()
+        },
+    )
+}
+
+pub fn claim_from(name: &str, pool: &str) -> SandboxClaim {
+    SandboxClaim::new(
+        name,
+        SandboxClaimSpec {
+            warm_pool_ref: Some(WarmPoolRef { name: pool.into() }),
+            ..SandboxClaimSpec::default()
+        },
+    )
+}
+
+pub fn expiring(mut claim: SandboxClaim, policy: ClaimShutdownPolicy) -> SandboxClaim {
+    claim.spec.lifecycle = Some(Lifecycle {
+        ttl_seconds_after_finished: Some(0),
+        shutdown_policy: Some(policy),
+        ..Lifecycle::default()
+    });
+    claim
+}
+
+pub fn image_of(sandbox: &Sandbox) -> &str {
+    sandbox.spec.pod_template.spec.containers[0]
+        .image
+        .as_deref()
+        .unwrap_or_default()
+}

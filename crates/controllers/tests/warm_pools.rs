@@ -1,0 +1,227 @@
+//! What a user sees of warm pools and templates, against the embedded API server.
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use api::template::NetworkPolicyManagement;
+use api::warm_pool::UpdateStrategyKind;
+use api::{Sandbox, SandboxTemplate, SandboxWarmPool, labels};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::ResourceExt;
+use serde_json::json;
+use support::{Cluster, claim, image_of, pool, template, with_strategy};
+use testkit::eventually;
+
+fn new_image(image: &str) -> serde_json::Value {
+    json!({ "spec": { "podTemplate": { "spec": { "containers": [{ "name": "main", "image": image }] } } } })
+}
+
+fn uids(sandboxes: &[Sandbox]) -> BTreeSet<String> {
+    sandboxes.iter().filter_map(ResourceExt::uid).collect()
+}
+
+/// Waits until a pool has exactly these many ready members, all of this image.
+async fn all_of_image(cluster: &Cluster, pool: &str, count: usize, image: &str) {
+    eventually(&format!("pool {pool} to be all {image}"), async || {
+        let members = cluster.members(pool).await;
+        let rolled =
+            members.len() == count && members.iter().all(|member| image_of(member) == image);
+        rolled.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_follows_its_size_up_and_down() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 3)).await;
+    cluster.pool_ready("warm", 3).await;
+    for size in [6, 2, 0] {
+        cluster
+            .patch::<SandboxWarmPool>("warm", json!({ "spec": { "replicas": size } }))
+            .await;
+        let pool = cluster.pool_ready("warm", size).await;
+        assert_eq!(
+            cluster.members("warm").await.len(),
+            usize::try_from(size).unwrap()
+        );
+        let selector = pool.status.unwrap().selector.unwrap();
+        assert!(
+            selector.starts_with(labels::WARM_POOL_SANDBOX),
+            "{selector}"
+        );
+    }
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn template_changes_roll_out_as_the_strategy_says() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    for (name, strategy) in [
+        ("default", None),
+        ("recreate", Some(UpdateStrategyKind::Recreate)),
+        ("rolling", Some(UpdateStrategyKind::RollingUpdate)),
+        ("isolated", Some(UpdateStrategyKind::Recreate)),
+    ] {
+        cluster.create(&template(name)).await;
+        let pool = pool(name, name, 4);
+        let pool = strategy.map_or(pool.clone(), |kind| with_strategy(pool, kind));
+        cluster.create(&pool).await;
+        cluster.pool_ready(name, 4).await;
+    }
+    let isolated = uids(&cluster.members("isolated").await);
+    let kept = uids(&cluster.members("default").await);
+    for name in ["default", "recreate", "rolling"] {
+        cluster
+            .patch::<SandboxTemplate>(name, new_image("image-v2"))
+            .await;
+    }
+    all_of_image(&cluster, "recreate", 4, "image-v2").await;
+    all_of_image(&cluster, "rolling", 4, "image-v2").await;
+    let rolled = eventually("the rollout to be reported", async || {
+        let pool = cluster.get::<SandboxWarmPool>("rolling").await?;
+        let status = pool.status?;
+        (status.updated_replicas == 4 && status.ready_replicas == 4).then_some(status)
+    })
+    .await;
+    assert_eq!(rolled.conditions[0].reason, "RolloutComplete");
+
+    // The default keeps what it has; only a replacement is of the new revision.
+    let members = cluster.members("default").await;
+    assert_eq!(uids(&members), kept);
+    cluster.delete::<Sandbox>(&members[0].name_any()).await;
+    eventually("a replacement of the new revision", async || {
+        let members = cluster.members("default").await;
+        let new = members
+            .iter()
+            .filter(|member| image_of(member) == "image-v2")
+            .count();
+        (members.len() == 4 && new == 1).then_some(())
+    })
+    .await;
+    assert_eq!(uids(&cluster.members("isolated").await), isolated);
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn switching_templates_replaces_members_and_editing_metadata_does_not() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("a")).await;
+    cluster.create(&template("b")).await;
+    cluster
+        .create(&with_strategy(
+            pool("warm", "a", 2),
+            UpdateStrategyKind::Recreate,
+        ))
+        .await;
+    cluster.pool_ready("warm", 2).await;
+    let before = uids(&cluster.members("warm").await);
+    let edit = json!({ "spec": { "podTemplate": { "metadata": { "labels": { "team": "ml" } } } } });
+    cluster.patch::<SandboxTemplate>("a", edit).await;
+    // A change that does roll, afterwards, shows that the edit was seen and rolled nothing.
+    cluster
+        .patch::<SandboxWarmPool>("warm", json!({ "spec": { "replicas": 3 } }))
+        .await;
+    cluster.pool_ready("warm", 3).await;
+    assert!(uids(&cluster.members("warm").await).is_superset(&before));
+
+    cluster
+        .patch::<SandboxWarmPool>(
+            "warm",
+            json!({ "spec": { "sandboxTemplateRef": { "name": "b" } } }),
+        )
+        .await;
+    eventually("all members to be of template b", async || {
+        let members = cluster.members("warm").await;
+        let switched = members
+            .iter()
+            .all(|member| member.annotations()[labels::SANDBOX_TEMPLATE_REF] == "b");
+        (members.len() == 3 && switched).then_some(())
+    })
+    .await;
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_prefers_the_current_revision() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 1)).await;
+    cluster.pool_ready("warm", 1).await;
+    cluster
+        .patch::<SandboxTemplate>("py", new_image("image-v2"))
+        .await;
+    cluster
+        .patch::<SandboxWarmPool>("warm", json!({ "spec": { "replicas": 2 } }))
+        .await;
+    cluster.pool_ready("warm", 2).await;
+    cluster.create(&claim("mine", "py")).await;
+    let ready = cluster.claim_ready("mine").await;
+    assert_eq!(image_of(&cluster.sandbox_of(&ready).await), "image-v2");
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_orphan_is_taken_in_and_an_impostor_deleted() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 1)).await;
+    cluster.pool_ready("warm", 1).await;
+    let member = cluster.members("warm").await.remove(0);
+    let mut impostor = member.clone();
+    impostor.metadata = kube::core::ObjectMeta {
+        name: Some("impostor".into()),
+        labels: member.metadata.labels.clone(),
+        ..Default::default()
+    };
+    impostor.status = None;
+    impostor.spec.pod_template.spec.containers[0].image = Some("evil".into());
+    cluster.create(&impostor).await;
+    cluster.gone::<Sandbox>("impostor").await;
+    let orphan = json!({ "metadata": { "ownerReferences": null } });
+    cluster.patch::<Sandbox>(&member.name_any(), orphan).await;
+    eventually("the orphan to be owned again", async || {
+        let members = cluster.members("warm").await;
+        (uids(&members) == uids(std::slice::from_ref(&member))).then_some(())
+    })
+    .await;
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_templates_network_policy_is_kept_repaired_and_given_up() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    let policy = eventually("the policy", async || {
+        cluster.get::<NetworkPolicy>("py-network-policy").await
+    })
+    .await;
+    let spec = policy.spec.clone().unwrap();
+    cluster
+        .patch::<NetworkPolicy>("py-network-policy", json!({ "spec": { "ingress": null, "podSelector": { "matchLabels": { "old": "x" } } } }))
+        .await;
+    eventually("the policy to be repaired", async || {
+        let policy = cluster.get::<NetworkPolicy>("py-network-policy").await?;
+        (policy.spec.as_ref() == Some(&spec)).then_some(())
+    })
+    .await;
+    let unmanaged =
+        json!({ "spec": { "networkPolicyManagement": NetworkPolicyManagement::Unmanaged } });
+    cluster.patch::<SandboxTemplate>("py", unmanaged).await;
+    cluster.gone::<NetworkPolicy>("py-network-policy").await;
+    controllers.stop().await;
+    cluster.stop().await;
+}
