@@ -5,6 +5,7 @@ mod artifacts;
 mod crds;
 mod manifests;
 mod schema;
+mod test_clients;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +28,8 @@ enum Task {
     Verify,
     /// Fail if the crates break the dependency rules or the habits of the code
     Tidy,
+    /// Run published clients, unmodified, against `agent-sandbox up`
+    TestClients(test_clients::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Task::Generate => artifacts::write(&root),
         Task::Verify => artifacts::verify(&root),
         Task::Tidy => tidy::check(&root),
+        Task::TestClients(arguments) => test_clients::run(&root, &arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,7 +7,7 @@ use apimachinery::{field::FieldError, status::Status};
 use bytes::Bytes;
 use futures::StreamExt;
 use http::{HeaderName, Method, Request, StatusCode, header, request::Parts};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Empty, Limited};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
@@ -26,6 +26,9 @@ use crate::{
 
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 const DEFAULT_KUBELET_PORT: u16 = 10250;
+
+/// How much of what a node says against a request is passed on.
+const REFUSAL_BYTES: usize = 50_000;
 
 /// How the server reaches nodes: trusting its own authority, and known to nodes by its own certificate.
 pub type Dialer = Arc<rustls::ClientConfig>;
@@ -105,6 +108,9 @@ pub async fn proxy(
         let (head, _) = response.into_parts();
         return Ok(Answer::from_parts(head, body::full(Bytes::new())));
     }
+    if stream == Stream::Log && !response.status().is_success() {
+        return Err(refusal(target, response).await);
+    }
     let (mut head, content) = response.into_parts();
     for hop in [header::CONNECTION, header::TRANSFER_ENCODING] {
         head.headers.remove(hop);
@@ -113,6 +119,27 @@ pub async fn proxy(
         .into_data_stream()
         .filter_map(|piece| std::future::ready(piece.ok()));
     Ok(Answer::from_parts(head, body::stream(pieces)))
+}
+
+/// What a node said in plain words instead of a log, as clients understand it.
+async fn refusal(target: &Target, response: http::Response<hyper::body::Incoming>) -> Status {
+    let code = response.status();
+    let words = Limited::new(response.into_body(), REFUSAL_BYTES)
+        .collect()
+        .await
+        .map(|collected| String::from_utf8_lossy(&collected.to_bytes()).into_owned())
+        .unwrap_or_else(|error| error.to_string());
+    match code {
+        StatusCode::BAD_REQUEST => Status::bad_request(words),
+        StatusCode::NOT_FOUND => Status {
+            message: format!(
+                "the server could not find the requested resource ( pods/log {}): {words}",
+                target.name
+            ),
+            ..Status::not_found("", "pods", &target.name)
+        },
+        _ => Status::internal(format_args!("{words}")),
+    }
 }
 
 /// The kubelet's own path and query for a request.

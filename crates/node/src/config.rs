@@ -53,6 +53,8 @@ pub struct Config {
     /// Where pods that ask for it find names; the machine's own resolvers when empty.
     pub name_servers: Vec<String>,
     pub cluster_domain: String,
+    /// Where logs, exec, attach and port-forward are served; nowhere when absent.
+    pub kubelet: Option<crate::kubelet::Endpoint>,
 }
 
 impl Config {
@@ -71,6 +73,7 @@ impl Config {
             log_maximum_files: 5,
             name_servers: Vec::new(),
             cluster_domain: "cluster.local".to_owned(),
+            kubelet: None,
         }
     }
 }

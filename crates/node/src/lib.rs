@@ -14,6 +14,7 @@ mod environment;
 mod errors;
 mod events;
 mod grpc_health;
+pub mod kubelet;
 pub mod logs;
 mod names;
 mod node;

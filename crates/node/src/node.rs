@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::environment::Surroundings;
 use crate::errors::chain;
 use crate::events::EventSink;
+use crate::kubelet;
 use crate::pod_worker::{PodWorker, Shared};
 use crate::registration::{self, Description, Machine};
 use crate::runtime::native::NativeRuntime;
@@ -40,6 +41,8 @@ pub enum StartError {
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
     Registration(#[from] registration::RegistrationError),
+    #[error("serving logs, exec and port-forward")]
+    Kubelet(#[from] kubelet::KubeletError),
 }
 
 /// A running node.
@@ -83,7 +86,15 @@ impl Node {
         let volumes =
             Volumes::open(&config.data_dir, config.allow_host_path, client.clone()).map_err(io)?;
         let recovered = runtime.recover().await?;
-        let description = describe(&config, &runtime, machine);
+        let listening = match &config.kubelet {
+            Some(endpoint) => Some(kubelet::listen(endpoint).await?),
+            None => None,
+        };
+        let mut description = describe(&config, &runtime, machine);
+        if let Some(listening) = &listening {
+            description.address = listening.address.ip().to_string();
+            description.kubelet_port = listening.address.port();
+        }
         let object = registration::register(&client, &description).await?;
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
@@ -93,13 +104,20 @@ impl Node {
             plain_patches: std::sync::atomic::AtomicBool::new(false),
             surroundings: Surroundings {
                 pod_address: String::new(),
-                node_address: description.address.clone(),
+                node_address: runtime.node_address().to_string(),
                 allocatable_cpu_milli: machine.cpus * 1000,
                 allocatable_memory: machine.memory_bytes,
             },
             config,
         });
-        let task = tokio::spawn(serve(shared, recovered, object, description, shutdown));
+        let task = tokio::spawn(serve(
+            shared,
+            recovered,
+            object,
+            description,
+            listening,
+            shutdown,
+        ));
         Ok(Self {
             task,
             runtime,
@@ -168,6 +186,7 @@ async fn serve(
     recovered: Vec<RecoveredPod>,
     object: k8s_openapi::api::core::v1::Node,
     description: Description,
+    listening: Option<kubelet::Listening>,
     shutdown: CancellationToken,
 ) {
     let mut tasks = JoinSet::new();
@@ -190,6 +209,14 @@ async fn serve(
         description,
         shutdown.clone(),
     ));
+    if let Some(listening) = listening {
+        tasks.spawn(listening.serve(
+            shared.runtime.clone(),
+            shared.client.clone(),
+            shared.config.node_name.clone(),
+            shutdown.clone(),
+        ));
+    }
     let dispatcher = Dispatcher::new(shared, recovered);
     tasks.spawn(dispatcher.run(shutdown));
     while tasks.join_next().await.is_some() {}
@@ -277,6 +304,10 @@ impl<R: Runtime> Dispatcher<R> {
         if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref())
             != Some(&self.shared.config.node_name)
         {
+            return;
+        }
+        // Stands for something that is not the node's to run or to end.
+        if kubelet::is_mirror(&pod) {
             return;
         }
         if let Some(worker) = self.workers.get(&uid) {

@@ -59,6 +59,12 @@ pub struct NodeCertificate {
     pub key_pem: String,
 }
 
+/// Whom a certificate is for: a user and their group.
+struct Subject<'a> {
+    name: &'a str,
+    group: Option<&'a str>,
+}
+
 const YEARS: i64 = 10;
 
 impl Identity {
@@ -124,20 +130,20 @@ impl Identity {
         &self,
         names: &[String],
     ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), IdentityError> {
-        self.certificate(
-            "agent-sandbox-apiserver",
-            names,
-            ExtendedKeyUsagePurpose::ServerAuth,
-        )
+        let subject = Subject {
+            name: "agent-sandbox-apiserver",
+            group: None,
+        };
+        self.certificate(&subject, names, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
     fn certificate(
         &self,
-        common_name: &str,
+        subject: &Subject<'_>,
         names: &[String],
         usage: ExtendedKeyUsagePurpose,
     ) -> Result<(CertificateDer<'static>, PrivateKeyDer<'static>), IdentityError> {
-        let (certificate, key) = self.signed(common_name, names, usage)?;
+        let (certificate, key) = self.signed(subject, names, usage)?;
         Ok((
             certificate.der().clone(),
             PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
@@ -146,7 +152,7 @@ impl Identity {
 
     fn signed(
         &self,
-        common_name: &str,
+        subject: &Subject<'_>,
         names: &[String],
         usage: ExtendedKeyUsagePurpose,
     ) -> Result<(rcgen::Certificate, KeyPair), IdentityError> {
@@ -154,7 +160,12 @@ impl Identity {
         let mut params = CertificateParams::new(names.to_vec())?;
         params
             .distinguished_name
-            .push(DnType::CommonName, common_name);
+            .push(DnType::CommonName, subject.name);
+        if let Some(group) = subject.group {
+            params
+                .distinguished_name
+                .push(DnType::OrganizationName, group);
+        }
         params.extended_key_usages = vec![usage];
         set_validity(&mut params);
         let issuer = Issuer::from_ca_cert_pem(&self.authority_pem, &self.authority_key)?;
@@ -168,11 +179,13 @@ impl Identity {
 
     /// How the server reaches nodes: it trusts its own authority and shows a certificate of it.
     pub fn dialer(&self) -> Result<Arc<rustls::ClientConfig>, IdentityError> {
-        let (certificate, key) = self.certificate(
-            "kube-apiserver-kubelet-client",
-            &[],
-            ExtendedKeyUsagePurpose::ClientAuth,
-        )?;
+        // A kubelet asks the server whether the holder of this certificate may use it, and the server must say yes.
+        let subject = Subject {
+            name: "kube-apiserver-kubelet-client",
+            group: Some("system:masters"),
+        };
+        let (certificate, key) =
+            self.certificate(&subject, &[], ExtendedKeyUsagePurpose::ClientAuth)?;
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.authority()?)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -197,11 +210,12 @@ impl Identity {
         let names: Vec<String> = std::iter::once(node.to_owned())
             .chain(names.iter().cloned())
             .collect();
-        let (certificate, key) = self.signed(
-            &format!("system:node:{node}"),
-            &names,
-            ExtendedKeyUsagePurpose::ServerAuth,
-        )?;
+        let subject = Subject {
+            name: &format!("system:node:{node}"),
+            group: Some("system:nodes"),
+        };
+        let (certificate, key) =
+            self.signed(&subject, &names, ExtendedKeyUsagePurpose::ServerAuth)?;
         Ok(NodeCertificate {
             authority_pem: self.authority_pem.clone(),
             certificate_pem: certificate.pem(),

@@ -7,8 +7,9 @@ mod command;
 mod first_observed;
 mod installation;
 mod quickstart;
+mod router_service;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +17,9 @@ use std::time::Duration;
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
 use kube::api::ListParams;
+use kube::core::PartialObjectMeta;
+use kube::{Api, ResourceExt};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -31,6 +33,7 @@ pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as Q
 
 use crate::data_directory::{self, Running};
 use crate::sandboxes;
+use router_service::RouterService;
 
 /// The name of the one node.
 const NODE_NAME: &str = "agent-sandbox";
@@ -98,8 +101,10 @@ impl Up {
         up.serve_api(api_listener);
         installation::install(&up.client).await?;
         up.start_controllers().await?;
-        up.start_node().await?;
+        let router = router_listener.local_addr()?;
+        up.start_node(router).await?;
         up.start_router(router_listener)?;
+        up.announce_router(router).await?;
         quickstart::install(&up.client, options.quickstart).await?;
         up.running
             .write(&data_directory::running_file(&up.data_directory))?;
@@ -138,7 +143,7 @@ impl Up {
         let idle = pods
             .list_metadata(&ListParams::default())
             .await
-            .is_ok_and(|pods| pods.items.is_empty());
+            .is_ok_and(|pods| pods.items.iter().all(is_mirror));
         let stopped = self.stop_parts().await;
         if let Some(node) = self.node.take() {
             if idle {
@@ -201,18 +206,58 @@ impl Up {
         }
     }
 
-    async fn start_node(&mut self) -> anyhow::Result<()> {
+    async fn start_node(&mut self, router: SocketAddr) -> anyhow::Result<()> {
+        let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+        let certificate = self
+            .server
+            .issue_node_certificate(NODE_NAME, &[address.ip().to_string()])?;
         let config = node::Config {
             node_name: NODE_NAME.to_owned(),
+            kubelet: Some(node::kubelet::Endpoint {
+                address,
+                authority_pem: certificate.authority_pem,
+                certificate_pem: certificate.certificate_pem,
+                key_pem: certificate.key_pem,
+                host_services: vec![reachable(router)],
+            }),
             ..node::Config::new(self.data_directory.join("node"))
         };
         self.node = Some(node::Node::start(config, self.client(), self.shutdown.clone()).await?);
         let schedule =
             node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
+        self.run_part(schedule);
+        self.run_part(node::endpoints::run(self.client(), self.shutdown.clone()));
+        // The paths of volumes are kept in the API, so they must not depend on where this process was started.
+        let volumes = self.data_directory.join("node").canonicalize()?;
+        self.run_part(node::volume_provisioner::run(
+            self.client(),
+            volumes,
+            self.shutdown.clone(),
+        ));
+        Ok(())
+    }
+
+    /// Runs a part that ends only when it is told to.
+    fn run_part(&mut self, part: impl Future<Output = ()> + Send + 'static) {
         self.parts.spawn(async {
-            schedule.await;
+            part.await;
             Ok(())
         });
+    }
+
+    /// Makes the router known to clients that look for it as they would on a cluster.
+    async fn announce_router(&mut self, router: SocketAddr) -> anyhow::Result<()> {
+        let node = self.node.as_ref().context("the node is started first")?;
+        let service = RouterService {
+            client: self.client(),
+            node_name: NODE_NAME.to_owned(),
+            node_address: node.runtime().node_address().to_string(),
+            router: reachable(router),
+        };
+        for namespace in [api::SYSTEM_NAMESPACE, quickstart::NAMESPACE] {
+            service.publish(namespace).await?;
+        }
+        self.run_part(service.run(self.shutdown.clone()));
         Ok(())
     }
 
@@ -224,6 +269,25 @@ impl Up {
             Ok(())
         });
         Ok(())
+    }
+}
+
+/// Whether a pod only stands for a part of this process.
+fn is_mirror(pod: &PartialObjectMeta<Pod>) -> bool {
+    pod.annotations()
+        .contains_key(node::kubelet::MIRROR_ANNOTATION)
+}
+
+/// The address under which a listener is reached on this machine.
+fn reachable(listener: SocketAddr) -> SocketAddr {
+    if listener.ip().is_unspecified() {
+        let loopback = match listener {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        SocketAddr::new(loopback, listener.port())
+    } else {
+        listener
     }
 }
 

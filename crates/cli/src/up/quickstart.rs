@@ -50,6 +50,8 @@ fn template() -> SandboxTemplate {
         "kind": "SandboxTemplate",
         "metadata": {"name": TEMPLATE, "namespace": NAMESPACE},
         "spec": {
+            // Whoever uses the quickstart owns its sandboxes.
+            "envVarsInjectionPolicy": "Allowed",
             "podTemplate": {
                 "spec": {
                     "containers": [{

@@ -1,0 +1,348 @@
+//! Which pod and which run of a container a request means, and what it may do there. The API server's word counts for the pod, the
+//! runtime's files for its containers: their runs outlive restarts of the node.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream::{BoxStream, StreamExt};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt};
+use streaming::kubelet::{
+    AttachRequest, Backend, Error, ExecRequest, LogRequest, LogStream, Since, Target, TargetPod,
+};
+use streaming::port_forward::Duplex;
+use streaming::remote_command::Process;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::process::process;
+use crate::errors::chain;
+use crate::logs::{self, LogOptions};
+use crate::runtime::native::NativeRuntime;
+use crate::runtime::{ContainerId, Runtime, RuntimeError};
+
+/// Marks a pod that stands for something the node did not start.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// How many pieces of a log wait for a slow reader.
+const LOG_PIECES: usize = 64;
+
+/// Whether a pod only stands for something that runs outside of pods.
+pub fn is_mirror(pod: &Pod) -> bool {
+    pod.annotations().contains_key(MIRROR_ANNOTATION)
+}
+
+pub struct PodBackend {
+    pub runtime: Arc<NativeRuntime>,
+    pub client: Client,
+    pub node_name: String,
+    pub host_services: Vec<SocketAddr>,
+    /// Ends what would otherwise follow a log for ever.
+    pub shutdown: CancellationToken,
+}
+
+impl PodBackend {
+    async fn pod(&self, target: &TargetPod) -> Result<Pod, Error> {
+        let missing = || Error::NotFound(format!("pod \"{}\" not found", target.name));
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &target.namespace);
+        let pod = pods
+            .get_opt(&target.name)
+            .await
+            .map_err(|error| Error::Internal(chain(&error)))?
+            .ok_or_else(missing)?;
+        let here = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+        if here != Some(&self.node_name) || (target.uid.is_some() && pod.uid() != target.uid) {
+            return Err(missing());
+        }
+        Ok(pod)
+    }
+
+    /// The last run of the container, and whether it still runs.
+    async fn last_run(&self, target: &Target) -> Result<(ContainerId, bool), Error> {
+        let pod = self.pod(&target.pod).await?;
+        let id = ContainerId {
+            pod: pod.uid().unwrap_or_default(),
+            container: target.container.clone(),
+            attempt: 0,
+        };
+        let attempt = last_attempt(&self.runtime.log_path(&id));
+        let Some(attempt) = attempt else {
+            return Err(not_started(&pod, &target.container));
+        };
+        let id = ContainerId { attempt, ..id };
+        let runs = !self.runtime.has_ended(&id);
+        Ok((id, runs))
+    }
+
+    async fn running(&self, target: &Target) -> Result<ContainerId, Error> {
+        let (id, runs) = self.last_run(target).await?;
+        if runs {
+            return Ok(id);
+        }
+        Err(Error::NotFound(format!(
+            "container not found (\"{}\"): it is not running",
+            target.container
+        )))
+    }
+
+    async fn connect(&self, pod: &Pod, port: u16) -> std::io::Result<TcpStream> {
+        if is_mirror(pod) {
+            let service = host_service(pod, port, &self.host_services)?;
+            return TcpStream::connect(service).await;
+        }
+        let uid = pod.uid().unwrap_or_default();
+        let stream = self
+            .runtime
+            .connect_to_port(&uid, port)
+            .await
+            .map_err(std::io::Error::other)??;
+        stream.set_nonblocking(true)?;
+        TcpStream::from_std(stream)
+    }
+}
+
+/// The number of a container's last run, by the logs beside `log`.
+fn last_attempt(log: &Path) -> Option<u32> {
+    let entries = std::fs::read_dir(log.parent()?).ok()?;
+    entries
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name();
+            name.to_str()?.strip_suffix(".log")?.parse().ok()
+        })
+        .max()
+}
+
+/// Why a container has no run yet, as a kubelet says it.
+fn not_started(pod: &Pod, container: &str) -> Error {
+    let status = pod.status.as_ref();
+    let all = status.into_iter().flat_map(|status| {
+        let lists = [&status.init_container_statuses, &status.container_statuses];
+        lists.into_iter().flatten().flatten()
+    });
+    let waiting = all
+        .filter(|status| status.name == container)
+        .find_map(|status| status.state.as_ref()?.waiting.as_ref()?.reason.clone());
+    Error::Invalid(format!(
+        "container \"{container}\" in pod \"{}\" is waiting to start: {}",
+        pod.name_any(),
+        waiting.unwrap_or_else(|| "ContainerCreating".to_owned())
+    ))
+}
+
+/// Where a mirror pod's port is really served.
+fn host_service(pod: &Pod, port: u16, allowed: &[SocketAddr]) -> std::io::Result<SocketAddr> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let named = ports.find(|candidate| candidate.container_port == i32::from(port));
+    let service = named.and_then(|named| {
+        let number = u16::try_from(named.host_port?).ok()?;
+        let address = match named.host_ip.as_deref() {
+            None | Some("") => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Some(address) => address.parse().ok()?,
+        };
+        Some(SocketAddr::new(address, number))
+    });
+    service
+        .filter(|service| allowed.contains(service))
+        .ok_or_else(|| {
+            let message = format!("the node has no service behind port {port} of this pod");
+            std::io::Error::new(std::io::ErrorKind::ConnectionRefused, message)
+        })
+}
+
+fn runtime_failure(error: &RuntimeError) -> Error {
+    Error::Internal(chain(error))
+}
+
+/// What to read of a log, for a request made `now`.
+fn log_options(request: &LogRequest, now: Timestamp) -> LogOptions {
+    LogOptions {
+        follow: request.follow,
+        tail_lines: request
+            .tail_lines
+            .map(|lines| usize::try_from(lines).unwrap_or(usize::MAX)),
+        since: request.since.map(|since| match since {
+            Since::Seconds(seconds) => now
+                .checked_sub(SignedDuration::from_secs(seconds))
+                .unwrap_or(Timestamp::MIN),
+            Since::Time(time) => time,
+        }),
+        timestamps: request.timestamps,
+        limit_bytes: request.limit_bytes,
+    }
+}
+
+impl Backend for PodBackend {
+    async fn find(&self, target: &Target) -> Result<(), Error> {
+        self.running(target).await.map(drop)
+    }
+
+    async fn find_pod(&self, pod: &TargetPod) -> Result<(), Error> {
+        let found = self.pod(pod).await?;
+        let phase = found.status.and_then(|status| status.phase);
+        match phase.as_deref() {
+            Some("Running") => Ok(()),
+            phase => Err(Error::Invalid(format!(
+                "unable to forward port because pod is not running. Current status={}",
+                phase.unwrap_or("Pending")
+            ))),
+        }
+    }
+
+    async fn exec(&self, request: ExecRequest) -> Result<Process, Error> {
+        let id = self.running(&request.target).await?;
+        let streams = request.streams;
+        let environment = if streams.tty {
+            vec![("TERM".to_owned(), "xterm".to_owned())]
+        } else {
+            Vec::new()
+        };
+        let exec = shim_protocol::ExecRequest {
+            arguments: request.command,
+            environment,
+            terminal: streams.tty,
+            stdin: streams.stdin,
+            window: None,
+        };
+        let session = self
+            .runtime
+            .exec(&id, exec)
+            .await
+            .map_err(|error| runtime_failure(&error))?;
+        Ok(process(session, streams.stdin))
+    }
+
+    async fn attach(&self, request: AttachRequest) -> Result<Process, Error> {
+        let id = self.running(&request.target).await?;
+        let session = self
+            .runtime
+            .attach(&id, request.streams.stdin)
+            .await
+            .map_err(|error| runtime_failure(&error))?;
+        Ok(process(session, request.streams.stdin))
+    }
+
+    async fn port_forward(&self, pod: TargetPod, port: u16) -> Result<Box<dyn Duplex>, Error> {
+        let pod = self.pod(&pod).await?;
+        let stream = self.connect(&pod, port).await;
+        let stream = stream.map_err(|error| {
+            Error::Internal(format!(
+                "failed to connect to port {port}: {}",
+                chain(&error)
+            ))
+        })?;
+        // A keystroke of whoever is behind the tunnel must not wait for the next.
+        let _ = stream.set_nodelay(true);
+        Ok(Box::new(stream))
+    }
+
+    async fn logs(
+        &self,
+        request: LogRequest,
+    ) -> Result<BoxStream<'static, std::io::Result<Bytes>>, Error> {
+        if request.stream != LogStream::All {
+            return Err(Error::Invalid(
+                "only the stream All is kept apart by this node".to_owned(),
+            ));
+        }
+        let (mut id, _) = self.last_run(&request.target).await?;
+        if request.previous {
+            id.attempt = id.attempt.wrapping_sub(1);
+            if !self.runtime.log_path(&id).exists() {
+                return Err(Error::Invalid(format!(
+                    "previous terminated container \"{}\" in pod \"{}\" not found",
+                    request.target.container, request.target.pod.name
+                )));
+            }
+        }
+        let options = log_options(&request, Timestamp::now());
+        let (sender, receiver) = mpsc::channel(LOG_PIECES);
+        let (runtime, shutdown) = (self.runtime.clone(), self.shutdown.clone());
+        tokio::spawn(async move {
+            let copied = shutdown
+                .run_until_cancelled(logs::stream(&runtime, &id, options, sender))
+                .await;
+            if let Some(Err(error)) = copied {
+                tracing::warn!(container = id.container, error = %chain(&error), "a log cannot be read");
+            }
+        });
+        let pieces = futures::stream::unfold(receiver, |mut receiver| async move {
+            let piece: Vec<u8> = receiver.recv().await?;
+            Some((Ok(Bytes::from(piece)), receiver))
+        });
+        Ok(pieces.boxed())
+    }
+
+    async fn pods(&self) -> Result<Vec<serde_json::Value>, Error> {
+        let own = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
+        let pods = Api::<Pod>::all(self.client.clone())
+            .list(&own)
+            .await
+            .map_err(|error| Error::Internal(chain(&error)))?;
+        pods.items
+            .iter()
+            .map(|pod| {
+                serde_json::to_value(pod).map_err(|error| Error::Internal(error.to_string()))
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn mirror(port: &serde_json::Value) -> Pod {
+        let container = json!({"name": "router", "ports": [port]});
+        let pod = json!({"metadata": {"annotations": {MIRROR_ANNOTATION: "router"}}, "spec": {"containers": [container]}});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn a_mirror_pod_reaches_only_the_services_the_node_was_told_of() {
+        let allowed = ["127.0.0.1:41000".parse().unwrap()];
+        let router = json!({"containerPort": 8080, "hostIP": "127.0.0.1", "hostPort": 41000});
+        assert_eq!(
+            host_service(&mirror(&router), 8080, &allowed).unwrap(),
+            allowed[0]
+        );
+        let without_address = json!({"containerPort": 8080, "hostPort": 41000});
+        assert!(host_service(&mirror(&without_address), 8080, &allowed).is_ok());
+        for (port, asked) in [
+            (json!({"containerPort": 8080, "hostPort": 22}), 8080),
+            (json!({"containerPort": 8080}), 8080),
+            (router, 22),
+        ] {
+            assert!(host_service(&mirror(&port), asked, &allowed).is_err());
+        }
+    }
+
+    #[test]
+    fn the_last_run_is_the_one_with_the_highest_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("0.log");
+        assert_eq!(last_attempt(&log), None);
+        for name in ["0.log", "9.log", "10.log", "10.log.1", "11"] {
+            std::fs::write(directory.path().join(name), "").unwrap();
+        }
+        assert_eq!(last_attempt(&log), Some(10));
+    }
+
+    #[test]
+    fn a_container_that_waits_says_why() {
+        let waiting = json!({"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff"}}, "image": "", "imageID": "", "ready": false, "restartCount": 0});
+        let pod = json!({"metadata": {"name": "p"}, "status": {"containerStatuses": [waiting]}});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        assert_eq!(
+            not_started(&pod, "main").to_string(),
+            "container \"main\" in pod \"p\" is waiting to start: ImagePullBackOff"
+        );
+    }
+}

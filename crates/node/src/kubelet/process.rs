@@ -1,0 +1,116 @@
+//! A session with a container's agent, as the streaming protocols want a process: separate byte streams and an end.
+
+use streaming::remote_command::{Failure, Process, TerminalSize};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::errors::chain;
+use crate::runtime::agent::{AgentError, Input, Output, OutputStream, Session};
+
+/// How much of a stream waits between the agent and the client.
+const BUFFER: usize = 64 * 1024;
+
+/// Joins a session to streams. The session ends when the process has ended, or when the client is gone.
+pub fn process(session: Session, stdin: bool) -> Process {
+    let (stdout, stdout_end) = duplex(BUFFER);
+    let (stderr, stderr_end) = duplex(BUFFER);
+    let (stdin_end, stdin_source) = duplex(BUFFER);
+    let (resize, sizes) = mpsc::channel(4);
+    let (exited, exit) = oneshot::channel();
+    let gone = CancellationToken::new();
+    let client = gone.clone().drop_guard();
+
+    let output = deliver(session.output, stdout_end, stderr_end);
+    let gone_before = gone.clone();
+    tokio::spawn(async move {
+        let ended = gone_before.run_until_cancelled(output).await;
+        if let Some(ended) = ended {
+            let _ = exited.send(ended);
+        }
+    });
+    // Kept until the client is gone even when there is no input: the agent ends an exec whose connection is closed.
+    let source = stdin.then_some(stdin_source);
+    let input = feed(session.input, source, sizes);
+    tokio::spawn(async move {
+        gone.run_until_cancelled(async {
+            let kept = input.await;
+            std::future::pending::<()>().await;
+            drop(kept);
+        })
+        .await;
+    });
+    Process {
+        stdin: stdin.then(|| Box::new(stdin_end) as streaming::Output),
+        stdout: Some(Box::new(stdout)),
+        stderr: Some(Box::new(stderr)),
+        resize: Some(resize),
+        exit: Box::pin(async move {
+            let _client = client;
+            exit.await
+                .unwrap_or_else(|_| Err(Failure("the session was lost".to_owned())))
+        }),
+    }
+}
+
+/// Copies what the process writes until it has ended, and says how it ended.
+async fn deliver(
+    mut output: OutputStream,
+    mut stdout: DuplexStream,
+    mut stderr: DuplexStream,
+) -> Result<i32, Failure> {
+    loop {
+        let written = match output.next().await {
+            Ok(Output::Stdout(bytes)) => stdout.write_all(&bytes).await,
+            Ok(Output::Stderr(bytes)) => stderr.write_all(&bytes).await,
+            Ok(Output::Exit(report)) => return Ok(report.code),
+            Err(AgentError::Gone) => return Err(Failure("the container has ended".to_owned())),
+            Err(error) => return Err(Failure(chain(&error))),
+        };
+        // Nobody listens; what still matters is the end of the process.
+        drop(written);
+    }
+}
+
+/// Passes input and sizes on until there are no more of either.
+async fn feed(
+    mut input: Input,
+    mut source: Option<DuplexStream>,
+    mut sizes: mpsc::Receiver<TerminalSize>,
+) -> Input {
+    let mut buffer = vec![0; 32 * 1024];
+    let mut sizes_open = true;
+    while source.is_some() || sizes_open {
+        let sent = tokio::select! {
+            read = read_from(&mut source, &mut buffer) => match read {
+                0 => {
+                    source = None;
+                    input.close().await
+                }
+                length => input.write(&buffer[..length]).await,
+            },
+            size = sizes.recv(), if sizes_open => match size {
+                Some(size) => input.resize(shim_protocol::WindowSize {
+                    rows: size.height,
+                    columns: size.width,
+                }).await,
+                None => {
+                    sizes_open = false;
+                    Ok(())
+                }
+            },
+        };
+        if sent.is_err() {
+            break;
+        }
+    }
+    input
+}
+
+/// The next input, or never when there is no source.
+async fn read_from(source: &mut Option<DuplexStream>, buffer: &mut [u8]) -> usize {
+    match source {
+        Some(source) => source.read(buffer).await.unwrap_or(0),
+        None => std::future::pending().await,
+    }
+}

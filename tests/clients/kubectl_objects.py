@@ -1,0 +1,135 @@
+"""kubectl on sandboxes, claims, templates and pools: the commands a cluster's user has at hand."""
+
+import json
+import subprocess
+
+from checks import DEADLINE_SECONDS, check, kubectl, run_checks, until
+
+SANDBOX = """
+apiVersion: agents.x-k8s.io/v1beta1
+kind: Sandbox
+metadata:
+  name: by-kubectl
+  labels: {app: shown}
+spec:
+  podTemplate:
+    spec:
+      containers:
+        - name: main
+          image: host
+"""
+
+
+def path(name, expression, kind="sandbox"):
+    return kubectl("get", kind, name, "-o", f"jsonpath={expression}")
+
+
+@check
+def the_kinds_are_discovered_and_explained():
+    names = kubectl("api-resources", "-o", "name").split()
+    for name in ["sandboxes.agents.x-k8s.io", "sandboxclaims.extensions.agents.x-k8s.io", "pods", "nodes"]:
+        assert name in names, names
+    assert "agents.x-k8s.io/v1beta1" in kubectl("api-versions").split()
+    text = kubectl("explain", "sandbox.spec.podTemplate")
+    assert "FIELDS" in text and "metadata" in text, text
+    assert "containers" in kubectl("explain", "sandbox.spec", "--recursive")
+    assert "gitVersion" in kubectl("version", "-o", "json")
+    assert kubectl("cluster-info").strip()
+
+
+@check
+def objects_are_applied_shown_and_waited_for():
+    assert "created (server dry run)" in kubectl("apply", "--dry-run=server", "-f", "-", text=SANDBOX)
+    assert "created" in kubectl("apply", "-f", "-", text=SANDBOX)
+    assert "unchanged" in kubectl("apply", "-f", "-", text=SANDBOX)
+    kubectl("wait", "sandbox/by-kubectl", "--for=condition=Ready", "--timeout=60s")
+    table = kubectl("get", "sandboxes", "-l", "app=shown")
+    assert table.split()[0] == "NAME" and "by-kubectl" in table, table
+    assert "by-kubectl" in kubectl("get", "sandboxes", "-o", "wide")
+    assert kubectl("get", "sandbox", "by-kubectl", "-o", "name") == "sandbox.agents.x-k8s.io/by-kubectl\n"
+    columns = "custom-columns=N:.metadata.name"
+    shown = kubectl("get", "sandboxes", "--field-selector=metadata.name=by-kubectl", "-o", columns, "--no-headers")
+    assert shown == "by-kubectl\n", shown
+    assert "by-kubectl" in kubectl("get", "sandboxes", "--sort-by=.metadata.creationTimestamp")
+    described = kubectl("describe", "sandbox", "by-kubectl")
+    assert "Kind:         Sandbox" in described and "Conditions:" in described, described
+    assert "Containers:" in kubectl("describe", "pod", "by-kubectl")
+    assert "Capacity:" in kubectl("describe", "node")
+    assert kubectl("events", "--for=pod/by-kubectl").strip()
+
+
+@check
+def a_difference_is_shown_and_applied_from_the_server():
+    changed = SANDBOX.replace("app: shown", "app: shown, tier: one")
+    different = subprocess.run(["kubectl", "diff", "-f", "-"], input=changed, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert different.returncode == 1 and "+    tier: one" in different.stdout, different
+    kubectl("apply", "-f", "-", text=changed)
+    assert path("by-kubectl", "{.metadata.labels.tier}") == "one"
+    applied = kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=changed.replace("tier: one", "tier: two"))
+    assert "serverside-applied" in applied, applied
+    assert path("by-kubectl", "{.metadata.labels.tier}") == "two"
+
+
+@check
+def fields_are_set_in_every_way():
+    kubectl("label", "sandbox", "by-kubectl", "colour=green")
+    kubectl("annotate", "sandbox", "by-kubectl", "example.com/note=hello")
+    assert path("by-kubectl", "{.metadata.labels.colour}") == "green"
+    assert path("by-kubectl", r"{.metadata.annotations.example\.com/note}") == "hello"
+    kubectl("label", "sandbox", "by-kubectl", "colour-")
+    assert path("by-kubectl", "{.metadata.labels.colour}") == ""
+    kubectl("patch", "sandbox", "by-kubectl", "--type=merge", "-p", '{"metadata": {"labels": {"by": "merge"}}}')
+    kubectl("patch", "sandbox", "by-kubectl", "--type=json", "-p", '[{"op": "add", "path": "/metadata/labels/also", "value": "json"}]')
+    assert (path("by-kubectl", "{.metadata.labels.by}"), path("by-kubectl", "{.metadata.labels.also}")) == ("merge", "json")
+    kubectl("patch", "pod", "by-kubectl", "-p", '{"metadata": {"labels": {"by": "strategic"}}}')
+    assert path("by-kubectl", "{.metadata.labels.by}", "pod") == "strategic"
+    whole = json.loads(kubectl("get", "sandbox", "by-kubectl", "-o", "json"))
+    whole["metadata"]["labels"]["by"] = "replace"
+    kubectl("replace", "-f", "-", text=json.dumps(whole))
+    assert path("by-kubectl", "{.metadata.labels.by}") == "replace"
+    error = kubectl("apply", "-f", "-", text=SANDBOX.replace("podTemplate", "podTemplat"), succeeds=False)
+    assert "podTemplat" in error, error
+
+
+@check
+def sandboxes_and_pools_are_scaled():
+    kubectl("scale", "sandboxwarmpool", "python-warmpool", "--replicas=3")
+    until(lambda: path("python-warmpool", "{.status.readyReplicas}", "sandboxwarmpool") == "3", "three warm sandboxes")
+    kubectl("scale", "sandboxwarmpool", "python-warmpool", "--replicas=2")
+    until(lambda: path("python-warmpool", "{.status.readyReplicas}", "sandboxwarmpool") == "2", "two warm sandboxes")
+
+
+@check
+def access_is_told():
+    assert kubectl("auth", "can-i", "create", "sandboxes") == "yes\n"
+    assert "sandboxes" in kubectl("auth", "can-i", "--list") or "*.*" in kubectl("auth", "can-i", "--list")
+    assert "Username" in kubectl("auth", "whoami")
+    nobody = ["--as=system:serviceaccount:default:nobody"]
+    denied = subprocess.run(["kubectl", "auth", "can-i", "create", "sandboxes", *nobody], capture_output=True, text=True)
+    assert denied.stdout == "no\n", denied
+
+
+@check
+def a_watch_tells_of_changes():
+    watch = subprocess.Popen(["kubectl", "get", "sandboxes", "--watch", "-o", "name"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert watch.stdout.readline()
+        kubectl("create", "-f", "-", text=SANDBOX.replace("by-kubectl", "another"))
+        lines = iter(watch.stdout.readline, "")
+        assert any("another" in line for line in lines)
+    finally:
+        watch.kill()
+        watch.communicate()
+
+
+@check
+def objects_are_deleted_with_what_they_own():
+    assert "deleted" in kubectl("delete", "sandbox", "another", "--cascade=foreground", "--timeout=60s")
+    kubectl("delete", "-f", "-", text=SANDBOX)
+    kubectl("wait", "pod/by-kubectl", "--for=delete", "--timeout=60s")
+    error = kubectl("get", "sandbox", "by-kubectl", succeeds=False)
+    assert 'sandboxes.agents.x-k8s.io "by-kubectl" not found' in error, error
+    assert kubectl("delete", "sandbox", "by-kubectl", "--ignore-not-found") == ""
+
+
+run_checks()
