@@ -131,13 +131,14 @@ async fn refusal(target: &Target, response: http::Response<hyper::body::Incoming
         .unwrap_or_else(|error| error.to_string());
     match code {
         StatusCode::BAD_REQUEST => Status::bad_request(words),
-        StatusCode::NOT_FOUND => Status {
-            message: format!(
+        StatusCode::NOT_FOUND => {
+            let mut status = Status::not_found("", "pods", &target.name);
+            status.message = format!(
                 "the server could not find the requested resource ( pods/log {}): {words}",
                 target.name
-            ),
-            ..Status::not_found("", "pods", &target.name)
-        },
+            );
+            status
+        }
         _ => Status::internal(format_args!("{words}")),
     }
 }

@@ -4,7 +4,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent_sandbox_controllers::instrumentation::Verb;
+use controllers::instrumentation::Verb;
 use api::claim::{ClaimShutdownPolicy, EnvVar};
 use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
 use api::template::{EnvVarsInjectionPolicy, VolumeClaimTemplatesPolicy};
