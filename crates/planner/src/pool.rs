@@ -567,7 +567,7 @@ mod tests {
             let mut made = 0;
             for _ in 0..100 {
                 let plan = plan(&members, 0, &goal, now());
-                let all_ready = members.iter().all(|member| is_ready(member));
+                let all_ready = members.iter().all(is_ready);
                 if plan.creations == 0 && plan.deletions.is_empty() && all_ready {
                     break;
                 }

@@ -5,6 +5,11 @@
 //! than it was asked for. What must hold once the dust has settled: every claim is Ready, the pool is full, and nothing is left
 //! in the queue or among the expectations that should not be.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "what a test's helpers cannot do fails the test"
+)]
+
 mod model;
 
 use agent_sandbox_planner::owner::is_controlled_by;
