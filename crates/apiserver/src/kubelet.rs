@@ -127,8 +127,10 @@ async fn refusal(target: &Target, response: http::Response<hyper::body::Incoming
     let words = Limited::new(response.into_body(), REFUSAL_BYTES)
         .collect()
         .await
-        .map(|collected| String::from_utf8_lossy(&collected.to_bytes()).into_owned())
-        .unwrap_or_else(|error| error.to_string());
+        .map_or_else(
+            |error| error.to_string(),
+            |collected| String::from_utf8_lossy(&collected.to_bytes()).into_owned(),
+        );
     match code {
         StatusCode::BAD_REQUEST => Status::bad_request(words),
         StatusCode::NOT_FOUND => {
