@@ -327,7 +327,10 @@ impl Slots {
 pub fn is_memory(path: &Path) -> bool {
     const MEMORY_FILE_SYSTEM: i64 = 0x0102_1994;
     rustix::fs::statfs(path).is_ok_and(|found| {
-        #[expect(clippy::unnecessary_cast, reason = "the field's type differs between architectures")]
+        #[expect(
+            clippy::unnecessary_cast,
+            reason = "the field's type differs between architectures"
+        )]
         let kind = found.f_type as i64;
         kind == MEMORY_FILE_SYSTEM
     })

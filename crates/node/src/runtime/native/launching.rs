@@ -56,7 +56,9 @@ impl NativeRuntime {
             .ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
         self.check_image(&spec.image)?;
         let user = user_of(&spec)?;
-        let slot = sandbox.slot.ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
+        let slot = sandbox
+            .slot
+            .ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
         let launch = self.request(&spec, &sandbox.spec, slot, user);
         let (groups, shim) = (self.control_groups.clone(), self.programs.shim.clone());
         let image_id = format!("host@sha256:{}", self.host.id);
