@@ -127,17 +127,20 @@ async fn refusal(target: &Target, response: http::Response<hyper::body::Incoming
     let words = Limited::new(response.into_body(), REFUSAL_BYTES)
         .collect()
         .await
-        .map(|collected| String::from_utf8_lossy(&collected.to_bytes()).into_owned())
-        .unwrap_or_else(|error| error.to_string());
+        .map_or_else(
+            |error| error.to_string(),
+            |collected| String::from_utf8_lossy(&collected.to_bytes()).into_owned(),
+        );
     match code {
         StatusCode::BAD_REQUEST => Status::bad_request(words),
-        StatusCode::NOT_FOUND => Status {
-            message: format!(
+        StatusCode::NOT_FOUND => {
+            let mut status = Status::not_found("", "pods", &target.name);
+            status.message = format!(
                 "the server could not find the requested resource ( pods/log {}): {words}",
                 target.name
-            ),
-            ..Status::not_found("", "pods", &target.name)
-        },
+            );
+            status
+        }
         _ => Status::internal(format_args!("{words}")),
     }
 }

@@ -37,6 +37,7 @@ mod http;
 mod kubelet;
 mod local;
 mod operations;
+mod protobuf;
 mod registry;
 mod server;
 pub mod store;

@@ -4,7 +4,7 @@
 //! cargo run --release -p agent-sandbox-controllers --features bench --example bench_claims -- [POOL] [ONE_BY_ONE] [AT_ONCE]
 //! ```
 
-use agent_sandbox_controllers::bench::{Options, claims};
+use controllers::bench::{Options, claims};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::PostParams;

@@ -423,3 +423,6 @@ impl<K> fmt::Debug for Cache<K> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

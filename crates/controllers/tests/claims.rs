@@ -1,10 +1,15 @@
 //! What a user sees of claims, against the embedded API server.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "what a test's helpers cannot do fails the test"
+)]
+
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent_sandbox_controllers::instrumentation::Verb;
+use controllers::instrumentation::Verb;
 use api::claim::{ClaimShutdownPolicy, EnvVar};
 use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
 use api::template::{EnvVarsInjectionPolicy, VolumeClaimTemplatesPolicy};

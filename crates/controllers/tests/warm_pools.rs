@@ -1,5 +1,10 @@
 //! What a user sees of warm pools and templates, against the embedded API server.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "what a test's helpers cannot do fails the test"
+)]
+
 mod support;
 
 use std::collections::BTreeSet;

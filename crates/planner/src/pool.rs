@@ -567,7 +567,8 @@ mod tests {
             let mut made = 0;
             for _ in 0..100 {
                 let plan = plan(&members, 0, &goal, now());
-                if plan.creations == 0 && plan.deletions.is_empty() {
+                let all_ready = members.iter().all(is_ready);
+                if plan.creations == 0 && plan.deletions.is_empty() && all_ready {
                     break;
                 }
                 members.retain(|member| plan.deletions.iter().all(|deletion| deletion.version != member.version));

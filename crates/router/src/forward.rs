@@ -1,8 +1,6 @@
 //! Sends a request to its sandbox and brings the answer back. A dial that fails is repeated; a request that may have
 //! been seen is not.
 
-use std::fmt::Write;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -42,7 +40,7 @@ impl Forwarder {
         &self,
         mut request: Request<Incoming>,
         target: &Target,
-        origin: Origin,
+        origin: &Origin,
     ) -> Result<Response<ProxyBody>, Failure> {
         self.check_length(&request)?;
         let patience = target.timeout.map_or(self.proxy_timeout, |timeout| {
@@ -96,14 +94,10 @@ impl Forwarder {
         request: Request<Incoming>,
         target: &Target,
         upstream: &Upstream,
-        origin: Origin,
+        origin: &Origin,
     ) -> Request<RequestBody> {
         let (mut parts, body) = request.into_parts();
-        let authority = upstream
-            .addresses()
-            .first()
-            .map(|&address| SocketAddr::new(address, target.port));
-        let host = authority_value(authority);
+        let host = upstream.host(target.port);
         let original_host = parts.headers.get(header::HOST).cloned().or_else(|| {
             parts
                 .uri
@@ -275,14 +269,6 @@ fn is_grpc(headers: &http::HeaderMap) -> bool {
     headers
         .get(header::CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
-}
-
-fn authority_value(address: Option<SocketAddr>) -> HeaderValue {
-    let mut text = String::with_capacity(24);
-    if let Some(address) = address {
-        let _ = write!(text, "{address}");
-    }
-    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// Path and query alone, without the part of the path that named the sandbox.

@@ -57,18 +57,31 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Where a request came from.
-#[derive(Clone, Copy, Debug)]
+/// Where requests on a connection come from.
+#[derive(Clone, Debug)]
 pub struct Origin {
     pub address: IpAddr,
-    pub secure: bool,
+    forwarded_for: HeaderValue,
+    forwarded_proto: HeaderValue,
+}
+
+impl Origin {
+    pub fn new(address: IpAddr, secure: bool) -> Self {
+        let address = address.to_canonical();
+        let forwarded_for = HeaderValue::from_str(&address.to_string());
+        Self {
+            address,
+            forwarded_for: forwarded_for.unwrap_or(HeaderValue::from_static("unknown")),
+            forwarded_proto: HeaderValue::from_static(if secure { "https" } else { "http" }),
+        }
+    }
 }
 
 /// Makes a client's headers those of the request to the sandbox. The client's own `Host` becomes `X-Forwarded-Host`;
 /// credentials for the router stay here.
 pub fn prepare_request(
     headers: &mut HeaderMap,
-    origin: Origin,
+    origin: &Origin,
     original_host: Option<HeaderValue>,
     host: HeaderValue,
 ) {
@@ -86,13 +99,8 @@ pub fn prepare_request(
     } else {
         headers.remove(FORWARDED_HOST);
     }
-    if let Ok(address) = HeaderValue::from_str(&origin.address.to_canonical().to_string()) {
-        headers.insert(FORWARDED_FOR, address);
-    }
-    headers.insert(
-        FORWARDED_PROTO,
-        HeaderValue::from_static(if origin.secure { "https" } else { "http" }),
-    );
+    headers.insert(FORWARDED_FOR, origin.forwarded_for.clone());
+    headers.insert(FORWARDED_PROTO, origin.forwarded_proto.clone());
 }
 
 fn strip_token_cookie(headers: &mut HeaderMap) {
@@ -170,13 +178,10 @@ mod tests {
     fn prepared(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         let mut headers = headers(pairs);
         let host = headers.get("host").cloned();
-        let origin = Origin {
-            address: "::ffff:192.0.2.7".parse().unwrap(),
-            secure: true,
-        };
+        let origin = Origin::new("::ffff:192.0.2.7".parse().unwrap(), true);
         prepare_request(
             &mut headers,
-            origin,
+            &origin,
             host,
             HeaderValue::from_static("10.0.0.1:8888"),
         );

@@ -247,10 +247,7 @@ impl Router {
             let shutdown = shutdown.clone();
             self.shared.connections.spawn(async move {
                 let _counted = Counted::open(&router.shared.metrics);
-                let origin = Origin {
-                    address: peer.ip(),
-                    secure: acceptor.is_some(),
-                };
+                let origin = Origin::new(peer.ip(), acceptor.is_some());
                 match acceptor {
                     None => router.converse(stream, origin, shutdown).await,
                     Some(acceptor) => {
@@ -269,8 +266,8 @@ impl Router {
     {
         let router = self.clone();
         let service = service_fn(move |request| {
-            let router = router.clone();
-            async move { Ok::<_, Infallible>(router.handle(request, origin).await) }
+            let (router, origin) = (router.clone(), origin.clone());
+            async move { Ok::<_, Infallible>(router.handle(request, &origin).await) }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder
@@ -312,7 +309,7 @@ impl Router {
         }
     }
 
-    async fn handle(&self, request: Request<Incoming>, origin: Origin) -> Response<ProxyBody> {
+    async fn handle(&self, request: Request<Incoming>, origin: &Origin) -> Response<ProxyBody> {
         let mut tracked = Tracked::start(&self.shared.metrics);
         let mut response = match self.route(request, origin, &mut tracked).await {
             Ok(response) => response,
@@ -326,7 +323,7 @@ impl Router {
     async fn route(
         &self,
         request: Request<Incoming>,
-        origin: Origin,
+        origin: &Origin,
         tracked: &mut Tracked,
     ) -> Result<Response<ProxyBody>, Failure> {
         let config = &self.shared.config;

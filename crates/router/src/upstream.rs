@@ -8,11 +8,11 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::body::RequestBody;
 
 /// Idle connections kept for one sandbox.
-const MOST_IDLE: usize = 64;
+const MOST_IDLE: usize = 512;
 /// How long one is kept. Shorter than servers' usual keep-alive, so that it is us who hang up.
 const LONGEST_IDLE: Duration = Duration::from_secs(50);
 /// Heads larger than this are garbage.
@@ -36,6 +36,8 @@ pub struct Upstream {
     idle: Mutex<Vec<Idle>>,
     multiplexed: Mutex<Vec<(u16, http2::SendRequest<RequestBody>)>>,
     gone: CancellationToken,
+    /// The `Host` of the port that was asked for first, which is nearly always the only one.
+    first_host: OnceLock<(u16, HeaderValue)>,
 }
 
 #[derive(Debug)]
@@ -52,11 +54,30 @@ impl Upstream {
             idle: Mutex::default(),
             multiplexed: Mutex::default(),
             gone: CancellationToken::new(),
+            first_host: OnceLock::new(),
         }
     }
 
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
+    }
+
+    /// What requests to a port have as their `Host`.
+    pub fn host(&self, port: u16) -> HeaderValue {
+        let spelled = || {
+            let address = self
+                .addresses
+                .first()
+                .map(|&address| SocketAddr::new(address, port).to_string());
+            HeaderValue::try_from(address.unwrap_or_default())
+                .unwrap_or(HeaderValue::from_static(""))
+        };
+        let (first_port, host) = self.first_host.get_or_init(|| (port, spelled()));
+        if *first_port == port {
+            host.clone()
+        } else {
+            spelled()
+        }
     }
 
     /// The sandbox is not here any more: idle connections go, and tunnels end.

@@ -308,3 +308,50 @@ fn hostile_heads_get_a_clear_answer() {
     }
     assert_eq!(status_of(&sandbox.get("/")), 200, "the server is unharmed");
 }
+
+#[test]
+fn large_files_pass_without_being_held_in_memory() {
+    use std::io::{Read, Write};
+    const SIZE: usize = 256 * 1024 * 1024;
+    let sandbox = Sandbox::start();
+    let framing = multipart("large.bin", b"");
+    let text = String::from_utf8(framing).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let (before, after) = body.split_once("\r\n\r\n").unwrap();
+    let length = before.len() + 4 + SIZE + after.len();
+    let head = head.replace(
+        &format!("Content-Length: {}", body.len()),
+        &format!("Content-Length: {length}"),
+    );
+    let mut upload = sandbox.send(&format!("{head}\r\n\r\n{before}\r\n\r\n"));
+    let piece = vec![b'x'; 1024 * 1024];
+    for _ in 0..SIZE / piece.len() {
+        upload.write_all(&piece).unwrap();
+    }
+    upload.write_all(after.as_bytes()).unwrap();
+    assert_eq!(status_of(&support::read_all(upload)), 200);
+    assert_eq!(
+        std::fs::metadata(sandbox.base().join("large.bin"))
+            .unwrap()
+            .len(),
+        SIZE as u64
+    );
+    let mut download =
+        sandbox.send("GET /download/large.bin HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let mut buffer = vec![0; 1024 * 1024];
+    let mut total = 0;
+    loop {
+        match download.read(&mut buffer).unwrap() {
+            0 => break,
+            count => total += count,
+        }
+    }
+    assert!(total > SIZE, "{total}");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", sandbox.pid())).unwrap();
+    let peak = status
+        .lines()
+        .find(|line| line.starts_with("VmHWM:"))
+        .unwrap();
+    let peak_kib: u64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(peak_kib < 48 * 1024, "{peak_kib} KiB at the peak");
+}

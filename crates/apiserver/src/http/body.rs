@@ -109,6 +109,8 @@ pub enum Format {
     Json,
     /// `application/yaml`.
     Yaml,
+    /// `application/vnd.kubernetes.protobuf`.
+    Protobuf,
 }
 
 /// The media type of a request without its parameters, in lower case.
@@ -129,9 +131,11 @@ pub fn format(headers: &HeaderMap) -> Result<Format, Status> {
     match media_type(headers).as_str() {
         "" | "*/*" | "application/json" => Ok(Format::Json),
         "application/yaml" | "text/yaml" | "application/x-yaml" => Ok(Format::Yaml),
+        "application/vnd.kubernetes.protobuf" => Ok(Format::Protobuf),
         _ => Err(Status::unsupported_media_type(&[
             "application/json",
             "application/yaml",
+            "application/vnd.kubernetes.protobuf",
         ])),
     }
 }
@@ -153,5 +157,9 @@ pub fn decode(bytes: &[u8], format: Format) -> Result<Decoded, Status> {
                 duplicates: Vec::new(),
             })
         }
+        Format::Protobuf => Ok(Decoded {
+            value: crate::protobuf::decode(bytes)?,
+            duplicates: Vec::new(),
+        }),
     }
 }

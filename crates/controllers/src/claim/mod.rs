@@ -234,15 +234,22 @@ async fn reconcile(
             }
         }
     }
-    let obstacle = Obstacle::new(
-        Reason::AdoptionConflict,
-        "Others keep changing the claim or its sandbox; trying again",
-    );
-    let report = Report::Blocked {
-        obstacle: &obstacle,
-        sandbox: None,
-    };
-    report::publish(&context, &key, &claim, &report).await?;
+    let holds_one = claim
+        .status
+        .as_ref()
+        .is_some_and(|status| status.sandbox.is_some());
+    // A claim that has its sandbox does not lose it because its metadata could not be brought up to date.
+    if !holds_one {
+        let obstacle = Obstacle::new(
+            Reason::AdoptionConflict,
+            "Others keep changing the claim or its sandbox; trying again",
+        );
+        let report = Report::Blocked {
+            obstacle: &obstacle,
+            sandbox: None,
+        };
+        report::publish(&context, &key, &claim, &report).await?;
+    }
     Ok(Action::Retry)
 }
 

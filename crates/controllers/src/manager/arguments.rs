@@ -14,6 +14,7 @@ const MANY_WORKERS: usize = 1_000;
 
 /// Run the controllers against a Kubernetes API.
 #[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a flag that existing deployments set"

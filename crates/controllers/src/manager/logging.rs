@@ -9,6 +9,7 @@ use tracing_subscriber::fmt::time::FormatTime;
 
 /// Flags about logs.
 #[derive(Clone, Debug, Default, clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// How log lines look; json unless --zap-devel or --zap-encoder says otherwise.
     #[arg(long, value_enum, value_name = "FORMAT")]
@@ -115,7 +116,7 @@ impl Args {
         let directives = match self.level() {
             Level::Error => "error",
             Level::Info => "info",
-            Level::Debug => "info,agent_sandbox_controllers=debug",
+            Level::Debug => "info,controllers=debug",
             Level::Trace => "trace",
         };
         EnvFilter::builder()

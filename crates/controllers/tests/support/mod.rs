@@ -10,10 +10,10 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use agent_sandbox_controllers::instrumentation::{
+use controllers::instrumentation::{
     ClaimReadiness, Instrumentation, Provisioning, Verb,
 };
-use agent_sandbox_controllers::{Config, Parts, assemble};
+use controllers::{Config, Parts, assemble};
 use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
 use api::conditions::{self, ConditionType};
 use api::template::SandboxTemplateRef;

@@ -1,0 +1,400 @@
+//! Objects in Kubernetes' protobuf encoding, which Go clients send for built-in kinds. Decoded only: answers are JSON.
+//!
+//! `messages.txt` holds the field numbers of Kubernetes' published messages, one message after another: `# name`, then
+//! `number field type`, where `[]` marks a list and `{}` a map with text keys; lines with `=` name the message of a kind. The wire
+//! format does not tell an absent value from an empty one where Go has no pointer, so empty texts are left out, as in JSON.
+
+mod wire;
+
+use std::{collections::HashMap, sync::LazyLock};
+
+use apimachinery::status::Status;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use self::wire::{Part, Reader, Scalar};
+
+const MAGIC: &[u8] = b"k8s\0";
+/// Deeper nesting than any built-in kind has.
+const DEPTH: usize = 32;
+
+/// Numbers that Go writes even when they say nothing.
+const IDLE_NUMBERS: &[&str] = &[
+    "generation",
+    "hostPort",
+    "nodePort",
+    "healthCheckNodePort",
+    "initialDelaySeconds",
+    "observedGeneration",
+    "count",
+];
+
+/// Structs that JSON shows as part of what holds them.
+const INLINE: &[&str] = &[
+    "volumeSource",
+    "persistentVolumeSource",
+    "handler",
+    "localObjectReference",
+    "ephemeralContainerCommon",
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    One,
+    List,
+    Map,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Field {
+    name: &'static str,
+    kind: &'static str,
+    shape: Shape,
+}
+
+#[derive(Debug, Default)]
+struct Messages {
+    kinds: HashMap<(&'static str, &'static str), &'static str>,
+    fields: HashMap<&'static str, HashMap<u64, Field>>,
+}
+
+static MESSAGES: LazyLock<Messages> = LazyLock::new(|| parse(include_str!("messages.txt")));
+
+fn parse(text: &'static str) -> Messages {
+    let mut messages = Messages::default();
+    let mut current = "";
+    for line in text.lines() {
+        match line.split(' ').collect::<Vec<_>>().as_slice() {
+            ["=", version, kind, message] => {
+                messages.kinds.insert((version, kind), message);
+            }
+            ["#", message] => {
+                current = message;
+                messages.fields.entry(current).or_default();
+            }
+            [number, name, kind] => {
+                let (shape, kind) = match (kind.strip_prefix("[]"), kind.strip_prefix("{}")) {
+                    (Some(kind), _) => (Shape::List, kind),
+                    (_, Some(kind)) => (Shape::Map, kind),
+                    _ => (Shape::One, *kind),
+                };
+                if let Ok(number) = number.parse() {
+                    messages
+                        .fields
+                        .entry(current)
+                        .or_default()
+                        .insert(number, Field { name, kind, shape });
+                }
+            }
+            _ => {}
+        }
+    }
+    messages
+}
+
+fn malformed(detail: &str) -> Status {
+    Status::bad_request(format!(
+        "the object provided is unrecognized (must be of type Protobuf): {detail}"
+    ))
+}
+
+/// Decodes an enveloped object.
+pub fn decode(bytes: &[u8]) -> Result<Value, Status> {
+    let envelope = bytes
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| malformed("the envelope is missing"))?;
+    let (mut version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
+    for part in Reader::new(envelope) {
+        let Part { number, scalar } = part.map_err(malformed)?;
+        match (number, scalar) {
+            (1, Scalar::Bytes(identity)) => {
+                for part in Reader::new(identity) {
+                    let part = part.map_err(malformed)?;
+                    match (part.number, part.scalar) {
+                        (1, Scalar::Bytes(text)) => {
+                            version = String::from_utf8_lossy(text).into_owned();
+                        }
+                        (2, Scalar::Bytes(text)) => {
+                            kind = String::from_utf8_lossy(text).into_owned();
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            (2, Scalar::Bytes(content)) => raw = content,
+            (3, Scalar::Bytes(encoding)) if !encoding.is_empty() => {
+                return Err(malformed("the content is encoded"));
+            }
+            _ => {}
+        }
+    }
+    let message = MESSAGES
+        .kinds
+        .get(&(version.as_str(), kind.as_str()))
+        .ok_or_else(|| malformed(&format!("no kind \"{kind}\" is registered for version \"{version}\" in this encoding: send JSON")))?;
+    let mut object = Map::new();
+    object.insert("apiVersion".into(), Value::from(version.as_str()));
+    object.insert("kind".into(), Value::from(kind.as_str()));
+    object.extend(message_fields(message, raw, 0).map_err(malformed)?);
+    Ok(Value::Object(object))
+}
+
+fn message_fields(
+    message: &str,
+    bytes: &[u8],
+    depth: usize,
+) -> Result<Map<String, Value>, &'static str> {
+    if depth > DEPTH {
+        return Err("the object is nested too deeply");
+    }
+    let fields = MESSAGES.fields.get(message).ok_or("a message is unknown")?;
+    let mut object = Map::new();
+    for part in Reader::new(bytes) {
+        let Part { number, scalar } = part?;
+        let Some(field) = fields.get(&number) else {
+            continue;
+        };
+        match field.shape {
+            Shape::One => {
+                let value = single(field.kind, scalar, depth)?;
+                if INLINE.contains(&field.name)
+                    && let Value::Object(inner) = value
+                {
+                    object.extend(inner);
+                } else if !says_nothing(field.name, &value) {
+                    object.insert(field.name.to_owned(), value);
+                }
+            }
+            Shape::List => {
+                let value = single(field.kind, scalar, depth)?;
+                if let Value::Array(list) = object
+                    .entry(field.name)
+                    .or_insert_with(|| Value::Array(Vec::new()))
+                {
+                    list.push(value);
+                }
+            }
+            Shape::Map => {
+                let (key, value) = map_entry(field.kind, scalar, depth)?;
+                if let Value::Object(map) = object
+                    .entry(field.name)
+                    .or_insert_with(|| Value::Object(Map::new()))
+                {
+                    map.insert(key, value);
+                }
+            }
+        }
+    }
+    Ok(object)
+}
+
+fn says_nothing(name: &str, value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Number(number) => number.as_i64() == Some(0) && IDLE_NUMBERS.contains(&name),
+        _ => false,
+    }
+}
+
+fn map_entry(
+    kind: &'static str,
+    scalar: Scalar<'_>,
+    depth: usize,
+) -> Result<(String, Value), &'static str> {
+    let Scalar::Bytes(entry) = scalar else {
+        return Err("a map has no entry");
+    };
+    let (mut key, mut value) = (String::new(), None);
+    for part in Reader::new(entry) {
+        let part = part?;
+        match (part.number, part.scalar) {
+            (1, Scalar::Bytes(text)) => key = String::from_utf8_lossy(text).into_owned(),
+            (2, scalar) => value = Some(single(kind, scalar, depth)?),
+            _ => {}
+        }
+    }
+    let empty = || {
+        if kind == "string" || kind == "bytes" {
+            Value::from("")
+        } else {
+            Value::Null
+        }
+    };
+    Ok((key, value.unwrap_or_else(empty)))
+}
+
+fn single(kind: &'static str, scalar: Scalar<'_>, depth: usize) -> Result<Value, &'static str> {
+    Ok(match (kind, scalar) {
+        ("string", Scalar::Bytes(bytes)) => {
+            Value::from(std::str::from_utf8(bytes).map_err(|_| "a text is not UTF-8")?)
+        }
+        ("bytes", Scalar::Bytes(bytes)) => Value::from(STANDARD.encode(bytes)),
+        ("bool", Scalar::Number(number)) => Value::from(number != 0),
+        ("int32" | "int64", Scalar::Number(number)) => Value::from(number.cast_signed()),
+        ("uint32" | "uint64", Scalar::Number(number)) => Value::from(number),
+        ("double", Scalar::Fixed(bits)) => Value::from(f64::from_bits(bits)),
+        ("time", Scalar::Bytes(bytes)) => time(bytes)?.map_or(Value::Null, |time| {
+            Value::from(apimachinery::time::format(time))
+        }),
+        ("microtime", Scalar::Bytes(bytes)) => time(bytes)?.map_or(Value::Null, |time| {
+            Value::from(apimachinery::time::format_micro(time))
+        }),
+        ("quantity", Scalar::Bytes(bytes)) => {
+            wire::first_text(bytes)?.map_or_else(|| Value::from("0"), Value::from)
+        }
+        ("raw", Scalar::Bytes(bytes)) => wire::first_bytes(bytes)?
+            .and_then(|raw| serde_json::from_slice(raw).ok())
+            .unwrap_or_default(),
+        ("intorstring", Scalar::Bytes(bytes)) => int_or_string(bytes)?,
+        (message, Scalar::Bytes(bytes)) if message.ends_with(".ExtraValue") => {
+            let mut fields = message_fields(message, bytes, depth + 1)?;
+            fields
+                .remove("items")
+                .unwrap_or_else(|| Value::Array(Vec::new()))
+        }
+        (message, Scalar::Bytes(bytes)) => {
+            Value::Object(message_fields(message, bytes, depth + 1)?)
+        }
+        _ => return Err("a field has another type than its message says"),
+    })
+}
+
+/// Seconds and nanoseconds; no time at all is an empty message.
+fn time(bytes: &[u8]) -> Result<Option<Timestamp>, &'static str> {
+    let (mut seconds, mut nanoseconds) = (0, 0);
+    for part in Reader::new(bytes) {
+        let part = part?;
+        match (part.number, part.scalar) {
+            (1, Scalar::Number(number)) => seconds = number.cast_signed(),
+            (2, Scalar::Number(number)) => {
+                nanoseconds =
+                    i32::try_from(number.cast_signed()).map_err(|_| "a time is out of range")?;
+            }
+            _ => {}
+        }
+    }
+    if (seconds, nanoseconds) == (0, 0) {
+        return Ok(None);
+    }
+    Timestamp::new(seconds, nanoseconds)
+        .map(Some)
+        .map_err(|_| "a time is out of range")
+}
+
+fn int_or_string(bytes: &[u8]) -> Result<Value, &'static str> {
+    let (mut is_text, mut number, mut text) = (false, 0, String::new());
+    for part in Reader::new(bytes) {
+        let part = part?;
+        match (part.number, part.scalar) {
+            (1, Scalar::Number(kind)) => is_text = kind == 1,
+            (2, Scalar::Number(value)) => number = value.cast_signed(),
+            (3, Scalar::Bytes(value)) => text = String::from_utf8_lossy(value).into_owned(),
+            _ => {}
+        }
+    }
+    Ok(if is_text {
+        Value::from(text)
+    } else {
+        Value::from(number)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn field(number: u8, content: &[u8]) -> Vec<u8> {
+        let length = u8::try_from(content.len()).unwrap();
+        [&[number << 3 | 2, length], content].concat()
+    }
+
+    fn enveloped(version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
+        let identity = [field(1, version.as_bytes()), field(2, kind.as_bytes())].concat();
+        [
+            MAGIC,
+            &field(1, &identity),
+            &field(2, raw),
+            &field(3, b""),
+            &field(4, b""),
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn a_config_map_reads_as_its_json() {
+        let entry = [field(1, b"key"), field(2, b"value")].concat();
+        let metadata = [
+            field(1, b"name"),
+            field(2, b""),
+            field(11, &entry),
+            field(8, b""),
+        ]
+        .concat();
+        let raw = [field(1, &metadata), field(2, &entry)].concat();
+        let expected = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "name", "labels": {"key": "value"}}, "data": {"key": "value"}});
+        assert_eq!(
+            decode(&enveloped("v1", "ConfigMap", &raw)).unwrap(),
+            expected
+        );
+    }
+
+    #[test]
+    fn inline_structs_quantities_and_ports_read_as_their_json() {
+        let quantity = field(1, b"1Gi");
+        let claim = field(1, b"data");
+        let volume = [field(1, b"v"), field(2, &field(10, &claim))].concat();
+        let limits = [field(1, b"memory"), field(2, &quantity)].concat();
+        let resources = field(1, &limits);
+        let probe_port = [&[0x08, 0x01][..], &field(3, b"http")].concat();
+        let probe = field(
+            1,
+            &field(2, &[field(1, b"/"), field(2, &probe_port)].concat()),
+        );
+        let container = [field(1, b"c"), field(8, &resources), field(10, &probe)].concat();
+        let spec = [field(1, &volume), field(2, &container)].concat();
+        let pod = decode(&enveloped("v1", "Pod", &field(2, &spec))).unwrap();
+        assert_eq!(
+            pod["spec"]["volumes"][0],
+            json!({"name": "v", "persistentVolumeClaim": {"claimName": "data"}})
+        );
+        assert_eq!(
+            pod["spec"]["containers"][0]["resources"]["limits"]["memory"],
+            "1Gi"
+        );
+        assert_eq!(
+            pod["spec"]["containers"][0]["livenessProbe"]["httpGet"],
+            json!({"path": "/", "port": "http"})
+        );
+    }
+
+    #[test]
+    fn other_kinds_are_told_to_send_json() {
+        let refused = decode(&enveloped("example.com/v1", "Gadget", b"")).unwrap_err();
+        assert!(
+            refused.code == 400 && refused.message.contains("send JSON"),
+            "{}",
+            refused.message
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_are_refused_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = decode(&bytes);
+            let _ = decode(&[MAGIC, &bytes].concat());
+            for (version, kind) in MESSAGES.kinds.keys() {
+                let mut envelope = enveloped(version, kind, b"");
+                envelope.truncate(envelope.len() - 6);
+                envelope.push(0x12);
+                envelope.extend([u8::try_from(bytes.len() % 128).unwrap() | 0x80, u8::try_from(bytes.len() / 128).unwrap()]);
+                envelope.extend(&bytes);
+                let _ = decode(&envelope);
+            }
+        }
+    }
+}

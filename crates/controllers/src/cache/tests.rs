@@ -1,0 +1,141 @@
+use std::sync::Mutex;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+use super::*;
+
+fn pod(name: &str, version: u64, owner: &str) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": format!("uid-of-{name}"),
+            "resourceVersion": version.to_string(),
+            "labels": {"kept": "yes"},
+            "ownerReferences": [{
+                "apiVersion": "v1", "kind": "Owner", "name": owner, "uid": owner, "controller": true,
+            }],
+        },
+    }))
+    .unwrap()
+}
+
+fn synced(pods: Vec<Pod>) -> Cache<Pod> {
+    let cache = Cache::new(Some("kept"));
+    list(&cache, pods);
+    cache
+}
+
+fn list(cache: &Cache<Pod>, pods: Vec<Pod>) {
+    cache.apply(Event::Init);
+    for pod in pods {
+        cache.apply(Event::InitApply(pod));
+    }
+    cache.apply(Event::InitDone);
+}
+
+fn version(cache: &Cache<Pod>, name: &str) -> Option<u64> {
+    let found = cache.get(&ObjectKey::new("default", name))?;
+    resource_version(found.as_ref())
+}
+
+/// Records each change as the versions before and after it.
+fn changes(cache: &Cache<Pod>) -> Arc<Mutex<Vec<(Option<u64>, Option<u64>)>>> {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&log);
+    cache.subscribe(move |change| {
+        let version = |pod: Option<&Arc<Pod>>| pod.and_then(|pod| resource_version(pod.as_ref()));
+        noted
+            .lock()
+            .unwrap()
+            .push((version(change.before), version(change.after)));
+    });
+    log
+}
+
+#[test]
+fn deletes_are_dispatched_also_those_that_only_a_new_listing_shows() {
+    let cache = synced(vec![pod("a", 1, "x"), pod("b", 2, "x")]);
+    let log = changes(&cache);
+    cache.apply(Event::Delete(pod("a", 3, "x")));
+    list(&cache, vec![]);
+    assert_eq!(*log.lock().unwrap(), [(Some(1), None), (Some(2), None)]);
+    assert!(cache.is_empty());
+}
+
+#[test]
+fn an_own_write_is_known_at_once_and_its_echo_says_nothing_new() {
+    let cache = synced(vec![pod("a", 1, "x")]);
+    let log = changes(&cache);
+    cache.learn(pod("a", 5, "x"), cache.epoch());
+    assert_eq!(version(&cache, "a"), Some(5));
+    cache.apply(Event::Apply(pod("a", 4, "x")));
+    cache.apply(Event::Apply(pod("a", 5, "x")));
+    assert_eq!(version(&cache, "a"), Some(5));
+    assert_eq!(*log.lock().unwrap(), [(Some(1), Some(5))]);
+}
+
+#[test]
+fn a_late_answer_does_not_bring_a_deleted_object_back() {
+    let cache = synced(vec![]);
+    let before_write = cache.epoch();
+    cache.apply(Event::Apply(pod("a", 5, "x")));
+    cache.apply(Event::Delete(pod("a", 6, "x")));
+    cache.learn(pod("a", 5, "x"), before_write);
+    assert_eq!(version(&cache, "a"), None);
+    // The next object of the name is another one.
+    cache.learn(pod("a", 7, "x"), before_write);
+    assert_eq!(version(&cache, "a"), Some(7));
+}
+
+#[test]
+fn a_deletion_that_was_never_seen_created_still_counts() {
+    let cache = synced(vec![]);
+    let before_write = cache.epoch();
+    cache.apply(Event::Delete(pod("a", 6, "x")));
+    cache.learn(pod("a", 5, "x"), before_write);
+    assert_eq!(version(&cache, "a"), None);
+}
+
+#[test]
+fn nothing_is_learned_across_a_new_listing() {
+    let cache = synced(vec![]);
+    let before_write = cache.epoch();
+    list(&cache, vec![]);
+    cache.learn(pod("a", 5, "x"), before_write);
+    assert_eq!(version(&cache, "a"), None);
+
+    cache.apply(Event::Init);
+    cache.learn(pod("a", 5, "x"), cache.epoch());
+    cache.apply(Event::InitDone);
+    assert_eq!(version(&cache, "a"), None);
+}
+
+#[test]
+fn a_listing_is_believed_even_when_the_server_went_back_in_time() {
+    let cache = synced(vec![pod("a", 50, "x")]);
+    list(&cache, vec![pod("a", 7, "x")]);
+    assert_eq!(version(&cache, "a"), Some(7));
+}
+
+#[test]
+fn objects_are_found_by_their_controller_as_it_changes() {
+    let cache = synced(vec![pod("a", 1, "x"), pod("b", 2, "x")]);
+    assert_eq!(cache.controlled_by("x").len(), 2);
+    cache.apply(Event::Apply(pod("a", 3, "y")));
+    assert_eq!(cache.controlled_by("x").len(), 1);
+    assert_eq!(cache.controlled_by("y").len(), 1);
+    cache.apply(Event::Delete(pod("a", 4, "y")));
+    assert!(cache.controlled_by("y").is_empty());
+}
+
+#[test]
+fn what_the_watch_does_not_select_is_not_learned() {
+    let cache = synced(vec![]);
+    let mut unlabelled = pod("a", 5, "x");
+    unlabelled.metadata.labels = None;
+    let answer = cache.learn(unlabelled, cache.epoch());
+    assert_eq!(resource_version(answer.as_ref()), Some(5));
+    assert!(cache.is_empty());
+}

@@ -1,0 +1,195 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::instrumentation::Silent;
+
+fn settings(max_workers: usize) -> Settings {
+    Settings {
+        controller: "test",
+        max_workers,
+        // The middle of the jitter: exactly the doubled delay.
+        random: Random::new(|| 1 << 63),
+        instrumentation: Arc::new(Silent),
+        abort: CancellationToken::new(),
+    }
+}
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::new("default", name)
+}
+
+/// When each piece of work began, since the log was made.
+#[derive(Clone)]
+struct Log {
+    start: Instant,
+    entries: Arc<Mutex<Vec<(String, Duration)>>>,
+}
+
+impl Log {
+    fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            entries: Arc::default(),
+        }
+    }
+
+    fn note(&self, key: &ObjectKey) -> usize {
+        let mut entries = self.entries.lock().unwrap();
+        entries.push((key.name.to_string(), self.start.elapsed()));
+        entries.len()
+    }
+
+    fn milliseconds(&self) -> Vec<u128> {
+        let entries = self.entries.lock().unwrap();
+        entries.iter().map(|(_, at)| at.as_millis()).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = self.entries.lock().unwrap();
+        entries.iter().map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// A queue that answers the nth piece of work with the nth verdict, and with Done after the last.
+fn scripted(verdicts: Vec<Verdict>) -> (Queue, Log) {
+    let log = Log::new();
+    let noted = log.clone();
+    let queue = Queue::new(settings(4), move |key| {
+        let number = noted.note(&key);
+        let verdict = verdicts.get(number - 1).copied().unwrap_or(Verdict::Done);
+        std::future::ready(verdict)
+    });
+    (queue, log)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_added_often_before_a_worker_comes_is_done_once() {
+    let (queue, log) = scripted(Vec::new());
+    for _ in 0..5 {
+        queue.add(key("a"));
+        queue.add(key("b"));
+    }
+    assert_eq!(
+        log.names(),
+        Vec::<String>::new(),
+        "nothing begins before the queue is open"
+    );
+    queue.open();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut names = log.names();
+    names.sort();
+    assert_eq!(names, ["a", "b"]);
+    assert!(queue.is_settled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_wait_twice_as_long_each_time_and_success_starts_anew() {
+    let retry = Verdict::Retry;
+    let (queue, log) = scripted(vec![retry, retry, retry, Verdict::Done, retry]);
+    queue.open();
+    queue.add(key("a"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    queue.add(key("a"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(log.milliseconds(), [0, 10, 30, 70, 1_000, 1_010]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delay_is_kept_and_an_event_cuts_it_short() {
+    let hour = Duration::from_secs(3_600);
+    let (queue, log) = scripted(vec![Verdict::After(hour), Verdict::After(hour)]);
+    queue.open();
+    queue.add(key("a"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    queue.add(key("a"));
+    tokio::time::sleep(2 * hour).await;
+    // At once, when it was added, and an hour after that: the first hour counts no more.
+    assert_eq!(log.milliseconds(), [0, 60_000, 3_660_000]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_shorter_of_two_delays_counts() {
+    let (queue, log) = scripted(Vec::new());
+    queue.open();
+    queue.add_after(key("a"), Duration::from_secs(10));
+    queue.add_after(key("a"), Duration::from_secs(5));
+    queue.add_after(key("a"), Duration::from_secs(7));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(log.milliseconds(), [5_000]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_is_never_worked_on_twice_at_once_and_no_event_is_lost() {
+    let running = Arc::new(Mutex::new(HashMap::<ObjectKey, usize>::new()));
+    let runs = Arc::new(AtomicUsize::new(0));
+    let (now, done) = (Arc::clone(&running), Arc::clone(&runs));
+    let queue = Queue::new(settings(3), move |key| {
+        let (now, done) = (Arc::clone(&now), Arc::clone(&done));
+        async move {
+            {
+                let mut running = now.lock().unwrap();
+                *running.entry(key.clone()).or_default() += 1;
+                assert_eq!(running[&key], 1, "{key} is worked on twice at once");
+                assert!(running.values().sum::<usize>() <= 3, "too many workers");
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            *now.lock().unwrap().get_mut(&key).unwrap() -= 1;
+            done.fetch_add(1, Ordering::SeqCst);
+            Verdict::Done
+        }
+    });
+    queue.open();
+    for turn in 0..100 {
+        queue.add(key(&format!("k{}", turn % 5)));
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    let before = runs.load(Ordering::SeqCst);
+    for number in 0..5 {
+        queue.add(key(&format!("k{number}")));
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let after = runs.load(Ordering::SeqCst);
+    assert!(
+        after - before >= 5,
+        "each was worked on after its last event"
+    );
+    assert!(queue.is_settled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_costs_one_try_and_no_worker() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&tries);
+    let queue = Queue::new(settings(1), move |_| {
+        let number = counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            assert_ne!(number, 0, "the first try panics");
+            Verdict::Done
+        }
+    });
+    queue.open();
+    queue.add(key("a"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(tries.load(Ordering::SeqCst), 2);
+    assert!(queue.is_settled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_waits_for_what_has_begun_and_begins_nothing_more() {
+    let finished = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&finished);
+    let queue = Queue::new(settings(1), move |_| {
+        let counted = Arc::clone(&counted);
+        async move {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            counted.fetch_add(1, Ordering::SeqCst);
+            Verdict::Done
+        }
+    });
+    queue.open();
+    queue.add(key("a"));
+    queue.add(key("b"));
+    tokio::task::yield_now().await;
+    queue.close().await;
+    assert_eq!(finished.load(Ordering::SeqCst), 1);
+}

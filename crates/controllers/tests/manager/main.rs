@@ -1,0 +1,133 @@
+//! The controller process against a real API server: who leads, and who stops when.
+
+use std::time::Duration;
+
+use api::conditions::{self, ConditionType};
+use api::{Sandbox, SandboxSpec};
+use clap::Parser;
+use controllers::manager::lease::{LEASE_NAME, Timing};
+use controllers::manager::{self, Args};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Client;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::json;
+use testkit::{Cluster, FakeNode, Tap, eventually};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Debug, Parser)]
+struct Program {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn args() -> Args {
+    let line = [
+        "controller",
+        "--metrics-bind-address=0",
+        "--health-probe-bind-address=0",
+        "--leader-election-namespace=default",
+    ];
+    Program::parse_from(line).args
+}
+
+/// Renews and looks often, so that the test is quick; expires late, so that nothing is explained by expiry.
+fn timing() -> Timing {
+    Timing {
+        lease_duration: Duration::from_secs(600),
+        renew_deadline: Duration::from_secs(300),
+        renew_interval: Duration::from_millis(20),
+        retry_interval: Duration::from_millis(20),
+    }
+}
+
+type Replica = JoinHandle<Result<(), manager::Error>>;
+
+fn start(client: Client, shutdown: &CancellationToken) -> Replica {
+    let shutdown = shutdown.clone();
+    tokio::spawn(async move { manager::serve_and_run(client, &args(), shutdown, timing()).await })
+}
+
+async fn holder(cluster: &Cluster) -> Option<String> {
+    let lease = cluster.api::<Lease>().get_opt(LEASE_NAME).await.unwrap()?;
+    let holder = lease.spec?.holder_identity?;
+    (!holder.is_empty()).then_some(holder)
+}
+
+async fn until_ready(cluster: &Cluster, name: &str) {
+    cluster
+        .until(name, "to be ready", |sandbox: &Sandbox| {
+            let status = sandbox.status.clone().unwrap_or_default();
+            conditions::is_true(&status.conditions, ConditionType::Ready)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_takes_over_as_soon_as_the_leader_stops() {
+    let cluster = Cluster::start().await;
+    let _node = FakeNode::start(cluster.client());
+    let stop_first = CancellationToken::new();
+    let first = start(cluster.client(), &stop_first);
+    let first_holder = eventually("a leader", async || holder(&cluster).await).await;
+    let (tap, client) = Tap::on(cluster.client());
+    let stop_second = CancellationToken::new();
+    let second = start(client, &stop_second);
+    cluster
+        .create_sandbox("early", SandboxSpec::default())
+        .await;
+    until_ready(&cluster, "early").await;
+    assert_eq!(tap.writes("/").len(), 0, "a standby writes nothing");
+
+    stop_first.cancel();
+    first.await.unwrap().unwrap();
+    eventually("another leader", async || {
+        holder(&cluster)
+            .await
+            .filter(|holder| *holder != first_holder)
+    })
+    .await;
+    cluster.create_sandbox("late", SandboxSpec::default()).await;
+    until_ready(&cluster, "late").await;
+
+    stop_second.cancel();
+    second.await.unwrap().unwrap();
+    assert_eq!(holder(&cluster).await, None, "the lease is released");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_loses_its_lease_writes_nothing_more() {
+    let cluster = Cluster::start().await;
+    let (tap, client) = Tap::on(cluster.client());
+    let replica = start(client, &CancellationToken::new());
+    eventually("a leader", async || holder(&cluster).await).await;
+    // In the middle of much work, someone else has the lease.
+    for number in 0..200 {
+        let name = format!("work-{number}");
+        cluster.create_sandbox(&name, SandboxSpec::default()).await;
+    }
+    let stolen = Patch::Merge(json!({"spec": {"holderIdentity": "someone-else"}}));
+    let leases = cluster.api::<Lease>();
+    leases
+        .patch(LEASE_NAME, &PatchParams::default(), &stolen)
+        .await
+        .unwrap();
+    let ended = replica.await.unwrap();
+    assert!(matches!(ended, Err(manager::Error::LeaseLost)), "{ended:?}");
+
+    let written = tap.writes("/").len();
+    cluster
+        .create_sandbox("afterwards", SandboxSpec::default())
+        .await;
+    for _ in 0..50 {
+        cluster
+            .api::<Sandbox>()
+            .list(&ListParams::default())
+            .await
+            .unwrap();
+    }
+    assert_eq!(tap.writes("/").len(), written);
+    assert_eq!(holder(&cluster).await.as_deref(), Some("someone-else"));
+    cluster.stop().await;
+}

@@ -1,0 +1,9 @@
+//! The sandbox controller against a real API server, in one process.
+
+mod adoption;
+mod basic;
+mod expiry;
+mod faults;
+mod fixture;
+mod load;
+mod volumes;

@@ -1,0 +1,144 @@
+//! Something that behaves as if pods ran: it binds every pod, makes it ready at once, and lets it go when it is deleted.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+/// The name that pods are bound to.
+pub const NODE_NAME: &str = "fake-node";
+
+/// How far a node takes its pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Bound, running and ready.
+    Ready,
+    /// Bound, and then nothing.
+    Bound,
+}
+
+/// A node that runs until it is dropped.
+#[derive(Debug)]
+pub struct FakeNode {
+    task: JoinHandle<()>,
+}
+
+impl FakeNode {
+    /// A node that makes every pod in the cluster ready.
+    pub fn start(client: Client) -> Self {
+        Self::start_with(client, Behaviour::Ready)
+    }
+
+    pub fn start_with(client: Client, behaviour: Behaviour) -> Self {
+        let kubelet = Kubelet {
+            client: client.clone(),
+            behaviour,
+            addresses: Arc::new(AtomicU32::new(1)),
+        };
+        let task = tokio::spawn(async move {
+            let pods = Api::<Pod>::all(client);
+            let events = watcher(pods, watcher::Config::default())
+                .default_backoff()
+                .applied_objects();
+            events
+                .for_each_concurrent(16, |event| async {
+                    if let Ok(pod) = event {
+                        kubelet.sync(&pod).await;
+                    }
+                })
+                .await;
+        });
+        Self { task }
+    }
+}
+
+impl Drop for FakeNode {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Kubelet {
+    client: Client,
+    behaviour: Behaviour,
+    addresses: Arc<AtomicU32>,
+}
+
+impl Kubelet {
+    /// Takes one step with a pod. Whatever fails is tried again with the pod's next change.
+    async fn sync(&self, pod: &Pod) {
+        let namespace = pod.namespace().unwrap_or_default();
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &namespace);
+        let name = pod.name_any();
+        if pod.metadata.deletion_timestamp.is_some() {
+            let now = DeleteParams {
+                grace_period_seconds: Some(0),
+                ..DeleteParams::default()
+            };
+            let _ = pods.delete(&name, &now).await;
+            return;
+        }
+        let bound = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+        if bound.is_none() {
+            let binding = json!({
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": { "name": name, "namespace": namespace },
+                "target": { "kind": "Node", "name": NODE_NAME },
+            });
+            let _ = pods
+                .create_subresource::<_, serde_json::Value>(
+                    "binding",
+                    &name,
+                    &PostParams::default(),
+                    &binding,
+                )
+                .await;
+            return;
+        }
+        let phase = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref());
+        let waits = phase.is_none_or(|phase| phase == "Pending");
+        if self.behaviour == Behaviour::Ready && waits {
+            make_ready(&pods, &name, self.next_address()).await;
+        }
+    }
+
+    fn next_address(&self) -> Ipv4Addr {
+        let number = self.addresses.fetch_add(1, Ordering::Relaxed);
+        Ipv4Addr::from_bits(Ipv4Addr::new(10, 128, 0, 0).to_bits() + number)
+    }
+}
+
+async fn make_ready(pods: &Api<Pod>, name: &str, address: Ipv4Addr) {
+    let status = json!({ "status": {
+        "phase": "Running",
+        "podIP": address,
+        "podIPs": [{ "ip": address }],
+        "conditions": [{ "type": "Ready", "status": "True" }],
+    }});
+    let _ = pods
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
+        .await;
+}
+
+/// Ends a pod the way a node would report it.
+pub async fn end_pod(pods: &Api<Pod>, name: &str, phase: &str, reason: Option<&str>) {
+    let status = json!({ "status": {
+        "phase": phase,
+        "reason": reason,
+        "conditions": [{ "type": "Ready", "status": "False" }],
+    }});
+    pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
+        .await
+        .expect("a pod's status is written");
+}
