@@ -1,11 +1,10 @@
 //! Logs, exec, attach and port-forward through the API server to the node, as a client in Rust uses them, and who is let in.
 //! Needs root: it starts containers.
 
-mod support;
-
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::Up;
 use futures::AsyncBufReadExt;
 use http::Request;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -14,7 +13,6 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
-use support::Up;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -80,7 +78,7 @@ async fn a_containers_streams_are_reached_through_the_api() {
     let status = within(exec.take_status().unwrap()).await.unwrap();
     assert_eq!((out.as_str(), err.as_str()), ("from outside", "err\n"));
     let causes = status.details.unwrap().causes;
-    assert_eq!(causes.unwrap()[0].message, "3");
+    assert_eq!(causes.unwrap()[0].message.as_deref(), Some("3"));
 
     let following = LogParams {
         follow: true,
