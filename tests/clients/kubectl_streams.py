@@ -141,19 +141,18 @@ def attach_speaks_with_the_containers_own_command(environment):
     follower = subprocess.Popen(
         ["kubectl", "logs", "-f", "--tail=1", POD],
         stdout=subprocess.PIPE,
-        text=True,
+        bufsize=0,
     )
     attached = subprocess.Popen(
         ["kubectl", "attach", "-i", POD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        bufsize=0,
         env={**os.environ, **environment},
     )
     try:
-        attached.stdin.write(f"{word}\n")
-        attached.stdin.flush()
+        attached.stdin.write(f"{word}\n".encode())
         assert read_line(attached.stdout) == f"heard {word}\n"
         # The line that was the last when the follower came may be shown before.
         said = [read_line(follower.stdout)]
@@ -167,9 +166,10 @@ def attach_speaks_with_the_containers_own_command(environment):
 
 
 def read_line(stream):
+    """The next line of an unbuffered stream, which alone can be waited for with a deadline."""
     ready, _, _ = select.select([stream], [], [], DEADLINE_SECONDS)
     assert ready, "nothing was said in time"
-    return stream.readline()
+    return stream.readline().decode()
 
 
 class Forward:
@@ -180,14 +180,14 @@ class Forward:
             ["kubectl", "port-forward", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            bufsize=0,
             env={**os.environ, **environment},
         )
 
     def __enter__(self):
         line = read_line(self.process.stdout)
         found = re.search(r"Forwarding from 127.0.0.1:(\d+)", line)
-        assert found, line + self.process.stderr.read()
+        assert found, (line, self.process.stderr.read())
         self.port = int(found.group(1))
         return self
 

@@ -47,6 +47,10 @@ const SUITES: [Suite; 5] = [
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
+    /// The binary to test [default: it is built]
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+
     /// Only these scripts of tests/clients, by name without ending
     scripts: Vec<String>,
 }
@@ -79,7 +83,11 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .iter()
         .map(|suite| python_for(suite.package))
         .collect::<anyhow::Result<_>>()?;
-    let up = Up::start(&build(root)?)?;
+    let binary = match &arguments.binary {
+        Some(binary) => binary.clone(),
+        None => build(root)?,
+    };
+    let up = Up::start(&binary)?;
     let mut failed = Vec::new();
     for (suite, python) in wanted.iter().zip(&pythons) {
         println!("-- {}", suite.script);

@@ -9,11 +9,11 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use controllers::instrumentation::Verb;
 use api::claim::{ClaimShutdownPolicy, EnvVar};
 use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
 use api::template::{EnvVarsInjectionPolicy, VolumeClaimTemplatesPolicy};
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use controllers::instrumentation::Verb;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{DeleteParams, WatchEvent, WatchParams};

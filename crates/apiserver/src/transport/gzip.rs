@@ -26,13 +26,19 @@ pub fn is_accepted(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Whether the answer is a log, which must be passed on as it is written: an encoder would keep it back.
+fn is_log(answer: &Answer) -> bool {
+    let kind = answer.headers().get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"))
+}
+
 /// Compresses an answer when that is worth it.
 pub fn compress(answer: Answer) -> Answer {
     let long = match answer.body() {
         Either::Left(full) => full.size_hint().lower() >= LEAST_BYTES,
         Either::Right(_) => true,
     };
-    if !long || answer.headers().contains_key(header::CONTENT_ENCODING) {
+    if !long || is_log(&answer) || answer.headers().contains_key(header::CONTENT_ENCODING) {
         return answer;
     }
     let (mut parts, content) = answer.into_parts();
@@ -65,4 +71,22 @@ pub fn compress(answer: Answer) -> Answer {
         }
     });
     Answer::from_parts(parts, body::stream(pieces))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_compressed_and_logs_are_not_kept_back() {
+        for (kind, encoding) in [("application/json", Some("gzip")), ("text/plain", None)] {
+            let answer = http::Response::builder()
+                .header(header::CONTENT_TYPE, kind)
+                .body(body::stream(futures::stream::empty()))
+                .unwrap();
+            let answer = compress(answer);
+            let found = answer.headers().get(header::CONTENT_ENCODING);
+            assert_eq!(found.map(|value| value.to_str().unwrap()), encoding);
+        }
+    }
 }

@@ -10,10 +10,6 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use controllers::instrumentation::{
-    ClaimReadiness, Instrumentation, Provisioning, Verb,
-};
-use controllers::{Config, Parts, assemble};
 use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
 use api::conditions::{self, ConditionType};
 use api::template::SandboxTemplateRef;
@@ -21,6 +17,8 @@ use api::warm_pool::{UpdateStrategy, UpdateStrategyKind};
 use api::{
     Sandbox, SandboxClaim, SandboxClaimSpec, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolSpec,
 };
+use controllers::instrumentation::{ClaimReadiness, Instrumentation, Provisioning, Verb};
+use controllers::{Config, Parts, assemble};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};

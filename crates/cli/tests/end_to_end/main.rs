@@ -1,5 +1,6 @@
 //! The real binary, as a newcomer uses it. Needs root: it starts containers.
 
+mod streams;
 mod support;
 
 use std::io::Write;
