@@ -1,6 +1,8 @@
 //! The generated CRDs: a Kubernetes API server would accept them, accept what users write, and refuse what cannot work with a
 //! message that names the field.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -228,7 +230,7 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
             core,
             "Sandbox",
             json!({"podTemplate": {"spec": {"containers": [{"name": "c"}, {"name": "c"}]}}}),
-            r#"spec.podTemplate.spec.containers[1]: Duplicate value"#,
+            "spec.podTemplate.spec.containers[1]: Duplicate value",
         ),
         (
             extensions,

@@ -18,15 +18,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 async fn config(up: &Up) -> Config {
-    let path = up.ready()["kubeconfig"].as_str().unwrap();
-    let kubeconfig = Kubeconfig::read_from(Path::new(path)).unwrap();
+    let path = up.ready()["kubeconfig"].as_str().expect("a path");
+    let kubeconfig = Kubeconfig::read_from(Path::new(path)).expect("up wrote it");
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
-        .unwrap()
+        .expect("it names a cluster")
 }
 
 async fn client(up: &Up) -> Client {
-    Client::try_from(config(up).await).unwrap()
+    Client::try_from(config(up).await).expect("the configuration is good")
 }
 
 async fn within<T>(work: impl Future<Output = T>) -> T {
@@ -47,10 +47,11 @@ async fn talker(client: &Client) -> Api<Pod> {
         },
     });
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let pod = serde_json::from_value(pod).unwrap();
-    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let pod = serde_json::from_value(pod).expect("it is a pod");
+    let created = pods.create(&PostParams::default(), &pod).await;
+    created.expect("the pod is accepted");
     let running = await_condition(pods.clone(), "talker", conditions::is_pod_running());
-    within(running).await.unwrap();
+    within(Box::pin(running)).await.expect("the pod runs");
     pods
 }
 
@@ -58,7 +59,7 @@ async fn talker(client: &Client) -> Api<Pod> {
 async fn a_containers_streams_are_reached_through_the_api() {
     let up = Up::start(&["--no-quickstart"]);
     let client = client(&up).await;
-    let pods = talker(&client).await;
+    let pods = Box::pin(talker(&client)).await;
 
     let parameters = AttachParams::default()
         .stdin(true)
