@@ -278,6 +278,10 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a table reads better with its values in place"
+    )]
     fn built(
         container: serde_json::Value,
         spec: serde_json::Value,

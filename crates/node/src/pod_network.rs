@@ -113,13 +113,13 @@ fn resolver(spec: &PodSpec, namespace: &str, host: &str, config: &Config) -> Str
     }
     let mut text = String::new();
     for server in servers.iter().take(3) {
-        let _ = write!(text, "nameserver {server}\n");
+        let _ = writeln!(text, "nameserver {server}");
     }
     if !searches.is_empty() {
-        let _ = write!(text, "search {}\n", searches.join(" "));
+        let _ = writeln!(text, "search {}", searches.join(" "));
     }
     if !options.is_empty() {
-        let _ = write!(text, "options {}\n", options.join(" "));
+        let _ = writeln!(text, "options {}", options.join(" "));
     }
     text
 }

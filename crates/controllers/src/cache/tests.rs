@@ -40,8 +40,11 @@ fn version(cache: &Cache<Pod>, name: &str) -> Option<u64> {
     resource_version(found.as_ref())
 }
 
+/// The versions before and after each change.
+type Versions = Arc<Mutex<Vec<(Option<u64>, Option<u64>)>>>;
+
 /// Records each change as the versions before and after it.
-fn changes(cache: &Cache<Pod>) -> Arc<Mutex<Vec<(Option<u64>, Option<u64>)>>> {
+fn changes(cache: &Cache<Pod>) -> Versions {
     let log = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&log);
     cache.subscribe(move |change| {

@@ -49,7 +49,8 @@ fn start(client: Client, shutdown: &CancellationToken) -> Replica {
 }
 
 async fn holder(cluster: &Cluster) -> Option<String> {
-    let lease = cluster.api::<Lease>().get_opt(LEASE_NAME).await.unwrap()?;
+    let lease = cluster.api::<Lease>().get_opt(LEASE_NAME).await;
+    let lease = lease.expect("the lease is read")?;
     let holder = lease.spec?.holder_identity?;
     (!holder.is_empty()).then_some(holder)
 }

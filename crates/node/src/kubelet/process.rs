@@ -89,15 +89,14 @@ async fn feed(
                 }
                 length => input.write(&buffer[..length]).await,
             },
-            size = sizes.recv(), if sizes_open => match size {
-                Some(size) => input.resize(shim_protocol::WindowSize {
+            size = sizes.recv(), if sizes_open => if let Some(size) = size {
+                input.resize(shim_protocol::WindowSize {
                     rows: size.height,
                     columns: size.width,
-                }).await,
-                None => {
-                    sizes_open = false;
-                    Ok(())
-                }
+                }).await
+            } else {
+                sizes_open = false;
+                Ok(())
             },
         };
         if sent.is_err() {

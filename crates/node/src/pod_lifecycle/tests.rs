@@ -16,6 +16,10 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "a table reads better with its values in place"
+)]
 fn pod(spec: Value) -> Pod {
     serde_json::from_value(
         json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec}),
@@ -522,9 +526,9 @@ impl World {
         Ok(())
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn happen(&mut self, happening: &Happening) {
         let now = at(self.now);
-        match happening {
+        match *happening {
             Happening::Exit(index, code) => {
                 if let Some(state) = self.case.containers.get_mut(NAMES[index])
                     && let Phase::Running { started_at } = state.phase
@@ -578,11 +582,11 @@ proptest! {
             if world.finished {
                 break;
             }
-            world.happen(happening);
+            world.happen(&happening);
             world.settle()?;
         }
         if !world.finished {
-            world.happen(Happening::Delete(0));
+            world.happen(&Happening::Delete(0));
             world.settle()?;
         }
         prop_assert!(world.finished, "a deleted pod is removed");

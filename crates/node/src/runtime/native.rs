@@ -411,20 +411,19 @@ impl Runtime for NativeRuntime {
         let kept = self
             .sandbox_record(&spec.identity.uid)
             .and_then(|record| record.slot);
-        let slot = match kept.filter(|slot| self.slots.is_intact(*slot)) {
-            Some(slot) => slot,
-            None => {
-                let slot = self.slots.acquire().await?;
-                fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
-                write_record(
-                    &directory,
-                    &SandboxRecord {
-                        slot: Some(slot),
-                        spec: spec.clone(),
-                    },
-                )?;
-                slot
-            }
+        let slot = if let Some(slot) = kept.filter(|slot| self.slots.is_intact(*slot)) {
+            slot
+        } else {
+            let slot = self.slots.acquire().await?;
+            fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
+            write_record(
+                &directory,
+                &SandboxRecord {
+                    slot: Some(slot),
+                    spec: spec.clone(),
+                },
+            )?;
+            slot
         };
         let address = self.slots.network().address(slot);
         launching::write_pod_files(&directory, spec, address).map_err(failure("a pod's files"))?;

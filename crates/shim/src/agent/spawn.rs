@@ -116,14 +116,14 @@ pub fn spawn(program: &Program<'_>) -> Result<Spawned, Refusal> {
                 Ok(()) => Err(refusal(
                     program,
                     name,
-                    io::Error::from_raw_os_error(i32::from_ne_bytes(number)),
+                    &io::Error::from_raw_os_error(i32::from_ne_bytes(number)),
                 )),
             }
         }
     }
 }
 
-fn refusal(program: &Program<'_>, name: &str, error: io::Error) -> Refusal {
+fn refusal(program: &Program<'_>, name: &str, error: &io::Error) -> Refusal {
     let code = if error.raw_os_error() == Some(libc::ENOENT) {
         127
     } else {
