@@ -18,19 +18,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 async fn config(up: &Up) -> Config {
-    let path = up.ready()["kubeconfig"].as_str().unwrap();
-    let kubeconfig = Kubeconfig::read_from(Path::new(path)).unwrap();
+    let path = up.ready()["kubeconfig"].as_str().expect("a path");
+    let kubeconfig = Kubeconfig::read_from(Path::new(path)).expect("a kubeconfig");
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
-        .unwrap()
+        .expect("a kubeconfig that can be used")
 }
 
 async fn client(up: &Up) -> Client {
-    Client::try_from(config(up).await).unwrap()
+    Client::try_from(config(up).await).expect("a client")
 }
 
 async fn within<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(DEADLINE, work)
+    tokio::time::timeout(DEADLINE, Box::pin(work))
         .await
         .expect("it happens in time")
 }
@@ -47,10 +47,12 @@ async fn talker(client: &Client) -> Api<Pod> {
         },
     });
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let pod = serde_json::from_value(pod).unwrap();
-    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let pod = serde_json::from_value(pod).expect("a pod");
+    pods.create(&PostParams::default(), &pod)
+        .await
+        .expect("the pod is made");
     let running = await_condition(pods.clone(), "talker", conditions::is_pod_running());
-    within(running).await.unwrap();
+    Box::pin(within(running)).await.expect("the pod runs");
     pods
 }
 
@@ -58,7 +60,7 @@ async fn talker(client: &Client) -> Api<Pod> {
 async fn a_containers_streams_are_reached_through_the_api() {
     let up = Up::start(&["--no-quickstart"]);
     let client = client(&up).await;
-    let pods = talker(&client).await;
+    let pods = Box::pin(talker(&client)).await;
 
     let parameters = AttachParams::default()
         .stdin(true)
