@@ -92,6 +92,41 @@ def fields_are_set_in_every_way():
 
 
 @check
+def an_object_is_edited():
+    kubectl("edit", "sandbox", "by-kubectl", environment={"KUBE_EDITOR": "sed -i s/tier:.two/tier:\\ edited/"})
+    assert path("by-kubectl", "{.metadata.labels.tier}") == "edited"
+
+
+@check
+def a_set_of_objects_is_pruned():
+    def config_map(name):
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "default"}, "data": {"key": "value"}}
+
+    def apply(*names):
+        objects = {"apiVersion": "v1", "kind": "List", "items": [config_map(name) for name in names]}
+        arguments = ["apply", "--server-side", "--applyset=secrets/the-set", "--prune", "-n", "default", "-f", "-"]
+        return kubectl(*arguments, text=json.dumps(objects), environment={"KUBECTL_APPLYSET": "true"})
+
+    apply("kept", "dropped")
+    assert "configmap/dropped pruned" in apply("kept")
+    assert kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.key}") == "value"
+    kubectl("wait", "configmap/kept", "--for=jsonpath={.data.key}=value", "--timeout=10s")
+    kubectl("delete", "configmap/kept", "secret/the-set")
+
+
+@check
+def a_token_of_an_account_is_good_for_what_it_may():
+    kubectl("create", "serviceaccount", "reader")
+    kubectl("create", "role", "reader", "--verb=get,list", "--resource=sandboxes.agents.x-k8s.io")
+    kubectl("create", "rolebinding", "reader", "--role=reader", "--serviceaccount=default:reader")
+    token = kubectl("create", "token", "reader").strip()
+    assert "by-kubectl" in kubectl("get", "sandboxes", f"--token={token}")
+    error = kubectl("get", "pods", f"--token={token}", succeeds=False)
+    assert 'User "system:serviceaccount:default:reader" cannot list resource "pods"' in error, error
+    kubectl("delete", "serviceaccount/reader", "role/reader", "rolebinding/reader")
+
+
+@check
 def sandboxes_and_pools_are_scaled():
     kubectl("scale", "sandboxwarmpool", "python-warmpool", "--replicas=3")
     until(lambda: path("python-warmpool", "{.status.readyReplicas}", "sandboxwarmpool") == "3", "three warm sandboxes")

@@ -227,6 +227,29 @@ def the_routers_pod_comes_back_when_it_is_deleted():
 
 
 @check
+def the_log_of_the_run_before_is_kept():
+    crashing = pod()
+    crashing["metadata"]["name"] = "crashing"
+    crashing["spec"]["containers"][0]["command"] = ["sh", "-c", "echo run; echo failed >&2; exit 1"]
+    kubectl("apply", "-f", "-", text=json.dumps(crashing))
+    restarts = ["get", "pod", "crashing", "-o", "jsonpath={.status.containerStatuses[0].restartCount}"]
+    until(lambda: kubectl(*restarts) not in ("", "0"), "a restart")
+    assert sorted(kubectl("logs", "crashing", "--previous").splitlines()) == ["failed", "run"]
+    assert sorted(kubectl("logs", "-f", "crashing").splitlines()) == ["failed", "run"]
+    errors = kubectl("get", "--raw", "/api/v1/namespaces/default/pods/crashing/log?stream=Stderr")
+    assert errors == "failed\n", errors
+    kubectl("delete", "pod", "crashing", "--timeout=60s")
+
+
+@check
+def a_pod_is_run_attached_and_removed():
+    command = ["run", "once", "--image=host", "--restart=Never", "--rm", "-i", "--quiet", "--command", "--"]
+    said = kubectl(*command, "sh", "-c", "read line; echo heard $line", text="you\n")
+    assert said.startswith("heard you\n"), said
+    assert kubectl("get", "pod", "once", "--ignore-not-found") == ""
+
+
+@check
 def what_cannot_be_reached_is_said():
     error = kubectl("exec", POD, "--", "no-such-program", succeeds=False)
     assert "no-such-program" in error, error

@@ -195,9 +195,14 @@ impl Served {
     }
 
     fn connect(&self, token: &str) -> Client {
+        self.connect_as(token, None)
+    }
+
+    fn connect_as(&self, token: &str, user: Option<&str>) -> Client {
         let mut config = kube::Config::new(self.url.parse().expect("a URL"));
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(token.to_owned().into());
+        config.auth_info.impersonate = user.map(ToOwned::to_owned);
         Client::try_from(config).expect("a client")
     }
 
@@ -252,6 +257,47 @@ async fn a_service_account_token_is_good_for_its_account_until_that_goes() {
         .unwrap();
     assert_eq!(code(maps.list(&ListParams::default()).await), 401);
     drop((maps, accounts, admin));
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acting_as_another_takes_permission_and_gives_theirs() {
+    let served = Served::start().await;
+    let admin = served.server.client();
+    let rules = json!([
+        {"verbs": ["list"], "apiGroups": [""], "resources": ["configmaps"]},
+        {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": ["other"]},
+    ]);
+    grant(&admin, rules).await;
+    let accounts: Api<ServiceAccount> = Api::default_namespaced(admin.clone());
+    let request = parsed(json!({"metadata": {}, "spec": {"audiences": []}}));
+    let issued = accounts
+        .create_token_request("default", &PostParams::default(), &request)
+        .await
+        .unwrap();
+    let token = issued.status.unwrap().token;
+    let refusal = async |user: &str| {
+        let client = served.connect_as(&token, Some(user));
+        let maps: Api<ConfigMap> = Api::default_namespaced(client);
+        match maps.list(&ListParams::default()).await {
+            Err(kube::Error::Api(status)) => status.message,
+            other => panic!("not refused: {other:?}"),
+        }
+    };
+    let other = "system:serviceaccount:default:other";
+    assert!(
+        refusal(other)
+            .await
+            .contains(&format!("User \"{other}\" cannot list")),
+        "the other's own permissions count"
+    );
+    assert!(
+        refusal("ann")
+            .await
+            .contains("cannot impersonate resource \"users\""),
+        "nobody else may be impersonated"
+    );
+    drop((accounts, admin));
     served.end().await;
 }
 

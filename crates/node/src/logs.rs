@@ -22,12 +22,15 @@ pub struct LogOptions {
     pub since: Option<Timestamp>,
     pub timestamps: bool,
     pub limit_bytes: Option<u64>,
+    /// Only what was written to this stream, `stdout` or `stderr`.
+    pub stream: Option<&'static str>,
 }
 
 /// One line of a log file.
 #[derive(Debug, PartialEq, Eq)]
 struct Line<'a> {
     stamp: &'a str,
+    stream: &'a [u8],
     /// More of the same line follows.
     partial: bool,
     text: &'a [u8],
@@ -36,11 +39,12 @@ struct Line<'a> {
 fn parse(line: &[u8]) -> Option<Line<'_>> {
     let mut parts = line.splitn(4, |byte| *byte == b' ');
     let stamp = std::str::from_utf8(parts.next()?).ok()?;
-    let _stream = parts.next()?;
+    let stream = parts.next()?;
     let partial = parts.next()? == b"P";
     let text = parts.next()?;
     Some(Line {
         stamp,
+        stream,
         partial,
         text: text.strip_suffix(b"\n").unwrap_or(text),
     })
@@ -67,6 +71,10 @@ struct Filter {
 impl Filter {
     fn take(&mut self, raw: &[u8]) -> Option<Vec<u8>> {
         let line = parse(raw)?;
+        let wanted = self.options.stream;
+        if wanted.is_some_and(|stream| stream.as_bytes() != line.stream) {
+            return None;
+        }
         if let Some(since) = self.options.since
             && line.stamp.parse::<Timestamp>().is_ok_and(|at| at < since)
         {
@@ -252,6 +260,13 @@ mod tests {
                 ..LogOptions::default()
             }),
             "three\n"
+        );
+        assert_eq!(
+            filtered(LogOptions {
+                stream: Some("stderr"),
+                ..LogOptions::default()
+            }),
+            "two\n"
         );
         assert_eq!(
             filtered(LogOptions {

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{
-    MASTERS, User,
+    MASTERS, User, impersonation,
     rbac::{Attributes, Policy, Rule, Sources, rules_of_cluster_role},
     tokens::{Claims, ISSUER, Signer},
 };
@@ -52,8 +52,19 @@ impl Access {
         &self.identity
     }
 
-    /// The user behind a request's bearer token.
+    /// The user behind a request: that of its bearer token, or whom that one may and wants to act as.
     pub fn authenticate(&self, api: &Api, headers: &HeaderMap) -> Result<User, Status> {
+        let sender = self.sender(api, headers)?;
+        let Some((user, permissions)) = impersonation::wanted(headers)? else {
+            return Ok(sender);
+        };
+        for permission in &permissions {
+            self.authorize(api, &sender, permission)?;
+        }
+        Ok(user)
+    }
+
+    fn sender(&self, api: &Api, headers: &HeaderMap) -> Result<User, Status> {
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())

@@ -19,18 +19,18 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 async fn config(up: &Up) -> Config {
     let path = up.ready()["kubeconfig"].as_str().expect("a path");
-    let kubeconfig = Kubeconfig::read_from(Path::new(path)).expect("up wrote it");
+    let kubeconfig = Kubeconfig::read_from(Path::new(path)).expect("a kubeconfig");
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
-        .expect("it names a cluster")
+        .expect("a kubeconfig that can be used")
 }
 
 async fn client(up: &Up) -> Client {
-    Client::try_from(config(up).await).expect("the configuration is good")
+    Client::try_from(config(up).await).expect("a client")
 }
 
 async fn within<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(DEADLINE, work)
+    tokio::time::timeout(DEADLINE, Box::pin(work))
         .await
         .expect("it happens in time")
 }
@@ -47,11 +47,12 @@ async fn talker(client: &Client) -> Api<Pod> {
         },
     });
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let pod = serde_json::from_value(pod).expect("it is a pod");
-    let created = pods.create(&PostParams::default(), &pod).await;
-    created.expect("the pod is accepted");
+    let pod = serde_json::from_value(pod).expect("a pod");
+    pods.create(&PostParams::default(), &pod)
+        .await
+        .expect("the pod is made");
     let running = await_condition(pods.clone(), "talker", conditions::is_pod_running());
-    within(Box::pin(running)).await.expect("the pod runs");
+    Box::pin(within(running)).await.expect("the pod runs");
     pods
 }
 

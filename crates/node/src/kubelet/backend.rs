@@ -174,6 +174,11 @@ fn log_options(request: &LogRequest, now: Timestamp) -> LogOptions {
         }),
         timestamps: request.timestamps,
         limit_bytes: request.limit_bytes,
+        stream: match request.stream {
+            LogStream::All => None,
+            LogStream::Stdout => Some("stdout"),
+            LogStream::Stderr => Some("stderr"),
+        },
     }
 }
 
@@ -245,11 +250,6 @@ impl Backend for PodBackend {
         &self,
         request: LogRequest,
     ) -> Result<BoxStream<'static, std::io::Result<Bytes>>, Error> {
-        if request.stream != LogStream::All {
-            return Err(Error::Invalid(
-                "only the stream All is kept apart by this node".to_owned(),
-            ));
-        }
         let (mut id, _) = self.last_run(&request.target).await?;
         if request.previous {
             id.attempt = id.attempt.wrapping_sub(1);
