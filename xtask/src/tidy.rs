@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use serde_json::Value;
 
 /// Which of our crates each crate may use. A crate that is not listed may use none.
-const MAY_USE: [(&str, &[&str]); 9] = [
+const MAY_USE: [(&str, &[&str]); 10] = [
     ("apiserver", &["apimachinery"]),
     ("controllers", &["api", "planner"]),
     ("node", &["api", "shim-protocol", "streaming"]),
@@ -17,6 +17,7 @@ const MAY_USE: [(&str, &[&str]); 9] = [
     ("router", &["api"]),
     ("sdk", &["api", "sandboxd"]),
     ("shim", &["shim-protocol"]),
+    ("testkit", &["api", "apiserver"]),
     ("xtask", &["api", "controllers"]),
     (
         "cli",

@@ -1,6 +1,8 @@
 //! The generated CRDs: a Kubernetes API server would accept them, accept what users write, and refuse what cannot work with a
 //! message that names the field.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -162,6 +164,7 @@ fn defaults_are_those_of_the_specification() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table of every bound")]
 fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
     let schemas = schemas();
     let core = "agents.x-k8s.io/v1beta1";
@@ -228,7 +231,7 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
             core,
             "Sandbox",
             json!({"podTemplate": {"spec": {"containers": [{"name": "c"}, {"name": "c"}]}}}),
-            r#"spec.podTemplate.spec.containers[1]: Duplicate value"#,
+            "spec.podTemplate.spec.containers[1]: Duplicate value",
         ),
         (
             extensions,
