@@ -5,6 +5,7 @@ pub mod body;
 mod discovery;
 mod objects;
 mod openapi;
+mod openapi_v2;
 mod options;
 mod patch;
 pub mod path;
@@ -80,7 +81,8 @@ impl Frontend {
                 ));
             }
             Path::Other(other) => {
-                let document = openapi::answer(&self.api.registry(), &other);
+                let document = openapi::answer(&self.api.registry(), &other)
+                    .or_else(|| openapi_v2::answer(&other, &parts.headers));
                 return document
                     .or_else(|| public(&other))
                     .ok_or_else(Status::unknown_path);
