@@ -6,6 +6,7 @@
 mod command;
 mod first_observed;
 mod installation;
+mod metrics;
 mod quickstart;
 mod router_service;
 
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use controllers::metrics::Metrics;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
@@ -100,10 +102,11 @@ impl Up {
         };
         up.serve_api(api_listener);
         installation::install(&up.client).await?;
-        up.start_controllers().await?;
+        let controllers = up.start_controllers().await?;
         let router = router_listener.local_addr()?;
         up.start_node(router).await?;
-        up.start_router(router_listener)?;
+        let proxy = up.start_router(router_listener)?;
+        up.serve_metrics(metrics_listener, metrics::routes(controllers, proxy));
         up.announce_router(router).await?;
         quickstart::install(&up.client, options.quickstart).await?;
         up.running
@@ -187,21 +190,26 @@ impl Up {
         });
     }
 
-    async fn start_controllers(&mut self) -> anyhow::Result<()> {
+    async fn start_controllers(&mut self) -> anyhow::Result<Arc<Metrics>> {
+        let metrics = Arc::new(Metrics::new());
+        let config = controllers_config();
+        controllers::check_installed(&self.client, &config).await?;
+        let runtime = controllers::assemble(controllers::Parts {
+            instrumentation: metrics.clone(),
+            ..controllers::Parts::new(self.client(), config)
+        });
         let (ready, is_ready) = oneshot::channel();
-        let run = controllers::run(
-            self.client(),
-            controllers_config(),
-            self.shutdown.clone(),
-            || {
-                // Nobody waits any more when the start was given up.
-                let _ = ready.send(());
-            },
-        );
-        self.parts
-            .spawn(async { run.await.context("the controllers failed") });
+        let (shutdown, never) = (self.shutdown.clone(), CancellationToken::new());
+        self.parts.spawn(async {
+            // Nobody waits any more when the start was given up.
+            let synced = || ready.send(()).unwrap_or_default();
+            runtime
+                .run(shutdown, never, synced, std::future::ready(()))
+                .await;
+            Ok(())
+        });
         tokio::select! {
-            _ = is_ready => Ok(()),
+            _ = is_ready => Ok(metrics),
             failure = self.failed() => Err(failure),
         }
     }
@@ -261,14 +269,23 @@ impl Up {
         Ok(())
     }
 
-    fn start_router(&mut self, listener: TcpListener) -> anyhow::Result<()> {
+    fn start_router(&mut self, listener: TcpListener) -> anyhow::Result<router::Router> {
         let router = router::Router::new(router::Config::default(), Some(self.client()))?;
         let shutdown = self.shutdown.clone();
+        let serving = router.clone();
         self.parts.spawn(async move {
-            router.serve(listener, shutdown).await;
+            serving.serve(listener, shutdown).await;
             Ok(())
         });
-        Ok(())
+        Ok(router)
+    }
+
+    fn serve_metrics(&mut self, listener: TcpListener, routes: axum::Router) {
+        let shutdown = self.shutdown.clone().cancelled_owned();
+        self.parts.spawn(async {
+            let serving = axum::serve(listener, routes).with_graceful_shutdown(shutdown);
+            serving.await.context("serving metrics failed")
+        });
     }
 }
 

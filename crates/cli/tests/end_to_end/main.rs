@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use rustix::process::Signal;
-use support::{Up, agent_sandbox, run, stderr_of, stdout_of};
+use support::{Up, agent_sandbox, get, run, stderr_of, stdout_of};
 
 #[test]
 fn a_command_runs_in_a_claimed_sandbox_and_its_exit_code_is_ours() {
@@ -121,6 +121,9 @@ fn the_ready_file_says_where_everything_is_and_goes_on_exit() {
             "{ready}"
         );
     }
+    let metrics = get(ready["metrics"].as_str().unwrap(), "/metrics");
+    assert!(metrics.starts_with("HTTP/1.1 200"), "{metrics}");
+    assert!(metrics.contains("workqueue_depth{"), "{metrics}");
     assert!(std::path::Path::new(ready["kubeconfig"].as_str().unwrap()).is_file());
 
     let error = stderr_of(up.command().args([

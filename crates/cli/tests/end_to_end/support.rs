@@ -1,5 +1,7 @@
 //! Starts the real binary with a data directory of its own, and stops it again whatever the test does.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -42,6 +44,22 @@ pub fn stderr_of(command: &mut Command) -> String {
     let output = run(command);
     assert!(!output.status.success(), "{command:?} succeeded");
     String::from_utf8(output.stderr).expect("errors are text")
+}
+
+/// The whole answer to a plain GET.
+pub fn get(url: &str, path: &str) -> String {
+    let address = url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )
+    .expect("it can be asked");
+    let mut answer = String::new();
+    stream
+        .read_to_string(&mut answer)
+        .expect("the answer is text");
+    answer
 }
 
 /// Fails a test that cannot work without root, with the reason.
