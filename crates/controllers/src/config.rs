@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 pub struct Config {
     /// Also run the controllers of SandboxTemplate, SandboxClaim and SandboxWarmPool.
     pub extensions: bool,
-    /// Also run the controllers of the OpenKruise dialect.
+    /// Require the kinds of the OpenKruise dialect, whose controllers are still to come.
     pub kruise: bool,
     /// The DNS suffix of services, for `status.serviceFQDN`.
     pub cluster_domain: String,

@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub extensions: bool,
 
-    /// Also run the controllers of the OpenKruise kinds.
+    /// Accepted for what is to come; there are no controllers of the OpenKruise kinds yet.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub kruise: bool,
 
@@ -65,7 +65,7 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub require_adoptable_label: bool,
 
-    /// Export traces over OTLP/gRPC (OTEL_EXPORTER_OTLP_ENDPOINT).
+    /// Accepted for compatibility; traces are not exported yet.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub enable_tracing: bool,
 
@@ -177,6 +177,22 @@ impl Args {
                     .to_owned(),
             );
         }
+        for (is_set, flag, missing) in [
+            (
+                self.enable_tracing,
+                "--enable-tracing",
+                "traces are not exported yet",
+            ),
+            (
+                self.kruise,
+                "--kruise",
+                "the OpenKruise kinds have no controllers yet",
+            ),
+        ] {
+            if is_set {
+                warnings.push(format!("{flag} does nothing: {missing}"));
+            }
+        }
         warnings
     }
 }
@@ -261,6 +277,18 @@ mod tests {
         assert_eq!(args.sandbox_warm_pool_max_batch_size.get(), 300);
         assert_eq!(args.config().requests, None);
         assert_eq!(args.warnings(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn flags_that_do_nothing_yet_say_so() {
+        let warnings = parse("--kruise --enable-tracing").unwrap().warnings();
+        assert_eq!(
+            warnings,
+            [
+                "--enable-tracing does nothing: traces are not exported yet",
+                "--kruise does nothing: the OpenKruise kinds have no controllers yet",
+            ]
+        );
     }
 
     #[test]
