@@ -55,9 +55,20 @@ impl Conversation {
         self.socket.send(Message::Binary(frame.into())).unwrap();
     }
 
+    /// Reads one frame. A signal to the test, such as the end of a child, must not end the wait.
+    fn read(&mut self) -> Message {
+        loop {
+            match self.socket.read() {
+                Err(tokio_tungstenite::tungstenite::Error::Io(error))
+                    if error.kind() == std::io::ErrorKind::Interrupted => {}
+                read => return read.expect("the connection lasts"),
+            }
+        }
+    }
+
     /// Reads one frame; the exit, if that is what it is.
     fn step(&mut self) -> Option<Exit> {
-        match self.socket.read().unwrap() {
+        match self.read() {
             Message::Binary(frame) if frame[0] == channel::STDOUT => {
                 self.stdout.extend_from_slice(&frame[1..]);
             }
