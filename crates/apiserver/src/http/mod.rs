@@ -3,6 +3,7 @@
 
 pub mod body;
 mod discovery;
+mod metrics;
 mod objects;
 mod openapi;
 mod openapi_v2;
@@ -18,6 +19,7 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, request::Parts};
 use serde_json::json;
 
+pub use self::metrics::Requests;
 use self::{
     body::Answer,
     path::{Path, Query, ResourcePath},
@@ -38,6 +40,8 @@ pub struct Frontend {
     pub access: Arc<Access>,
     /// The way to nodes.
     pub dialer: Dialer,
+    /// What was answered so far.
+    pub requests: Requests,
 }
 
 impl Frontend {
@@ -50,14 +54,15 @@ impl Frontend {
     {
         let (mut parts, body) = request.into_parts();
         let path = path::parse(parts.uri.path());
-        let answered = match self
-            .access
-            .authorize(&self.api, user, &attributes(&parts, &path))
-        {
+        let attributes = attributes(&parts, &path);
+        let request = metrics::Request::new(&self.api.registry(), &parts, &path, &attributes.verb);
+        let answered = match self.access.authorize(&self.api, user, &attributes) {
             Ok(()) => self.answer(user, &mut parts, path, body).await,
             Err(status) => Err(status),
         };
-        answered.unwrap_or_else(|status| body::failure(&status))
+        let answer = answered.unwrap_or_else(|status| body::failure(&status));
+        self.requests.answered(request, answer.status());
+        answer
     }
 
     async fn answer<B>(
@@ -79,6 +84,9 @@ impl Frontend {
                     &segments,
                     &parts.headers,
                 ));
+            }
+            Path::Other(other) if other.trim_end_matches('/') == "/metrics" => {
+                return Ok(self.requests.answer());
             }
             Path::Other(other) => {
                 let document = openapi::answer(&self.api.registry(), &other)
