@@ -25,17 +25,17 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// Fields that the server or the identity of the object decides; nobody owns them.
 const UNOWNED: [&[&str]; 11] = [
-    &["apiVersion"],
-    &["kind"],
-    &["metadata"],
-    &["metadata", "name"],
-    &["metadata", "namespace"],
-    &["metadata", "creationTimestamp"],
-    &["metadata", "selfLink"],
-    &["metadata", "uid"],
-    &["metadata", "generation"],
-    &["metadata", "managedFields"],
-    &["metadata", "resourceVersion"],
+    &["f:apiVersion"],
+    &["f:kind"],
+    &["f:metadata"],
+    &["f:metadata", "f:name"],
+    &["f:metadata", "f:namespace"],
+    &["f:metadata", "f:creationTimestamp"],
+    &["f:metadata", "f:selfLink"],
+    &["f:metadata", "f:uid"],
+    &["f:metadata", "f:generation"],
+    &["f:metadata", "f:managedFields"],
+    &["f:metadata", "f:resourceVersion"],
 ];
 
 /// Who writes, through what, and when.
