@@ -1,5 +1,6 @@
 //! `agent-sandbox bench`: measures the parts and the whole, against peers in the same run where there are any.
 
+mod claims;
 mod wrk;
 
 use std::fmt::Write;
@@ -37,15 +38,14 @@ enum What {
         seconds: u64,
     },
     /// Warm claims: latency one at a time, throughput at once, writes per claim
-    Claims {
-        /// Sandboxes that are warm before the first claim
-        #[arg(long, default_value_t = 1_000)]
-        pool: usize,
+    Claims(claims::Arguments),
+    /// Reconciles of claims, with few and with many sandboxes in the caches
+    Reconcile {
+        /// Sandboxes in the caches when there are many
+        #[arg(long, default_value_t = 100_000)]
+        cached: usize,
         /// Claims made one at a time
-        #[arg(long, default_value_t = 100)]
-        sequential: usize,
-        /// Claims made all at once
-        #[arg(long, default_value_t = 500)]
+        #[arg(long, default_value_t = 300)]
         claims: usize,
     },
     /// The node: cold pods, exec, memory, beside runc and bubblewrap where they are installed
@@ -124,25 +124,8 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             }
             print!("{}", table.render());
         }
-        What::Claims {
-            pool,
-            sequential,
-            claims,
-        } => {
-            let server = apiserver::Server::open(apiserver::Config::new(directory)).await?;
-            crate::up::install_kinds(&server.client()).await?;
-            let options = controllers::bench::Options {
-                pool,
-                sequential,
-                claims,
-                ..controllers::bench::Options::default()
-            };
-            println!(
-                "{}",
-                controllers::bench::claims(server.client(), &options).await?
-            );
-            server.shutdown().await;
-        }
+        What::Claims(arguments) => arguments.measure(directory).await?,
+        What::Reconcile { cached, claims } => claims::reconcile(cached, claims).await?,
         What::Node { pods } => {
             let up = start(directory, Quickstart::Nothing).await?;
             let options = node::bench::Options {

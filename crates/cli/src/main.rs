@@ -16,6 +16,11 @@ mod up;
 
 use std::process::ExitCode;
 
+/// Most of what the API server and the controllers do is making and dropping small values, at which this allocator is much better
+/// than the C library's (ADR 54).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // As the runtime inside a sandbox, the binary starts itself again for a command on a terminal.
     if let Some(code) = sandboxd::run_terminal_helper() {

@@ -6,7 +6,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`cache`], [`cached`], `watch` | one watch and one cache per kind, shared by all controllers |
+//! | [`cache`], [`cached`], [`slim`], `watch` | one watch and one cache per kind, shared by all controllers |
 //! | [`queue`] | which object is worked on next |
 //! | [`runtime`], [`context`] | composing them; what a reconciler is given |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
@@ -37,6 +37,7 @@ pub mod queue;
 pub mod rbac;
 pub mod runtime;
 pub mod sandbox;
+pub mod slim;
 pub mod template;
 pub mod throttle;
 pub mod warm_pool;
