@@ -532,6 +532,8 @@ async fn what_is_not_served_is_not_found() {
     }
     let method = send(&client, "PUT", MAPS, "application/json", b"{}".to_vec()).await;
     assert_eq!(method.code, StatusCode::METHOD_NOT_ALLOWED);
+    let all = delete(&client, "/api/v1/namespaces", json!({})).await;
+    assert_eq!(all.code, StatusCode::METHOD_NOT_ALLOWED);
     for path in ["/healthz", "/livez", "/readyz"] {
         let request = Request::get(path).body(Body::from(Vec::new())).unwrap();
         assert_eq!(
