@@ -1,5 +1,5 @@
 //! Published clients, unmodified, against the real binary: kubectl (the one on the PATH, the oldest that is promised to work and the
-//! newest), client-go and controller-runtime, and the Python SDKs of PyPI in environments of their own.
+//! newest), client-go and controller-runtime, the official Python client, and the SDKs of PyPI in environments of their own.
 //!
 //! What each client must be able to do is in `tests/clients`; here is only what they run on.
 
@@ -54,7 +54,7 @@ const fn kubectl(name: &'static str, file: &'static str, module: Module) -> Suit
     }
 }
 
-const SUITES: [Suite; 10] = [
+const SUITES: [Suite; 11] = [
     script("kubectl_streams", None),
     script("kubectl_objects", None),
     kubectl("kubectl_streams_oldest", "kubectl_streams", Module::Oldest),
@@ -65,6 +65,7 @@ const SUITES: [Suite; 10] = [
         name: "go_clients",
         program: Program::GoClients,
     },
+    script("python_client", Some("kubernetes==37.0.2")),
     script("sdk_0_4_6", Some("k8s-agent-sandbox==0.4.6")),
     script("sdk_1_0_8", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sdk_1_0_8_async", Some("k8s-agent-sandbox[async]==1.0.8")),

@@ -222,6 +222,9 @@ impl Server {
     pub async fn shutdown(mut self) {
         self.frontend.api.shutdown.cancel();
         while self.tasks.join_next().await.is_some() {}
+        if let Some(log) = &self.frontend.audit {
+            log.flush().await;
+        }
         self.frontend.api.store.close().await;
     }
 }

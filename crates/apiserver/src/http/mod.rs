@@ -87,23 +87,14 @@ impl Frontend {
         }
     }
 
-    /// Records a request whose sender is not known.
-    pub async fn refuse<B>(&self, request: &Request<B>, status: &Status) -> Answer {
+    /// Refuses a request whose sender is not known or may not be whom they want to be, and records it.
+    pub async fn refuse<B>(&self, request: Request<B>, status: &Status) -> Answer {
         let answer = body::failure(status);
         if let Some(log) = &self.audit {
-            let (mut parts, ()) = Request::new(()).into_parts();
-            parts.method = request.method().clone();
-            parts.uri = request.uri().clone();
-            parts.headers = request.headers().clone();
-            parts.extensions = request.extensions().clone();
+            let (parts, _) = request.into_parts();
             let path = path::parse(parts.uri.path());
-            let record = Record::new(
-                &parts,
-                &path,
-                &attributes(&parts, &path),
-                None,
-                self.api.now(),
-            );
+            let wanted = attributes(&parts, &path);
+            let record = Record::new(&parts, &path, &wanted, None, self.api.now());
             let line = record.line("ResponseComplete", answer.status(), self.api.now());
             log.write(line).await;
         }
@@ -112,11 +103,12 @@ impl Frontend {
 
     /// An answer that is recorded when it ends or its reader goes.
     fn record_end(&self, log: audit::Log, record: Record, answer: Answer) -> Answer {
-        let code = answer.status();
-        let api = self.api.clone();
-        let end = RecordOnDrop(Some(Box::new(move || {
-            log.write_now(record.line("ResponseComplete", code, api.now()));
-        })));
+        let end = End {
+            log,
+            record,
+            code: answer.status(),
+            api: self.api.clone(),
+        };
         answer.map(|content| match content {
             Either::Left(full) => Either::Left(full),
             Either::Right(stream) => {
@@ -225,14 +217,20 @@ impl Frontend {
     }
 }
 
-/// Does something once, when it goes.
-struct RecordOnDrop(Option<Box<dyn FnOnce() + Send>>);
+/// Records the end of an answer when it is dropped.
+struct End {
+    log: audit::Log,
+    record: Record,
+    code: StatusCode,
+    api: Arc<Api>,
+}
 
-impl Drop for RecordOnDrop {
+impl Drop for End {
     fn drop(&mut self) {
-        if let Some(record) = self.0.take() {
-            record();
-        }
+        let line = self
+            .record
+            .line("ResponseComplete", self.code, self.api.now());
+        self.log.write_now(line);
     }
 }
 
@@ -277,6 +275,15 @@ fn attributes(parts: &Parts, path: &Path) -> Attributes {
     }
 }
 
+/// This machine, as Go names it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
 /// The paths that need no identity.
 pub fn public(path: &str) -> Option<Answer> {
     match path.trim_end_matches('/') {
@@ -288,7 +295,7 @@ pub fn public(path: &str) -> Option<Answer> {
             &json!({
                 "major": "1", "minor": "35", "gitVersion": concat!("v1.35.0+agent-sandbox.", env!("CARGO_PKG_VERSION")),
                 "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "",
-                "compiler": "rustc", "platform": format!("linux/{}", std::env::consts::ARCH),
+                "compiler": "rustc", "platform": format!("linux/{}", architecture()),
             }),
         )),
         _ => None,
