@@ -22,13 +22,17 @@ struct Suite {
     package: Option<&'static str>,
 }
 
-const SUITES: [Suite; 5] = [
+const SUITES: [Suite; 6] = [
     Suite {
         script: "kubectl_streams",
         package: None,
     },
     Suite {
         script: "kubectl_objects",
+        package: None,
+    },
+    Suite {
+        script: "kruise",
         package: None,
     },
     Suite {
@@ -240,6 +244,7 @@ impl Up {
             .arg(directory.join(format!("{name}.py")))
             .env("KUBECONFIG", setting("kubeconfig"))
             .env("ROUTER_URL", setting("router"))
+            .env("AGENT_SANDBOX", &self.binary)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             // Everything is on this machine, whatever proxy there is for the rest.
             .env("NO_PROXY", "*")
