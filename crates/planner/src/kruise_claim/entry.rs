@@ -196,7 +196,10 @@ fn make(
     sandbox.metadata.owner_references = Some(vec![controller_reference(claim)]);
     sandbox.labels_mut().extend(marks.labels);
     sandbox.annotations_mut().extend(marks.annotations);
-    sandbox.spec.shutdown_time = claim.spec.shutdown_time.clone();
+    sandbox
+        .spec
+        .shutdown_time
+        .clone_from(&claim.spec.shutdown_time);
     sandbox
 }
 
