@@ -57,6 +57,7 @@ const fn kubectl(name: &'static str, file: &'static str, module: Module) -> Suit
 const SUITES: [Suite; 11] = [
     script("kubectl_streams", None),
     script("kubectl_objects", None),
+    script("kruise", None),
     kubectl("kubectl_streams_oldest", "kubectl_streams", Module::Oldest),
     kubectl("kubectl_objects_oldest", "kubectl_objects", Module::Oldest),
     kubectl("kubectl_streams_newest", "kubectl_streams", Module::Newest),
@@ -288,6 +289,7 @@ impl Up {
         command
             .env("KUBECONFIG", setting("kubeconfig"))
             .env("ROUTER_URL", setting("router"))
+            .env("AGENT_SANDBOX", &self.binary)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             // What a client remembers of one server must not be taken for another's.
             .env("KUBECACHEDIR", self.home.path().join("kube-cache"))

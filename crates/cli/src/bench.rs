@@ -48,6 +48,18 @@ enum What {
         #[arg(long, default_value_t = 300)]
         claims: usize,
     },
+    /// Batch claims of the OpenKruise kind: many at once, of many sandboxes each
+    Kruise {
+        /// Sandboxes that can be claimed before the first claim
+        #[arg(long, default_value_t = 5_000)]
+        set: usize,
+        /// Claims made at once
+        #[arg(long, default_value_t = 100)]
+        claims: usize,
+        /// Sandboxes that each asks for
+        #[arg(long, default_value_t = 50)]
+        replicas: usize,
+    },
     /// The node: cold pods, exec, memory, beside runc and bubblewrap where they are installed
     Node {
         #[arg(long, default_value_t = 30)]
@@ -126,6 +138,24 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
         }
         What::Claims(arguments) => arguments.measure(directory).await?,
         What::Reconcile { cached, claims } => claims::reconcile(cached, claims).await?,
+        What::Kruise {
+            set,
+            claims,
+            replicas,
+        } => {
+            let server = apiserver::Server::open(apiserver::Config::new(directory)).await?;
+            crate::up::install_kinds(&server.client()).await?;
+            let options = controllers::kruise::bench::Options {
+                set,
+                claims,
+                replicas,
+            };
+            println!(
+                "{}",
+                controllers::kruise::bench::run(server.client(), options).await?
+            );
+            server.shutdown().await;
+        }
         What::Node { pods } => {
             let up = start(directory, Quickstart::Nothing).await?;
             let options = node::bench::Options {

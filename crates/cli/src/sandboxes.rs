@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use api::conditions::ConditionType;
-use api::{Sandbox, SandboxClaim, SandboxWarmPool};
+use api::{Sandbox, SandboxClaim, SandboxWarmPool, kruise};
 use clap::Args;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -244,7 +244,9 @@ pub async fn delete_everything(
     wait: bool,
 ) -> anyhow::Result<()> {
     delete_all::<SandboxWarmPool>(client, namespace).await?;
+    delete_all::<kruise::SandboxSet>(client, namespace).await?;
     delete_all::<SandboxClaim>(client, namespace).await?;
+    delete_all::<kruise::SandboxClaim>(client, namespace).await?;
     delete_all::<Sandbox>(client, namespace).await?;
     if wait {
         await_no_pods(client, namespace).await?;
@@ -270,9 +272,14 @@ where
         + DeserializeOwned
         + Debug,
 {
-    let objects = scoped::<Kind>(client, namespace)
+    let listed = scoped::<Kind>(client, namespace)
         .list_metadata(&ListParams::default())
-        .await?;
+        .await;
+    let objects = match listed {
+        // Not every cluster has every kind.
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        listed => listed?,
+    };
     for object in objects {
         let namespace = object.namespace().unwrap_or_default();
         let deleted = Api::<Kind>::namespaced(client.clone(), &namespace)

@@ -313,6 +313,7 @@ fn reachable(listener: SocketAddr) -> SocketAddr {
 fn controllers_config() -> controllers::Config {
     controllers::Config {
         extensions: true,
+        kruise: true,
         ..controllers::Config::default()
     }
 }
