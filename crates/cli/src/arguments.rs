@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::logging::{self, Audience};
-use crate::{bench, generate, parts, run, sandboxes, up};
+use crate::{bench, generate, image, parts, run, sandboxes, up};
 
 /// Names under which the binary is also installed, and the command each stands for.
 const OTHER_NAMES: [(&str, &str); 3] = [
@@ -38,6 +38,9 @@ enum Command {
     /// Start a suspended sandbox again
     Resume(sandboxes::OneArguments),
     Delete(sandboxes::DeleteArguments),
+    /// Pull, load, list and remove the images of this machine's node
+    #[command(subcommand)]
+    Image(image::Command),
     Generate(generate::Arguments),
     Bench(bench::Arguments),
     /// Run the controllers, as on a Kubernetes cluster; also installed as agent-sandbox-controller
@@ -99,6 +102,7 @@ impl Arguments {
             Command::Suspend(arguments) => block_on(sandboxes::suspend(arguments)),
             Command::Resume(arguments) => block_on(sandboxes::resume(arguments)),
             Command::Delete(arguments) => block_on(sandboxes::delete(arguments)),
+            Command::Image(command) => block_on(image::execute(command)),
             Command::Generate(arguments) => generate::print(&arguments).map(|()| ExitCode::SUCCESS),
             Command::Bench(arguments) => arguments.execute(),
             Command::Controller(arguments) => block_on(parts::controller(*arguments)),

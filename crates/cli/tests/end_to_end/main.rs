@@ -1,5 +1,6 @@
 //! The real binary, as a newcomer uses it. Needs root: it starts containers.
 
+mod rootless;
 mod streams;
 mod support;
 
