@@ -12,6 +12,7 @@ mod parts;
 mod run;
 mod sandboxes;
 mod terminal;
+mod token;
 mod up;
 
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
     match arguments::parse().execute() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", output::chain(&error));
             ExitCode::FAILURE
         }
     }
