@@ -1,6 +1,8 @@
 //! `agent-sandbox bench`: measures the parts and the whole, against peers in the same run where there are any.
 
 mod claims;
+mod idle;
+mod sandboxd;
 mod wrk;
 
 use std::fmt::Write;
@@ -13,8 +15,11 @@ use clap::{Args, Subcommand};
 use sdk::process::{Event, Start};
 use serde::Serialize;
 
-use crate::output::Table;
+use crate::output::{Table, bytes};
 use crate::up::{Options, QUICKSTART_TEMPLATE, Quickstart, Up};
+
+/// How often the in-sandbox runtime is started to measure its start.
+const STARTS: usize = 30;
 
 /// Measure the parts and the whole
 #[derive(Debug, Args)]
@@ -67,8 +72,14 @@ enum What {
     },
     /// The router, beside nginx where it is installed
     Router,
-    /// The in-sandbox runtime: commands a second
+    /// The in-sandbox runtime: commands a second; size, start and memory of its binary
     Sandboxd,
+    /// What `up` costs while nobody uses it: memory, processor time
+    Idle {
+        /// How long to measure
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
     /// From the claim to the first output of a command, through every part
     FirstInstruction {
         #[arg(long, default_value_t = 50)]
@@ -89,8 +100,15 @@ impl Arguments {
             What::Sandboxd => {
                 let directory = tempfile::tempdir()?;
                 let measured =
-                    sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
+                    ::sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
                 print_sandboxd(&measured);
+                let figures = sandboxd::measure(directory.path(), STARTS)?;
+                let size = bytes(figures.size);
+                let resident = bytes(figures.resident);
+                println!(
+                    "binary {size}; resident, idle, {resident}; start to first answer {}",
+                    figures.start
+                );
             }
             within => {
                 let directory = tempfile::tempdir()?;
@@ -170,6 +188,12 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             .await?;
             println!("{}", serde_json::to_string_pretty(&report)?);
             up.stop_with_sandboxes().await?;
+        }
+        What::Idle { seconds } => {
+            let up = start(directory, Quickstart::TemplateAndPool).await?;
+            let figures = idle::measure(&up, Duration::from_secs(seconds)).await;
+            up.stop_with_sandboxes().await?;
+            println!("{}", figures?);
         }
         What::FirstInstruction { rounds } => {
             let up = start(directory, Quickstart::TemplateAndPool).await?;
@@ -337,7 +361,7 @@ fn print_router(measured: &[router::bench::Measurement]) {
     print!("{}", table.render());
 }
 
-fn print_sandboxd(measured: &[sandboxd::bench::Measurement]) {
+fn print_sandboxd(measured: &[::sandboxd::bench::Measurement]) {
     let mut table = Table::new(&["CLIENTS", "COMMANDS/S", "P50", "P99"]);
     for figure in measured {
         table.row(vec![

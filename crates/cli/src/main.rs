@@ -14,6 +14,7 @@ mod rootless;
 mod run;
 mod sandboxes;
 mod terminal;
+mod token;
 mod up;
 
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
     match arguments::parse().execute() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", output::chain(&error));
             ExitCode::FAILURE
         }
     }

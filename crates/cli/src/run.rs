@@ -16,15 +16,7 @@ use crate::{data_directory, rootless, sandboxes};
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    connection: connection::Arguments,
-
-    /// Template to make the sandbox from, or to choose a warm one by [default: python-runtime-template]
-    #[arg(long, conflicts_with = "pool")]
-    template: Option<String>,
-
-    /// Warm pool to take the sandbox from
-    #[arg(long)]
-    pool: Option<String>,
+    source: sandboxes::Source,
 
     /// Keep the sandbox, and print the name of its claim on stderr
     #[arg(long)]
@@ -42,6 +34,9 @@ pub struct Arguments {
         value_name = "COMMAND"
     )]
     command: Vec<String>,
+
+    #[command(flatten)]
+    connection: connection::Arguments,
 }
 
 pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -69,9 +64,9 @@ async fn run_in(
     progress: &Progress,
 ) -> anyhow::Result<ExitCode> {
     progress.say("claiming a sandbox");
-    let wanted = sandboxes::wanted(arguments.template.as_deref(), arguments.pool.as_deref());
-    let sandbox = connected.sandboxes()?.create(wanted).await?;
+    let created = sandboxes::create(connected, arguments.source.wanted()).await;
     progress.finish();
+    let sandbox = created?;
     let result = terminal::run(
         &sandbox,
         arguments.command.clone(),
