@@ -204,7 +204,7 @@ fn python_for(package: Option<&str>) -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-fn cache_directory() -> anyhow::Result<PathBuf> {
+pub fn cache_directory() -> anyhow::Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME") {
         Some(cache) => PathBuf::from(cache),
         None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
@@ -221,7 +221,7 @@ fn run_to_end(command: &mut Command) -> anyhow::Result<()> {
 }
 
 /// Builds the binary, and says where it is.
-fn build(root: &Path) -> anyhow::Result<PathBuf> {
+pub fn build(root: &Path) -> anyhow::Result<PathBuf> {
     let cargo = || {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(root);

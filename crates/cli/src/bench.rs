@@ -1,5 +1,6 @@
 //! `agent-sandbox bench`: measures the parts and the whole, against peers in the same run where there are any.
 
+mod versus;
 mod wrk;
 
 use std::fmt::Write;
@@ -62,6 +63,7 @@ enum What {
         #[arg(long, default_value_t = 50)]
         rounds: usize,
     },
+    VersusUpstream(versus::Arguments),
     /// From the claim to Ready, without a warm pool
     Cold {
         #[arg(long, default_value_t = 50)]
@@ -170,6 +172,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             up.stop_with_sandboxes().await?;
             println!("claim to Ready without a pool: {}", figures?);
         }
+        What::VersusUpstream(arguments) => versus::run(arguments).await?,
         What::Router | What::Sandboxd => unreachable!("measured outside of a runtime"),
     }
     Ok(())
