@@ -179,7 +179,7 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .collect::<anyhow::Result<Vec<_>>>()?;
     let binary = match &arguments.binary {
         Some(binary) => fs::canonicalize(binary)?,
-        None => build(root, &["--bin=agent-sandbox"], "debug/agent-sandbox")?,
+        None => build_binary(root)?,
     };
     let up = Up::start(&binary)?;
     let mut failed = Vec::new();
@@ -247,7 +247,7 @@ fn python_for(package: Option<&str>) -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-fn cache_directory() -> anyhow::Result<PathBuf> {
+pub fn cache_directory() -> anyhow::Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME") {
         Some(cache) => PathBuf::from(cache),
         None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
@@ -261,6 +261,11 @@ fn run_to_end(command: &mut Command) -> anyhow::Result<()> {
         .with_context(|| format!("cannot run {command:?}"))?;
     ensure!(status.success(), "{command:?}: {status}");
     Ok(())
+}
+
+/// Builds the binary, and says where it is.
+pub fn build_binary(root: &Path) -> anyhow::Result<PathBuf> {
+    build(root, &["--bin=agent-sandbox"], "debug/agent-sandbox")
 }
 
 /// Builds a part of the command line's package, and says where it is.

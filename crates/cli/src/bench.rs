@@ -3,6 +3,7 @@
 mod claims;
 mod idle;
 mod sandboxd;
+mod versus;
 mod wrk;
 
 use std::fmt::Write;
@@ -85,6 +86,7 @@ enum What {
         #[arg(long, default_value_t = 50)]
         rounds: usize,
     },
+    VersusUpstream(versus::Arguments),
     /// From the claim to Ready, without a warm pool
     Cold {
         #[arg(long, default_value_t = 50)]
@@ -207,6 +209,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             up.stop_with_sandboxes().await?;
             println!("claim to Ready without a pool: {}", figures?);
         }
+        What::VersusUpstream(arguments) => versus::run(arguments).await?,
         What::Router | What::Sandboxd => unreachable!("measured outside of a runtime"),
     }
     Ok(())
