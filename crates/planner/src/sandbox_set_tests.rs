@@ -106,7 +106,7 @@ fn creations(plan: &Plan) -> usize {
     plan.creations.as_ref().map_or(0, |(count, _)| *count)
 }
 
-fn condition<'a>(plan: &'a Plan, kind: ConditionType) -> (&'a str, &'a str) {
+fn condition(plan: &Plan, kind: ConditionType) -> (&str, &str) {
     let condition = conditions::find(&plan.status.conditions, kind).unwrap();
     (&condition.status, &condition.reason)
 }

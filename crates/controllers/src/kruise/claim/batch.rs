@@ -50,20 +50,20 @@ pub(super) async fn work_off(
             .ok(),
         None => None,
     };
-    let worker = Worker {
+    let errand = Errand {
         context,
         key,
         claim,
         mould: set.zip(mould.as_ref()),
     };
-    let outcomes = join_all(picks.iter().map(|pick| worker.settle(pick))).await;
+    let outcomes = join_all(picks.iter().map(|pick| errand.settle(pick))).await;
     for (pick, outcome) in picks.into_iter().zip(outcomes) {
-        let outcome = outcome.unwrap_or_else(|error| match &error.failure {
-            Failure::Invalid(message) => Outcome::Refused(message.clone()),
-            _ => {
-                worked.failure = Some(error);
-                Outcome::Unsettled
+        let outcome = outcome.unwrap_or_else(|error| {
+            if let Failure::Invalid(message) = &error.failure {
+                return Outcome::Refused(message.clone());
             }
+            worked.failure = Some(error);
+            Outcome::Unsettled
         });
         worked.failed += usize::from(outcome == Outcome::Failed);
         worked.outcomes.push((pick, outcome));
@@ -71,14 +71,15 @@ pub(super) async fn work_off(
     Ok(worked)
 }
 
-struct Worker<'a> {
+/// Getting a claim the sandboxes of its batch.
+struct Errand<'a> {
     context: &'a Context,
     key: &'a ObjectKey,
     claim: &'a SandboxClaim,
     mould: Option<(&'a SandboxSet, &'a Mould)>,
 }
 
-impl Worker<'_> {
+impl Errand<'_> {
     /// Takes one sandbox as far as it goes now.
     async fn settle(&self, pick: &Pick) -> Result<Outcome, WriteError> {
         let target = self.key.sibling(&pick.name);
