@@ -3,6 +3,7 @@
 
 pub mod body;
 mod discovery;
+mod metrics;
 mod objects;
 mod openapi;
 mod options;
@@ -19,11 +20,11 @@ use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt, Either};
 use serde_json::json;
 
-pub use self::openapi::Documents;
 use self::{
     body::Answer,
     path::{Path, Query, ResourcePath},
 };
+pub use self::{metrics::Requests, openapi::Documents};
 use crate::{
     audit::{self, Record},
     auth::{User, access::Access, rbac::Attributes, reviews},
@@ -45,6 +46,8 @@ pub struct Frontend {
     pub documents: Documents,
     /// Where requests are recorded.
     pub audit: Option<audit::Log>,
+    /// What was answered so far.
+    pub requests: Requests,
 }
 
 impl Frontend {
@@ -62,11 +65,13 @@ impl Frontend {
             let record = Record::new(&parts, &path, &wanted, Some(user), self.api.now());
             (log, record)
         });
+        let request = metrics::Request::new(&self.api.registry(), &parts, &path, &wanted.verb);
         let answered = match self.access.authorize(&self.api, user, &wanted) {
             Ok(()) => self.answer(user, &mut parts, path, body).await,
             Err(status) => Err(status),
         };
         let answer = answered.unwrap_or_else(|status| body::failure(&status));
+        self.requests.answered(request, answer.status());
         match audited {
             None => answer,
             Some((log, record)) if wanted.verb == "watch" => {
@@ -134,6 +139,9 @@ impl Frontend {
                     &segments,
                     &parts.headers,
                 ));
+            }
+            Path::Other(other) if other.trim_end_matches('/') == "/metrics" => {
+                return Ok(self.requests.answer());
             }
             Path::Other(other) => {
                 let document = self.documents.answer(&self.api.registry(), parts);

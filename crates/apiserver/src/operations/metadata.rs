@@ -71,11 +71,11 @@ pub fn prepare_create(object: &mut Value, resource: &Resource, now: Timestamp) {
 
 /// Carries what a client may not change from the stored object over to its successor.
 pub fn prepare_update(object: &mut Value, old: &Value) {
+    let empty = Map::new();
     let old_metadata = old
         .get("metadata")
         .and_then(Value::as_object)
-        .cloned()
-        .unwrap_or_default();
+        .unwrap_or(&empty);
     let metadata = of(object);
     metadata.remove("selfLink");
     for kept in ["uid", "creationTimestamp"] {
@@ -357,17 +357,18 @@ pub fn list_of_text(list: Option<&Value>) -> Vec<&str> {
 
 /// Whether anything but metadata and, where it is written apart, status differs: what moves the generation.
 pub fn differs_in_content(object: &Value, old: &Value, resource: &Resource) -> bool {
-    let content = |value: &Value| -> Vec<(String, Value)> {
+    fn content<'a>(
+        value: &'a Value,
+        resource: &'a Resource,
+    ) -> impl Iterator<Item = (&'a String, &'a Value)> {
         let fields = value.as_object().into_iter().flatten();
-        fields
-            .filter(|(name, _)| {
-                !matches!(name.as_str(), "apiVersion" | "kind" | "metadata")
-                    && (name.as_str() != "status" || !resource.has_status)
-            })
-            .map(|(name, field)| (name.clone(), field.clone()))
-            .collect()
-    };
-    content(object) != content(old)
+        fields.filter(|(name, _)| {
+            !matches!(name.as_str(), "apiVersion" | "kind" | "metadata")
+                && (name.as_str() != "status" || !resource.has_status)
+        })
+    }
+    // Maps of JSON are sorted by name, so equal contents come in the same order.
+    content(object, resource).ne(content(old, resource))
 }
 
 /// Moves the generation on when the content changed.
