@@ -20,14 +20,14 @@ use serde_json::{Map, Value, json};
 const REFERENCE: &str = "#/components/schemas/";
 
 /// A kind and the schema that describes it.
-struct Kind {
+struct Described {
     group: &'static str,
     version: &'static str,
     kind: &'static str,
     schema: String,
 }
 
-impl Kind {
+impl Described {
     fn api_version(&self) -> String {
         match self.group {
             "" => self.version.to_owned(),
@@ -42,15 +42,15 @@ impl Kind {
 
 struct Collector {
     generator: SchemaGenerator,
-    kinds: Vec<Kind>,
+    kinds: Vec<Described>,
     /// Lists, by the schema of their items.
-    lists: Vec<Kind>,
+    lists: Vec<Described>,
 }
 
 impl Collector {
     fn kind<T: JsonSchema + k8s_openapi::Resource>(&mut self) {
         let _ = self.generator.subschema_for::<T>();
-        self.kinds.push(Kind {
+        self.kinds.push(Described {
             group: T::GROUP,
             version: T::VERSION,
             kind: T::KIND,
@@ -60,7 +60,7 @@ impl Collector {
 
     fn kind_and_list<T: JsonSchema + ListableResource>(&mut self) {
         self.kind::<T>();
-        self.lists.push(Kind {
+        self.lists.push(Described {
             group: T::GROUP,
             version: T::VERSION,
             kind: T::LIST_KIND,
@@ -149,7 +149,7 @@ pub fn render() -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn list_schema(list: &Kind) -> Value {
+fn list_schema(list: &Described) -> Value {
     let refers_to = |name: &str| json!({"allOf": [{"$ref": format!("{REFERENCE}{name}")}]});
     json!({
         "description": format!("{} is a list of objects of one kind.", list.kind),

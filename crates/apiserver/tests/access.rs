@@ -557,12 +557,12 @@ async fn a_client_certificate_names_a_user_and_their_groups() {
         .await
         .unwrap();
     // A serving certificate, such as a node has, lets nobody in.
-    let server = connect(
+    let node = connect(
         "node",
         "system:masters",
         ExtendedKeyUsagePurpose::ServerAuth,
     );
-    Api::<ConfigMap>::default_namespaced(server)
+    Api::<ConfigMap>::default_namespaced(node)
         .list(&ListParams::default())
         .await
         .unwrap_err();

@@ -201,7 +201,8 @@ impl FieldSet {
         }
     }
 
-    /// Every path in the set, printed as in messages: `.spec.containers[name="x"].image`.
+    /// Every path in the set, printed as in messages: `.spec.containers[name="x"].image`. Those that end at a level come before those
+    /// that go on below it, as Kubernetes lists them.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect_paths("", &mut paths);
@@ -209,12 +210,13 @@ impl FieldSet {
     }
 
     fn collect_paths(&self, prefix: &str, paths: &mut Vec<String>) {
+        let path = |element: &str| format!("{prefix}{}", print(element));
+        let members = self.children.iter().filter(|(_, entry)| entry.member);
+        paths.extend(members.map(|(element, _)| path(element)));
         for (element, entry) in &self.children {
-            let path = format!("{prefix}{}", print(element));
-            if entry.member {
-                paths.push(path.clone());
+            if !entry.below.is_empty() {
+                entry.below.collect_paths(&path(element), paths);
             }
-            entry.below.collect_paths(&path, paths);
         }
     }
 
