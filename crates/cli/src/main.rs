@@ -6,12 +6,15 @@ mod bench;
 mod connection;
 mod data_directory;
 mod generate;
+mod image;
 mod logging;
 mod output;
 mod parts;
+mod rootless;
 mod run;
 mod sandboxes;
 mod terminal;
+mod token;
 mod up;
 
 use std::process::ExitCode;
@@ -29,7 +32,7 @@ fn main() -> ExitCode {
     match arguments::parse().execute() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", output::chain(&error));
             ExitCode::FAILURE
         }
     }

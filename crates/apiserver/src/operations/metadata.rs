@@ -1,6 +1,6 @@
 //! Object metadata on its way into the store: what the server sets, what a client may not change, and what is well formed.
 
-use apimachinery::{field::FieldError, names, status::Status};
+use apimachinery::{field::FieldError, names, status::Status, time};
 use jiff::Timestamp;
 use rand::Rng;
 use serde_json::{Map, Value, json};
@@ -79,12 +79,14 @@ pub fn prepare_update(object: &mut Value, old: &Value) {
     let metadata = of(object);
     metadata.remove("selfLink");
     for kept in ["uid", "creationTimestamp"] {
-        if metadata
+        let Some(before) = old_metadata.get(kept) else {
+            continue;
+        };
+        let is_kept = metadata
             .get(kept)
-            .is_none_or(|value| value.is_null() || value == "")
-            && let Some(value) = old_metadata.get(kept)
-        {
-            metadata.insert(kept.into(), value.clone());
+            .is_none_or(|value| value.is_null() || value == "" || is_same_time(value, before));
+        if is_kept {
+            metadata.insert(kept.into(), before.clone());
         }
     }
     for kept in [
@@ -102,6 +104,12 @@ pub fn prepare_update(object: &mut Value, old: &Value) {
         metadata.insert("resourceVersion".into(), version.clone());
     }
     drop_empty(metadata);
+}
+
+/// Whether two texts are one time: clients write offsets and fractions as they like.
+fn is_same_time(left: &Value, right: &Value) -> bool {
+    let time = |value: &Value| value.as_str().and_then(|text| time::parse(text).ok());
+    time(left).is_some_and(|left| time(right) == Some(left))
 }
 
 /// Empty maps and lists, and nulls, are left out as Kubernetes leaves them out.
