@@ -18,8 +18,8 @@ use api::sandbox::PodTemplate;
 use api::template::SandboxTemplateRef;
 use api::{Sandbox, SandboxTemplate, SandboxTemplateSpec, SandboxWarmPool, SandboxWarmPoolSpec};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
-use kube::api::{ListParams, PostParams};
-use kube::{Api, Client};
+use kube::api::{ListParams, ObjectList, PostParams};
+use kube::{Api, Client, Resource};
 use tokio_util::sync::CancellationToken;
 
 pub use node::mark_pods_ready;
@@ -29,6 +29,7 @@ pub use report::{Latencies, Phase, Report, Resident, Used};
 pub use requests::Writes;
 
 use crate::runtime::Parts;
+use crate::slim::Slim;
 use crate::{Config, assemble};
 use arrivals::Arrivals;
 use load::{Claimant, Met};
@@ -169,7 +170,7 @@ async fn measure(claimant: &Claimant, options: &Options) -> Result<Report, Error
         pool: options.pool,
         filled_in: started.elapsed(),
         resident_when_full: resident(),
-        listed_in: list(&claimant.client, options).await?,
+        list: list(&claimant.client, options).await?,
         ..Report::default()
     };
     quiet(&claimant.client).await?;
@@ -256,14 +257,23 @@ async fn so_far(client: &Client) -> Result<Writes, Error> {
         .map_err(|source| request("read the API server's metrics", source))
 }
 
-/// How long it takes to list all sandboxes.
-async fn list(client: &Client, options: &Options) -> Result<Duration, Error> {
-    let started = Instant::now();
-    Api::<Sandbox>::namespaced(client.clone(), &options.namespace)
+/// How long it takes to list all sandboxes: until the answer is there, and to decode it.
+async fn list(client: &Client, options: &Options) -> Result<(Duration, Duration), Error> {
+    let list = kube::core::Request::new(Sandbox::url_path(&(), Some(&options.namespace)))
         .list(&ListParams::default())
+        .expect("a list without options is well formed");
+    let started = Instant::now();
+    let answer = client
+        .request_text(list)
         .await
         .map_err(|source| request("list the sandboxes", source))?;
-    Ok(started.elapsed())
+    let listed = started.elapsed();
+    let decoded = serde_json::from_str::<ObjectList<Slim<Sandbox>>>(&answer);
+    let decoded =
+        decoded.map_err(|error| request("decode the list", kube::Error::SerdeError(error)))?;
+    let took = started.elapsed() - listed;
+    drop(decoded);
+    Ok((listed, took))
 }
 
 async fn make_pool(client: &Client, options: &Options) -> Result<(), Error> {
