@@ -1,6 +1,6 @@
 //! Published clients, unmodified, against the real binary: kubectl (the one on the PATH, the oldest that is promised to work and the
-//! newest), client-go and controller-runtime, and the Python SDKs of PyPI in environments of their own. And the pages for users, each
-//! block of which is run.
+//! newest), client-go and controller-runtime, the official Python client, and the SDKs of PyPI in environments of their own. And the
+//! pages for users, each block of which is run.
 //!
 //! What each client must be able to do is in `tests/clients`; here is only what they run on.
 
@@ -71,9 +71,10 @@ const fn page(name: &'static str, path: &'static str) -> Suite {
 }
 
 /// The pages come last: at the end of the quickstart everything is deleted.
-const SUITES: [Suite; 13] = [
+const SUITES: [Suite; 15] = [
     script("kubectl_streams", None),
     script("kubectl_objects", None),
+    script("kruise", None),
     kubectl("kubectl_streams_oldest", "kubectl_streams", Module::Oldest),
     kubectl("kubectl_objects_oldest", "kubectl_objects", Module::Oldest),
     kubectl("kubectl_streams_newest", "kubectl_streams", Module::Newest),
@@ -82,6 +83,7 @@ const SUITES: [Suite; 13] = [
         name: "go_clients",
         program: Program::GoClients,
     },
+    script("python_client", Some("kubernetes==37.0.2")),
     script("sdk_0_4_6", Some("k8s-agent-sandbox==0.4.6")),
     script("sdk_1_0_8", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sdk_1_0_8_async", Some("k8s-agent-sandbox[async]==1.0.8")),
@@ -177,7 +179,7 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .collect::<anyhow::Result<Vec<_>>>()?;
     let binary = match &arguments.binary {
         Some(binary) => fs::canonicalize(binary)?,
-        None => build(root, &["--bin=agent-sandbox"], "debug/agent-sandbox")?,
+        None => build_binary(root)?,
     };
     let up = Up::start(&binary)?;
     let mut failed = Vec::new();
@@ -245,7 +247,7 @@ fn python_for(package: Option<&str>) -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-fn cache_directory() -> anyhow::Result<PathBuf> {
+pub fn cache_directory() -> anyhow::Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME") {
         Some(cache) => PathBuf::from(cache),
         None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
@@ -259,6 +261,11 @@ fn run_to_end(command: &mut Command) -> anyhow::Result<()> {
         .with_context(|| format!("cannot run {command:?}"))?;
     ensure!(status.success(), "{command:?}: {status}");
     Ok(())
+}
+
+/// Builds the binary, and says where it is.
+pub fn build_binary(root: &Path) -> anyhow::Result<PathBuf> {
+    build(root, &["--bin=agent-sandbox"], "debug/agent-sandbox")
 }
 
 /// Builds a part of the command line's package, and says where it is.

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::logging::{self, Audience};
-use crate::{bench, generate, parts, run, sandboxes, token, up};
+use crate::{bench, generate, image, parts, run, sandboxes, token, up};
 
 /// Names under which the binary is also installed, and the command each stands for.
 const OTHER_NAMES: [(&str, &str); 3] = [
@@ -41,6 +41,9 @@ enum Command {
     Scale(sandboxes::ScaleArguments),
     #[command(visible_alias = "rm")]
     Delete(sandboxes::DeleteArguments),
+    /// Pull, load, list and remove the images of this machine's node
+    #[command(subcommand)]
+    Image(image::Command),
     Status(sandboxes::StatusArguments),
     Token(token::Arguments),
     Generate(generate::Arguments),
@@ -108,6 +111,7 @@ impl Arguments {
             Command::Resume(arguments) => block_on(sandboxes::resume(arguments)),
             Command::Scale(arguments) => block_on(sandboxes::scale(arguments)),
             Command::Delete(arguments) => block_on(sandboxes::delete(arguments)),
+            Command::Image(command) => block_on(image::execute(command)),
             Command::Status(arguments) => block_on(sandboxes::status(arguments)),
             Command::Token(arguments) => token::print(&arguments),
             Command::Generate(arguments) => generate::print(&arguments).map(|()| ExitCode::SUCCESS),

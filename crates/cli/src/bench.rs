@@ -1,7 +1,9 @@
 //! `agent-sandbox bench`: measures the parts and the whole, against peers in the same run where there are any.
 
+mod claims;
 mod idle;
 mod sandboxd;
+mod versus;
 mod wrk;
 
 use std::fmt::Write;
@@ -42,16 +44,27 @@ enum What {
         seconds: u64,
     },
     /// Warm claims: latency one at a time, throughput at once, writes per claim
-    Claims {
-        /// Sandboxes that are warm before the first claim
-        #[arg(long, default_value_t = 1_000)]
-        pool: usize,
+    Claims(claims::Arguments),
+    /// Reconciles of claims, with few and with many sandboxes in the caches
+    Reconcile {
+        /// Sandboxes in the caches when there are many
+        #[arg(long, default_value_t = 100_000)]
+        cached: usize,
         /// Claims made one at a time
-        #[arg(long, default_value_t = 100)]
-        sequential: usize,
-        /// Claims made all at once
-        #[arg(long, default_value_t = 500)]
+        #[arg(long, default_value_t = 300)]
         claims: usize,
+    },
+    /// Batch claims of the OpenKruise kind: many at once, of many sandboxes each
+    Kruise {
+        /// Sandboxes that can be claimed before the first claim
+        #[arg(long, default_value_t = 5_000)]
+        set: usize,
+        /// Claims made at once
+        #[arg(long, default_value_t = 100)]
+        claims: usize,
+        /// Sandboxes that each asks for
+        #[arg(long, default_value_t = 50)]
+        replicas: usize,
     },
     /// The node: cold pods, exec, memory, beside runc and bubblewrap where they are installed
     Node {
@@ -73,6 +86,7 @@ enum What {
         #[arg(long, default_value_t = 50)]
         rounds: usize,
     },
+    VersusUpstream(versus::Arguments),
     /// From the claim to Ready, without a warm pool
     Cold {
         #[arg(long, default_value_t = 50)]
@@ -142,22 +156,23 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             }
             print!("{}", table.render());
         }
-        What::Claims {
-            pool,
-            sequential,
+        What::Claims(arguments) => arguments.measure(directory).await?,
+        What::Reconcile { cached, claims } => claims::reconcile(cached, claims).await?,
+        What::Kruise {
+            set,
             claims,
+            replicas,
         } => {
             let server = apiserver::Server::open(apiserver::Config::new(directory)).await?;
             crate::up::install_kinds(&server.client()).await?;
-            let options = controllers::bench::Options {
-                pool,
-                sequential,
+            let options = controllers::kruise::bench::Options {
+                set,
                 claims,
-                ..controllers::bench::Options::default()
+                replicas,
             };
             println!(
                 "{}",
-                controllers::bench::claims(server.client(), &options).await?
+                controllers::kruise::bench::run(server.client(), options).await?
             );
             server.shutdown().await;
         }
@@ -194,6 +209,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             up.stop_with_sandboxes().await?;
             println!("claim to Ready without a pool: {}", figures?);
         }
+        What::VersusUpstream(arguments) => versus::run(arguments).await?,
         What::Router | What::Sandboxd => unreachable!("measured outside of a runtime"),
     }
     Ok(())

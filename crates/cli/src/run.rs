@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::connection::{self, Connected};
 use crate::terminal::{self, Progress};
 use crate::up::{Options, Quickstart, Up};
-use crate::{data_directory, sandboxes};
+use crate::{data_directory, rootless, sandboxes};
 
 /// Run a command in a fresh sandbox, and release the sandbox
 ///
@@ -91,6 +91,7 @@ impl Embedded {
     async fn start() -> anyhow::Result<Self> {
         let parent = data_directory::default_path()?;
         data_directory::create(&parent)?;
+        rootless::enter(&parent.join("bin"), &[])?;
         let data_directory = tempfile::Builder::new().prefix("run-").tempdir_in(parent)?;
         let any_port = ([127, 0, 0, 1], 0).into();
         let up = Up::start(Options {

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use api::{Sandbox, SandboxClaim, SandboxWarmPool};
+use api::{Sandbox, SandboxClaim, SandboxWarmPool, kruise};
 use clap::Args;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,7 +14,6 @@ use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 
-use super::columns::Shown;
 use super::{Known, connect, explain, scoped};
 use crate::connection::{self, Connected};
 use crate::output::chain;
@@ -117,8 +116,10 @@ pub async fn delete_everything(
     wait: bool,
 ) -> anyhow::Result<Deleted> {
     let deleted = Deleted {
-        pools: delete_all::<SandboxWarmPool>(client, namespace).await?,
-        claims: delete_all::<SandboxClaim>(client, namespace).await?,
+        pools: delete_all::<SandboxWarmPool>(client, namespace).await?
+            + delete_all::<kruise::SandboxSet>(client, namespace).await?,
+        claims: delete_all::<SandboxClaim>(client, namespace).await?
+            + delete_all::<kruise::SandboxClaim>(client, namespace).await?,
         sandboxes: delete_all::<Sandbox>(client, namespace).await?,
     };
     if wait {
@@ -128,13 +129,18 @@ pub async fn delete_everything(
 }
 
 /// Deletes one by one, because a collection can only be deleted within a namespace.
-async fn delete_all<Kind: Shown + Known>(
+async fn delete_all<Kind: Known>(
     client: &Client,
     namespace: Option<&str>,
 ) -> anyhow::Result<usize> {
-    let objects = scoped::<Kind>(client, namespace)
+    let listed = scoped::<Kind>(client, namespace)
         .list_metadata(&ListParams::default())
-        .await?;
+        .await;
+    let objects = match listed {
+        // Not every cluster has every kind.
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(0),
+        listed => listed?,
+    };
     let count = objects.items.len();
     for object in objects {
         let namespace = object.namespace().unwrap_or_default();
@@ -145,7 +151,7 @@ async fn delete_all<Kind: Shown + Known>(
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             deleted => {
                 deleted.with_context(|| {
-                    format!("cannot delete {} {}", Kind::SINGULAR, object.name_any())
+                    format!("cannot delete {} {}", Kind::kind(&()), object.name_any())
                 })?;
             }
         }

@@ -34,8 +34,13 @@ pub use installation::install as install_kinds;
 pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
 
 use crate::data_directory::{self, Running};
-use crate::sandboxes;
+use crate::{rootless, sandboxes};
 use router_service::RouterService;
+
+/// The flags that say where to listen.
+const API_LISTEN: &str = "--api-listen";
+const ROUTER_LISTEN: &str = "--router-listen";
+const METRICS_LISTEN: &str = "--metrics-bind-address";
 
 /// The name of the one node.
 const NODE_NAME: &str = "agent-sandbox";
@@ -70,9 +75,9 @@ impl Up {
     pub async fn start(options: Options) -> anyhow::Result<Self> {
         let data_directory = options.data_directory.clone();
         data_directory::create(&data_directory)?;
-        let api_listener = listen("--api-listen", options.api_listen).await?;
-        let router_listener = listen("--router-listen", options.router_listen).await?;
-        let metrics_listener = listen("--metrics-bind-address", options.metrics_listen).await?;
+        let api_listener = listen(API_LISTEN, options.api_listen).await?;
+        let router_listener = listen(ROUTER_LISTEN, options.router_listen).await?;
+        let metrics_listener = listen(METRICS_LISTEN, options.metrics_listen).await?;
         let running = Running {
             kubeconfig: data_directory.join("kubeconfig"),
             api_server: format!("https://{}", api_listener.local_addr()?),
@@ -333,11 +338,15 @@ fn reachable(listener: SocketAddr) -> SocketAddr {
 fn controllers_config() -> controllers::Config {
     controllers::Config {
         extensions: true,
+        kruise: true,
         ..controllers::Config::default()
     }
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    if let Some(opened) = rootless::listener(flag)? {
+        return Ok(TcpListener::from_std(opened)?);
+    }
     TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}; choose another address with {flag}"))

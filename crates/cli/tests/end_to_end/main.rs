@@ -2,6 +2,7 @@
 
 mod crash;
 mod machine;
+mod rootless;
 mod streams;
 mod support;
 mod verbs;
