@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use crate::machine::{self, Holdings};
 use crate::streams::client;
-use crate::support::{Up, stdout_of};
+use crate::support::{Up, run, stdout_of};
 
 const RUNS: usize = 50;
 /// `up` is killed when so many commands run: others are then being claimed, started, or still to come.
@@ -46,7 +46,7 @@ fn a_crash_in_the_middle_of_many_runs_loses_and_leaks_nothing() {
     assert!(lost.is_empty(), "claims are gone: {lost:?}");
     let mut recalled = BTreeSet::new();
     for claim in &claims {
-        let told = stdout_of(up.command().args(["exec", claim, "--", "sh", "-c", RECALL]));
+        let told = recall(&up, claim);
         let lines: Vec<&str> = told.lines().collect();
         // A run that was killed before its command began has left nothing, and its sandbox is there all the same.
         if let [number, before, now] = lines[..] {
@@ -109,6 +109,27 @@ fn await_started(runs: &mut [Child]) -> BTreeSet<usize> {
         started.insert(receiver.recv_timeout(left).expect("commands start in time"));
     }
     started
+}
+
+/// What a claim's sandbox remembers. A claim that cannot be used is reported with all that is known of it.
+fn recall(up: &Up, claim: &str) -> String {
+    let output = run(up.command().args(["exec", claim, "--", "sh", "-c", RECALL]));
+    if output.status.success() {
+        return String::from_utf8(output.stdout).expect("output is text");
+    }
+    let sandbox = format!("sandbox/{claim}");
+    let known = [
+        vec!["get", claim],
+        vec!["get", &sandbox],
+        vec!["status"],
+        vec!["list", "sandboxes"],
+    ];
+    let known = known.map(|question| run(up.command().args(question)).stdout);
+    panic!(
+        "{claim}: {}\n{}",
+        String::from_utf8_lossy(&output.stderr),
+        String::from_utf8_lossy(&known.join(&b'\n'))
+    );
 }
 
 fn names(up: &Up, kind: &str) -> BTreeSet<String> {
