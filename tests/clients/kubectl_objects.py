@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 from checks import DEADLINE_SECONDS, check, kubectl, run_checks, until
 
@@ -65,7 +66,22 @@ def objects_are_applied_shown_and_waited_for():
     assert "Kind:         Sandbox" in described and "Conditions:" in described, described
     assert "Containers:" in kubectl("describe", "pod", "by-kubectl")
     assert "Capacity:" in kubectl("describe", "node")
-    assert kubectl("events", "--for=pod/by-kubectl").strip()
+
+
+@check
+def events_are_found_by_what_they_are_about():
+    about = {"apiVersion": "v1", "kind": "Pod", "name": "by-kubectl", "namespace": "default", "uid": path("by-kubectl", "{.metadata.uid}", "pod")}
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "told", "namespace": "default"}, "involvedObject": about, "type": "Normal"}
+    event.update({"reason": "ToldByKubectl", "message": "hello", "count": 1, "firstTimestamp": now, "lastTimestamp": now})
+    kubectl("create", "-f", "-", text=json.dumps(event))
+    assert "ToldByKubectl" in kubectl("events", "--for=pod/by-kubectl")
+    assert "ToldByKubectl" not in kubectl("events", "--for=pod/another")
+    assert "ToldByKubectl" in kubectl("describe", "pod", "by-kubectl")
+    selected = kubectl("get", "events", "--field-selector=reason=ToldByKubectl,involvedObject.name=by-kubectl", "-o", "name")
+    assert selected == "event/told\n", selected
+    assert "ToldByKubectl" in kubectl("get", "events.events.k8s.io", "told", "-o", "jsonpath={.reason}")
+    kubectl("delete", "event", "told")
 
 
 @check

@@ -29,9 +29,26 @@ impl Module {
 pub fn kubectl(root: &Path, module: Module, cache: &Path) -> anyhow::Result<PathBuf> {
     let directory = cache.join(format!("kubectl-{}", module.name()));
     let program = directory.join("kubectl");
-    let arguments = ["build", "-ldflags=-s -w"];
-    go(root, module, &arguments, &program, "./kubectl")?;
+    // A release is told its version by whoever links it.
+    let version = version(root, module)?;
+    let flags = format!("-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={version}");
+    go(root, module, &["build", &flags], &program, "./kubectl")?;
     Ok(directory)
+}
+
+fn directory(root: &Path, module: Module) -> PathBuf {
+    root.join("tests/clients/go").join(module.name())
+}
+
+/// The version of Kubernetes that the module's kubectl belongs to: module v0.28.3 is release v1.28.3.
+fn version(root: &Path, module: Module) -> anyhow::Result<String> {
+    let path = directory(root, module).join("go.mod");
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let found = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("k8s.io/kubectl v0."));
+    let rest = found.with_context(|| format!("{} names no kubectl", path.display()))?;
+    Ok(format!("v1.{rest}"))
 }
 
 /// Builds the tests of Go's own client libraries, and says where the program that runs them is.
@@ -56,7 +73,7 @@ fn go(
         .arg("-o")
         .arg(output)
         .arg(package)
-        .current_dir(root.join("tests/clients/go").join(module.name()))
+        .current_dir(self::directory(root, module))
         .env("GOFLAGS", "-mod=readonly -trimpath -buildvcs=false")
         .env("CGO_ENABLED", "0")
         .status()

@@ -3,6 +3,7 @@
 mod api_reference;
 mod artifacts;
 mod crds;
+mod documents;
 mod go_programs;
 mod kube_assets;
 mod kubernetes;
@@ -33,7 +34,7 @@ enum Task {
     Verify,
     /// Fail if the crates break the dependency rules or the habits of the code
     Tidy,
-    /// Run published clients, unmodified, against `agent-sandbox up`
+    /// Run published clients, unmodified, and every block of the pages for users against `agent-sandbox up`
     TestClients(test_clients::Arguments),
     /// Write the manifests that a release publishes
     Release(release::Arguments),

@@ -1,5 +1,6 @@
 //! Published clients, unmodified, against the real binary: kubectl (the one on the PATH, the oldest that is promised to work and the
-//! newest), client-go and controller-runtime, and the Python SDKs of PyPI in environments of their own.
+//! newest), client-go and controller-runtime, the official Python client, and the SDKs of PyPI in environments of their own. And the
+//! pages for users, each block of which is run.
 //!
 //! What each client must be able to do is in `tests/clients`; here is only what they run on.
 
@@ -13,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::documents::{self, Language};
 use crate::go_programs::{self, Module};
 
 /// How long the system may take to come up, or to stop, on a loaded machine.
@@ -35,7 +37,14 @@ enum Program {
     Kubectl { file: &'static str, module: Module },
     /// The tests of Go's own client libraries.
     GoClients,
+    /// The blocks of a page.
+    Page { path: &'static str },
 }
+
+/// What the blocks of Python on pages import.
+const PAGES_PACKAGE: &str = "k8s-agent-sandbox[async]==1.0.8";
+/// The block of Rust on pages, as a file that is compiled.
+const PAGES_EXAMPLE: &str = "crates/cli/examples/quickstart.rs";
 
 const fn script(name: &'static str, package: Option<&'static str>) -> Suite {
     Suite {
@@ -54,9 +63,18 @@ const fn kubectl(name: &'static str, file: &'static str, module: Module) -> Suit
     }
 }
 
-const SUITES: [Suite; 10] = [
+const fn page(name: &'static str, path: &'static str) -> Suite {
+    Suite {
+        name,
+        program: Program::Page { path },
+    }
+}
+
+/// The pages come last: at the end of the quickstart everything is deleted.
+const SUITES: [Suite; 15] = [
     script("kubectl_streams", None),
     script("kubectl_objects", None),
+    script("kruise", None),
     kubectl("kubectl_streams_oldest", "kubectl_streams", Module::Oldest),
     kubectl("kubectl_objects_oldest", "kubectl_objects", Module::Oldest),
     kubectl("kubectl_streams_newest", "kubectl_streams", Module::Newest),
@@ -65,9 +83,13 @@ const SUITES: [Suite; 10] = [
         name: "go_clients",
         program: Program::GoClients,
     },
+    script("python_client", Some("kubernetes==37.0.2")),
     script("sdk_0_4_6", Some("k8s-agent-sandbox==0.4.6")),
     script("sdk_1_0_8", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sdk_1_0_8_async", Some("k8s-agent-sandbox[async]==1.0.8")),
+    script("sandboxd_1_0_8", Some("k8s-agent-sandbox[grpc]==1.0.8")),
+    page("readme", "README.md"),
+    page("quickstart", "docs/quickstart.md"),
 ];
 
 impl Suite {
@@ -95,8 +117,29 @@ impl Suite {
                 command.args(["-test.v", "-test.timeout=300s"]);
                 Ok(command)
             }
+            Program::Page { path } => prepare_page(root, path),
         }
     }
+}
+
+fn prepare_page(root: &Path, path: &str) -> anyhow::Result<Command> {
+    let steps = documents::steps(&fs::read_to_string(root.join(path))?);
+    let steps = steps.with_context(|| format!("{path} cannot be read"))?;
+    let mut bash = Command::new("bash");
+    bash.arg("-c").arg(documents::script(&steps));
+    if let Some(step) = steps.iter().find(|step| step.language == Language::Rust) {
+        ensure!(
+            step.code == fs::read_to_string(root.join(PAGES_EXAMPLE))?,
+            "the block of Rust at line {} of {path} is not what is in {PAGES_EXAMPLE}",
+            step.line
+        );
+        let example = build(root, &["--example=quickstart"], "debug/examples/quickstart")?;
+        bash.env("EXAMPLE", example);
+    }
+    if steps.iter().any(|step| step.language == Language::Python) {
+        bash.env("PYTHON", python_for(Some(PAGES_PACKAGE))?);
+    }
+    Ok(bash)
 }
 
 #[derive(Debug, clap::Args)]
@@ -135,8 +178,8 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         .map(|suite| Ok((suite.name, suite.prepare(root)?)))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let binary = match &arguments.binary {
-        Some(binary) => binary.clone(),
-        None => build(root)?,
+        Some(binary) => fs::canonicalize(binary)?,
+        None => build_binary(root)?,
     };
     let up = Up::start(&binary)?;
     let mut failed = Vec::new();
@@ -221,13 +264,22 @@ fn run_to_end(command: &mut Command) -> anyhow::Result<()> {
 }
 
 /// Builds the binary, and says where it is.
-pub fn build(root: &Path) -> anyhow::Result<PathBuf> {
+pub fn build_binary(root: &Path) -> anyhow::Result<PathBuf> {
+    build(root, &["--bin=agent-sandbox"], "debug/agent-sandbox")
+}
+
+/// Builds a part of the command line's package, and says where it is.
+fn build(root: &Path, what: &[&str], output: &str) -> anyhow::Result<PathBuf> {
     let cargo = || {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(root);
         cargo
     };
-    run_to_end(cargo().args(["build", "--package=agent-sandbox", "--quiet"]))?;
+    run_to_end(
+        cargo()
+            .args(["build", "--package=agent-sandbox", "--quiet"])
+            .args(what),
+    )?;
     let metadata = cargo()
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .output()?;
@@ -235,7 +287,7 @@ pub fn build(root: &Path) -> anyhow::Result<PathBuf> {
     let target = metadata["target_directory"]
         .as_str()
         .context("cargo metadata names no target directory")?;
-    Ok(Path::new(target).join("debug/agent-sandbox"))
+    Ok(Path::new(target).join(output))
 }
 
 /// A running `agent-sandbox up` with a data directory of its own.
@@ -287,6 +339,7 @@ impl Up {
         command
             .env("KUBECONFIG", setting("kubeconfig"))
             .env("ROUTER_URL", setting("router"))
+            .env("AGENT_SANDBOX", &self.binary)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             // What a client remembers of one server must not be taken for another's.
             .env("KUBECACHEDIR", self.home.path().join("kube-cache"))

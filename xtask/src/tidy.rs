@@ -12,7 +12,7 @@ use serde_json::Value;
 const MAY_USE: [(&str, &[&str]); 10] = [
     ("apiserver", &["apimachinery"]),
     ("controllers", &["api", "planner"]),
-    ("node", &["api", "shim-protocol", "streaming"]),
+    ("node", &["api", "images", "shim-protocol", "streaming"]),
     ("planner", &["api"]),
     ("router", &["api"]),
     ("sdk", &["api", "sandboxd"]),
@@ -25,6 +25,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
             "api",
             "apiserver",
             "controllers",
+            "images",
             "node",
             "router",
             "sandboxd",

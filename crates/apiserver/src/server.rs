@@ -15,7 +15,7 @@ use crate::{
     audit,
     auth::{User, access::Access},
     background,
-    http::{Documents, Frontend},
+    http::{Documents, Frontend, Requests},
     local::Local,
     operations::{Api, Clock},
     store::{self, Place, Store, Window},
@@ -162,6 +162,7 @@ impl Server {
                 dialer,
                 documents: Documents::default(),
                 audit,
+                requests: Requests::default(),
             }),
             config,
             tasks,
@@ -221,6 +222,9 @@ impl Server {
     pub async fn shutdown(mut self) {
         self.frontend.api.shutdown.cancel();
         while self.tasks.join_next().await.is_some() {}
+        if let Some(log) = &self.frontend.audit {
+            log.flush().await;
+        }
         self.frontend.api.store.close().await;
     }
 }

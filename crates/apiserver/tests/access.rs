@@ -500,9 +500,11 @@ fn certificate(
     groups: &[&str],
     usage: ExtendedKeyUsagePurpose,
 ) -> (String, String) {
-    let read = |file: &str| std::fs::read_to_string(data.join("pki").join(file)).unwrap();
-    let authority_key = rcgen::KeyPair::from_pem(&read("ca.key")).unwrap();
-    let issuer = rcgen::Issuer::from_ca_cert_pem(&read("ca.crt"), authority_key).unwrap();
+    let read =
+        |file: &str| std::fs::read_to_string(data.join("pki").join(file)).expect("well formed");
+    let authority_key = rcgen::KeyPair::from_pem(&read("ca.key")).expect("well formed");
+    let issuer =
+        rcgen::Issuer::from_ca_cert_pem(&read("ca.crt"), authority_key).expect("well formed");
     let mut wanted = rcgen::CertificateParams::default();
     wanted.distinguished_name = rcgen::DistinguishedName::new();
     wanted
@@ -514,9 +516,9 @@ fn certificate(
             .push(rcgen::DnType::OrganizationName, *group);
     }
     wanted.extended_key_usages = vec![usage];
-    let key = rcgen::KeyPair::generate().unwrap();
+    let key = rcgen::KeyPair::generate().expect("well formed");
     (
-        wanted.signed_by(&key, &issuer).unwrap().pem(),
+        wanted.signed_by(&key, &issuer).expect("well formed").pem(),
         key.serialize_pem(),
     )
 }

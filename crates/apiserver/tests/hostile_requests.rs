@@ -125,9 +125,9 @@ fn body() -> impl Strategy<Value = Vec<u8>> {
     let envelope = prop::collection::vec(any::<u8>(), 0..64).prop_map(|noise| {
         let identity = b"\x0a\x02v1\x12\x09ConfigMap";
         let mut bytes = b"k8s\0".to_vec();
-        bytes.extend([0x0a, u8::try_from(identity.len()).unwrap()]);
+        bytes.extend([0x0a, u8::try_from(identity.len()).expect("short")]);
         bytes.extend(identity);
-        bytes.extend([0x12, u8::try_from(noise.len()).unwrap()]);
+        bytes.extend([0x12, u8::try_from(noise.len()).expect("short")]);
         bytes.extend(noise);
         bytes
     });
@@ -185,7 +185,7 @@ fn hostile() -> impl Strategy<Value = Hostile> {
 /// The code of the answer, once what there is of its body has been read.
 async fn ask(server: &Server, hostile: &Hostile) -> Option<u16> {
     let request = Request::builder()
-        .method(Method::from_bytes(hostile.method.as_bytes()).unwrap())
+        .method(Method::from_bytes(hostile.method.as_bytes()).expect("a method"))
         .uri(&hostile.target)
         .header(header::CONTENT_TYPE, hostile.content_type)
         .header(header::ACCEPT, hostile.accept)

@@ -47,7 +47,8 @@ async fn reconcile(
                 secrets.patch(&map.name_any(), &apply, &Patch::Apply(secret)).await?;
             }
             finalizer::Event::Cleanup(map) => {
-                context.cleaned.lock().unwrap().push(map.name_any());
+                let mut cleaned = context.cleaned.lock().expect("nobody panicked");
+                cleaned.push(map.name_any());
             }
         }
         Ok(Action::await_change())

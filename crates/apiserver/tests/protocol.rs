@@ -31,13 +31,17 @@ async fn send(
         .uri(target)
         .header(header::CONTENT_TYPE, kind)
         .body(body.into())
-        .unwrap();
-    let (parts, content) = client.send(request).await.unwrap().into_parts();
-    let bytes = content.collect().await.unwrap().to_bytes();
+        .expect("well formed");
+    let (parts, content) = client
+        .send(request)
+        .await
+        .expect("well formed")
+        .into_parts();
+    let bytes = content.collect().await.expect("well formed").to_bytes();
     let body = serde_json::from_slice(&bytes).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(&bytes);
         text.lines()
-            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .map(|line| serde_json::from_str::<Value>(line).expect("well formed"))
             .collect()
     });
     Answer {
@@ -84,13 +88,15 @@ async fn create(client: &Client, name: &str) -> Value {
 }
 
 fn version(object: &Value) -> &str {
-    object["metadata"]["resourceVersion"].as_str().unwrap()
+    object["metadata"]["resourceVersion"]
+        .as_str()
+        .expect("well formed")
 }
 
 fn names(list: &Value) -> Vec<&str> {
-    let items = list["items"].as_array().unwrap().iter();
+    let items = list["items"].as_array().expect("well formed").iter();
     items
-        .map(|item| item["metadata"]["name"].as_str().unwrap())
+        .map(|item| item["metadata"]["name"].as_str().expect("well formed"))
         .collect()
 }
 
@@ -104,7 +110,7 @@ fn events(stream: &Value) -> Vec<(&str, &str)> {
         .iter()
         .map(|event| {
             (
-                event["type"].as_str().unwrap(),
+                event["type"].as_str().expect("well formed"),
                 event["object"]["metadata"]["name"]
                     .as_str()
                     .unwrap_or_default(),
@@ -152,6 +158,41 @@ async fn a_deletion_may_name_what_it_means() {
         json!({"preconditions": {"uid": one["metadata"]["uid"], "resourceVersion": version(&one)}});
     assert_eq!(delete(&client, &place, meant).await.code, StatusCode::OK);
     assert_eq!(get(&client, &place).await.code, StatusCode::NOT_FOUND);
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_may_be_written_in_any_way_but_not_changed() {
+    let server = server().await;
+    let client = server.client();
+    let mut one = create(&client, "one").await;
+    let created = one["metadata"]["creationTimestamp"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let put = async |object: &Value| {
+        let body = object.to_string().into_bytes();
+        send(
+            &client,
+            "PUT",
+            &format!("{MAPS}/one"),
+            "application/json",
+            body,
+        )
+        .await
+    };
+    one["metadata"]["creationTimestamp"] = json!(created.replace('Z', ".000+00:00"));
+    let replaced = put(&one).await;
+    assert_eq!(
+        (
+            replaced.code,
+            &replaced.body["metadata"]["creationTimestamp"]
+        ),
+        (StatusCode::OK, &json!(created))
+    );
+    let mut other = replaced.body;
+    other["metadata"]["creationTimestamp"] = json!("2001-01-01T00:00:00Z");
+    assert_eq!(put(&other).await.code, StatusCode::UNPROCESSABLE_ENTITY);
     server.shutdown().await;
 }
 
@@ -491,6 +532,8 @@ async fn what_is_not_served_is_not_found() {
     }
     let method = send(&client, "PUT", MAPS, "application/json", b"{}".to_vec()).await;
     assert_eq!(method.code, StatusCode::METHOD_NOT_ALLOWED);
+    let all = delete(&client, "/api/v1/namespaces", json!({})).await;
+    assert_eq!(all.code, StatusCode::METHOD_NOT_ALLOWED);
     for path in ["/healthz", "/livez", "/readyz"] {
         let request = Request::get(path).body(Body::from(Vec::new())).unwrap();
         assert_eq!(

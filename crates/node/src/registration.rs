@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::errors::chain;
+use crate::privileges::ROOTLESS_LIMITS;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 const LEASE_SECONDS: i32 = 40;
@@ -46,6 +47,8 @@ pub struct Description {
     pub machine: Machine,
     /// Sentences about what does not work here; empty when all is well.
     pub problems: Vec<String>,
+    /// Whether the node does without root.
+    pub rootless: bool,
 }
 
 /// The machine's size.
@@ -176,9 +179,13 @@ fn conditions(
         ),
         network,
     ];
+    let rootless = description
+        .rootless
+        .then(|| ("Rootless", "True", "NoRoot", ROOTLESS_LIMITS.to_owned()));
     let before = previous.and_then(|status| status.conditions.as_ref());
     table
         .into_iter()
+        .chain(rootless)
         .map(|(kind, status, reason, message)| {
             let same = before
                 .into_iter()

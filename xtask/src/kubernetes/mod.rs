@@ -113,7 +113,7 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let programs = kube_assets::ensure_built(root)?;
     let binary = match &arguments.binary {
         Some(binary) => std::path::absolute(binary)?,
-        None => test_clients::build(root)?,
+        None => test_clients::build_binary(root)?,
     };
     let mut failed = Vec::new();
     for suite in SUITES {

@@ -6,9 +6,9 @@
 mod event;
 mod file;
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 pub use self::event::{Origin, Record};
 pub use self::file::OpenError;
@@ -28,37 +28,59 @@ pub struct Options {
     pub max_backups: usize,
 }
 
+/// What the writing thread is told.
+#[derive(Debug)]
+enum Message {
+    Line(String),
+    /// Everything before this is to be in the file.
+    Flush(oneshot::Sender<()>),
+}
+
 /// A log that is being written.
 #[derive(Clone, Debug)]
 pub struct Log {
-    lines: mpsc::Sender<Arc<str>>,
+    messages: mpsc::Sender<Message>,
 }
 
 impl Log {
     /// Opens the file and starts the thread that writes it; it ends when the last copy of the log is dropped.
     pub fn open(options: Options) -> Result<Self, OpenError> {
         let mut file = Rotating::open(options)?;
-        let (lines, mut waiting) = mpsc::channel::<Arc<str>>(WAITING);
+        let (messages, mut waiting) = mpsc::channel(WAITING);
         std::thread::spawn(move || {
-            while let Some(line) = waiting.blocking_recv() {
-                file.write(&line);
+            while let Some(message) = waiting.blocking_recv() {
+                match message {
+                    Message::Line(line) => file.write(&line),
+                    Message::Flush(done) => {
+                        file.flush();
+                        let _ = done.send(());
+                    }
+                }
                 if waiting.is_empty() {
                     file.flush();
                 }
             }
         });
-        Ok(Self { lines })
+        Ok(Self { messages })
     }
 
     /// Writes an event; waits while too many do.
     pub async fn write(&self, line: String) {
-        let _ = self.lines.send(line.into()).await;
+        let _ = self.messages.send(Message::Line(line)).await;
     }
 
     /// Writes an event from where nothing can wait.
     pub fn write_now(&self, line: String) {
-        if self.lines.try_send(line.into()).is_err() {
+        if self.messages.try_send(Message::Line(line)).is_err() {
             tracing::warn!("the audit log falls behind: the end of a watch is not recorded");
+        }
+    }
+
+    /// Returns when everything written so far is in the file.
+    pub async fn flush(&self) {
+        let (done, written) = oneshot::channel();
+        if self.messages.send(Message::Flush(done)).await.is_ok() {
+            let _ = written.await;
         }
     }
 }

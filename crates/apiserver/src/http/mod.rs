@@ -3,6 +3,7 @@
 
 pub mod body;
 mod discovery;
+mod metrics;
 mod objects;
 mod openapi;
 mod options;
@@ -19,11 +20,11 @@ use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt, Either};
 use serde_json::json;
 
-pub use self::openapi::Documents;
 use self::{
     body::Answer,
     path::{Path, Query, ResourcePath},
 };
+pub use self::{metrics::Requests, openapi::Documents};
 use crate::{
     audit::{self, Record},
     auth::{User, access::Access, rbac::Attributes, reviews},
@@ -45,6 +46,8 @@ pub struct Frontend {
     pub documents: Documents,
     /// Where requests are recorded.
     pub audit: Option<audit::Log>,
+    /// What was answered so far.
+    pub requests: Requests,
 }
 
 impl Frontend {
@@ -62,11 +65,13 @@ impl Frontend {
             let record = Record::new(&parts, &path, &wanted, Some(user), self.api.now());
             (log, record)
         });
+        let request = metrics::Request::new(&self.api.registry(), &parts, &path, &wanted.verb);
         let answered = match self.access.authorize(&self.api, user, &wanted) {
             Ok(()) => self.answer(user, &mut parts, path, body).await,
             Err(status) => Err(status),
         };
         let answer = answered.unwrap_or_else(|status| body::failure(&status));
+        self.requests.answered(request, answer.status());
         match audited {
             None => answer,
             Some((log, record)) if wanted.verb == "watch" => {
@@ -82,23 +87,14 @@ impl Frontend {
         }
     }
 
-    /// Records a request whose sender is not known.
-    pub async fn refuse<B>(&self, request: &Request<B>, status: &Status) -> Answer {
+    /// Refuses a request whose sender is not known or may not be whom they want to be, and records it.
+    pub async fn refuse<B>(&self, request: Request<B>, status: &Status) -> Answer {
         let answer = body::failure(status);
         if let Some(log) = &self.audit {
-            let (mut parts, ()) = Request::new(()).into_parts();
-            parts.method = request.method().clone();
-            parts.uri = request.uri().clone();
-            parts.headers = request.headers().clone();
-            parts.extensions = request.extensions().clone();
+            let (parts, _) = request.into_parts();
             let path = path::parse(parts.uri.path());
-            let record = Record::new(
-                &parts,
-                &path,
-                &attributes(&parts, &path),
-                None,
-                self.api.now(),
-            );
+            let wanted = attributes(&parts, &path);
+            let record = Record::new(&parts, &path, &wanted, None, self.api.now());
             let line = record.line("ResponseComplete", answer.status(), self.api.now());
             log.write(line).await;
         }
@@ -107,11 +103,12 @@ impl Frontend {
 
     /// An answer that is recorded when it ends or its reader goes.
     fn record_end(&self, log: audit::Log, record: Record, answer: Answer) -> Answer {
-        let code = answer.status();
-        let api = self.api.clone();
-        let end = RecordOnDrop(Some(Box::new(move || {
-            log.write_now(record.line("ResponseComplete", code, api.now()));
-        })));
+        let end = End {
+            log,
+            record,
+            code: answer.status(),
+            api: self.api.clone(),
+        };
         answer.map(|content| match content {
             Either::Left(full) => Either::Left(full),
             Either::Right(stream) => {
@@ -142,6 +139,9 @@ impl Frontend {
                     &segments,
                     &parts.headers,
                 ));
+            }
+            Path::Other(other) if other.trim_end_matches('/') == "/metrics" => {
+                return Ok(self.requests.answer());
             }
             Path::Other(other) => {
                 let document = self.documents.answer(&self.api.registry(), parts);
@@ -217,14 +217,20 @@ impl Frontend {
     }
 }
 
-/// Does something once, when it goes.
-struct RecordOnDrop(Option<Box<dyn FnOnce() + Send>>);
+/// Records the end of an answer when it is dropped.
+struct End {
+    log: audit::Log,
+    record: Record,
+    code: StatusCode,
+    api: Arc<Api>,
+}
 
-impl Drop for RecordOnDrop {
+impl Drop for End {
     fn drop(&mut self) {
-        if let Some(record) = self.0.take() {
-            record();
-        }
+        let line = self
+            .record
+            .line("ResponseComplete", self.code, self.api.now());
+        self.log.write_now(line);
     }
 }
 
@@ -269,6 +275,15 @@ fn attributes(parts: &Parts, path: &Path) -> Attributes {
     }
 }
 
+/// This machine, as Go names it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
 /// The paths that need no identity.
 pub fn public(path: &str) -> Option<Answer> {
     match path.trim_end_matches('/') {
@@ -280,7 +295,7 @@ pub fn public(path: &str) -> Option<Answer> {
             &json!({
                 "major": "1", "minor": "35", "gitVersion": concat!("v1.35.0+agent-sandbox.", env!("CARGO_PKG_VERSION")),
                 "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "",
-                "compiler": "rustc", "platform": format!("linux/{}", std::env::consts::ARCH),
+                "compiler": "rustc", "platform": format!("linux/{}", architecture()),
             }),
         )),
         _ => None,

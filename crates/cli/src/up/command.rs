@@ -9,8 +9,9 @@ use anyhow::Context;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Options, Quickstart, Up};
+use super::{API_LISTEN, METRICS_LISTEN, Options, Quickstart, ROUTER_LISTEN, Up};
 use crate::data_directory::{self, Running};
+use crate::rootless;
 
 /// Run the whole system on this machine: API server, controllers, node and router
 #[derive(Debug, Args)]
@@ -63,6 +64,15 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Some(directory) => directory,
         None => data_directory::default_path()?,
     };
+    data_directory::create(&data_directory)?;
+    rootless::enter(
+        &data_directory.join("node/bin"),
+        &[
+            (API_LISTEN, arguments.api_listen),
+            (ROUTER_LISTEN, arguments.router_listen),
+            (METRICS_LISTEN, arguments.metrics_bind_address),
+        ],
+    )?;
     let mut up = Up::start(Options {
         data_directory,
         api_listen: arguments.api_listen,

@@ -13,6 +13,7 @@ pub mod slots;
 
 use std::future::Future;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,28 @@ pub struct PodSandbox {
     pub identity_base: u32,
 }
 
+/// What a container's root is made of.
+#[derive(Debug, Clone)]
+pub enum ImageSource {
+    /// The built-in image: a view of this machine.
+    Host,
+    /// An image of the store, and the name it was asked for by.
+    Stored {
+        image: Arc<images::Image>,
+        name: images::Reference,
+    },
+}
+
+impl ImageSource {
+    /// As Kubernetes tells in a container status which bytes run.
+    pub fn id(image: &images::Image, name: &images::Reference) -> String {
+        match &image.manifest {
+            Some(manifest) => name.with_digest(manifest),
+            None => image.id.to_string(),
+        }
+    }
+}
+
 /// Everything about one run of a container.
 #[derive(Debug, Clone)]
 #[expect(
@@ -76,7 +99,7 @@ pub struct PodSandbox {
 )]
 pub struct ContainerSpec {
     pub id: ContainerId,
-    pub image: String,
+    pub image: ImageSource,
     /// Replaces the image's entry point when not empty.
     pub command: Vec<String>,
     pub arguments: Vec<String>,
@@ -159,6 +182,8 @@ pub enum RuntimeError {
     NotRunning(String),
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
+    #[error(transparent)]
+    Image(#[from] images::StoreError),
 }
 
 /// Why a container did not start.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,7 +60,7 @@ func TestAManagerReconciles(t *testing.T) {
 	ctx, config := connect(t)
 	typed := kubernetes.NewForConfigOrDie(config)
 	place := namespace(ctx, t, typed)
-	ctrl.SetLogger(ctrl.Log)
+	ctrl.SetLogger(logr.Discard())
 	manager, err := ctrl.NewManager(config, ctrl.Options{
 		Metrics:                       server.Options{BindAddress: "0"},
 		LeaderElection:                true,

@@ -1,18 +1,19 @@
-"""The published SDK's own file and command clients, and its gRPC stubs, against a running sandboxd.
+"""The published SDK's own file and command clients, version 1.0.8, and the gRPC stubs of its wheel against the in-sandbox runtime:
+the API of port 8888, and the newer one of ports 8080 (files) and 9090 (processes)."""
 
-    pip install 'k8s-agent-sandbox[grpc]==1.0.8' requests
-    python published_sdk.py http://127.0.0.1:8888 http://127.0.0.1:8080 127.0.0.1:9090
-
-The arguments are the SDK API, the REST half and the gRPC half of the newer API. Exits with 0 if all of it behaves.
-"""
-
+import contextlib
 import io
 import os
+import socket
+import subprocess
 import sys
+import tempfile
 
 import grpc
 import k8s_agent_sandbox
 import requests
+
+from checks import check, run_checks, until
 
 sys.path.insert(0, os.path.join(os.path.dirname(k8s_agent_sandbox.__file__), "_proto"))
 
@@ -21,6 +22,33 @@ from k8s_agent_sandbox.commands.command_executor import CommandExecutor  # noqa:
 from k8s_agent_sandbox.files.filesystem import Filesystem  # noqa: E402
 from process.v1 import process_pb2 as messages  # noqa: E402
 from process.v1 import process_pb2_grpc as service  # noqa: E402
+
+
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "127.0.0.1:%d" % listener.getsockname()[1]
+
+
+def listens(address):
+    host, port = address.split(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def sandboxd():
+    """The addresses of a running runtime: the SDK's API, and the two halves of the newer one."""
+    addresses = [free_address() for _ in range(3)]
+    sdk, rest, processes = addresses
+    with tempfile.TemporaryDirectory() as base:
+        command = [os.environ["AGENT_SANDBOX"], "sandboxd", "--", "--base-dir", base, "--listen", sdk, "--init-listen", "none"]
+        with subprocess.Popen([*command, "--rest-listen", rest, "--grpc-listen", processes]) as process:
+            try:
+                until(lambda: all(map(listens, addresses)), "the runtime listens")
+                yield addresses
+            finally:
+                process.terminate()
 
 
 class Connector:
@@ -115,13 +143,22 @@ def check_sdk(connector):
         assert commands.run("echo $K", env={"K": "v"}, cwd=".").stdout == "v\n"
 
 
-def main():
-    sdk_api, rest, processes = sys.argv[1:]
-    with grpc.insecure_channel(processes) as channel:
+@check
+def processes_over_grpc():
+    with sandboxd() as (_, _, processes), grpc.insecure_channel(processes) as channel:
         check_processes(channel)
-        check_sdk(Connector(sdk_api, channel, newer=False))
-        check_sdk(Connector(rest, channel, newer=True))
 
 
-if __name__ == "__main__":
-    main()
+@check
+def the_sdk_over_the_api_of_port_8888():
+    with sandboxd() as (sdk, _, processes), grpc.insecure_channel(processes) as channel:
+        check_sdk(Connector(f"http://{sdk}", channel, newer=False))
+
+
+@check
+def the_sdk_over_the_newer_api():
+    with sandboxd() as (_, rest, processes), grpc.insecure_channel(processes) as channel:
+        check_sdk(Connector(f"http://{rest}", channel, newer=True))
+
+
+run_checks()
