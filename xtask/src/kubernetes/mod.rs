@@ -178,6 +178,8 @@ fn script(
         .env("AGENT_SANDBOX", binary)
         .env("XTASK", std::env::current_exe()?)
         .env("REPOSITORY", root)
+        // A script that needs a router starts one itself.
+        .env("ROUTER_URL", "")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PYTHONPATH", root.join("tests/clients"))
         .stdin(Stdio::null())
