@@ -20,7 +20,7 @@ pub struct Arguments {
     what: What,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum What {
     /// The embedded API server: durable writes, gets, lists, watches, memory
     Api,
@@ -50,6 +50,18 @@ enum What {
         #[arg(long, default_value_t = 50)]
         rounds: usize,
     },
+    /// What being observed costs: scrapes, changes, traces that nobody asked for
+    Scrape {
+        #[arg(long, default_value_t = 10_000)]
+        sandboxes: usize,
+    },
+    /// Whether anything is left of claims that came and went: entries, series, memory
+    Leaks {
+        #[arg(long, default_value_t = 20_000)]
+        claims: usize,
+    },
+    /// A load-test recipe: claims at a rate, judged by their latencies
+    Load(Box<crate::load::Arguments>),
     /// From the claim to Ready, without a warm pool
     Cold {
         #[arg(long, default_value_t = 50)]
@@ -67,6 +79,14 @@ impl Arguments {
                 let measured =
                     sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
                 print_sandboxd(&measured);
+            }
+            What::Scrape { sandboxes } => crate::scrape::measure(sandboxes),
+            What::Load(arguments) => {
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .enable_all()
+                    .build()?;
+                let load = crate::load::execute(*arguments);
+                return runtime.block_on(async { tokio::spawn(load).await? });
             }
             within => {
                 let directory = tempfile::tempdir()?;
@@ -147,7 +167,10 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             up.stop_with_sandboxes().await?;
             println!("claim to Ready without a pool: {}", figures?);
         }
-        What::Router | What::Sandboxd => unreachable!("measured outside of a runtime"),
+        What::Leaks { claims } => crate::leaks::check(directory, claims).await?,
+        What::Router | What::Sandboxd | What::Scrape { .. } | What::Load(_) => {
+            unreachable!("measured outside of a runtime")
+        }
     }
     Ok(())
 }

@@ -6,11 +6,14 @@ mod bench;
 mod connection;
 mod data_directory;
 mod generate;
+mod leaks;
+mod load;
 mod logging;
 mod output;
 mod parts;
 mod run;
 mod sandboxes;
+mod scrape;
 mod terminal;
 mod up;
 

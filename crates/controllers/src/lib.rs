@@ -14,6 +14,7 @@
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
 //! | [`sandbox`] | the controller of `Sandbox` |
 //! | [`manager`], [`metrics`] | the process around the controllers |
+//! | `trace` | reconciles as spans |
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
 //! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
 //! | `bench` | measuring how fast claims are met (feature `bench`) |
@@ -39,6 +40,7 @@ pub mod runtime;
 pub mod sandbox;
 pub mod template;
 pub mod throttle;
+mod trace;
 pub mod warm_pool;
 pub mod warm_supply;
 mod watch;

@@ -26,6 +26,7 @@ mod registry;
 mod resolve;
 mod serve;
 mod tls;
+mod trace;
 mod tunnel;
 mod upstream;
 mod watch;

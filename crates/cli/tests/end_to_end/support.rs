@@ -80,16 +80,21 @@ pub struct Up {
 impl Up {
     /// Starts `up` on free ports and waits for its ready file.
     pub fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    /// The same, with these environment variables.
+    pub fn start_with(arguments: &[&str], variables: &[(String, String)]) -> Self {
         require_root();
         let home = tempfile::tempdir().expect("a temporary directory");
-        let (child, ready) = spawn(home.path(), arguments);
+        let (child, ready) = spawn(home.path(), arguments, variables);
         Self { home, child, ready }
     }
 
     /// Stops `up` with this signal and starts it again on the same data directory.
     pub fn restart(&mut self, signal: rustix::process::Signal) {
         self.signal(signal);
-        (self.child, self.ready) = spawn(self.home.path(), &[]);
+        (self.child, self.ready) = spawn(self.home.path(), &[], &[]);
     }
 
     /// The binary, set to find this `up`.
@@ -135,7 +140,7 @@ fn ready_file(home: &Path) -> PathBuf {
     home.join("ready.json")
 }
 
-fn spawn(home: &Path, arguments: &[&str]) -> (Child, Value) {
+fn spawn(home: &Path, arguments: &[&str], variables: &[(String, String)]) -> (Child, Value) {
     let ready_file = ready_file(home);
     // That of a killed predecessor must not be taken for this one's.
     let _ = std::fs::remove_file(&ready_file);
@@ -148,6 +153,7 @@ fn spawn(home: &Path, arguments: &[&str]) -> (Child, Value) {
         .args(["--metrics-bind-address=127.0.0.1:0", "--ready-file"])
         .arg(&ready_file)
         .args(arguments)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::null())
         .spawn()
         .expect("the binary starts");

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 pub use node::mark_pods_ready;
 pub use report::{Latencies, Report};
 
-use crate::instrumentation::{Instrumentation, Verb};
+use crate::instrumentation::{Instrumentation, RequestReport, Verb};
 use crate::runtime::Parts;
 use crate::{Config, assemble};
 
@@ -104,12 +104,14 @@ impl Counter {
 }
 
 impl Instrumentation for Counter {
-    fn requested(&self, kind: &str, verb: Verb, _took: Duration, _succeeded: bool) {
-        if verb != Verb::Get {
+    fn requested(&self, report: &RequestReport<'_>) {
+        if report.verb != Verb::Get {
             self.writes.fetch_add(1, Ordering::Relaxed);
         }
         let mut by_kind = self.by_kind.lock().unwrap_or_else(PoisonError::into_inner);
-        *by_kind.entry((kind.to_owned(), verb)).or_default() += 1;
+        *by_kind
+            .entry((report.kind.to_owned(), report.verb))
+            .or_default() += 1;
     }
 }
 

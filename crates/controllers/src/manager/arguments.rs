@@ -65,7 +65,7 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub require_adoptable_label: bool,
 
-    /// Accepted for compatibility; traces are not exported yet.
+    /// Export traces by OTLP over gRPC, to where OTEL_EXPORTER_OTLP_ENDPOINT says.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub enable_tracing: bool,
 
@@ -177,21 +177,10 @@ impl Args {
                     .to_owned(),
             );
         }
-        for (is_set, flag, missing) in [
-            (
-                self.enable_tracing,
-                "--enable-tracing",
-                "traces are not exported yet",
-            ),
-            (
-                self.kruise,
-                "--kruise",
-                "the OpenKruise kinds have no controllers yet",
-            ),
-        ] {
-            if is_set {
-                warnings.push(format!("{flag} does nothing: {missing}"));
-            }
+        if self.kruise {
+            warnings.push(
+                "--kruise does nothing: the OpenKruise kinds have no controllers yet".to_owned(),
+            );
         }
         warnings
     }
@@ -284,10 +273,7 @@ mod tests {
         let warnings = parse("--kruise --enable-tracing").unwrap().warnings();
         assert_eq!(
             warnings,
-            [
-                "--enable-tracing does nothing: traces are not exported yet",
-                "--kruise does nothing: the OpenKruise kinds have no controllers yet",
-            ]
+            ["--kruise does nothing: the OpenKruise kinds have no controllers yet"]
         );
     }
 
