@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{api_reference, crds, manifests};
+use crate::{api_reference, crds, manifests, openapi};
 
 /// How large a CRD may be: client-side `kubectl apply` keeps a copy in an annotation, and Kubernetes bounds those.
 const CRD_BYTES_MAX: usize = 256 * 1024;
@@ -75,6 +75,10 @@ fn all() -> anyhow::Result<Vec<Artifact>> {
     artifacts.push(Artifact {
         path: "docs/api.md".to_owned(),
         content: api_reference::render(kinds),
+    });
+    artifacts.push(Artifact {
+        path: "crates/apiserver/src/http/openapi/builtin.txt".to_owned(),
+        content: openapi::render()?,
     });
     Ok(artifacts)
 }

@@ -3,7 +3,9 @@
 mod api_reference;
 mod artifacts;
 mod crds;
+mod go_programs;
 mod manifests;
+mod openapi;
 mod schema;
 mod test_clients;
 mod tidy;

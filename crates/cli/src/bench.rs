@@ -1,7 +1,9 @@
 //! `agent-sandbox bench`: measures the parts and the whole, against peers in the same run where there are any.
 
+mod wrk;
+
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -23,7 +25,17 @@ pub struct Arguments {
 #[derive(Clone, Debug, Subcommand)]
 enum What {
     /// The embedded API server: durable writes, gets, lists, watches, memory
-    Api,
+    Api {
+        /// Over HTTPS instead of in process, under the load of wrk: creates and gets
+        #[arg(long)]
+        wrk: bool,
+        /// With --wrk, measure the server that this kubeconfig names instead of a new embedded one
+        #[arg(long, value_name = "KUBECONFIG", requires = "wrk")]
+        against: Option<PathBuf>,
+        /// With --wrk, how long each sample lasts
+        #[arg(long, default_value_t = 10, requires = "wrk")]
+        seconds: u64,
+    },
     /// Warm claims: latency one at a time, throughput at once, writes per claim
     Claims {
         /// Sandboxes that are warm before the first claim
@@ -105,7 +117,18 @@ impl Arguments {
 
 async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
     match what {
-        What::Api => {
+        What::Api {
+            wrk: true,
+            against,
+            seconds,
+        } => {
+            let duration = Duration::from_secs(seconds);
+            match against {
+                Some(kubeconfig) => wrk::against(&kubeconfig, duration).await?,
+                None => wrk::embedded(directory, duration).await?,
+            }
+        }
+        What::Api { .. } => {
             let report = apiserver::bench::run(&apiserver::bench::Options::new(directory)).await?;
             let mut table = Table::new(&["WHAT", "MEDIAN", "LOWEST", "HIGHEST", "UNIT"]);
             for figure in report.measurements {
@@ -182,6 +205,7 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
         api_listen: any_port,
         router_listen: any_port,
         metrics_listen: any_port,
+        audit: None,
         quickstart,
     })
     .await

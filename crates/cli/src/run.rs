@@ -103,6 +103,7 @@ impl Embedded {
             api_listen: any_port,
             router_listen: any_port,
             metrics_listen: any_port,
+            audit: None,
             quickstart: Quickstart::Template,
         })
         .await?;

@@ -5,7 +5,6 @@ pub mod body;
 mod discovery;
 mod objects;
 mod openapi;
-mod openapi_v2;
 mod options;
 mod patch;
 pub mod path;
@@ -15,14 +14,18 @@ use std::sync::Arc;
 
 use apimachinery::status::Status;
 use bytes::Bytes;
+use futures::StreamExt;
 use http::{Method, Request, StatusCode, request::Parts};
+use http_body_util::{BodyExt, Either};
 use serde_json::json;
 
+pub use self::openapi::Documents;
 use self::{
     body::Answer,
     path::{Path, Query, ResourcePath},
 };
 use crate::{
+    audit::{self, Record},
     auth::{User, access::Access, rbac::Attributes, reviews},
     kubelet::{self, Dialer, Stream},
     operations::{Api, Target},
@@ -38,10 +41,14 @@ pub struct Frontend {
     pub access: Arc<Access>,
     /// The way to nodes.
     pub dialer: Dialer,
+    /// What the API says of itself.
+    pub documents: Documents,
+    /// Where requests are recorded.
+    pub audit: Option<audit::Log>,
 }
 
 impl Frontend {
-    /// Answers one request of an authenticated user.
+    /// Answers one request of an authenticated user, and records it.
     pub async fn handle<B>(&self, user: &User, request: Request<B>) -> Answer
     where
         B: http_body::Body + Send,
@@ -50,14 +57,70 @@ impl Frontend {
     {
         let (mut parts, body) = request.into_parts();
         let path = path::parse(parts.uri.path());
-        let answered = match self
-            .access
-            .authorize(&self.api, user, &attributes(&parts, &path))
-        {
+        let wanted = attributes(&parts, &path);
+        let audited = self.audit.as_ref().map(|log| {
+            let record = Record::new(&parts, &path, &wanted, Some(user), self.api.now());
+            (log, record)
+        });
+        let answered = match self.access.authorize(&self.api, user, &wanted) {
             Ok(()) => self.answer(user, &mut parts, path, body).await,
             Err(status) => Err(status),
         };
-        answered.unwrap_or_else(|status| body::failure(&status))
+        let answer = answered.unwrap_or_else(|status| body::failure(&status));
+        match audited {
+            None => answer,
+            Some((log, record)) if wanted.verb == "watch" => {
+                let line = record.line("ResponseStarted", answer.status(), self.api.now());
+                log.write(line).await;
+                self.record_end(log.clone(), record, answer)
+            }
+            Some((log, record)) => {
+                let line = record.line("ResponseComplete", answer.status(), self.api.now());
+                log.write(line).await;
+                answer
+            }
+        }
+    }
+
+    /// Records a request whose sender is not known.
+    pub async fn refuse<B>(&self, request: &Request<B>, status: &Status) -> Answer {
+        let answer = body::failure(status);
+        if let Some(log) = &self.audit {
+            let (mut parts, ()) = Request::new(()).into_parts();
+            parts.method = request.method().clone();
+            parts.uri = request.uri().clone();
+            parts.headers = request.headers().clone();
+            parts.extensions = request.extensions().clone();
+            let path = path::parse(parts.uri.path());
+            let record = Record::new(
+                &parts,
+                &path,
+                &attributes(&parts, &path),
+                None,
+                self.api.now(),
+            );
+            let line = record.line("ResponseComplete", answer.status(), self.api.now());
+            log.write(line).await;
+        }
+        answer
+    }
+
+    /// An answer that is recorded when it ends or its reader goes.
+    fn record_end(&self, log: audit::Log, record: Record, answer: Answer) -> Answer {
+        let code = answer.status();
+        let api = self.api.clone();
+        let end = RecordOnDrop(Some(Box::new(move || {
+            log.write_now(record.line("ResponseComplete", code, api.now()));
+        })));
+        answer.map(|content| match content {
+            Either::Left(full) => Either::Left(full),
+            Either::Right(stream) => {
+                body::stream(stream.into_data_stream().filter_map(move |piece| {
+                    let _held = &end;
+                    futures::future::ready(piece.ok())
+                }))
+            }
+        })
     }
 
     async fn answer<B>(
@@ -81,8 +144,7 @@ impl Frontend {
                 ));
             }
             Path::Other(other) => {
-                let document = openapi::answer(&self.api.registry(), &other)
-                    .or_else(|| openapi_v2::answer(&other, &parts.headers));
+                let document = self.documents.answer(&self.api.registry(), parts);
                 return document
                     .or_else(|| public(&other))
                     .ok_or_else(Status::unknown_path);
@@ -152,6 +214,17 @@ impl Frontend {
         let review = body::decode(bytes, body::format(&parts.headers)?)?.value;
         let answer = reviews::answer(&self.api, &self.access, user, &found.resource, review)?;
         Ok(body::json(StatusCode::CREATED, &answer))
+    }
+}
+
+/// Does something once, when it goes.
+struct RecordOnDrop(Option<Box<dyn FnOnce() + Send>>);
+
+impl Drop for RecordOnDrop {
+    fn drop(&mut self) {
+        if let Some(record) = self.0.take() {
+            record();
+        }
     }
 }
 

@@ -224,7 +224,10 @@ fn validate_custom(resource: &Resource, object: &Value, old: Option<&Value>) -> 
     let Some(schema) = custom.and_then(|custom| custom.schema.as_ref()) else {
         return Vec::new();
     };
-    let errors = schema.validate(object);
+    let errors = match old {
+        Some(old) => schema.validate_update(object, old),
+        None => schema.validate(object),
+    };
     if errors.is_empty() {
         schema.validate_rules(object, old)
     } else {

@@ -50,6 +50,7 @@ pub struct Options {
     pub api_listen: SocketAddr,
     pub router_listen: SocketAddr,
     pub metrics_listen: SocketAddr,
+    pub audit: Option<apiserver::audit::Options>,
     pub quickstart: Quickstart,
 }
 
@@ -84,6 +85,7 @@ impl Up {
         };
         let server = apiserver::Server::open(apiserver::Config {
             admission: vec![StampFirstObserved::hook(Timestamp::now)],
+            audit: options.audit,
             ..apiserver::Config::new(&data_directory)
         })
         .await?;

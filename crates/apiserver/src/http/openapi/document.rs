@@ -1,34 +1,15 @@
-//! OpenAPI v3: which paths exist, which parameters they take, and the schemas of custom resources.
-//!
-//! kubectl reads from it whether the server validates fields, and `explain` shows what definitions describe. Built-in kinds appear
-//! as open objects: their fields are checked by the server, and are documented by Kubernetes.
+//! What an OpenAPI v3 document of one group and version says: which paths exist, which parameters they take, and the schemas of the
+//! kinds. Built-in kinds are described by Kubernetes' own schemas, custom ones by their definitions.
 
-use http::StatusCode;
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
-use super::body::{self, Answer};
-use crate::registry::{Registry, Resource};
-use apimachinery::status::Status;
+use super::builtin::{self, REFERENCE};
+use crate::registry::Resource;
 
-/// Answers a path below `/openapi`, or nothing when there is no such document.
-pub fn answer(registry: &Registry, path: &str) -> Option<Answer> {
-    let rest = path.strip_prefix("/openapi/v3")?.trim_matches('/');
-    if rest.is_empty() {
-        return Some(body::json(StatusCode::OK, &index(registry)));
-    }
-    let (group, version) = match rest.split('/').collect::<Vec<_>>().as_slice() {
-        ["api", version] => (String::new(), (*version).to_owned()),
-        ["apis", group, version] => ((*group).to_owned(), (*version).to_owned()),
-        _ => return Some(body::failure(&Status::unknown_path())),
-    };
-    let resources = registry.resources(&group, &version);
-    if resources.is_empty() {
-        return Some(body::failure(&Status::unknown_path()));
-    }
-    Some(body::json(StatusCode::OK, &document(&resources)))
-}
-
-fn root(resource: &Resource) -> String {
+/// Where a group and version lie: `api/v1`, `apis/apps/v1`.
+pub fn root(resource: &Resource) -> String {
     if resource.group.is_empty() {
         format!("api/{}", resource.version)
     } else {
@@ -36,40 +17,11 @@ fn root(resource: &Resource) -> String {
     }
 }
 
-/// The documents there are.
-fn index(registry: &Registry) -> Value {
-    let mut paths = Map::new();
-    let groups = registry.groups();
-    let core = registry
-        .versions("")
-        .into_iter()
-        .flatten()
-        .map(|version| ("", version));
-    let others = groups
-        .iter()
-        .flat_map(|(group, versions)| versions.iter().map(move |version| (&***group, version)));
-    for (group, version) in core.chain(others) {
-        let resources = registry.resources(group, version);
-        let Some(first) = resources.first() else {
-            continue;
-        };
-        let text = document(&resources).to_string();
-        // The hash lets clients keep a document until it changes.
-        let hash = crc32fast::hash(text.as_bytes());
-        let path = root(first);
-        paths.insert(
-            path.clone(),
-            json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={hash:08X}")}),
-        );
-    }
-    json!({"paths": paths})
-}
-
-fn document(resources: &[&std::sync::Arc<Resource>]) -> Value {
+/// The document of one group and version.
+pub fn document(resources: &[&Arc<Resource>]) -> Value {
     let (mut paths, mut schemas) = (Map::new(), Map::new());
     for resource in resources {
-        let name = schema_name(resource);
-        schemas.insert(name.clone(), schema(resource));
+        let name = add_schemas(resource, &mut schemas);
         let base = if resource.is_namespaced() {
             format!(
                 "/{}/namespaces/{{namespace}}/{}",
@@ -90,25 +42,41 @@ fn document(resources: &[&std::sync::Arc<Resource>]) -> Value {
     })
 }
 
-/// `io.x-k8s.agents.v1beta1.Sandbox`: the group's labels reversed, then version and kind.
-fn schema_name(resource: &Resource) -> String {
-    if resource.group.is_empty() {
-        return format!("io.k8s.api.core.{}.{}", resource.version, resource.kind);
+/// Adds the schemas of a kind and of its list, and says what the kind's is called.
+fn add_schemas(resource: &Resource, schemas: &mut Map<String, Value>) -> String {
+    if let Some(name) = builtin::of_kind(&resource.api_version, &resource.kind) {
+        builtin::add(schemas, name);
+        if let Some(list) = builtin::of_kind(&resource.api_version, &resource.list_kind) {
+            builtin::add(schemas, list);
+        }
+        return name.to_owned();
     }
+    let (name, list) = (
+        schema_name(resource, &resource.kind),
+        schema_name(resource, &resource.list_kind),
+    );
+    builtin::add(schemas, builtin::OBJECT_META);
+    builtin::add(schemas, builtin::LIST_META);
+    schemas.insert(name.clone(), custom_schema(resource));
+    schemas.insert(list, list_schema(resource, &name));
+    name
+}
+
+/// `io.x-k8s.agents.v1beta1.Sandbox`: the group's labels reversed, then version and kind.
+fn schema_name(resource: &Resource, kind: &str) -> String {
     let reversed: Vec<&str> = resource.group.split('.').rev().collect();
-    format!(
-        "{}.{}.{}",
-        reversed.join("."),
-        resource.version,
-        resource.kind
-    )
+    format!("{}.{}.{kind}", reversed.join("."), resource.version)
 }
 
 fn group_version_kind(resource: &Resource) -> Value {
     json!({"group": &*resource.group, "version": &*resource.version, "kind": &*resource.kind})
 }
 
-fn schema(resource: &Resource) -> Value {
+fn refers_to(name: &str) -> Value {
+    json!({"allOf": [{"$ref": format!("{REFERENCE}{name}")}]})
+}
+
+fn custom_schema(resource: &Resource) -> Value {
     let custom = resource
         .custom
         .as_ref()
@@ -116,17 +84,30 @@ fn schema(resource: &Resource) -> Value {
     let mut schema = custom
         .filter(Value::is_object)
         .unwrap_or_else(|| json!({"type": "object"}));
-    for (field, kind) in [
-        ("apiVersion", "string"),
-        ("kind", "string"),
-        ("metadata", "object"),
-    ] {
+    for field in ["apiVersion", "kind"] {
         if schema["properties"].get(field).is_none() {
-            schema["properties"][field] = json!({"type": kind});
+            schema["properties"][field] = json!({"type": "string"});
         }
     }
+    schema["properties"]["metadata"] = refers_to(builtin::OBJECT_META);
     schema["x-kubernetes-group-version-kind"] = json!([group_version_kind(resource)]);
     schema
+}
+
+fn list_schema(resource: &Resource, item: &str) -> Value {
+    let kind = json!({"group": &*resource.group, "version": &*resource.version, "kind": &*resource.list_kind});
+    json!({
+        "description": format!("{} is a list of {}.", resource.list_kind, resource.kind),
+        "type": "object",
+        "required": ["items"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": refers_to(builtin::LIST_META),
+            "items": {"type": "array", "items": refers_to(item)},
+        },
+        "x-kubernetes-group-version-kind": [kind],
+    })
 }
 
 fn parameter(name: &str, description: &str) -> Value {
