@@ -260,6 +260,7 @@ async fn load_up(
         api_listen: any_port,
         router_listen: any_port,
         metrics_listen: any_port,
+        audit: None,
         quickstart: Quickstart::Nothing,
     })
     .await?;
