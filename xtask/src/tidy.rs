@@ -11,10 +11,10 @@ use serde_json::Value;
 /// Which of our crates each crate may use. A crate that is not listed may use none.
 const MAY_USE: [(&str, &[&str]); 10] = [
     ("apiserver", &["apimachinery"]),
-    ("controllers", &["api", "planner"]),
+    ("controllers", &["api", "planner", "telemetry"]),
     ("node", &["api", "images", "shim-protocol", "streaming"]),
     ("planner", &["api"]),
-    ("router", &["api"]),
+    ("router", &["api", "telemetry"]),
     ("sdk", &["api", "sandboxd"]),
     ("shim", &["shim-protocol"]),
     ("testkit", &["api", "apiserver"]),
@@ -30,6 +30,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
             "router",
             "sandboxd",
             "sdk",
+            "telemetry",
         ],
     ),
 ];

@@ -91,15 +91,19 @@ impl Arguments {
     /// Runs the command, and answers with the exit code of the process.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
         match self.command {
-            // The controllers' own flags say how to log.
-            Command::Controller(_) => {}
-            Command::Up(_) | Command::Router(_) | Command::Node(_) | Command::Sandboxd(_) => {
+            // The controllers' own flags say how to log; the others start it within their runtime, where spans are exported.
+            Command::Controller(_) | Command::Up(_) | Command::Router(_) => {}
+            Command::Node(_) | Command::Sandboxd(_) => {
                 logging::start(Audience::Operator);
             }
             _ => logging::start(Audience::User),
         }
         match self.command {
-            Command::Up(arguments) => block_on(up::execute(arguments)),
+            Command::Up(arguments) => {
+                let traces = arguments.enable_tracing;
+                let up = up::execute(arguments);
+                block_on(logging::observed("agent-sandbox", traces, up))
+            }
             Command::Run(arguments) => block_on(run::execute(arguments)),
             Command::Claim(arguments) => block_on(sandboxes::claim(arguments)),
             Command::List(arguments) => block_on(sandboxes::list(arguments)),
@@ -117,7 +121,11 @@ impl Arguments {
             Command::Generate(arguments) => generate::print(&arguments).map(|()| ExitCode::SUCCESS),
             Command::Bench(arguments) => arguments.execute(),
             Command::Controller(arguments) => block_on(parts::controller(*arguments)),
-            Command::Router(arguments) => block_on(parts::router(*arguments)),
+            Command::Router(arguments) => {
+                let traces = arguments.enable_tracing;
+                let router = parts::router(*arguments);
+                block_on(logging::observed("sandbox-router", traces, router))
+            }
             Command::Node(arguments) => block_on(parts::node(arguments)),
             Command::Sandboxd(arguments) => block_on(parts::sandboxd(arguments)),
             Command::Completions { shell } => {

@@ -87,6 +87,18 @@ enum What {
         rounds: usize,
     },
     VersusUpstream(versus::Arguments),
+    /// What being observed costs: scrapes, changes, traces that nobody asked for
+    Scrape {
+        #[arg(long, default_value_t = 10_000)]
+        sandboxes: usize,
+    },
+    /// Whether anything is left of claims that came and went: entries, series, memory
+    Leaks {
+        #[arg(long, default_value_t = 20_000)]
+        claims: usize,
+    },
+    /// A load-test recipe: claims at a rate, judged by their latencies
+    Load(Box<crate::load::Arguments>),
     /// From the claim to Ready, without a warm pool
     Cold {
         #[arg(long, default_value_t = 50)]
@@ -111,6 +123,14 @@ impl Arguments {
                     "binary {size}; resident, idle, {resident}; start to first answer {}",
                     figures.start
                 );
+            }
+            What::Scrape { sandboxes } => crate::scrape::measure(sandboxes),
+            What::Load(arguments) => {
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .enable_all()
+                    .build()?;
+                let load = crate::load::execute(*arguments);
+                return runtime.block_on(async { tokio::spawn(load).await? });
             }
             within => {
                 let directory = tempfile::tempdir()?;
@@ -210,7 +230,10 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             println!("claim to Ready without a pool: {}", figures?);
         }
         What::VersusUpstream(arguments) => versus::run(arguments).await?,
-        What::Router | What::Sandboxd => unreachable!("measured outside of a runtime"),
+        What::Leaks { claims } => crate::leaks::check(directory, claims).await?,
+        What::Router | What::Sandboxd | What::Scrape { .. } | What::Load(_) => {
+            unreachable!("measured outside of a runtime")
+        }
     }
     Ok(())
 }

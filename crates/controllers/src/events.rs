@@ -2,7 +2,7 @@
 //!
 //! Recording never waits and never fails: events go through a bounded line to one task that writes them, and when the API
 //! server cannot keep up they are dropped, because an event is never worth more than the work it tells of. Repetitions become
-//! one event with a count (`series`), as `events.k8s.io` asks.
+//! one event with a count (`series`), as `events.k8s.io` asks, and an object that has too much to tell is cut short.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -26,6 +26,9 @@ const LINE: usize = 1_024;
 const REMEMBERED: usize = 4_096;
 /// A repetition later than this is an event of its own.
 const SERIES_WINDOW: Duration = Duration::from_secs(6 * 60);
+/// How many events in a row an object may have; after that, one for each [`ALLOWANCE_PERIOD`].
+const ALLOWANCE: u32 = 25;
+const ALLOWANCE_PERIOD: Duration = Duration::from_secs(5 * 60);
 /// A note longer than this is refused by the API server.
 const NOTE_MAX: usize = 1_024;
 
@@ -92,6 +95,7 @@ impl Recorder {
             instance,
             series: HashMap::new(),
             order: VecDeque::new(),
+            allowances: HashMap::new(),
         };
         (Self { line }, scribe.write_all(reports))
     }
@@ -132,6 +136,37 @@ struct Scribe {
     instance: Arc<str>,
     series: HashMap<Identity, Series>,
     order: VecDeque<Identity>,
+    /// By controller and UID; all begin anew when there are too many.
+    allowances: HashMap<(&'static str, String), Allowance>,
+}
+
+/// What an object may still tell.
+#[derive(Debug)]
+struct Allowance {
+    left: u32,
+    since: Instant,
+}
+
+impl Allowance {
+    fn full(now: Instant) -> Self {
+        Self {
+            left: ALLOWANCE,
+            since: now,
+        }
+    }
+
+    /// Takes one, if there is one.
+    fn take(&mut self, now: Instant) -> bool {
+        let periods = now.duration_since(self.since).as_secs() / ALLOWANCE_PERIOD.as_secs();
+        let regained = u32::try_from(periods).unwrap_or(u32::MAX);
+        if regained > 0 {
+            self.left = self.left.saturating_add(regained).min(ALLOWANCE);
+            self.since = now;
+        }
+        let allowed = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        allowed
+    }
 }
 
 impl Scribe {
@@ -152,6 +187,18 @@ impl Scribe {
             uid: report.regarding.uid.clone().unwrap_or_default(),
             occurrence: report.occurrence.clone(),
         };
+        let now = Instant::now();
+        if self.allowances.len() > REMEMBERED {
+            self.allowances.clear();
+        }
+        let allowance = self
+            .allowances
+            .entry((identity.controller, identity.uid.clone()))
+            .or_insert_with(|| Allowance::full(now));
+        if !allowance.take(now) {
+            debug!(reason = report.occurrence.reason, "too many events");
+            return Ok(());
+        }
         let repeated = self
             .series
             .get_mut(&identity)
@@ -237,4 +284,22 @@ fn truncated(mut note: String) -> String {
         note.push('…');
     }
     note
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_keeps_failing_tells_so_now_and_then() {
+        let mut allowance = Allowance::full(Instant::now());
+        let told = (0..100).filter(|_| allowance.take(Instant::now())).count();
+        assert_eq!(told, 25);
+        tokio::time::advance(ALLOWANCE_PERIOD).await;
+        let told = (0..100).filter(|_| allowance.take(Instant::now())).count();
+        assert_eq!(told, 1);
+        tokio::time::advance(ALLOWANCE_PERIOD * 1_000).await;
+        let told = (0..100).filter(|_| allowance.take(Instant::now())).count();
+        assert_eq!(told, 25);
+    }
 }

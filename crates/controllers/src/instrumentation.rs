@@ -4,6 +4,10 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use api::Sandbox;
+
+use crate::cache::Change;
+
 /// How a reconcile ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReconcileResult {
@@ -15,6 +19,8 @@ pub enum ReconcileResult {
     Requeue,
     /// It failed and will be tried again, later each time.
     Error,
+    /// It ended by a bug, and will be tried again, later each time.
+    Panic,
 }
 
 /// What kind of request was sent to the API server.
@@ -67,11 +73,26 @@ pub struct ClaimReadiness<'a> {
     pub launch: Launch,
     /// Since admission first saw the claim, if it said when that was.
     pub since_admission: Option<Duration>,
+    /// Since the client asked for the claim, if it said when that was.
+    pub since_request: Option<Duration>,
     /// Since the controller first saw the claim.
     pub since_first_observed: Option<Duration>,
     /// From the sandbox's creation until it was Ready.
     pub sandbox_creation: Option<Duration>,
 }
+
+/// How a request to the API server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestReport<'a> {
+    pub kind: &'a str,
+    pub verb: Verb,
+    /// The status of the answer, if there was one.
+    pub code: Option<u16>,
+    pub took: Duration,
+}
+
+/// Counts the entries of a structure.
+pub type Count = Box<dyn Fn() -> usize + Send + Sync>;
 
 /// Receives reports from queues, reconcilers and writes. Called on hot paths: an implementation must not block.
 pub trait Instrumentation: Debug + Send + Sync {
@@ -90,10 +111,14 @@ pub trait Instrumentation: Debug + Send + Sync {
     }
     /// A claim got its sandbox.
     fn claim_provisioned(&self, _provisioning: &Provisioning<'_>) {}
-    /// A claim became Ready for the first time, or again.
+    /// A claim became Ready for the first time.
     fn claim_ready(&self, _readiness: &ClaimReadiness<'_>) {}
+    /// A sandbox came, changed or went.
+    fn sandbox_changed(&self, _change: &Change<'_, Sandbox>) {}
+    /// Something keeps entries in memory of this, and `count` says how many. It must not block.
+    fn keeps(&self, _structure: &'static str, _of: &str, _count: Count) {}
     /// A request to the API server ended.
-    fn requested(&self, _kind: &str, _verb: Verb, _took: Duration, _succeeded: bool) {}
+    fn requested(&self, _report: &RequestReport<'_>) {}
 }
 
 /// Reports to nobody.

@@ -14,6 +14,7 @@
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
 //! | [`sandbox`] | the controller of `Sandbox` |
 //! | [`manager`], [`metrics`] | the process around the controllers |
+//! | `trace` | reconciles as spans |
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
 //! | [`kruise`], [`initialise`] | the controllers of the OpenKruise dialect; telling sandboxes their environment |
 //! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
@@ -43,6 +44,7 @@ pub mod sandbox;
 pub mod slim;
 pub mod template;
 pub mod throttle;
+mod trace;
 pub mod warm_pool;
 pub mod warm_supply;
 mod watch;

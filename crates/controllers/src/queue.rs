@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Random;
-use crate::instrumentation::Instrumentation;
+use crate::instrumentation::{Instrumentation, ReconcileResult};
 use crate::key::ObjectKey;
 
 /// The delay after the first failure.
@@ -200,6 +200,15 @@ impl Queue {
         self.state().ready.len()
     }
 
+    /// How many objects are ready, running or waiting for their time.
+    pub fn len(&self) -> usize {
+        self.state().entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Whether nothing is ready, running or waiting for a retry. Objects that wait for a known time do not count.
     pub fn is_settled(&self) -> bool {
         self.state().entries.values().all(|entry| {
@@ -226,13 +235,19 @@ impl Queue {
 
     async fn work(&self) {
         while let Some(key) = self.take() {
+            let began = Instant::now();
             let started = (self.0.work)(key.clone());
             // A panic is a bug in one reconcile; it must neither stop the others nor leave the object marked as running.
             let verdict = AssertUnwindSafe(started)
                 .catch_unwind()
                 .await
                 .unwrap_or_else(|_| {
-                    tracing::error!(controller = self.0.controller, object = %key, "reconcile panicked");
+                    tracing::error!(controller = self.0.controller, object = %key, "reconcile panicked; this is a bug, please report it");
+                    self.0.instrumentation.reconcile_finished(
+                        self.0.controller,
+                        began.elapsed(),
+                        ReconcileResult::Panic,
+                    );
                     Verdict::Retry
                 });
             self.finish(key, verdict);

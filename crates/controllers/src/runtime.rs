@@ -19,7 +19,8 @@ use futures::{FutureExt, StreamExt};
 use kube::Client;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, debug, error, info_span};
+use tracing::field::Empty;
+use tracing::{Instrument, Span, debug, error, info_span};
 
 use crate::cache::Cache;
 use crate::cached::Cached;
@@ -31,7 +32,7 @@ use crate::initialise::{Initialise, OverHttp};
 use crate::instrumentation::{Instrumentation, ReconcileResult, Silent};
 use crate::key::ObjectKey;
 use crate::queue::{Queue, Settings, Verdict};
-use crate::watch;
+use crate::{trace, watch};
 
 /// How long a stop waits for reconciles that have begun.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -119,6 +120,10 @@ impl Runtime {
         if !cache.claim_watch() {
             return;
         }
+        let counted = cache.clone();
+        self.context
+            .instrumentation
+            .keeps("cache", &K::kind(&()), Box::new(move || counted.len()));
         let synced = cache.clone();
         self.watches.push(Watch {
             run: watch::follow(self.context.client.clone(), cache.clone()).boxed(),
@@ -158,12 +163,21 @@ impl Runtime {
             let reconcile = Arc::clone(&reconcile);
             async move {
                 let Some(object) = object else {
+                    let (took, result) = (Duration::ZERO, ReconcileResult::Success);
+                    context
+                        .instrumentation
+                        .reconcile_finished(name, took, result);
                     return Verdict::Done;
                 };
+                let span = span(name, &key, &context, object.as_ref());
                 let future = reconcile(object, Arc::clone(&context));
-                supervise(name, &key, &context, future).await
+                supervise(name, &context, span, future).await
             }
         });
+        let counted = queue.clone();
+        self.context
+            .instrumentation
+            .keeps("queue", name, Box::new(move || counted.len()));
         let own = queue.clone();
         primary.subscribe(move |change| own.add(ObjectKey::of(change.latest().as_ref())));
         self.queues.push(queue.clone());
@@ -220,21 +234,36 @@ impl Runtime {
     }
 }
 
-/// Runs one reconcile: names it in logs and traces, reports how it ended, and logs why it failed.
-async fn supervise<E: std::error::Error>(
+/// What names a reconcile in logs and traces.
+fn span<K: Cached>(
     controller: &'static str,
     key: &ObjectKey,
     context: &Context,
-    reconcile: impl Future<Output = Result<Action, E>>,
-) -> Verdict {
+    object: &K,
+) -> Span {
     let id = context.random.number();
     let span = info_span!(
         "reconcile",
         controller,
         object = %key,
         reconcile_id = format_args!("{id:016x}"),
-        trace_id = tracing::field::Empty,
+        trace_id = Empty,
+        otel.name = Empty,
     );
+    if telemetry::spans::are_exported() {
+        let parent = trace::context_of(object);
+        trace::begin(&span, &K::kind(&()), parent.as_ref());
+    }
+    span
+}
+
+/// Runs one reconcile in its span, reports how it ended, and logs why it failed.
+async fn supervise<E: std::error::Error>(
+    controller: &'static str,
+    context: &Context,
+    span: Span,
+    reconcile: impl Future<Output = Result<Action, E>>,
+) -> Verdict {
     let started = Instant::now();
     let outcome = async {
         let outcome = reconcile.await;

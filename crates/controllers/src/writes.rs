@@ -13,11 +13,12 @@ use kube::api::{
 use kube::core::Request;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tracing::{debug, info};
 
 use crate::cache::Cache;
 use crate::cached::Cached;
 use crate::context::Context;
-use crate::instrumentation::Verb;
+use crate::instrumentation::{RequestReport, Verb};
 use crate::key::ObjectKey;
 use crate::slim::Slim;
 
@@ -347,9 +348,15 @@ impl<'a, K: Cached> Writer<'a, K> {
         answer: Result<T, kube::Error>,
     ) -> Result<T, WriteError> {
         let kind = K::kind(&());
-        self.context
-            .instrumentation
-            .requested(&kind, verb, started.elapsed(), answer.is_ok());
+        self.context.instrumentation.requested(&RequestReport {
+            kind: &kind,
+            verb,
+            code: code_of(verb, &answer),
+            took: started.elapsed(),
+        });
+        if answer.is_ok() {
+            tell(verb, &kind, key);
+        }
         answer.map_err(|source| WriteError {
             verb,
             kind: kind.into_owned(),
@@ -357,6 +364,27 @@ impl<'a, K: Cached> Writer<'a, K> {
             failure: failure_of(&source),
             source: Box::new(source),
         })
+    }
+}
+
+/// Says what was changed, to logs and to the trace of the reconcile.
+fn tell(verb: Verb, kind: &str, object: &ObjectKey) {
+    match verb {
+        Verb::Get => {}
+        Verb::Create => info!(kind, %object, "created"),
+        Verb::Update | Verb::Patch => info!(kind, %object, "changed"),
+        Verb::PatchStatus => debug!(kind, %object, "published status"),
+        Verb::Delete => info!(kind, %object, "deleted"),
+    }
+}
+
+/// The status of an answer. The client tells it only of refusals; a success has the one that its verb calls for.
+fn code_of<T>(verb: Verb, answer: &Result<T, kube::Error>) -> Option<u16> {
+    match answer {
+        Ok(_) if verb == Verb::Create => Some(201),
+        Ok(_) => Some(200),
+        Err(kube::Error::Api(status)) => Some(status.code),
+        Err(_) => None,
     }
 }
 

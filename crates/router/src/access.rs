@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering;
 
 use http::Method;
 use tokio::time::Instant;
+use tracing::Span;
 
 use crate::metrics::Metrics;
+use crate::trace;
 
 /// A request on its way. When it is dropped, with its answer's body, the request is over.
 pub struct Tracked {
@@ -16,6 +18,8 @@ pub struct Tracked {
     pub status: u16,
     pub bytes: u64,
     logged: Option<Box<LoggedRequest>>,
+    /// The span of the request, if it is traced.
+    span: Option<Span>,
 }
 
 /// What the access log says about a request.
@@ -36,7 +40,12 @@ impl Tracked {
             status: 0,
             bytes: 0,
             logged: None,
+            span: None,
         }
+    }
+
+    pub fn trace(&mut self, span: Span) {
+        self.span = Some(span);
     }
 
     pub fn log(&mut self, request: LoggedRequest) {
@@ -60,6 +69,9 @@ impl Drop for Tracked {
         // 499 stands for a client that left before there was an answer.
         let status = if self.status == 0 { 499 } else { self.status };
         self.metrics.finished(status, duration, self.bytes);
+        if let Some(span) = &self.span {
+            trace::ended(span, status);
+        }
         if let Some(logged) = &self.logged {
             tracing::info!(
                 target: "access",

@@ -76,6 +76,9 @@ pub struct Args {
     /// Log every request
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
     pub access_log: bool,
+    /// Export traces by OTLP over gRPC, to where OTEL_EXPORTER_OTLP_ENDPOINT says
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
+    pub enable_tracing: bool,
     /// What requests in flight get when the router stops
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     pub shutdown_timeout: String,

@@ -18,6 +18,7 @@ use crate::headers::{self, Origin};
 use crate::identify::Target;
 use crate::metrics::Metrics;
 use crate::resolve::Resolver;
+use crate::trace;
 use crate::tunnel::Tunnels;
 use crate::upstream::{Link, SendFailure, Upstream};
 
@@ -105,6 +106,9 @@ impl Forwarder {
                 .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
         });
         headers::prepare_request(&mut parts.headers, origin, original_host, host);
+        if telemetry::spans::are_exported() {
+            trace::send_along(&mut parts.headers);
+        }
         if parts.uri.authority().is_some() || target.consumed_path > 0 {
             parts.uri = origin_form(&parts.uri, target.consumed_path);
         }

@@ -28,6 +28,7 @@ mod resolve;
 mod serve;
 mod stopping;
 mod tls;
+mod trace;
 mod tunnel;
 mod upstream;
 mod watch;

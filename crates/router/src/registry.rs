@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use telemetry::TraceContext;
 use tokio::sync::Notify;
 
 use crate::identify::SandboxKey;
@@ -23,6 +24,8 @@ use crate::upstream::Upstream;
 pub struct Observed {
     pub uid: String,
     pub condition: Condition,
+    /// The annotation by which it carries its trace, while traces are exported.
+    pub trace: Option<String>,
 }
 
 /// What a sandbox's state means for routing.
@@ -81,6 +84,7 @@ impl Registry {
         let observed = Observed {
             uid: String::new(),
             condition: Condition::At(addresses),
+            trace: None,
         };
         self.observe(&SandboxKey::new(namespace, name), observed);
     }
@@ -116,6 +120,12 @@ impl Registry {
             (None, Condition::Finished(reason)) => Lookup::Finished(reason.clone()),
             (None, Condition::Unclaimed) => Lookup::Unclaimed,
         }
+    }
+
+    /// The trace that a sandbox carries.
+    pub(crate) fn trace_of(&self, key: &SandboxKey) -> Option<TraceContext> {
+        let records = self.records.pin();
+        TraceContext::from_annotation(records.get(key.as_str())?.observed.trace.as_deref()?)
     }
 
     pub(crate) fn observe(&self, key: &SandboxKey, observed: Observed) {
@@ -313,6 +323,7 @@ mod tests {
         Observed {
             uid: uid.into(),
             condition: Condition::At(vec![address.parse().unwrap()]),
+            trace: None,
         }
     }
 
@@ -353,6 +364,7 @@ mod tests {
             Observed {
                 uid: "1".into(),
                 condition: Condition::NotReady("starting".into()),
+                trace: None,
             },
         );
         registry.observe(&key(), at("1", "10.0.0.1"));

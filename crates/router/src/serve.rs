@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 use crate::access::{LoggedRequest, Tracked};
 use crate::answer::{Failure, json};
@@ -31,8 +32,8 @@ use crate::resolve::Resolver;
 use crate::stopping::Moment;
 use crate::tls::{TlsError, TlsMaterial};
 use crate::tunnel::Tunnels;
-use crate::watch;
 use crate::workers::{Arrival, Workers};
+use crate::{trace, watch};
 
 /// How often idle connections to sandboxes are looked through.
 const IDLE_SWEEP: Duration = Duration::from_secs(10);
@@ -393,10 +394,18 @@ impl Router {
             .authorizer
             .check(request.headers(), &target)
             .await?;
-        self.shared
-            .forwarder
-            .forward(request, &target, origin)
-            .await
+        let forward = &self.shared.forwarder;
+        if !telemetry::spans::are_exported() {
+            return forward.forward(request, &target, origin).await;
+        }
+        let carried = self.registry().trace_of(&target.sandbox);
+        let (method, path) = (request.method(), request.uri().path());
+        let span = trace::begin(method, path, request.headers(), &target, carried.as_ref());
+        tracked.trace(span.clone());
+        let forwarded = forward.forward(request, &target, origin);
+        let response = forwarded.instrument(span.clone()).await?;
+        trace::answered(&span, &response);
+        Ok(response)
     }
 
     fn administer(&self, path: &str) -> Response<ProxyBody> {
@@ -408,7 +417,8 @@ impl Router {
                 &br#"{"detail":"Sandboxes are not known yet."}"#[..],
             ),
             "/metrics" => {
-                let mut response = json(StatusCode::OK, self.render_metrics());
+                let metrics = self.render_metrics() + &telemetry::process::render();
+                let mut response = json(StatusCode::OK, metrics);
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4");
                 response.headers_mut().insert(header::CONTENT_TYPE, kind);
                 response
@@ -434,7 +444,7 @@ async fn shake_hands(
 
 /// Out of descriptors, most likely: waiting is all there is to do.
 async fn pause_after(error: &io::Error) {
-    tracing::warn!(%error, "cannot accept a connection");
+    tracing::warn!(%error, "cannot accept a connection; raise the limit of open files if this goes on");
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 

@@ -73,7 +73,9 @@ impl TlsMaterial {
                     seen = stamps;
                     tracing::info!("the certificate was reloaded");
                 }
-                Err(error) => tracing::warn!(%error, "the changed certificate cannot be used"),
+                Err(error) => {
+                    tracing::warn!(%error, "the changed certificate cannot be used; the one before stays, so mend the files")
+                }
             }
         }
     }

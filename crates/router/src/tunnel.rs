@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 use crate::answer::Failure;
 use crate::body::{ProxyBody, RequestBody};
@@ -80,7 +81,7 @@ impl Tunnels {
     fn join(&self, client_side: OnUpgrade, sandbox_side: OnUpgrade, gone: CancellationToken) {
         let open = Open::count(&self.metrics);
         let cut = self.cut.clone();
-        self.tasks.spawn(async move {
+        let tunnel = async move {
             let _open = open;
             let joined = async {
                 let (client, sandbox) = tokio::try_join!(client_side, sandbox_side).ok()?;
@@ -99,7 +100,9 @@ impl Tunnels {
                 () = gone.cancelled() => {}
                 () = cut.cancelled() => {}
             }
-        });
+        };
+        // The span of the request, if there is one, lasts as long as the tunnel.
+        self.tasks.spawn(tunnel.in_current_span());
     }
 }
 

@@ -142,7 +142,15 @@ fn observe(sandbox: &WatchedSandbox) -> Observed {
     Observed {
         uid,
         condition: condition_of(sandbox),
+        trace: telemetry::spans::are_exported()
+            .then(|| carried_trace(&sandbox.metadata))
+            .flatten(),
     }
+}
+
+fn carried_trace(metadata: &ObjectMeta) -> Option<String> {
+    let annotations = metadata.annotations.as_ref()?;
+    annotations.get(api::labels::TRACE_CONTEXT).cloned()
 }
 
 fn condition_of(sandbox: &WatchedSandbox) -> Condition {

@@ -2,7 +2,7 @@
 //! stream of JSON lines.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::{Data, Exit, Output, ServerMessage, Start, exit_code};
 use crate::response::{Body, BodyError, Refusal, json};
 use crate::session::{Event, Launcher, Session, StartError, Stream as OutputStream, time_limit};
+use crate::trace::Trace;
 use crate::words;
 
 /// More than any command line the kernel would take.
@@ -56,7 +57,9 @@ pub async fn execute(
     limits: Limits,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Refusal> {
+    let trace = Trace::of(request.headers());
     let request: ExecuteRequest = read_json(request.into_body()).await?;
+    let began = Instant::now();
     let limit = match request.timeout_seconds {
         Some(seconds) => time_limit(seconds).ok_or_else(|| {
             Refusal::new(
@@ -69,10 +72,11 @@ pub async fn execute(
     let started = words::split(&request.command)
         .map_err(|error| error.to_string())
         .and_then(|argv| {
-            let start = Start {
+            let mut start = Start {
                 argv: Some(argv),
                 ..Start::default()
             };
+            trace.hand_to(&mut start.env);
             launcher
                 .start(base, &start, Some(limit))
                 .map_err(|error| error.to_string())
@@ -108,7 +112,9 @@ pub async fn execute(
             }
         }
     };
-    Ok(json(StatusCode::OK, &response))
+    let mut response = json(StatusCode::OK, &response);
+    trace.tell(&mut response, began.elapsed());
+    Ok(response)
 }
 
 /// Published runtimes report a signal as its negative number.
@@ -128,7 +134,10 @@ pub async fn exec(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Refusal> {
     let streaming = accepts_ndjson(request.headers());
+    let trace = Trace::of(request.headers());
     let mut start: Start = read_json(request.into_body()).await?;
+    trace.hand_to(&mut start.env);
+    let began = Instant::now();
     if start.tty {
         return Err(Refusal::bad_request("a terminal needs a WebSocket"));
     }
@@ -145,10 +154,10 @@ pub async fn exec(
             StreamBody::new(lines(session, input)).boxed_unsync(),
         ));
     }
-    Ok(json(
-        StatusCode::OK,
-        &collect(session, input, limits.output_bytes).await,
-    ))
+    let collected = collect(session, input, limits.output_bytes).await;
+    let mut response = json(StatusCode::OK, &collected);
+    trace.tell(&mut response, began.elapsed());
+    Ok(response)
 }
 
 fn cannot_start(error: &StartError, streaming: bool) -> Response<Body> {

@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 use crate::protocol::{ClientMessage, ServerMessage, Start, channel};
 use crate::response::{Body, Refusal, empty};
 use crate::session::{Control, Event, Launcher, Session, Stream, parse_signal};
+use crate::trace::Trace;
 
 /// How long a client may take to say what it wants to run.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,6 +45,7 @@ pub fn upgrade(
     })?;
     let accept = HeaderValue::from_str(&derive_accept_key(key.as_bytes()))
         .map_err(|_| Refusal::bad_request("the WebSocket key is not valid"))?;
+    let trace = Trace::of(request.headers());
     let upgrading = hyper::upgrade::on(&mut request);
     let launcher = launcher.clone();
     tasks.spawn(async move {
@@ -59,7 +61,7 @@ pub fn upgrade(
                 Some(config),
             )
             .await;
-            serve(&launcher, base, socket).await;
+            serve(&launcher, base, &trace, socket).await;
         }
     });
     let mut response = empty(StatusCode::SWITCHING_PROTOCOLS);
@@ -106,17 +108,20 @@ impl From<SocketError> for Ending {
     }
 }
 
-async fn serve(launcher: &Launcher, base: PathBuf, mut socket: Socket) {
+async fn serve(launcher: &Launcher, base: PathBuf, trace: &Trace, mut socket: Socket) {
     let ending = match tokio::time::timeout(START_TIMEOUT, first_message(&mut socket)).await {
         Err(_elapsed) => Err(Ending::Misunderstood("no start message came".into())),
         Ok(Err(ending)) => Err(ending),
-        Ok(Ok(start)) => match launcher.start(&base, &start, None) {
-            Ok(session) => return converse(socket, session).await,
-            Err(error) => socket
-                .send(text(&ServerMessage::Exit(error.exit())))
-                .await
-                .map_err(Ending::from),
-        },
+        Ok(Ok(mut start)) => {
+            trace.hand_to(&mut start.env);
+            match launcher.start(&base, &start, None) {
+                Ok(session) => return converse(socket, session).await,
+                Err(error) => socket
+                    .send(text(&ServerMessage::Exit(error.exit())))
+                    .await
+                    .map_err(Ending::from),
+            }
+        }
     };
     finish(&mut socket, ending).await;
 }

@@ -42,6 +42,8 @@ mod session;
 #[cfg(feature = "server")]
 mod terminal;
 #[cfg(feature = "server")]
+mod trace;
+#[cfg(feature = "server")]
 mod tree;
 #[cfg(feature = "server")]
 mod words;

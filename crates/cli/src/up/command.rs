@@ -49,6 +49,10 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
 
+    /// Export traces by OTLP over gRPC, to where OTEL_EXPORTER_OTLP_ENDPOINT says
+    #[arg(long)]
+    pub enable_tracing: bool,
+
     /// Do not create the template and the warm pool of the quickstart
     #[arg(long)]
     no_quickstart: bool,

@@ -200,7 +200,7 @@ impl Up {
     }
 
     async fn start_controllers(&mut self) -> anyhow::Result<Arc<Metrics>> {
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(Metrics::new("embedded"));
         let config = controllers_config();
         controllers::check_installed(&self.client, &config).await?;
         let runtime = controllers::assemble(controllers::Parts {

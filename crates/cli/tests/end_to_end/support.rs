@@ -80,9 +80,14 @@ pub struct Up {
 impl Up {
     /// Starts `up` on free ports and waits for its ready file.
     pub fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    /// The same, with these environment variables.
+    pub fn start_with(arguments: &[&str], variables: &[(String, String)]) -> Self {
         require_root();
         let home = tempfile::tempdir().expect("a temporary directory");
-        let (child, ready) = spawn(home.path(), arguments);
+        let (child, ready) = spawn(home.path(), arguments, variables);
         Self { home, child, ready }
     }
 
@@ -99,7 +104,7 @@ impl Up {
 
     /// Starts `up` again on the same data directory.
     pub fn start_again(&mut self) {
-        (self.child, self.ready) = spawn(self.home.path(), &[]);
+        (self.child, self.ready) = spawn(self.home.path(), &[], &[]);
     }
 
     /// The data directory.
@@ -150,7 +155,7 @@ fn ready_file(home: &Path) -> PathBuf {
     home.join("ready.json")
 }
 
-fn spawn(home: &Path, arguments: &[&str]) -> (Child, Value) {
+fn spawn(home: &Path, arguments: &[&str], variables: &[(String, String)]) -> (Child, Value) {
     let ready_file = ready_file(home);
     // That of a killed predecessor must not be taken for this one's.
     let _ = std::fs::remove_file(&ready_file);
@@ -163,6 +168,7 @@ fn spawn(home: &Path, arguments: &[&str]) -> (Child, Value) {
         .args(["--metrics-bind-address=127.0.0.1:0", "--ready-file"])
         .arg(&ready_file)
         .args(arguments)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::null())
         .spawn()
         .expect("the binary starts");

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use api::{Sandbox, SandboxClaim};
+use api::{Sandbox, SandboxClaim, labels};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::ResourceExt;
 use kube::api::PropagationPolicy;
 use planner::claim::Effect;
 use planner::version::Version;
@@ -78,9 +79,11 @@ async fn carry_out(
     match effect {
         Effect::Bind { patch, .. } | Effect::Unbind { patch } => {
             let precondition = Precondition::unchanged(claim.as_ref());
-            let bound = claims(context)
-                .patch(key, &precondition, patch.clone())
-                .await?;
+            let mut patch = patch.clone();
+            if let Some(carried) = trace_to_carry(claim, effect) {
+                patch["metadata"]["annotations"][labels::TRACE_CONTEXT] = carried;
+            }
+            let bound = claims(context).patch(key, &precondition, patch).await?;
             applied.claim = Some(bound);
         }
         Effect::Transfer { sandbox, patch } => {
@@ -128,6 +131,18 @@ async fn carry_out(
     Ok(())
 }
 
+/// The trace that a claim is to carry from its binding on, while traces are exported.
+fn trace_to_carry(claim: &SandboxClaim, effect: &Effect) -> Option<Value> {
+    let is_bound = matches!(effect, Effect::Bind { .. });
+    if !is_bound || !telemetry::spans::are_exported() {
+        return None;
+    }
+    claim
+        .annotations()
+        .get(labels::TRACE_CONTEXT)
+        .map(|carried| Value::from(carried.as_str()))
+}
+
 /// Changes a sandbox that must still be as it was seen. On a conflict the cache is told the truth, for the next attempt.
 async fn change(
     context: &Context,
@@ -162,7 +177,7 @@ async fn delete_legacy_policy(context: &Context, key: &ObjectKey, policy: &Versi
     if let Err(error) = policies.delete(&key.sibling(&policy.name), deletion).await {
         warn!(
             error = &error as &dyn std::error::Error,
-            "cannot delete the claim's old network policy"
+            "cannot delete the claim's old network policy; it is tried again"
         );
     }
 }

@@ -3,6 +3,7 @@
 //! A warm claim costs three writes before it is Ready: bind the claim, transfer the sandbox, publish the status.
 
 mod apply;
+mod first_ready;
 mod observe;
 mod report;
 
@@ -22,10 +23,12 @@ use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::queue::Queue;
 use crate::runtime::{Action, Runtime};
+use crate::trace;
 use crate::warm_supply::WarmSupply;
 use crate::writes::{Failure, WriteError};
 
 use apply::Applied;
+use first_ready::FirstReady;
 use observe::{FirstSeen, observe};
 
 /// What the controller needs to be allowed.
@@ -98,6 +101,7 @@ pub enum Error {
 struct Claims {
     supply: WarmSupply,
     first_seen: FirstSeen,
+    first_ready: FirstReady,
 }
 
 /// Adds the controller to a runtime.
@@ -107,8 +111,14 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
     let claims = Claims {
         supply: supply.clone(),
         first_seen: FirstSeen::default(),
+        first_ready: FirstReady::default(),
     };
     claims.first_seen.follow(&caches.claims, &context.clock);
+    claims.first_ready.follow(&caches.claims);
+    let (first_seen, first_ready) = (claims.first_seen.clone(), claims.first_ready.clone());
+    let keeps = |structure, count| context.instrumentation.keeps(structure, CONTROLLER, count);
+    keeps("first_seen", Box::new(move || first_seen.len()));
+    keeps("first_ready", Box::new(move || first_ready.len()));
     let workers = context.config.claim_workers.get();
     let queue = runtime.controller(
         CONTROLLER,
@@ -248,7 +258,7 @@ async fn reconcile(
             obstacle: &obstacle,
             sandbox: None,
         };
-        report::publish(&context, &key, &claim, &report).await?;
+        report::publish(&context, &claims, &key, &claim, &report).await?;
     }
     Ok(Action::Retry)
 }
@@ -265,6 +275,7 @@ async fn attempt(
     claims: &Claims,
     key: &ObjectKey,
 ) -> Result<Attempt, Error> {
+    let claim = &trace::with_context(claim);
     let mut facts = observe(context, claims, key, claim)
         .await
         .map_err(Error::Observe)?;
@@ -304,7 +315,7 @@ async fn attempt(
         (None, _) => Report::Reflects { sandbox: held },
     };
     let current = applied.claim.as_ref().unwrap_or(claim);
-    report::publish(context, key, current, &report).await?;
+    report::publish(context, claims, key, current, &report).await?;
     let deadline = next_look(current, &status(current, &report, now), now);
     let next = [plan.recheck_after, deadline].into_iter().flatten().min();
     finish(

@@ -230,6 +230,11 @@ impl FirstSeen {
         });
     }
 
+    /// How many claims wait for their sandbox.
+    pub fn len(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     fn of(&self, key: &ObjectKey, now: Timestamp) -> Timestamp {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         seen.get(key).copied().unwrap_or(now)

@@ -7,13 +7,13 @@ use api::conditions::{self, ConditionType, Reason};
 use api::{Sandbox, SandboxClaim, SandboxClaimStatus, labels};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use planner::claim::{Report, status};
+use planner::claim::{Obstacle, Report, status};
 use planner::owner::controller_of;
 use planner::patch::difference;
 
-use super::apply::{Applied, claims};
+use super::apply::{self, Applied};
 use super::observe::Facts;
-use super::{CONTROLLER, Error};
+use super::{CONTROLLER, Claims, Error};
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::instrumentation::{ClaimReadiness, Launch, Provisioning};
@@ -23,6 +23,7 @@ use crate::writes::Precondition;
 /// Writes the claim's status if it says anything new.
 pub(super) async fn publish(
     context: &Context,
+    claims: &Claims,
     key: &ObjectKey,
     claim: &Arc<SandboxClaim>,
     report: &Report<'_>,
@@ -32,7 +33,7 @@ pub(super) async fn publish(
     let Some(patch) = difference(&before, &after).map_err(Error::Serialize)? else {
         return Ok(());
     };
-    let answer = claims(context)
+    let answer = apply::claims(context)
         .patch_status(key, &Precondition::same(claim.as_ref()), patch)
         .await;
     match answer {
@@ -41,23 +42,27 @@ pub(super) async fn publish(
         Err(error) if error.is_not_found() || error.is_conflict() => return Ok(()),
         Err(error) => return Err(Error::Publish(error)),
     }
+    if let Report::Blocked { obstacle, .. } = report {
+        tell_obstacle(context, claim, &before, obstacle);
+    }
     if let Report::Reflects {
         sandbox: Some(sandbox),
     } = report
-        && !is_ready(&before)
         && is_ready(&after)
+        && claims.first_ready.is_now(claim)
     {
         measure_readiness(context, claim, sandbox);
     }
     Ok(())
 }
 
-fn is_ready(status: &SandboxClaimStatus) -> bool {
+pub(super) fn is_ready(status: &SandboxClaimStatus) -> bool {
     conditions::is_true(&status.conditions, ConditionType::Ready)
 }
 
 fn measure_readiness(context: &Context, claim: &SandboxClaim, sandbox: &Sandbox) {
     let now = context.clock.now();
+    // A time that cannot be read, or lies ahead of ours, tells nothing.
     let since = |annotation: &str| {
         let moment: Timestamp = claim.annotations().get(annotation)?.parse().ok()?;
         Duration::try_from(now.duration_since(moment)).ok()
@@ -82,6 +87,7 @@ fn measure_readiness(context: &Context, claim: &SandboxClaim, sandbox: &Sandbox)
         template: template_of(sandbox),
         launch,
         since_admission: since(labels::WEBHOOK_FIRST_OBSERVED_AT),
+        since_request: since(labels::CLIENT_FIRST_REQUESTED_AT),
         since_first_observed: since(labels::CONTROLLER_FIRST_OBSERVED_AT),
         sandbox_creation: ready_at
             .zip(created_at)
@@ -94,6 +100,27 @@ fn template_of(sandbox: &Sandbox) -> &str {
         .annotations()
         .get(labels::SANDBOX_TEMPLATE_REF)
         .map_or("", String::as_str)
+}
+
+/// Tells what stands in a claim's way, once for each thing.
+fn tell_obstacle(
+    context: &Context,
+    claim: &SandboxClaim,
+    before: &SandboxClaimStatus,
+    obstacle: &Obstacle,
+) {
+    let known = conditions::find(&before.conditions, ConditionType::Ready)
+        .is_some_and(|ready| ready.reason == obstacle.reason.as_str());
+    if known {
+        return;
+    }
+    let occurrence = Occurrence {
+        severity: Severity::Warning,
+        reason: obstacle.reason.as_str(),
+        action: "Provision",
+        note: obstacle.message.clone(),
+    };
+    context.events.record(CONTROLLER, claim, occurrence);
 }
 
 /// Tells that the claim got its sandbox, and from where.

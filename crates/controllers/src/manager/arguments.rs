@@ -65,7 +65,7 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub require_adoptable_label: bool,
 
-    /// Accepted for compatibility; traces are not exported yet.
+    /// Export traces by OTLP over gRPC, to where OTEL_EXPORTER_OTLP_ENDPOINT says.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub enable_tracing: bool,
 
@@ -182,9 +182,6 @@ impl Args {
                     .to_owned(),
             );
         }
-        if self.enable_tracing {
-            warnings.push("--enable-tracing does nothing: traces are not exported yet".to_owned());
-        }
         warnings
     }
 }
@@ -269,15 +266,6 @@ mod tests {
         assert_eq!(args.sandbox_warm_pool_max_batch_size.get(), 300);
         assert_eq!(args.config().requests, None);
         assert_eq!(args.warnings(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn flags_that_do_nothing_yet_say_so() {
-        let warnings = parse("--kruise --enable-tracing").unwrap().warnings();
-        assert_eq!(
-            warnings,
-            ["--enable-tracing does nothing: traces are not exported yet"]
-        );
     }
 
     #[test]

@@ -120,7 +120,9 @@ impl Candidate {
                         last_holder = Some(holder);
                     }
                 }
-                Err(error) => warn!(%error, "cannot contend for the lease"),
+                Err(error) => {
+                    warn!(%error, "cannot contend for the lease; the API server must be reachable, and leases must be allowed to this account")
+                }
             }
             tokio::time::sleep(self.timing.retry_interval).await;
         }
@@ -207,11 +209,15 @@ impl Candidate {
             match renewed {
                 Ok(true) => {}
                 Ok(false) => {
-                    warn!("another replica took the lease");
+                    warn!(
+                        "another replica took the lease; this one stops, and its pod starts it anew"
+                    );
                     return;
                 }
                 Err(_) => {
-                    warn!("the lease could not be renewed in time");
+                    warn!(
+                        "the lease could not be renewed in time, so this replica stops; see whether the API server is reachable"
+                    );
                     return;
                 }
             }

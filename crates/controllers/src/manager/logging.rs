@@ -3,9 +3,10 @@
 use std::fmt;
 
 use k8s_openapi::jiff::{Timestamp, tz};
-use tracing_subscriber::EnvFilter;
+use telemetry::Exporter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// Flags about logs.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -126,21 +127,21 @@ impl Args {
 }
 
 /// Starts logging to standard error, unless something else has already.
-pub(super) fn start(args: &Args) {
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(args.filter())
+pub(super) fn start(args: &Args, exporter: Option<&Exporter>) {
+    let lines = tracing_subscriber::fmt::layer()
         .with_timer(args.zap_time_encoding.unwrap_or_default())
         .with_writer(std::io::stderr);
-    // A program that embeds this one may have set up logging itself, and then knows best.
-    let _ = match args.format() {
-        Format::Json => builder
+    let lines = match args.format() {
+        Format::Json => lines
             .json()
             .flatten_event(true)
             .with_current_span(true)
             .with_span_list(false)
-            .try_init(),
-        Format::Text => builder.try_init(),
+            .boxed(),
+        Format::Text => lines.boxed(),
     };
+    // A program that embeds this one may have set up logging itself, and then knows best.
+    let _ = telemetry::export::install(lines.with_filter(args.filter()), exporter);
 }
 
 impl FormatTime for TimeEncoding {

@@ -34,6 +34,8 @@ pub use arguments::{Args, normalize};
 use lease::{Candidate, LEASE_NAME, Leadership, Timing};
 use serve::Profiles;
 
+/// What the process calls itself in traces.
+const SERVICE: &str = "agent-sandbox-controller";
 /// Where a pod finds its own namespace.
 const OWN_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
@@ -61,6 +63,8 @@ pub enum Error {
          --leader-elect=false"
     )]
     NoNamespace,
+    #[error("cannot export traces")]
+    Tracing(#[source] telemetry::export::Error),
     #[error("lost the lease")]
     LeaseLost,
 }
@@ -71,13 +75,30 @@ pub async fn run(args: Args) -> Result<(), Error> {
         print_version();
         return Ok(());
     }
-    logging::start(&args.logging);
+    let exporter = if args.enable_tracing {
+        let started = telemetry::Exporter::start(SERVICE).await;
+        Some(started.map_err(Error::Tracing)?)
+    } else {
+        None
+    };
+    logging::start(&args.logging, exporter.as_ref());
+    let outcome = run_logged(&args).await;
+    if let Some(exporter) = exporter {
+        exporter.stop().await;
+    }
+    outcome
+}
+
+async fn run_logged(args: &Args) -> Result<(), Error> {
     for warning in args.warnings() {
         warn!("{warning}");
     }
-    let client = client(&args).await?;
+    let config = client_config(args).await?;
+    let host = config.cluster_url.authority();
+    let metrics = Arc::new(Metrics::new(host.map_or("", |host| host.as_str())));
+    let client = Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))?;
     let shutdown = stop_on_signals()?;
-    serve_and_run(client, &args, shutdown, Timing::default()).await
+    serve_and_run(client, metrics, args, shutdown, Timing::default()).await
 }
 
 #[expect(clippy::print_stdout, reason = "the version is what was asked for")]
@@ -93,11 +114,11 @@ fn print_version() {
 /// Everything after the flags are read: probes and metrics, election, controllers.
 pub async fn serve_and_run(
     client: Client,
+    metrics: Arc<Metrics>,
     args: &Args,
     shutdown: CancellationToken,
     timing: Timing,
 ) -> Result<(), Error> {
-    let metrics = Arc::new(Metrics::new());
     let ready = Arc::new(AtomicBool::new(false));
     let stop_serving = CancellationToken::new();
     let mut servers = JoinSet::new();
@@ -123,7 +144,7 @@ pub async fn serve_and_run(
     }
     check_installed(&client, &args.config()).await?;
     let mut parts = Parts::new(client.clone(), args.config());
-    parts.instrumentation = metrics;
+    parts.instrumentation = Arc::<Metrics>::clone(&metrics);
     parts.instance = Arc::from(identity());
     let candidate = if args.leader_elect {
         let namespace = election_namespace(&args.leader_election_namespace)?;
@@ -139,7 +160,7 @@ pub async fn serve_and_run(
     } else {
         None
     };
-    let outcome = lead(assemble(parts), candidate, shutdown, &ready).await;
+    let outcome = lead(assemble(parts), candidate, shutdown, &ready, &metrics).await;
     stop_serving.cancel();
     servers.join_all().await;
     outcome
@@ -151,6 +172,7 @@ async fn lead(
     candidate: Option<Candidate>,
     shutdown: CancellationToken,
     ready: &AtomicBool,
+    metrics: &Metrics,
 ) -> Result<(), Error> {
     let abort = CancellationToken::new();
     let (elected, is_elected) = tokio::sync::oneshot::channel();
@@ -168,8 +190,10 @@ async fn lead(
         return Ok(());
     };
     let mut leadership: Option<Leadership> = None;
+    metrics.set_leader(LEASE_NAME, false);
     let election = async {
         let leadership = leadership.insert(candidate.acquire().await);
+        metrics.set_leader(LEASE_NAME, true);
         let _ = elected.send(());
         candidate.keep(leadership).await;
     };
@@ -178,6 +202,7 @@ async fn lead(
         () = election => {
             // Another replica may begin any moment: nothing may be written from here on.
             abort.cancel();
+            metrics.set_leader(LEASE_NAME, false);
             controllers.await;
             return Err(Error::LeaseLost);
         }
@@ -185,24 +210,24 @@ async fn lead(
     }
     if let Some(leadership) = leadership {
         candidate.release(leadership).await;
+        metrics.set_leader(LEASE_NAME, false);
     }
     Ok(())
 }
 
-async fn client(args: &Args) -> Result<Client, Error> {
-    let config = match &args.kubeconfig {
+async fn client_config(args: &Args) -> Result<kube::Config, Error> {
+    match &args.kubeconfig {
         Some(path) => {
             let kubeconfig =
                 Kubeconfig::read_from(path).map_err(|error| Error::Kubeconfig(Box::new(error)))?;
             kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
                 .await
-                .map_err(|error| Error::Kubeconfig(Box::new(error)))?
+                .map_err(|error| Error::Kubeconfig(Box::new(error)))
         }
         None => kube::Config::infer()
             .await
-            .map_err(|error| Error::NoApi(Box::new(kube::Error::InferConfig(error))))?,
-    };
-    Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))
+            .map_err(|error| Error::NoApi(Box::new(kube::Error::InferConfig(error)))),
+    }
 }
 
 async fn listen(address: &str) -> Result<Option<TcpListener>, Error> {

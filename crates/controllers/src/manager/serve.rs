@@ -81,7 +81,8 @@ pub(super) fn metrics(metrics: Arc<Metrics>, profiles: Profiles) -> Router {
         .route(
             "/metrics",
             get(|State(metrics): State<Arc<Metrics>>| async move {
-                ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics.exposition())
+                let text = metrics.exposition() + &telemetry::process::render();
+                ([(header::CONTENT_TYPE, CONTENT_TYPE)], text)
             }),
         )
         .with_state(metrics);

@@ -18,6 +18,7 @@ use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::queue::Queue;
 use crate::runtime::{Action, Runtime};
+use crate::trace;
 use crate::writes::WriteError;
 
 use observe::Freshness;
@@ -76,6 +77,10 @@ pub enum Error {
 pub fn register(runtime: &mut Runtime) {
     let context = Arc::clone(&runtime.context);
     let caches = &context.caches;
+    let instrumentation = Arc::clone(&context.instrumentation);
+    caches
+        .sandboxes
+        .subscribe(move |change| instrumentation.sandbox_changed(change));
     let workers = context.config.sandbox_workers.get();
     let queue = runtime.controller(CONTROLLER, workers, &caches.sandboxes, reconcile);
     runtime.follow(&caches.pods);
@@ -124,6 +129,9 @@ fn sandbox_of<K: Cached>(object: &K) -> Option<ObjectKey> {
 pub async fn reconcile(sandbox: Arc<Sandbox>, context: Arc<Context>) -> Result<Action, Error> {
     let key = ObjectKey::of(sandbox.as_ref());
     let settings = settings(&context);
+    if telemetry::spans::are_exported() {
+        trace::persist(&context, &key, &sandbox, FIELD_MANAGER).await;
+    }
     for freshness in [Freshness::Cached, Freshness::Live] {
         let observed = observe::observe(&context, &key, freshness)
             .await

@@ -1,5 +1,6 @@
 //! The controller process against a real API server: who leads, and who stops when.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::conditions::{self, ConditionType};
@@ -7,6 +8,7 @@ use api::{Sandbox, SandboxSpec};
 use clap::Parser;
 use controllers::manager::lease::{LEASE_NAME, Timing};
 use controllers::manager::{self, Args};
+use controllers::metrics::Metrics;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Client;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -44,8 +46,23 @@ fn timing() -> Timing {
 type Replica = JoinHandle<Result<(), manager::Error>>;
 
 fn start(client: Client, shutdown: &CancellationToken) -> Replica {
-    let shutdown = shutdown.clone();
-    tokio::spawn(async move { manager::serve_and_run(client, &args(), shutdown, timing()).await })
+    start_counted(client, &Arc::new(Metrics::new("")), shutdown)
+}
+
+fn start_counted(client: Client, metrics: &Arc<Metrics>, shutdown: &CancellationToken) -> Replica {
+    let (metrics, shutdown) = (Arc::clone(metrics), shutdown.clone());
+    tokio::spawn(async move {
+        manager::serve_and_run(client, metrics, &args(), shutdown, timing()).await
+    })
+}
+
+/// What the metric says about who leads.
+fn says_it_leads(metrics: &Metrics) -> Option<bool> {
+    let text = metrics.exposition();
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("leader_election_master_status{"))?;
+    Some(line.ends_with(" 1"))
 }
 
 async fn holder(cluster: &Cluster) -> Option<String> {
@@ -69,19 +86,24 @@ async fn a_standby_takes_over_as_soon_as_the_leader_stops() {
     let cluster = Cluster::start().await;
     let _node = FakeNode::start(cluster.client());
     let stop_first = CancellationToken::new();
-    let first = start(cluster.client(), &stop_first);
+    let metrics = Arc::new(Metrics::new(""));
+    let first = start_counted(cluster.client(), &metrics, &stop_first);
     let first_holder = eventually("a leader", async || holder(&cluster).await).await;
     let (tap, client) = Tap::on(cluster.client());
     let stop_second = CancellationToken::new();
-    let second = start(client, &stop_second);
+    let standby = Arc::new(Metrics::new(""));
+    let second = start_counted(client, &standby, &stop_second);
     cluster
         .create_sandbox("early", SandboxSpec::default())
         .await;
     until_ready(&cluster, "early").await;
     assert_eq!(tap.writes("/").len(), 0, "a standby writes nothing");
+    assert_eq!(says_it_leads(&metrics), Some(true));
+    assert_eq!(says_it_leads(&standby), Some(false));
 
     stop_first.cancel();
     first.await.unwrap().unwrap();
+    assert_eq!(says_it_leads(&metrics), Some(false));
     eventually("another leader", async || {
         holder(&cluster)
             .await

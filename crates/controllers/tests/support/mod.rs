@@ -19,7 +19,9 @@ use api::warm_pool::{UpdateStrategy, UpdateStrategyKind};
 use api::{
     Sandbox, SandboxClaim, SandboxClaimSpec, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolSpec,
 };
-use controllers::instrumentation::{ClaimReadiness, Instrumentation, Provisioning, Verb};
+use controllers::instrumentation::{
+    ClaimReadiness, Instrumentation, Provisioning, RequestReport, Verb,
+};
 use controllers::{Config, Parts, assemble};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -78,10 +80,11 @@ pub struct Observations {
 }
 
 impl Instrumentation for Observations {
-    fn requested(&self, kind: &str, verb: Verb, _took: Duration, succeeded: bool) {
-        if succeeded {
+    fn requested(&self, report: &RequestReport<'_>) {
+        if matches!(report.code, Some(200..300)) {
             let mut requests = self.requests.lock().unwrap();
-            *requests.entry((kind.to_owned(), verb)).or_default() += 1;
+            let request = (report.kind.to_owned(), report.verb);
+            *requests.entry(request).or_default() += 1;
         }
     }
 

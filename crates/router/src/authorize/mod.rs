@@ -79,7 +79,7 @@ impl Authorizer {
                     Ok(true) => Ok(()),
                     Ok(false) => Err(Failure::Unauthenticated("The bearer token is not valid.")),
                     Err(ReviewError(error)) => {
-                        tracing::warn!(%error, "a token cannot be reviewed");
+                        tracing::warn!(%error, "a token cannot be reviewed; this account needs `create` on tokenreviews, and the API server must be reachable");
                         Err(Failure::AuthorizationUnavailable)
                     }
                 }

@@ -1,0 +1,289 @@
+//! `agent-sandbox bench leaks`: many claims come and go, and then nothing of them may be left in the controllers.
+//!
+//! Compared are what the metrics show before and after: the entries of every structure that the controllers keep, and the series
+//! themselves; and the memory of the process. What is bounded and fills up once (remembered deletions, series of events) is full
+//! before the comparison begins.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use api::conditions::{self, ConditionType};
+use api::{Sandbox, SandboxClaim};
+use controllers::metrics::Metrics;
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+const NAMESPACE: &str = "default";
+/// Claims that exist at a time.
+const WAVE: usize = 500;
+/// Requests under way at a time.
+const CONCURRENCY: usize = 64;
+const POOL: usize = 50;
+/// How long a wave may take to be met, or to be gone.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// Memory that an allocator may keep for itself.
+const MEMORY_SLACK: f64 = 32.0 * 1024.0 * 1024.0;
+const POLL: Duration = Duration::from_millis(20);
+
+/// What is compared.
+#[derive(Debug)]
+struct Census {
+    entries: BTreeMap<String, f64>,
+    series: BTreeSet<String>,
+    resident_bytes: f64,
+}
+
+impl Census {
+    fn take(metrics: &Metrics) -> Self {
+        let text = metrics.exposition();
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let samples = samples.filter_map(|line| line.rsplit_once(' '));
+        let samples: Vec<(&str, f64)> = samples
+            .filter_map(|(series, value)| Some((series, value.parse().ok()?)))
+            .collect();
+        let process = telemetry::process::render();
+        let resident_bytes = process
+            .lines()
+            .find_map(|line| line.strip_prefix("process_resident_memory_bytes "))
+            .and_then(|value| value.parse().ok())
+            .unwrap_or(f64::NAN);
+        Self {
+            entries: samples
+                .iter()
+                .filter(|(series, _)| series.starts_with("agent_sandbox_controller_entries{"))
+                .map(|(series, value)| ((*series).to_owned(), *value))
+                .collect(),
+            series: samples
+                .iter()
+                .map(|(series, _)| (*series).to_owned())
+                .collect(),
+            resident_bytes,
+        }
+    }
+
+    /// Whether the queues are idle, and the controllers know of the pool's sandboxes alone. A pool may wait for its next look.
+    fn is_settled(&self) -> bool {
+        self.entries.iter().all(|(series, entries)| {
+            if series.contains("structure=\"queue\"") {
+                *entries <= 1.0
+            } else if series.contains("of=\"Sandbox\"") || series.contains("of=\"Pod\"") {
+                entries.to_string() == POOL.to_string()
+            } else {
+                true
+            }
+        })
+    }
+
+    /// What there is more of than before.
+    fn growth_since(&self, before: &Self) -> Vec<String> {
+        let mut growth = Vec::new();
+        for (what, count) in &self.entries {
+            let earlier = before.entries.get(what).copied().unwrap_or_default();
+            if *count > earlier {
+                growth.push(format!("{what} was {earlier} and is {count}"));
+            }
+        }
+        for series in self.series.difference(&before.series) {
+            growth.push(format!("a new series: {series}"));
+        }
+        if self.resident_bytes > before.resident_bytes + MEMORY_SLACK {
+            growth.push(format!(
+                "memory was {} MiB and is {} MiB",
+                mebibytes(before.resident_bytes),
+                mebibytes(self.resident_bytes)
+            ));
+        }
+        growth
+    }
+}
+
+fn mebibytes(bytes: f64) -> String {
+    format!("{:.0}", bytes / 1024.0 / 1024.0)
+}
+
+/// Lets half as many claims come and go to begin with, then all, and fails if anything grew.
+pub async fn check(directory: &Path, claims: usize) -> anyhow::Result<()> {
+    let server = apiserver::Server::open(apiserver::Config::new(directory)).await?;
+    let client = server.client();
+    crate::up::install_kinds(&client).await?;
+    let metrics = Arc::new(Metrics::new("embedded"));
+    let config = controllers::Config {
+        extensions: true,
+        ..controllers::Config::default()
+    };
+    let runtime = controllers::assemble(controllers::Parts {
+        instrumentation: metrics.clone(),
+        ..controllers::Parts::new(client.clone(), config)
+    });
+    let shutdown = CancellationToken::new();
+    let controllers = tokio::spawn(runtime.run(
+        shutdown.clone(),
+        CancellationToken::new(),
+        || {},
+        std::future::ready(()),
+    ));
+    let node = tokio::spawn(controllers::bench::mark_pods_ready(client.clone()));
+    let compared = compare(&client, &metrics, claims).await;
+    shutdown.cancel();
+    controllers.await?;
+    node.abort();
+    drop(client);
+    server.shutdown().await;
+    compared
+}
+
+async fn compare(client: &Client, metrics: &Metrics, claims: usize) -> anyhow::Result<()> {
+    create_pool(client).await?;
+    pass_through(client, claims / 2).await?;
+    settle(client, metrics).await?;
+    let before = Census::take(metrics);
+    let started = Instant::now();
+    pass_through(client, claims).await?;
+    settle(client, metrics).await?;
+    let after = Census::take(metrics);
+    println!(
+        "{claims} claims came and went in {:.0} s; series {} before and {} after; memory {} MiB before and {} MiB after",
+        started.elapsed().as_secs_f64(),
+        before.series.len(),
+        after.series.len(),
+        mebibytes(before.resident_bytes),
+        mebibytes(after.resident_bytes),
+    );
+    let growth = after.growth_since(&before);
+    if !growth.is_empty() {
+        bail!(
+            "something is left of claims that are gone:\n  {}",
+            growth.join("\n  ")
+        );
+    }
+    Ok(())
+}
+
+async fn create_pool(client: &Client) -> anyhow::Result<()> {
+    let container = json!({ "name": "main", "image": "pretended" });
+    let template = json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxTemplate",
+        "metadata": { "name": "leaks" },
+        "spec": { "podTemplate": { "spec": { "containers": [container] } } },
+    });
+    let pool = json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool",
+        "metadata": { "name": "leaks" },
+        "spec": { "replicas": POOL, "sandboxTemplateRef": { "name": "leaks" } },
+    });
+    let params = PostParams::default();
+    Api::<api::SandboxTemplate>::namespaced(client.clone(), NAMESPACE)
+        .create(&params, &serde_json::from_value(template)?)
+        .await?;
+    Api::<api::SandboxWarmPool>::namespaced(client.clone(), NAMESPACE)
+        .create(&params, &serde_json::from_value(pool)?)
+        .await?;
+    Ok(())
+}
+
+/// Claims in waves: each is made, met and deleted before the next. Half of them start their sandbox themselves.
+async fn pass_through(client: &Client, claims: usize) -> anyhow::Result<()> {
+    let api = Api::<SandboxClaim>::namespaced(client.clone(), NAMESPACE);
+    let mut made = 0;
+    while made < claims {
+        let wave = WAVE.min(claims - made);
+        stream::iter(made..made + wave)
+            .map(|number| {
+                let api = api.clone();
+                async move {
+                    let spec = if number % 2 == 0 {
+                        json!({ "warmPoolRef": { "name": "leaks" } })
+                    } else {
+                        json!({ "sandboxTemplateRef": { "name": "leaks" }, "warmpool": "none" })
+                    };
+                    let claim = serde_json::from_value(json!({
+                        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
+                        "metadata": { "name": format!("claim-{number}") },
+                        "spec": spec,
+                    }))?;
+                    api.create(&PostParams::default(), &claim).await?;
+                    anyhow::Ok(())
+                }
+            })
+            .buffer_unordered(CONCURRENCY)
+            .try_collect::<()>()
+            .await?;
+        let patience = Patience::with("all claims of a wave to be Ready");
+        while ready(&api).await? < wave {
+            patience.step().await?;
+        }
+        api.delete_collection(&DeleteParams::default(), &ListParams::default())
+            .await?;
+        let patience = Patience::with("a wave to be gone");
+        while count(&api).await? > 0 {
+            patience.step().await?;
+        }
+        // Events expire by themselves, after an hour.
+        Api::<Event>::namespaced(client.clone(), NAMESPACE)
+            .delete_collection(&DeleteParams::default(), &ListParams::default())
+            .await?;
+        made += wave;
+    }
+    Ok(())
+}
+
+/// How many claims are Ready.
+async fn ready(claims: &Api<SandboxClaim>) -> anyhow::Result<usize> {
+    let claims = claims.list(&ListParams::default()).await?;
+    let statuses = claims
+        .items
+        .iter()
+        .filter_map(|claim| claim.status.as_ref());
+    let ready =
+        statuses.filter(|status| conditions::is_true(&status.conditions, ConditionType::Ready));
+    Ok(ready.count())
+}
+
+/// Waits until only the pool is left, and the controllers know.
+async fn settle(client: &Client, metrics: &Metrics) -> anyhow::Result<()> {
+    let sandboxes = Api::<Sandbox>::namespaced(client.clone(), NAMESPACE);
+    let patience = Patience::with("only the pool to be left");
+    while !(Census::take(metrics).is_settled() && count(&sandboxes).await? == POOL) {
+        patience.step().await?;
+    }
+    Ok(())
+}
+
+async fn count<K>(api: &Api<K>) -> anyhow::Result<usize>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let listed = api.list_metadata(&ListParams::default()).await?;
+    Ok(listed.items.len())
+}
+
+/// Waits for something in steps, and not for ever.
+struct Patience {
+    what: &'static str,
+    ends: Instant,
+}
+
+impl Patience {
+    fn with(what: &'static str) -> Self {
+        Self {
+            what,
+            ends: Instant::now() + DEADLINE,
+        }
+    }
+
+    async fn step(&self) -> anyhow::Result<()> {
+        if Instant::now() > self.ends {
+            bail!("waited in vain for {}", self.what);
+        }
+        tokio::time::sleep(POLL).await;
+        Ok(())
+    }
+}

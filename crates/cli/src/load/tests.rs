@@ -1,0 +1,89 @@
+//! A small load, from the claims to the report.
+
+use clap::Parser;
+
+use super::outcome::Sample;
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Program {
+    #[command(flatten)]
+    arguments: Arguments,
+}
+
+fn arguments(line: &str) -> Arguments {
+    let words = std::iter::once("load").chain(line.split(' '));
+    Program::parse_from(words).arguments
+}
+
+#[test]
+fn flags_change_one_figure_each() {
+    let recipe = arguments("rapid-burst --claims 5 --pause 0.5").recipe();
+    assert_eq!((recipe.claims, recipe.rounds, recipe.pool), (5, 100, 200));
+    assert!((recipe.pause_s - 0.5).abs() < 1e-9);
+    for bad in ["churn --qps 0", "churn --claims 0", "churn --pause -1"] {
+        let words = std::iter::once("load").chain(bad.split(' '));
+        assert!(Program::try_parse_from(words).is_err(), "{bad}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_load_is_met_and_told_in_every_format() {
+    let directory = tempfile::tempdir().unwrap();
+    let line = "rapid-burst --rounds 2 --claims 6 --pool 8 --qps 200 --pause 0";
+    let mut arguments = arguments(line);
+    arguments.output = Some(directory.path().join("out"));
+    execute(arguments).await.unwrap();
+
+    let read =
+        |name: &str| std::fs::read_to_string(directory.path().join("out").join(name)).unwrap();
+    let results: serde_json::Value = serde_json::from_str(&read("results.json")).unwrap();
+    assert_eq!(results["total"]["claims"], 12);
+    assert_eq!(results["total"]["notReady"], 0);
+    assert_eq!(results["rounds"].as_array().unwrap().len(), 2);
+    assert!(results["total"]["p50Ms"].as_f64().unwrap() > 0.0);
+    let junit = read("junit.xml");
+    assert!(junit.contains(r#"tests="6""#), "{junit}");
+    assert!(junit.contains("[round: 02] 6 claims"), "{junit}");
+    let page = read("report.html");
+    assert_eq!(page.matches("<svg").count(), 3);
+    assert!(read("latencies.svg").starts_with("<svg"));
+}
+
+#[test]
+fn a_missed_limit_fails_the_run_and_says_which() {
+    let samples: Vec<Sample> = (0..10)
+        .map(|_| Sample {
+            round: 0,
+            due_s: 0.0,
+            latency_ms: Some(300.0),
+        })
+        .collect();
+    let recipe = Recipe::named(Name::Ramp);
+    let total = Summary::of(&samples);
+    let outcome = Outcome {
+        target: "a <test>".to_owned(),
+        machine: machine(),
+        began: String::new(),
+        filled_pool_in_s: 0.0,
+        bounds: checks(&total, &recipe.bounds),
+        budget: checks(&total, &recipe.budget),
+        rounds: vec![total.clone()],
+        total,
+        samples,
+        recipe,
+    };
+    assert!(
+        outcome.passed(Judged::ByBounds),
+        "300 ms is within the bounds"
+    );
+    assert!(
+        !outcome.passed(Judged::ByBudgetToo),
+        "and not in the budget"
+    );
+    let junit = junit::render(&outcome, Judged::ByBudgetToo);
+    assert!(junit.contains(r#"failures="3""#), "{junit}");
+    assert!(junit.contains("p99 of claim to Ready is 300.0 ms; at most 100 ms was asked"));
+    let page = html::render(&outcome, Judged::ByBudgetToo);
+    assert!(page.contains("verdict missed") && page.contains("a &lt;test&gt;"));
+}

@@ -1,0 +1,10 @@
+//! What the running binary shows of itself: metrics and traces. Needs root: it starts containers.
+
+#[path = "../end_to_end/support.rs"]
+#[expect(dead_code, reason = "each test program uses a part of it")]
+mod support;
+
+mod exposition;
+mod receiver;
+mod series;
+mod traces;

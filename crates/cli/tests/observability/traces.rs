@@ -1,0 +1,149 @@
+//! One trace from the call of a client to the command in the sandbox, as a collector receives it.
+
+use std::sync::Arc;
+
+use rustix::process::Signal;
+use telemetry::Exporter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::receiver::{Received, Receiver};
+use crate::support::Up;
+
+/// What a program that exports its spans gives the SDK.
+#[derive(Debug)]
+struct Propagator;
+
+impl sdk::trace::Propagator for Propagator {
+    fn inject(&self, set: &mut dyn FnMut(&str, String)) {
+        if let Some(context) = telemetry::spans::current() {
+            for (name, value) in context.headers() {
+                set(name, value.to_owned());
+            }
+        }
+    }
+}
+
+async fn client_of(up: &Up) -> sdk::Client {
+    let kubeconfig =
+        kube::config::Kubeconfig::read_from(up.ready()["kubeconfig"].as_str().unwrap());
+    let chosen = kube::config::KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig.unwrap(), &chosen).await;
+    let client = kube::Client::try_from(config.unwrap()).unwrap();
+    let options = sdk::Options {
+        connection: sdk::Connection::Direct {
+            url: up.ready()["router"].as_str().unwrap().to_owned(),
+        },
+        propagator: Some(Arc::new(Propagator)),
+        ..sdk::Options::default()
+    };
+    sdk::Client::new(client, options).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_trace_connects_the_call_of_a_client_with_the_command() {
+    let (receiver, address) = Receiver::start().await;
+    let endpoint = format!("http://{address}");
+    let exporter = Exporter::start_to("the-test", Some(&endpoint))
+        .await
+        .unwrap();
+    let silent = tracing_subscriber::fmt::layer().with_filter(LevelFilter::OFF);
+    telemetry::export::install(silent, Some(&exporter)).unwrap();
+
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str())];
+    let mut up = tokio::task::spawn_blocking({
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        move || Up::start_with(&["--enable-tracing"], &variables)
+    })
+    .await
+    .unwrap();
+    let client = client_of(&up).await;
+    let sandbox = client
+        .create(sdk::CreateOptions::from_pool("python-warmpool"))
+        .await
+        .unwrap();
+    let told = sandbox
+        .commands()
+        .run("sh -c 'echo $TRACEPARENT'")
+        .await
+        .unwrap();
+    sandbox.terminate().await.unwrap();
+    drop(sandbox);
+    // What is not sent yet is sent when the processes end.
+    up = tokio::task::spawn_blocking(move || {
+        up.delete_everything();
+        up.signal(Signal::TERM);
+        up
+    })
+    .await
+    .unwrap();
+    drop(up);
+    exporter.stop().await;
+
+    let spans = receiver.spans();
+    let named = |name: &str| -> &Received {
+        let found = spans.iter().find(|span| span.name == name);
+        found.unwrap_or_else(|| panic!("no span {name} among {:#?}", names(&spans)))
+    };
+    let root = named("sandbox-client.lifecycle");
+    assert!(root.parent.is_empty(), "the trace begins with the client");
+    let trace: Vec<&Received> = spans
+        .iter()
+        .filter(|span| span.trace == root.trace)
+        .collect();
+    for (name, service) in [
+        ("sandbox-client.run", "the-test"),
+        ("ReconcileSandboxClaim", "agent-sandbox"),
+        ("ReconcileSandbox", "agent-sandbox"),
+        ("POST sandbox", "agent-sandbox"),
+        ("sandboxd.execute", "agent-sandbox"),
+    ] {
+        let span = trace.iter().find(|span| span.name == name);
+        let span = span.unwrap_or_else(|| panic!("no {name} in the trace {:#?}", names(&spans)));
+        assert_eq!(span.service, service, "{name}");
+    }
+    for span in &trace {
+        let is_connected =
+            span.parent.is_empty() || trace.iter().any(|other| other.id == span.parent);
+        assert!(
+            is_connected,
+            "{} hangs in the air: {:#?}",
+            span.name,
+            names(&spans)
+        );
+        assert!(span.end >= span.start, "{}", span.name);
+    }
+    // From the command back to the call.
+    let parent_of = |span: &Received| trace.iter().find(|other| other.id == span.parent).copied();
+    let execution = trace.iter().find(|span| span.name == "sandboxd.execute");
+    let request = parent_of(execution.unwrap()).unwrap();
+    assert_eq!(request.name, "POST sandbox");
+    assert_eq!(parent_of(request).unwrap().name, "sandbox-client.run");
+    let hexadecimal: String = root
+        .trace
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(
+        told.stdout.trim().get(3..35),
+        Some(hexadecimal.as_str()),
+        "the command can go on with the trace: {told:?}"
+    );
+    // What was done is told by events.
+    let claim = trace
+        .iter()
+        .filter(|span| span.name == "ReconcileSandboxClaim")
+        .flat_map(|span| &span.events);
+    assert!(
+        claim.clone().any(|event| event == "changed"),
+        "{:?}",
+        claim.collect::<Vec<_>>()
+    );
+}
+
+fn names(spans: &[Received]) -> Vec<String> {
+    spans
+        .iter()
+        .map(|span| format!("{} {} {:02x?}", span.service, span.name, &span.trace[..3]))
+        .collect()
+}

@@ -1,0 +1,133 @@
+//! Which claims have never been Ready yet, so that each is measured once: when it first is.
+//!
+//! A claim that falls back and recovers, or is suspended and resumed, is not measured again, nor is one that was Ready under an
+//! earlier process. Nothing is written for that: an unmeasured claim is remembered by its UID, until it is measured or gone.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::conditions::{self, ConditionType};
+use api::{SandboxClaim, labels};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+
+use super::report::is_ready;
+use crate::cache::Cache;
+
+/// A claim whose Ready condition has changed later than this after the claim was first seen has been Ready before. Times in
+/// conditions are whole seconds.
+const FIRST_STATUS_WITHIN: SignedDuration = SignedDuration::from_secs(2);
+
+/// The UIDs of claims that have never been Ready.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FirstReady(Arc<Mutex<HashSet<String>>>);
+
+impl FirstReady {
+    /// Notes claims as they come, and forgets them as they go.
+    pub fn follow(&self, claims: &Cache<SandboxClaim>) {
+        let unmeasured = self.clone();
+        claims.subscribe(move |change| match (change.before, change.after) {
+            (None, Some(claim)) if never_was_ready(claim) => {
+                unmeasured.uids().extend(claim.uid());
+            }
+            (Some(claim), None) => {
+                unmeasured.uids().remove(uid(claim));
+            }
+            _ => {}
+        });
+    }
+
+    /// Whether a claim that is Ready now is so for the first time. Asked again, it is not.
+    pub fn is_now(&self, claim: &SandboxClaim) -> bool {
+        self.uids().remove(uid(claim))
+    }
+
+    /// How many claims wait to be measured.
+    pub fn len(&self) -> usize {
+        self.uids().len()
+    }
+
+    fn uids(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn uid(claim: &SandboxClaim) -> &str {
+    claim.metadata.uid.as_deref().unwrap_or_default()
+}
+
+fn never_was_ready(claim: &SandboxClaim) -> bool {
+    let Some(status) = &claim.status else {
+        return true;
+    };
+    if is_ready(status) {
+        return false;
+    }
+    let Some(ready) = conditions::find(&status.conditions, ConditionType::Ready) else {
+        return true;
+    };
+    let first_seen = claim
+        .annotations()
+        .get(labels::CONTROLLER_FIRST_OBSERVED_AT)
+        .and_then(|moment| moment.parse::<Timestamp>().ok());
+    first_seen.is_none_or(|first_seen| {
+        ready.last_transition_time.0.duration_since(first_seen) <= FIRST_STATUS_WITHIN
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use api::SandboxClaimSpec;
+    use serde_json::json;
+
+    use super::*;
+
+    fn claim(ready: Option<(&str, &str)>) -> SandboxClaim {
+        let mut claim = SandboxClaim::new("c", SandboxClaimSpec::default());
+        claim.annotations_mut().insert(
+            labels::CONTROLLER_FIRST_OBSERVED_AT.to_owned(),
+            "2026-11-16T10:00:00.5Z".to_owned(),
+        );
+        claim.status = ready.map(|(status, since)| {
+            let condition = json!({
+                "type": "Ready", "status": status, "reason": "SandboxNotReady", "message": "", "lastTransitionTime": since,
+            });
+            serde_json::from_value(json!({ "conditions": [condition] })).unwrap()
+        });
+        claim
+    }
+
+    #[test]
+    fn a_claim_that_an_earlier_process_saw_ready_is_told_from_a_new_one() {
+        for (ready, never) in [
+            (None, true),
+            (Some(("False", "2026-11-16T10:00:01Z")), true),
+            (Some(("True", "2026-11-16T10:00:01Z")), false),
+            (Some(("False", "2026-11-16T10:20:00Z")), false),
+        ] {
+            assert_eq!(never_was_ready(&claim(ready)), never, "{ready:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_is_new_once_and_forgotten_when_it_goes() {
+        use kube::runtime::watcher::Event;
+        let cache = Cache::<SandboxClaim>::new(None);
+        let first_ready = FirstReady::default();
+        first_ready.follow(&cache);
+        let named = |name: &str, version: &str| {
+            let mut claim = claim(None);
+            claim.metadata.name = Some(name.to_owned());
+            claim.metadata.uid = Some(format!("uid-{name}"));
+            claim.metadata.resource_version = Some(version.to_owned());
+            claim
+        };
+        for name in ["a", "b"] {
+            cache.apply(Event::Apply(named(name, "1")));
+        }
+        assert!(first_ready.is_now(&named("a", "1")));
+        assert!(!first_ready.is_now(&named("a", "1")));
+        cache.apply(Event::Delete(named("b", "2")));
+        assert_eq!(first_ready.len(), 0);
+    }
+}

@@ -1,0 +1,73 @@
+//! `agent_sandbox_controller_entries`: how much the controllers keep in memory, counted when someone asks.
+//!
+//! Every structure here shrinks again when what it is of goes. One that only grows is a leak, and shows.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGaugeVec, Opts};
+
+use super::WELL_FORMED;
+use crate::instrumentation::Count;
+
+struct Structure {
+    name: &'static str,
+    of: String,
+    count: Count,
+}
+
+/// The structures that are counted, and the collector that counts them.
+#[derive(Clone)]
+pub(super) struct Kept {
+    structures: Arc<Mutex<Vec<Structure>>>,
+    entries: IntGaugeVec,
+}
+
+impl Kept {
+    pub fn new() -> Self {
+        let options = Opts::new(
+            "agent_sandbox_controller_entries",
+            "Entries that the controllers keep in memory, by structure and by what it is of.",
+        );
+        Self {
+            structures: Arc::default(),
+            entries: IntGaugeVec::new(options, &["structure", "of"]).expect(WELL_FORMED),
+        }
+    }
+
+    pub fn add(&self, name: &'static str, of: &str, count: Count) {
+        let of = of.to_owned();
+        let mut structures = self
+            .structures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        structures.push(Structure { name, of, count });
+    }
+}
+
+impl Collector for Kept {
+    fn desc(&self) -> Vec<&Desc> {
+        self.entries.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let structures = self
+            .structures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for Structure { name, of, count } in structures.iter() {
+            self.entries
+                .with_label_values(&[*name, of.as_str()])
+                .set(i64::try_from(count()).unwrap_or(i64::MAX));
+        }
+        self.entries.collect()
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Kept").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,143 @@
+//! The metrics of one process: everything the machinery reports, in the names that dashboards for Kubernetes controllers know.
+//!
+//! Names, labels and help texts are a contract with existing dashboards and alerts; buckets may be added to, never taken away
+//! from. What is counted where is the affair of the modules below.
+
+mod build;
+mod claims;
+mod kept;
+mod machinery;
+mod sandboxes;
+
+use std::time::Duration;
+
+use api::Sandbox;
+use prometheus::core::Collector;
+use prometheus::{IntGaugeVec, Opts, Registry, TextEncoder};
+
+use crate::cache::Change;
+use crate::instrumentation::{
+    ClaimReadiness, Count, Instrumentation, Provisioning, ReconcileResult, RequestReport,
+};
+
+use claims::Claims;
+use kept::Kept;
+use machinery::Machinery;
+use sandboxes::Sandboxes;
+
+/// How an exposition is to be served.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The metrics of one process. Others may register theirs beside them.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    machinery: Machinery,
+    claims: Claims,
+    sandboxes: Sandboxes,
+    kept: Kept,
+    leadership: IntGaugeVec,
+}
+
+impl Metrics {
+    /// Metrics of a process whose requests go to this host, as `rest_client_requests_total` names it.
+    pub fn new(host: &str) -> Self {
+        let leadership = IntGaugeVec::new(
+            Opts::new(
+                "leader_election_master_status",
+                "Gauge of if the reporting system is master of the relevant lease, 0 indicates backup, 1 indicates master. \
+                 'name' is the string used to identify the lease. Please make sure to group by name.",
+            ),
+            &["name"],
+        )
+        .expect(WELL_FORMED);
+        let metrics = Self {
+            registry: Registry::new(),
+            machinery: Machinery::new(host),
+            claims: Claims::new(),
+            sandboxes: Sandboxes::new(),
+            kept: Kept::new(),
+            leadership,
+        };
+        metrics.machinery.register(&metrics);
+        metrics.claims.register(&metrics);
+        metrics.register(metrics.sandboxes.clone());
+        metrics.register(metrics.kept.clone());
+        metrics.register(metrics.leadership.clone());
+        metrics.register(build::info());
+        metrics
+    }
+
+    /// Adds metrics of others.
+    pub fn register(&self, collector: impl Collector + 'static) {
+        self.registry
+            .register(Box::new(collector))
+            .expect("every metric is registered once, under a name of its own");
+    }
+
+    /// Tells whether this process holds a lease.
+    pub fn set_leader(&self, lease: &str, leads: bool) {
+        let gauge = self.leadership.with_label_values(&[lease]);
+        gauge.set(i64::from(leads));
+    }
+
+    /// All metrics as text.
+    pub fn exposition(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail, and families without series are left out before.
+        let _ = TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text);
+        text
+    }
+}
+
+/// Why making a metric of constant parts cannot fail.
+const WELL_FORMED: &str = "the name, help and labels are constants that Prometheus allows";
+
+impl Instrumentation for Metrics {
+    fn controller_registered(&self, controller: &'static str, workers: usize) {
+        self.machinery.controller_registered(controller, workers);
+    }
+
+    fn queue_added(&self, controller: &'static str, depth: usize) {
+        self.machinery.queue_added(controller, depth);
+    }
+
+    fn reconcile_started(&self, controller: &'static str, waited: Duration, depth: usize) {
+        self.machinery.reconcile_started(controller, waited, depth);
+    }
+
+    fn reconcile_finished(
+        &self,
+        controller: &'static str,
+        took: Duration,
+        result: ReconcileResult,
+    ) {
+        self.machinery.reconcile_finished(controller, took, result);
+    }
+
+    fn claim_provisioned(&self, provisioning: &Provisioning<'_>) {
+        self.claims.provisioned(provisioning);
+    }
+
+    fn claim_ready(&self, readiness: &ClaimReadiness<'_>) {
+        self.claims.ready(readiness);
+    }
+
+    fn sandbox_changed(&self, change: &Change<'_, Sandbox>) {
+        self.sandboxes.count(
+            change.before.map(AsRef::as_ref),
+            change.after.map(AsRef::as_ref),
+        );
+    }
+
+    fn keeps(&self, structure: &'static str, of: &str, count: Count) {
+        self.kept.add(structure, of, count);
+    }
+
+    fn requested(&self, report: &RequestReport<'_>) {
+        self.machinery.requested(report);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! `agent_sandboxes`: how many sandboxes there are of each sort.
+//!
+//! The counts are kept as sandboxes change, so that a scrape costs as much as there are sorts, however many sandboxes there are.
+//! A change takes one off the sort it was and adds one to the sort it is; changes may therefore arrive in any order, and only
+//! their sum counts. A sort that has none left is forgotten, so that no series outlives its sandboxes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::conditions::{self, ConditionType, Reason};
+use api::{Sandbox, labels};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Gauge, LabelPair, Metric, MetricFamily, MetricType};
+
+use super::WELL_FORMED;
+use crate::cached::controller_of;
+use crate::instrumentation::Launch;
+
+const NAME: &str = "agent_sandboxes";
+const HELP: &str = "Monitor the point-in-time number of sandboxes in the cluster.";
+const UNKNOWN_TEMPLATE: &str = "unknown";
+
+/// What sandboxes are told apart by. Borrowed, so that finding out that a change does not matter costs no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sort<'a> {
+    namespace: &'a str,
+    is_ready: bool,
+    has_expired: bool,
+    launch: Launch,
+    template: &'a str,
+    owner: &'static str,
+}
+
+/// The same, to be kept.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct KeptSort {
+    namespace: Box<str>,
+    is_ready: bool,
+    has_expired: bool,
+    launch: Launch,
+    template: Box<str>,
+    owner: &'static str,
+}
+
+impl<'a> Sort<'a> {
+    fn of(sandbox: &'a Sandbox) -> Self {
+        let status = sandbox.status.as_ref();
+        let ready =
+            status.and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
+        let annotation = |key: &str| {
+            let value = sandbox.metadata.annotations.as_ref()?.get(key)?;
+            (!value.is_empty()).then_some(value.as_str())
+        };
+        Self {
+            namespace: sandbox.metadata.namespace.as_deref().unwrap_or_default(),
+            is_ready: ready.is_some_and(|ready| ready.status == "True"),
+            has_expired: ready.is_some_and(|ready| ready.reason == Reason::SandboxExpired.as_str()),
+            launch: if annotation(labels::POD_NAME).is_some() {
+                Launch::Warm
+            } else {
+                Launch::Cold
+            },
+            template: annotation(labels::SANDBOX_TEMPLATE_REF).unwrap_or(UNKNOWN_TEMPLATE),
+            owner: controller_of(sandbox).map_or("None", owner_name),
+        }
+    }
+
+    fn kept(self) -> KeptSort {
+        KeptSort {
+            namespace: self.namespace.into(),
+            is_ready: self.is_ready,
+            has_expired: self.has_expired,
+            launch: self.launch,
+            template: self.template.into(),
+            owner: self.owner,
+        }
+    }
+}
+
+/// Owners count by group and kind: which version of them made the sandbox says nothing.
+fn owner_name(owner: &OwnerReference) -> &'static str {
+    let group = owner.api_version.split_once('/').map(|(group, _)| group);
+    match (group, owner.kind.as_str()) {
+        (Some(api::EXTENSIONS_GROUP), "SandboxClaim") => "SandboxClaim",
+        (Some(api::EXTENSIONS_GROUP), "SandboxWarmPool") => "SandboxWarmPool",
+        _ => "None",
+    }
+}
+
+/// The counts, and the collector that tells them.
+#[derive(Clone, Debug)]
+pub(super) struct Sandboxes {
+    counts: Arc<Mutex<HashMap<KeptSort, i64>>>,
+    description: Desc,
+}
+
+impl Sandboxes {
+    pub fn new() -> Self {
+        let labels = [
+            "namespace",
+            "ready_condition",
+            "expired",
+            "launch_type",
+            "sandbox_template",
+            "owned_by",
+        ];
+        let description = Desc::new(
+            NAME.to_owned(),
+            HELP.to_owned(),
+            labels.map(str::to_owned).to_vec(),
+            HashMap::new(),
+        );
+        Self {
+            counts: Arc::default(),
+            description: description.expect(WELL_FORMED),
+        }
+    }
+
+    /// Takes in that a sandbox was one thing and is another.
+    pub fn count(&self, before: Option<&Sandbox>, after: Option<&Sandbox>) {
+        let (before, after) = (before.map(Sort::of), after.map(Sort::of));
+        if before == after {
+            return;
+        }
+        let mut counts = self.counts();
+        for (sort, step) in [(before, -1), (after, 1)] {
+            let Some(sort) = sort.map(Sort::kept) else {
+                continue;
+            };
+            let count = counts.entry(sort.clone()).or_default();
+            *count += step;
+            if *count == 0 {
+                counts.remove(&sort);
+            }
+        }
+    }
+
+    /// How many sorts are kept.
+    #[cfg(test)]
+    pub fn sorts(&self) -> usize {
+        self.counts().len()
+    }
+
+    fn counts(&self) -> MutexGuard<'_, HashMap<KeptSort, i64>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collector for Sandboxes {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.description]
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "sandboxes are far fewer than a double counts exactly"
+    )]
+    fn collect(&self) -> Vec<MetricFamily> {
+        let counts = self.counts().clone();
+        let metrics = counts.into_iter().filter(|(_, count)| *count > 0);
+        let metrics: Vec<Metric> = metrics
+            .map(|(sort, count)| {
+                let mut gauge = Gauge::default();
+                gauge.set_value(count as f64);
+                let mut metric = Metric::from_gauge(gauge);
+                metric.set_label(sort.labels());
+                metric
+            })
+            .collect();
+        if metrics.is_empty() {
+            return Vec::new();
+        }
+        let mut family = MetricFamily::default();
+        family.set_name(NAME.to_owned());
+        family.set_help(HELP.to_owned());
+        family.set_field_type(MetricType::GAUGE);
+        family.set_metric(metrics);
+        vec![family]
+    }
+}
+
+impl KeptSort {
+    /// Sorted by name, as every label of an exposition is.
+    fn labels(&self) -> Vec<LabelPair> {
+        [
+            ("expired", truth(self.has_expired)),
+            ("launch_type", self.launch.as_str()),
+            ("namespace", &self.namespace),
+            ("owned_by", self.owner),
+            ("ready_condition", truth(self.is_ready)),
+            ("sandbox_template", &self.template),
+        ]
+        .into_iter()
+        .map(|(name, value)| {
+            let mut pair = LabelPair::default();
+            pair.set_name(name.to_owned());
+            pair.set_value(value.to_owned());
+            pair
+        })
+        .collect()
+    }
+}
+
+fn truth(value: bool) -> &'static str {
+    if value { "true" } else { "false" }
+}
