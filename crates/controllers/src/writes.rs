@@ -181,7 +181,7 @@ impl<'a, K: Cached> Writer<'a, K> {
     pub async fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, WriteError> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
-        let request = self.request(key).get(&key.name, &GetParams::default());
+        let request = Self::request(key).get(&key.name, &GetParams::default());
         let answer = match self.send(request).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
             answer => answer.map(Some),
@@ -198,7 +198,7 @@ impl<'a, K: Cached> Writer<'a, K> {
             field_manager: Some(self.field_manager.to_owned()),
         };
         let answer = match serde_json::to_vec(object) {
-            Ok(body) => self.send(self.request(key).create(&params, body)).await,
+            Ok(body) => self.send(Self::request(key).create(&params, body)).await,
             Err(error) => Err(kube::Error::SerdeError(error)),
         };
         let object = self.report(Verb::Create, key, started, answer)?;
@@ -216,8 +216,7 @@ impl<'a, K: Cached> Writer<'a, K> {
         let started = Instant::now();
         let patch = with_precondition(patch, precondition);
         let request =
-            self.request(key)
-                .patch(&key.name, &self.patch_params(), &Patch::Merge(&patch));
+            Self::request(key).patch(&key.name, &self.patch_params(), &Patch::Merge(&patch));
         let answer = self.send(request).await;
         let object = self.report(Verb::Patch, key, started, answer)?;
         Ok(self.cache.learn(object, epoch))
@@ -233,7 +232,7 @@ impl<'a, K: Cached> Writer<'a, K> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
         let patch = with_precondition(json!({ "status": status }), precondition);
-        let request = self.request(key).patch_subresource(
+        let request = Self::request(key).patch_subresource(
             "status",
             &key.name,
             &self.patch_params(),
@@ -254,7 +253,7 @@ impl<'a, K: Cached> Writer<'a, K> {
         };
         let answer = match serde_json::to_vec(object) {
             Ok(body) => {
-                let request = self.request(key).replace(&key.name, &params, body);
+                let request = Self::request(key).replace(&key.name, &params, body);
                 self.send(request).await
             }
             Err(error) => Err(kube::Error::SerdeError(error)),
@@ -278,7 +277,7 @@ impl<'a, K: Cached> Writer<'a, K> {
             "status": status,
         });
         let params = PatchParams::apply(self.field_manager).force();
-        let request = self.request(key).patch_subresource(
+        let request = Self::request(key).patch_subresource(
             "status",
             &key.name,
             &params,
@@ -303,7 +302,7 @@ impl<'a, K: Cached> Writer<'a, K> {
             }),
             ..DeleteParams::default()
         };
-        let answer = match self.request(key).delete(&key.name, &params) {
+        let answer = match Self::request(key).delete(&key.name, &params) {
             Ok(request) => self.context.client.request_status::<Slim<K>>(request).await,
             Err(error) => Err(kube::Error::BuildRequest(error)),
         };
@@ -320,7 +319,7 @@ impl<'a, K: Cached> Writer<'a, K> {
         }
     }
 
-    fn request(&self, key: &ObjectKey) -> Request {
+    fn request(key: &ObjectKey) -> Request {
         Request::new(K::url_path(&(), Some(&key.namespace)))
     }
 

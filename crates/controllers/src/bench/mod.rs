@@ -268,10 +268,11 @@ async fn list(client: &Client, options: &Options) -> Result<(Duration, Duration)
         .await
         .map_err(|source| request("list the sandboxes", source))?;
     let listed = started.elapsed();
+    let started = Instant::now();
     let decoded = serde_json::from_str::<ObjectList<Slim<Sandbox>>>(&answer);
     let decoded =
         decoded.map_err(|error| request("decode the list", kube::Error::SerdeError(error)))?;
-    let took = started.elapsed() - listed;
+    let took = started.elapsed();
     drop(decoded);
     Ok((listed, took))
 }

@@ -50,6 +50,7 @@ impl Writes {
     }
 
     /// What was asked since an earlier count.
+    #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts = self.0.iter().map(|(name, count)| {
             let before = earlier.0.get(name).copied().unwrap_or(0);
