@@ -197,18 +197,15 @@ fn record_in_place(
         return entries;
     }
     let own = entries.iter_mut().find(|entry| writer.wrote(entry));
-    match own.and_then(Value::as_object_mut) {
-        Some(own) => {
-            if let Some(Value::Object(fields)) = own.get_mut("fieldsV1") {
-                taken.add_to(fields);
-            }
-            let time = crate::time::format(writer.now);
-            own.insert("time".to_owned(), Value::String(time));
+    if let Some(own) = own.and_then(Value::as_object_mut) {
+        if let Some(Value::Object(fields)) = own.get_mut("fieldsV1") {
+            taken.add_to(fields);
         }
-        None => {
-            let identity = writer.identity(Operation::Update);
-            entries.push(identity.encode(writer.managed(taken)));
-        }
+        let time = crate::time::format(writer.now);
+        own.insert("time".to_owned(), Value::String(time));
+    } else {
+        let identity = writer.identity(Operation::Update);
+        entries.push(identity.encode(writer.managed(taken)));
     }
     if managers::is_over_the_cap(&entries)
         && let Some(mut all) = Managers::decode(&entries)
