@@ -6,6 +6,7 @@ mod crds;
 mod manifests;
 mod schema;
 mod test_clients;
+mod test_leaks;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -30,6 +31,8 @@ enum Task {
     Tidy,
     /// Run published clients, unmodified, against `agent-sandbox up`
     TestClients(test_clients::Arguments),
+    /// Let a thousand pods come and go, with the node killed in between, and look for what is left
+    TestLeaks(test_leaks::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Task::Verify => artifacts::verify(&root),
         Task::Tidy => tidy::check(&root),
         Task::TestClients(arguments) => test_clients::run(&root, &arguments),
+        Task::TestLeaks(arguments) => test_leaks::run(&root, &arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

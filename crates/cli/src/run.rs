@@ -104,6 +104,7 @@ impl Embedded {
             router_listen: any_port,
             metrics_listen: any_port,
             quickstart: Quickstart::Template,
+            unselected_pods: node::network::policy::Unselected::default(),
         })
         .await?;
         Ok(Self {

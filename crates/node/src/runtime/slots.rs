@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::RuntimeError;
-use super::network::Network;
+use crate::network::links::Network;
 
 /// Identities per pod: all that 16 bits hold, as container images expect.
 const IDENTITIES_PER_POD: u32 = 1 << 16;
