@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 from checks import DEADLINE_SECONDS, check, kubectl, run_checks, until
 
@@ -33,6 +34,16 @@ def the_kinds_are_discovered_and_explained():
     text = kubectl("explain", "sandbox.spec.podTemplate")
     assert "FIELDS" in text and "metadata" in text, text
     assert "containers" in kubectl("explain", "sandbox.spec", "--recursive")
+    assert "creationTimestamp" in kubectl("explain", "sandbox.metadata")
+    pod = kubectl("explain", "pod.spec", "--recursive")
+    for field in ["containers", "livenessProbe", "httpGet", "terminationGracePeriodSeconds"]:
+        assert field in pod, field
+    port = kubectl("explain", "pods.spec.containers.ports.containerPort")
+    assert "<integer>" in port and "Number of port to expose" in port, port
+    assert "resourceNames" in kubectl("explain", "clusterroles.rules")
+    # The older form of the documents, which older clients merge by.
+    for field in ["pod.spec.containers.ports", "sandbox.spec.podTemplate"]:
+        assert "FIELDS" in kubectl("explain", field, "--output=plaintext-openapiv2")
     assert "gitVersion" in kubectl("version", "-o", "json")
     assert kubectl("cluster-info").strip()
 
@@ -55,7 +66,22 @@ def objects_are_applied_shown_and_waited_for():
     assert "Kind:         Sandbox" in described and "Conditions:" in described, described
     assert "Containers:" in kubectl("describe", "pod", "by-kubectl")
     assert "Capacity:" in kubectl("describe", "node")
-    assert kubectl("events", "--for=pod/by-kubectl").strip()
+
+
+@check
+def events_are_found_by_what_they_are_about():
+    about = {"apiVersion": "v1", "kind": "Pod", "name": "by-kubectl", "namespace": "default", "uid": path("by-kubectl", "{.metadata.uid}", "pod")}
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "told", "namespace": "default"}, "involvedObject": about, "type": "Normal"}
+    event.update({"reason": "ToldByKubectl", "message": "hello", "count": 1, "firstTimestamp": now, "lastTimestamp": now})
+    kubectl("create", "-f", "-", text=json.dumps(event))
+    assert "ToldByKubectl" in kubectl("events", "--for=pod/by-kubectl")
+    assert "ToldByKubectl" not in kubectl("events", "--for=pod/another")
+    assert "ToldByKubectl" in kubectl("describe", "pod", "by-kubectl")
+    selected = kubectl("get", "events", "--field-selector=reason=ToldByKubectl,involvedObject.name=by-kubectl", "-o", "name")
+    assert selected == "event/told\n", selected
+    assert "ToldByKubectl" in kubectl("get", "events.events.k8s.io", "told", "-o", "jsonpath={.reason}")
+    kubectl("delete", "event", "told")
 
 
 @check
@@ -89,6 +115,60 @@ def fields_are_set_in_every_way():
     assert path("by-kubectl", "{.metadata.labels.by}") == "replace"
     error = kubectl("apply", "-f", "-", text=SANDBOX.replace("podTemplate", "podTemplat"), succeeds=False)
     assert "podTemplat" in error, error
+
+
+@check
+def lists_of_a_built_in_kind_merge_by_key():
+    def pod(*containers):
+        listed = [{"name": name, "image": "host", "env": [{"name": "A", "value": "1"}]} for name in containers]
+        spec = {"nodeName": "nowhere", "containers": listed, "tolerations": [{"operator": "Exists"}]}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "merged", "labels": {"a": "1"}}, "spec": spec}
+
+    kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": [pod("one", "two")]}))
+    kubectl("patch", "pod", "merged", "-p", '{"metadata": {"labels": {"b": "2"}}, "spec": {"containers": [{"name": "two", "image": "other"}]}}')
+    assert path("merged", "{.spec.containers[*].image}", "pod") == "host other"
+    # Applied again, what somebody else set stays where the configuration does not name it.
+    assert "configured" in kubectl("apply", "-f", "-", text=json.dumps(pod("one", "two")))
+    assert path("merged", "{.spec.containers[*].image}", "pod") == "host host"
+    assert path("merged", "{.metadata.labels.b}", "pod") == "2"
+    assert path("merged", "{.spec.containers[1].env[0].value}", "pod") == "1"
+    kubectl("delete", "pod", "merged", "--force", "--grace-period=0")
+
+
+@check
+def dependents_follow_the_cascade():
+    def config_map(name, owner=None):
+        metadata = {"name": name, "namespace": "default"}
+        if owner:
+            uid = path(owner, "{.metadata.uid}", "configmap")
+            metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "ConfigMap", "name": owner, "uid": uid, "blockOwnerDeletion": True}]
+        return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+
+    for cascade in ["background", "foreground", "orphan"]:
+        kubectl("create", "-f", "-", text=config_map("owner"))
+        kubectl("create", "-f", "-", text=config_map("dependent", "owner"))
+        kubectl("delete", "configmap", "owner", f"--cascade={cascade}", "--timeout=60s")
+        assert "not found" in kubectl("get", "configmap", "owner", succeeds=False)
+        if cascade == "orphan":
+            assert path("dependent", "{.metadata.ownerReferences}", "configmap") == ""
+            kubectl("delete", "configmap", "dependent")
+        else:
+            kubectl("wait", "configmap/dependent", "--for=delete", "--timeout=60s")
+
+
+@check
+def objects_are_created_and_replaced_by_command():
+    kubectl("create", "namespace", "by-command")
+    kubectl("create", "configmap", "settings", "--from-literal=a=1", "-n", "by-command")
+    kubectl("create", "secret", "generic", "hidden", "--from-literal=b=2", "-n", "by-command")
+    assert kubectl("get", "configmap", "settings", "-n", "by-command", "-o", "jsonpath={.data.a}") == "1"
+    whole = json.loads(kubectl("get", "configmap", "settings", "-n", "by-command", "-o", "json"))
+    kubectl("replace", "--force", "-f", "-", text=json.dumps(whole))
+    replaced = json.loads(kubectl("get", "configmap", "settings", "-n", "by-command", "-o", "json"))
+    assert replaced["metadata"]["uid"] != whole["metadata"]["uid"]
+    assert "kind: ConfigMap" in kubectl("get", "configmap", "settings", "-n", "by-command", "-o", "yaml")
+    kubectl("delete", "namespace", "by-command", "--timeout=60s")
+    assert "not found" in kubectl("get", "namespace", "by-command", succeeds=False)
 
 
 @check

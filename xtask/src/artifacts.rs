@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{api_reference, crds, manifests};
+use crate::{api_reference, crds, manifests, openapi};
 
 /// How large a CRD may be: client-side `kubectl apply` keeps a copy in an annotation, and Kubernetes bounds those.
 const CRD_BYTES_MAX: usize = 256 * 1024;
@@ -49,24 +49,45 @@ pub fn verify(root: &Path) -> anyhow::Result<()> {
     );
 }
 
+/// The definitions of our kinds: the file below `deploy/` of each, and its text.
+pub fn definitions() -> anyhow::Result<Vec<(String, String)>> {
+    crds::sandbox_kinds()
+        .into_iter()
+        .map(|definition| {
+            let content = format!("{NOTICE}{}", crd_yaml(&definition.crd)?);
+            if content.len() > CRD_BYTES_MAX {
+                bail!(
+                    "{} has {} bytes and may have {CRD_BYTES_MAX}",
+                    definition.file,
+                    content.len()
+                );
+            }
+            Ok((definition.file, content))
+        })
+        .collect()
+}
+
 fn all() -> anyhow::Result<Vec<Artifact>> {
     let sandbox_kinds = crds::sandbox_kinds();
     let kruise_kinds = crds::kruise_kinds();
     let mut artifacts = Vec::new();
-    for definition in &sandbox_kinds {
-        let content = format!("{NOTICE}{}", crd_yaml(&definition.crd)?);
-        if content.len() > CRD_BYTES_MAX {
-            bail!(
-                "{} has {} bytes and may have {CRD_BYTES_MAX}",
-                definition.file,
-                content.len()
-            );
-        }
-        artifacts.push(deployed(&definition.file, content));
+    for (file, content) in definitions()? {
+        artifacts.push(deployed(&format!("helm/{file}"), content.clone()));
+        artifacts.push(deployed(&file, content));
     }
     artifacts.push(deployed("kruise/crds.yaml", documents(&kruise_kinds)?));
     for manifest in manifests::all() {
-        artifacts.push(deployed(manifest.file, documents(&manifest.documents)?));
+        let content = documents(&manifest.documents)?;
+        // The roles stand in the chart as they are; an overlay may use only files of its own folder.
+        let copy = match manifest.file {
+            "rbac.generated.yaml" | "extensions-rbac.generated.yaml" => {
+                Some(format!("helm/templates/{}", manifest.file))
+            }
+            "extensions.yaml" => Some(format!("components/extensions/{}", manifest.file)),
+            _ => None,
+        };
+        artifacts.extend(copy.map(|file| deployed(&file, content.clone())));
+        artifacts.push(deployed(manifest.file, content));
     }
     let kinds = sandbox_kinds
         .iter()
@@ -75,6 +96,10 @@ fn all() -> anyhow::Result<Vec<Artifact>> {
     artifacts.push(Artifact {
         path: "docs/api.md".to_owned(),
         content: api_reference::render(kinds),
+    });
+    artifacts.push(Artifact {
+        path: "crates/apiserver/src/http/openapi/builtin.txt".to_owned(),
+        content: openapi::render()?,
     });
     Ok(artifacts)
 }

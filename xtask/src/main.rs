@@ -3,7 +3,13 @@
 mod api_reference;
 mod artifacts;
 mod crds;
+mod documents;
+mod go_programs;
+mod kube_assets;
+mod kubernetes;
 mod manifests;
+mod openapi;
+mod release;
 mod schema;
 mod test_clients;
 mod test_leaks;
@@ -29,10 +35,18 @@ enum Task {
     Verify,
     /// Fail if the crates break the dependency rules or the habits of the code
     Tidy,
-    /// Run published clients, unmodified, against `agent-sandbox up`
+    /// Run published clients, unmodified, and every block of the pages for users against `agent-sandbox up`
     TestClients(test_clients::Arguments),
     /// Let a thousand pods come and go, with the node killed in between, and look for what is left
     TestLeaks(test_leaks::Arguments),
+    /// Write the manifests that a release publishes
+    Release(release::Arguments),
+    /// Build a real Kubernetes control plane, kubectl and helm into a cache outside the checkout
+    KubeAssets(kube_assets::Arguments),
+    /// Run a real Kubernetes control plane on loopback, for a command or until Enter is pressed
+    KubeUp(kubernetes::UpArguments),
+    /// Run the conformance suite, the install paths and the system on a real Kubernetes control plane
+    TestKubernetes(kubernetes::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +57,10 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::check(&root),
         Task::TestClients(arguments) => test_clients::run(&root, &arguments),
         Task::TestLeaks(arguments) => test_leaks::run(&root, &arguments),
+        Task::Release(arguments) => release::run(&root, &arguments),
+        Task::KubeAssets(arguments) => kube_assets::run(&root, &arguments),
+        Task::KubeUp(arguments) => kubernetes::up(&root, &arguments),
+        Task::TestKubernetes(arguments) => kubernetes::run(&root, &arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,10 +1,12 @@
-//! Published clients, unmodified, against the real binary: kubectl, and the Python SDKs of PyPI in environments of their own.
+//! Published clients, unmodified, against the real binary: kubectl (the one on the PATH, the oldest that is promised to work and the
+//! newest), client-go and controller-runtime, the official Python client, and the SDKs of PyPI in environments of their own. And the
+//! pages for users, each block of which is run.
 //!
 //! What each client must be able to do is in `tests/clients`; here is only what they run on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -12,38 +14,133 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::documents::{self, Language};
+use crate::go_programs::{self, Module};
+
 /// How long the system may take to come up, or to stop, on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A script of `tests/clients` and the package it tests.
+/// Something of `tests/clients` that is run against the system.
 struct Suite {
-    script: &'static str,
-    /// What pip installs for it; nothing means that the Python of this machine will do.
-    package: Option<&'static str>,
+    name: &'static str,
+    program: Program,
 }
 
-const SUITES: [Suite; 5] = [
-    Suite {
-        script: "kubectl_streams",
-        package: None,
+/// What a suite runs.
+enum Program {
+    /// A Python script, with what pip installs for it; nothing means that the Python of this machine will do.
+    Script {
+        file: &'static str,
+        package: Option<&'static str>,
     },
+    /// A Python script with a kubectl that is built for it.
+    Kubectl { file: &'static str, module: Module },
+    /// The tests of Go's own client libraries.
+    GoClients,
+    /// The blocks of a page.
+    Page { path: &'static str },
+}
+
+/// What the blocks of Python on pages import.
+const PAGES_PACKAGE: &str = "k8s-agent-sandbox[async]==1.0.8";
+/// The block of Rust on pages, as a file that is compiled.
+const PAGES_EXAMPLE: &str = "crates/cli/examples/quickstart.rs";
+
+const fn script(name: &'static str, package: Option<&'static str>) -> Suite {
     Suite {
-        script: "kubectl_objects",
-        package: None,
-    },
+        name,
+        program: Program::Script {
+            file: name,
+            package,
+        },
+    }
+}
+
+const fn kubectl(name: &'static str, file: &'static str, module: Module) -> Suite {
     Suite {
-        script: "sdk_0_4_6",
-        package: Some("k8s-agent-sandbox==0.4.6"),
-    },
+        name,
+        program: Program::Kubectl { file, module },
+    }
+}
+
+const fn page(name: &'static str, path: &'static str) -> Suite {
     Suite {
-        script: "sdk_1_0_8",
-        package: Some("k8s-agent-sandbox[async]==1.0.8"),
-    },
+        name,
+        program: Program::Page { path },
+    }
+}
+
+/// The pages come last: at the end of the quickstart everything is deleted.
+const SUITES: [Suite; 15] = [
+    script("kubectl_streams", None),
+    script("kubectl_objects", None),
+    script("kruise", None),
+    kubectl("kubectl_streams_oldest", "kubectl_streams", Module::Oldest),
+    kubectl("kubectl_objects_oldest", "kubectl_objects", Module::Oldest),
+    kubectl("kubectl_streams_newest", "kubectl_streams", Module::Newest),
+    kubectl("kubectl_objects_newest", "kubectl_objects", Module::Newest),
     Suite {
-        script: "sdk_1_0_8_async",
-        package: Some("k8s-agent-sandbox[async]==1.0.8"),
+        name: "go_clients",
+        program: Program::GoClients,
     },
+    script("python_client", Some("kubernetes==37.0.2")),
+    script("sdk_0_4_6", Some("k8s-agent-sandbox==0.4.6")),
+    script("sdk_1_0_8", Some("k8s-agent-sandbox[async]==1.0.8")),
+    script("sdk_1_0_8_async", Some("k8s-agent-sandbox[async]==1.0.8")),
+    script("sandboxd_1_0_8", Some("k8s-agent-sandbox[grpc]==1.0.8")),
+    page("readme", "README.md"),
+    page("quickstart", "docs/quickstart.md"),
 ];
+
+impl Suite {
+    /// Installs or builds what the suite runs, and says how to run it.
+    fn prepare(&self, root: &Path) -> anyhow::Result<Command> {
+        let scripts = root.join("tests/clients");
+        let cache = cache_directory()?;
+        match self.program {
+            Program::Script { file, package } => {
+                let mut command = Command::new(python_for(package)?);
+                command.arg(scripts.join(format!("{file}.py")));
+                Ok(command)
+            }
+            Program::Kubectl { file, module } => {
+                let mut path = go_programs::kubectl(root, module, &cache)?.into_os_string();
+                path.push(":");
+                path.push(std::env::var_os("PATH").unwrap_or_default());
+                let mut command = Command::new("python3");
+                command.arg(scripts.join(format!("{file}.py")));
+                command.env("PATH", path);
+                Ok(command)
+            }
+            Program::GoClients => {
+                let mut command = Command::new(go_programs::client_tests(root, &cache)?);
+                command.args(["-test.v", "-test.timeout=300s"]);
+                Ok(command)
+            }
+            Program::Page { path } => prepare_page(root, path),
+        }
+    }
+}
+
+fn prepare_page(root: &Path, path: &str) -> anyhow::Result<Command> {
+    let steps = documents::steps(&fs::read_to_string(root.join(path))?);
+    let steps = steps.with_context(|| format!("{path} cannot be read"))?;
+    let mut bash = Command::new("bash");
+    bash.arg("-c").arg(documents::script(&steps));
+    if let Some(step) = steps.iter().find(|step| step.language == Language::Rust) {
+        ensure!(
+            step.code == fs::read_to_string(root.join(PAGES_EXAMPLE))?,
+            "the block of Rust at line {} of {path} is not what is in {PAGES_EXAMPLE}",
+            step.line
+        );
+        let example = build(root, &["--example=quickstart"], "debug/examples/quickstart")?;
+        bash.env("EXAMPLE", example);
+    }
+    if steps.iter().any(|step| step.language == Language::Python) {
+        bash.env("PYTHON", python_for(Some(PAGES_PACKAGE))?);
+    }
+    Ok(bash)
+}
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -51,24 +148,22 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
 
-    /// Only these scripts of tests/clients, by name without ending
-    scripts: Vec<String>,
+    /// Only these suites
+    suites: Vec<String>,
 }
 
 pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
-    for name in &arguments.scripts {
+    for name in &arguments.suites {
+        let known: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
         ensure!(
-            SUITES.iter().any(|suite| suite.script == name),
-            "there is no tests/clients/{name}.py that this task knows"
+            known.contains(&name.as_str()),
+            "there is no suite {name}; there are {}",
+            known.join(", ")
         );
     }
-    let wanted: Vec<&Suite> = SUITES
-        .iter()
-        .filter(|suite| {
-            arguments.scripts.is_empty()
-                || arguments.scripts.iter().any(|name| name == suite.script)
-        })
-        .collect();
+    let wanted = SUITES.iter().filter(|suite| {
+        arguments.suites.is_empty() || arguments.suites.iter().any(|name| name == suite.name)
+    });
     require("kubectl", &["version", "--client"], "install kubectl")?;
     require(
         "python3",
@@ -79,23 +174,19 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         rustix::process::geteuid().is_root(),
         "the system under test starts containers: run this as root"
     );
-    let pythons: Vec<PathBuf> = wanted
-        .iter()
-        .map(|suite| python_for(suite.package))
-        .collect::<anyhow::Result<_>>()?;
+    let mut prepared = wanted
+        .map(|suite| Ok((suite.name, suite.prepare(root)?)))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let binary = match &arguments.binary {
-        Some(binary) => binary.clone(),
-        None => build(root)?,
+        Some(binary) => fs::canonicalize(binary)?,
+        None => build_binary(root)?,
     };
     let up = Up::start(&binary)?;
     let mut failed = Vec::new();
-    for (suite, python) in wanted.iter().zip(&pythons) {
-        println!("-- {}", suite.script);
-        let passed = up
-            .script(python, &root.join("tests/clients"), suite.script)?
-            .wait()?;
-        if !passed.success() {
-            failed.push(suite.script);
+    for (name, command) in &mut prepared {
+        println!("-- {name}");
+        if !up.run(command)?.success() {
+            failed.push(*name);
         }
     }
     up.stop()?;
@@ -156,7 +247,7 @@ fn python_for(package: Option<&str>) -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-fn cache_directory() -> anyhow::Result<PathBuf> {
+pub fn cache_directory() -> anyhow::Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME") {
         Some(cache) => PathBuf::from(cache),
         None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
@@ -173,13 +264,22 @@ fn run_to_end(command: &mut Command) -> anyhow::Result<()> {
 }
 
 /// Builds the binary, and says where it is.
-fn build(root: &Path) -> anyhow::Result<PathBuf> {
+pub fn build_binary(root: &Path) -> anyhow::Result<PathBuf> {
+    build(root, &["--bin=agent-sandbox"], "debug/agent-sandbox")
+}
+
+/// Builds a part of the command line's package, and says where it is.
+fn build(root: &Path, what: &[&str], output: &str) -> anyhow::Result<PathBuf> {
     let cargo = || {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(root);
         cargo
     };
-    run_to_end(cargo().args(["build", "--package=agent-sandbox", "--quiet"]))?;
+    run_to_end(
+        cargo()
+            .args(["build", "--package=agent-sandbox", "--quiet"])
+            .args(what),
+    )?;
     let metadata = cargo()
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .output()?;
@@ -187,7 +287,7 @@ fn build(root: &Path) -> anyhow::Result<PathBuf> {
     let target = metadata["target_directory"]
         .as_str()
         .context("cargo metadata names no target directory")?;
-    Ok(Path::new(target).join("debug/agent-sandbox"))
+    Ok(Path::new(target).join(output))
 }
 
 /// A running `agent-sandbox up` with a data directory of its own.
@@ -233,20 +333,22 @@ impl Up {
         Ok(up)
     }
 
-    /// Runs a script as a user of this system would.
-    fn script(&self, python: &Path, directory: &Path, name: &str) -> anyhow::Result<Child> {
+    /// Runs a program as a user of this system would.
+    fn run(&self, command: &mut Command) -> anyhow::Result<ExitStatus> {
         let setting = |name: &str| self.ready[name].as_str().unwrap_or_default().to_owned();
-        Command::new(python)
-            .arg(directory.join(format!("{name}.py")))
+        command
             .env("KUBECONFIG", setting("kubeconfig"))
             .env("ROUTER_URL", setting("router"))
+            .env("AGENT_SANDBOX", &self.binary)
             .env("PYTHONDONTWRITEBYTECODE", "1")
+            // What a client remembers of one server must not be taken for another's.
+            .env("KUBECACHEDIR", self.home.path().join("kube-cache"))
             // Everything is on this machine, whatever proxy there is for the rest.
             .env("NO_PROXY", "*")
             .env("no_proxy", "*")
             .stdin(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot start {}", python.display()))
+            .status()
+            .with_context(|| format!("cannot start {command:?}"))
     }
 
     /// Sandboxes outlive `up` by design, so they are deleted while it still runs.

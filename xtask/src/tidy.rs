@@ -12,19 +12,20 @@ use serde_json::Value;
 const MAY_USE: [(&str, &[&str]); 10] = [
     ("apiserver", &["apimachinery"]),
     ("controllers", &["api", "planner"]),
-    ("node", &["api", "shim-protocol", "streaming"]),
+    ("node", &["api", "images", "shim-protocol", "streaming"]),
     ("planner", &["api"]),
     ("router", &["api"]),
     ("sdk", &["api", "sandboxd"]),
     ("shim", &["shim-protocol"]),
     ("testkit", &["api", "apiserver"]),
-    ("xtask", &["api", "controllers"]),
+    ("xtask", &["api", "apimachinery", "controllers"]),
     (
         "cli",
         &[
             "api",
             "apiserver",
             "controllers",
+            "images",
             "node",
             "router",
             "sandboxd",

@@ -80,6 +80,14 @@ wire_names! {
         SandboxNotReady,
         RolloutInProgress,
         RolloutComplete,
+        /// On sandbox sets: fewer sandboxes can be claimed than are desired.
+        Replenishing,
+        /// On sandbox sets: as many sandboxes can be claimed as are desired.
+        Replenished,
+        /// On batch claims: sandboxes are being claimed.
+        Claiming,
+        /// On batch claims: the set has no sandbox left to claim.
+        OutOfStock,
         AllReplicasClaimed,
         TimeoutReached,
         SandboxSetNotFound,

@@ -36,6 +36,7 @@ use crate::sandbox::{PersistentVolumeClaimTemplate, PodTemplate, is_zero};
         status_replicas_path = ".status.replicas",
         label_selector_path = ".status.selector"
     ),
+    printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas"),
     printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.replicas"),
     printcolumn(
         name = "Available",
@@ -158,6 +159,7 @@ pub struct TemplateRef {
 pub struct ScaleStrategy {
     /// How many sandboxes may be unavailable while the set grows, as a number or a percentage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("pattern" = AMOUNT_PATTERN)))]
     pub max_unavailable: Option<IntOrString>,
 }
 
@@ -168,7 +170,7 @@ pub struct ScaleStrategy {
 pub struct SetUpdateStrategy {
     /// How many sandboxes may be replaced at a time, as a number or a percentage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(extend("default" = "20%")))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "20%", "pattern" = AMOUNT_PATTERN)))]
     pub max_unavailable: Option<IntOrString>,
 }
 
@@ -266,9 +268,15 @@ pub struct SandboxClaimSpec {
     pub skip_init_runtime: Option<bool>,
 }
 
-/// What a Go duration of at least zero looks like, so that a malformed one is refused when it is written.
+/// What a Go duration of at least zero looks like, so that a malformed one is refused when it is written. The number of digits is
+/// bounded because nobody can read a duration back that no clock can hold.
 #[cfg(feature = "schema")]
-const DURATION_PATTERN: &str = r"^(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$";
+const DURATION_PATTERN: &str =
+    r"^(0|(([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})(ns|us|µs|μs|ms|s|m|h)){1,8})$";
+
+/// What a number or percentage of sandboxes looks like where it is written as text.
+#[cfg(feature = "schema")]
+const AMOUNT_PATTERN: &str = r"^([0-9]{1,9}|(100|[0-9]{1,2})%)$";
 
 /// The observed state of a batch SandboxClaim.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -288,8 +296,22 @@ pub struct SandboxClaimStatus {
     pub message: Option<String>,
 
     /// How many sandboxes were claimed. It does not change once the claim is Completed.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub claimed_replicas: i32,
+
+    /// How many sandboxes were taken but could not be initialised, and were released or set aside.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failed_replicas: i32,
+
+    /// The sandboxes that are being claimed at this moment. No other is ever claimed until it is known what became of these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
+    pub claiming: Vec<String>,
+
+    /// The sandboxes that are being made for the claim because the set has none left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
+    pub creating: Vec<String>,
 
     /// When claiming began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -318,9 +340,26 @@ pub enum ClaimPhase {
     Completed,
 }
 
+/// How long a sandbox may take to answer its initialisation unless the claim says otherwise.
+const WAIT_READY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+
 impl SandboxClaimSpec {
     /// The number of sandboxes asked for, with the schema's default.
     pub fn desired_replicas(&self) -> i32 {
         self.replicas.unwrap_or(1)
+    }
+
+    /// How long a sandbox may take to be Ready and to answer its initialisation.
+    pub fn wait_ready_timeout(&self) -> std::time::Duration {
+        self.wait_ready_timeout
+            .map_or(WAIT_READY_TIMEOUT, std::time::Duration::from)
+    }
+
+    /// The environment variables that each sandbox is to be told of, if any are.
+    pub fn variables(&self) -> Option<&BTreeMap<String, String>> {
+        let skips = self.skip_init_runtime.unwrap_or(false);
+        self.env_vars
+            .as_ref()
+            .filter(|variables| !skips && !variables.is_empty())
     }
 }

@@ -59,4 +59,6 @@ pub mod kruise {
     pub const OWNER: &str = "agents.kruise.io/owner";
     /// Annotation of a claimed sandbox: when it was claimed.
     pub const CLAIM_TIMESTAMP: &str = "agents.kruise.io/claim-timestamp";
+    /// Annotation of a claimed sandbox that was set aside rather than released: why it could not be initialised.
+    pub const INIT_FAILURE: &str = "agents.kruise.io/init-failure";
 }

@@ -29,6 +29,7 @@
 )]
 
 pub mod admission;
+pub mod audit;
 pub mod auth;
 mod background;
 #[cfg(feature = "bench")]

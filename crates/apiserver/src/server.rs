@@ -12,9 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admission::Admission,
+    audit,
     auth::{User, access::Access},
     background,
-    http::Frontend,
+    http::{Documents, Frontend, Requests},
     local::Local,
     operations::{Api, Clock},
     store::{self, Place, Store, Window},
@@ -39,6 +40,8 @@ pub struct Config {
     pub window: Window,
     /// Names and addresses, beside the listener's own and loopback, that the server's certificate is good for.
     pub tls_names: Vec<String>,
+    /// Where requests are recorded, if they are.
+    pub audit: Option<audit::Options>,
 }
 
 impl Config {
@@ -51,6 +54,7 @@ impl Config {
             clock: Clock::default(),
             window: Window::default(),
             tls_names: Vec::new(),
+            audit: None,
         }
     }
 
@@ -72,6 +76,9 @@ pub enum OpenError {
     /// Certificates and tokens.
     #[error("cannot set up the server's certificates")]
     Identity(#[from] IdentityError),
+    /// The audit log.
+    #[error(transparent)]
+    Audit(#[from] audit::OpenError),
     /// The first objects.
     #[error("cannot create the objects that every cluster starts with")]
     Bootstrap(#[source] Status),
@@ -141,6 +148,7 @@ impl Server {
             config.clock.clone(),
         ));
         let access = Arc::new(Access::new(identity));
+        let audit = config.audit.clone().map(audit::Log::open).transpose()?;
         background::bootstrap(&api)
             .await
             .map_err(OpenError::Bootstrap)?;
@@ -152,6 +160,9 @@ impl Server {
                 api,
                 access,
                 dialer,
+                documents: Documents::default(),
+                audit,
+                requests: Requests::default(),
             }),
             config,
             tasks,
@@ -211,6 +222,9 @@ impl Server {
     pub async fn shutdown(mut self) {
         self.frontend.api.shutdown.cancel();
         while self.tasks.join_next().await.is_some() {}
+        if let Some(log) = &self.frontend.audit {
+            log.flush().await;
+        }
         self.frontend.api.store.close().await;
     }
 }

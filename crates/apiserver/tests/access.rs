@@ -5,15 +5,19 @@ mod support;
 use std::sync::Arc;
 
 use apiserver::{Config, Server, User};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use futures::StreamExt;
 use k8s_openapi::api::{
+    authentication::v1::SelfSubjectReview,
     authorization::v1::SelfSubjectAccessReview,
     core::v1::{ConfigMap, Node, Pod, Secret, ServiceAccount},
     rbac::v1::{ClusterRoleBinding, Role, RoleBinding},
 };
 use kube::{
     Api, Client,
-    api::{ListParams, LogParams, Patch, PatchParams, PostParams},
+    api::{ListParams, LogParams, Patch, PatchParams, PostParams, WatchParams},
 };
+use rcgen::ExtendedKeyUsagePurpose;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use serde_json::{Value, json};
 use support::{code, server};
@@ -174,11 +178,11 @@ struct Served {
 
 impl Served {
     async fn start() -> Self {
-        let server = Arc::new(
-            Server::open(Config::in_memory())
-                .await
-                .expect("the server opens"),
-        );
+        Self::start_with(Config::in_memory()).await
+    }
+
+    async fn start_with(config: Config) -> Self {
+        let server = Arc::new(Server::open(config).await.expect("the server opens"));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("https://{}", listener.local_addr().expect("bound"));
         let stop = CancellationToken::new();
@@ -487,4 +491,160 @@ impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
             .signature_verification_algorithms
             .supported_schemes()
     }
+}
+
+/// A kubeconfig's worth of certificate and key, signed by the authority in a data directory, as `openssl` would.
+fn certificate(
+    data: &std::path::Path,
+    name: &str,
+    groups: &[&str],
+    usage: ExtendedKeyUsagePurpose,
+) -> (String, String) {
+    let read =
+        |file: &str| std::fs::read_to_string(data.join("pki").join(file)).expect("well formed");
+    let authority_key = rcgen::KeyPair::from_pem(&read("ca.key")).expect("well formed");
+    let issuer =
+        rcgen::Issuer::from_ca_cert_pem(&read("ca.crt"), authority_key).expect("well formed");
+    let mut wanted = rcgen::CertificateParams::default();
+    wanted.distinguished_name = rcgen::DistinguishedName::new();
+    wanted
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, name);
+    for group in groups {
+        wanted
+            .distinguished_name
+            .push(rcgen::DnType::OrganizationName, *group);
+    }
+    wanted.extended_key_usages = vec![usage];
+    let key = rcgen::KeyPair::generate().expect("well formed");
+    (
+        wanted.signed_by(&key, &issuer).expect("well formed").pem(),
+        key.serialize_pem(),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_certificate_names_a_user_and_their_groups() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let served = Served::start_with(Config::new(&data)).await;
+    let connect = |name: &str, group: &str, usage| {
+        let (certificate, key) = certificate(&data, name, &[group], usage);
+        let mut config = kube::Config::new(served.url.parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.auth_info.client_certificate_data = Some(STANDARD.encode(certificate));
+        config.auth_info.client_key_data = Some(STANDARD.encode(key).into());
+        Client::try_from(config).unwrap()
+    };
+    let ann = connect("ann", "readers", ExtendedKeyUsagePurpose::ClientAuth);
+    let review: SelfSubjectReview = Api::all(ann.clone())
+        .create(&PostParams::default(), &SelfSubjectReview::default())
+        .await
+        .unwrap();
+    let user = review.status.unwrap().user_info.unwrap();
+    assert_eq!(user.username.as_deref(), Some("ann"));
+    assert_eq!(user.groups.unwrap(), ["readers", "system:authenticated"]);
+    let maps: Api<ConfigMap> = Api::default_namespaced(ann);
+    assert_eq!(code(maps.list(&ListParams::default()).await), 403);
+
+    let root = connect(
+        "root",
+        "system:masters",
+        ExtendedKeyUsagePurpose::ClientAuth,
+    );
+    Api::<ConfigMap>::default_namespaced(root)
+        .list(&ListParams::default())
+        .await
+        .unwrap();
+    // A serving certificate, such as a node has, lets nobody in.
+    let server = connect(
+        "node",
+        "system:masters",
+        ExtendedKeyUsagePurpose::ServerAuth,
+    );
+    Api::<ConfigMap>::default_namespaced(server)
+        .list(&ListParams::default())
+        .await
+        .unwrap_err();
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_recorded_without_their_bodies() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit.log");
+    let mut config = Config::new(directory.path().join("data"));
+    config.audit = Some(apiserver::audit::Options {
+        path: path.clone(),
+        max_bytes: 1 << 20,
+        max_backups: 1,
+    });
+    let served = Served::start_with(config).await;
+    let token = std::fs::read_to_string(directory.path().join("data/pki/admin.token")).unwrap();
+    let admin = served.connect(token.trim());
+    let map = serde_json::from_value(
+        json!({"metadata": {"name": "one"}, "data": {"password": "hidden"}}),
+    )
+    .unwrap();
+    Api::<ConfigMap>::default_namespaced(admin.clone())
+        .create(&PostParams::default(), &map)
+        .await
+        .unwrap();
+    let as_ann: Api<ConfigMap> =
+        Api::default_namespaced(served.connect_as(token.trim(), Some("ann")));
+    assert_eq!(code(as_ann.get("one").await), 403);
+    let nobody: Api<ConfigMap> = Api::default_namespaced(served.connect("wrong"));
+    assert_eq!(code(nobody.get("one").await), 401);
+    let watch = WatchParams::default().timeout(1);
+    let events = Api::<ConfigMap>::default_namespaced(admin)
+        .watch(&watch, "0")
+        .await
+        .unwrap();
+    events.for_each(|_| futures::future::ready(())).await;
+
+    let lines = support::eventually("everything is written", || async {
+        let text = std::fs::read_to_string(&path).ok()?;
+        let lines: Vec<Value> = text
+            .lines()
+            .map_while(|line| serde_json::from_str(line).ok())
+            .collect();
+        let ended = |line: &Value| {
+            line["verb"] == "watch"
+                && line["stage"] == "ResponseComplete"
+                && line["objectRef"]["resource"] == "configmaps"
+        };
+        lines.iter().any(ended).then_some(lines)
+    })
+    .await;
+    let find = |verb: &str, code: u16| {
+        let wanted = |line: &&Value| {
+            line["verb"] == verb
+                && line["responseStatus"]["code"] == code
+                && line["objectRef"]["resource"] == "configmaps"
+        };
+        lines
+            .iter()
+            .find(wanted)
+            .unwrap_or_else(|| panic!("no {verb} with {code}: {lines:#?}"))
+    };
+    let created = find("create", 201);
+    assert_eq!(
+        (&created["level"], &created["stage"]),
+        (&json!("Metadata"), &json!("ResponseComplete"))
+    );
+    assert_eq!(created["user"]["username"], "system:admin");
+    assert_eq!(created["sourceIPs"], json!(["127.0.0.1"]));
+    assert_eq!(
+        created["objectRef"],
+        json!({"resource": "configmaps", "namespace": "default", "apiVersion": "v1"})
+    );
+    let refused = find("get", 403);
+    assert_eq!(refused["impersonatedUser"]["username"], "ann");
+    assert_eq!(
+        refused["annotations"]["authorization.k8s.io/decision"],
+        "forbid"
+    );
+    assert_eq!(find("get", 401)["user"], json!({}));
+    assert!(!std::fs::read_to_string(&path).unwrap().contains("hidden"));
+    served.end().await;
 }

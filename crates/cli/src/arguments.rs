@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::logging::{self, Audience};
-use crate::{bench, generate, parts, run, sandboxes, up};
+use crate::{bench, generate, image, parts, run, sandboxes, token, up};
 
 /// Names under which the binary is also installed, and the command each stands for.
 const OTHER_NAMES: [(&str, &str); 3] = [
@@ -32,12 +32,20 @@ enum Command {
     Claim(sandboxes::ClaimArguments),
     #[command(visible_alias = "ls")]
     List(sandboxes::ListArguments),
+    Get(sandboxes::GetArguments),
     Exec(sandboxes::ExecArguments),
-    /// Stop a claim's sandbox and keep its volumes
-    Suspend(sandboxes::OneArguments),
-    /// Start a suspended sandbox again
-    Resume(sandboxes::OneArguments),
+    Cp(sandboxes::CopyArguments),
+    Logs(sandboxes::LogsArguments),
+    Suspend(sandboxes::SuspendArguments),
+    Resume(sandboxes::ResumeArguments),
+    Scale(sandboxes::ScaleArguments),
+    #[command(visible_alias = "rm")]
     Delete(sandboxes::DeleteArguments),
+    /// Pull, load, list and remove the images of this machine's node
+    #[command(subcommand)]
+    Image(image::Command),
+    Status(sandboxes::StatusArguments),
+    Token(token::Arguments),
     Generate(generate::Arguments),
     Bench(bench::Arguments),
     /// Run the controllers, as on a Kubernetes cluster; also installed as agent-sandbox-controller
@@ -95,10 +103,17 @@ impl Arguments {
             Command::Run(arguments) => block_on(run::execute(arguments)),
             Command::Claim(arguments) => block_on(sandboxes::claim(arguments)),
             Command::List(arguments) => block_on(sandboxes::list(arguments)),
+            Command::Get(arguments) => block_on(sandboxes::get(arguments)),
             Command::Exec(arguments) => block_on(sandboxes::exec(arguments)),
+            Command::Cp(arguments) => block_on(sandboxes::copy(arguments)),
+            Command::Logs(arguments) => block_on(sandboxes::logs(arguments)),
             Command::Suspend(arguments) => block_on(sandboxes::suspend(arguments)),
             Command::Resume(arguments) => block_on(sandboxes::resume(arguments)),
+            Command::Scale(arguments) => block_on(sandboxes::scale(arguments)),
             Command::Delete(arguments) => block_on(sandboxes::delete(arguments)),
+            Command::Image(command) => block_on(image::execute(command)),
+            Command::Status(arguments) => block_on(sandboxes::status(arguments)),
+            Command::Token(arguments) => token::print(&arguments),
             Command::Generate(arguments) => generate::print(&arguments).map(|()| ExitCode::SUCCESS),
             Command::Bench(arguments) => arguments.execute(),
             Command::Controller(arguments) => block_on(parts::controller(*arguments)),

@@ -26,3 +26,8 @@ pub const MANIFESTS: [&str; 3] = [
     include_str!("../../../deploy/extensions.controller.yaml"),
     include_str!("../../../deploy/extensions.yaml"),
 ];
+
+/// The router with all it needs, and the ways to put a Gateway in front of it.
+pub const ROUTER: &str = include_str!("../../../deploy/router/router.yaml");
+pub const GATEWAY_GKE: &str = include_str!("../../../deploy/router/gateway-gke.yaml");
+pub const GATEWAY_KIND: &str = include_str!("../../../deploy/router/gateway-kind.yaml");

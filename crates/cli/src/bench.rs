@@ -1,7 +1,13 @@
 //! `agent-sandbox bench`: measures the parts and the whole, against peers in the same run where there are any.
 
+mod claims;
+mod idle;
+mod sandboxd;
+mod versus;
+mod wrk;
+
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -10,8 +16,11 @@ use clap::{Args, Subcommand};
 use sdk::process::{Event, Start};
 use serde::Serialize;
 
-use crate::output::Table;
+use crate::output::{Table, bytes};
 use crate::up::{Options, QUICKSTART_TEMPLATE, Quickstart, Up};
+
+/// How often the in-sandbox runtime is started to measure its start.
+const STARTS: usize = 30;
 
 /// Measure the parts and the whole
 #[derive(Debug, Args)]
@@ -20,21 +29,42 @@ pub struct Arguments {
     what: What,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum What {
     /// The embedded API server: durable writes, gets, lists, watches, memory
-    Api,
+    Api {
+        /// Over HTTPS instead of in process, under the load of wrk: creates and gets
+        #[arg(long)]
+        wrk: bool,
+        /// With --wrk, measure the server that this kubeconfig names instead of a new embedded one
+        #[arg(long, value_name = "KUBECONFIG", requires = "wrk")]
+        against: Option<PathBuf>,
+        /// With --wrk, how long each sample lasts
+        #[arg(long, default_value_t = 10, requires = "wrk")]
+        seconds: u64,
+    },
     /// Warm claims: latency one at a time, throughput at once, writes per claim
-    Claims {
-        /// Sandboxes that are warm before the first claim
-        #[arg(long, default_value_t = 1_000)]
-        pool: usize,
+    Claims(claims::Arguments),
+    /// Reconciles of claims, with few and with many sandboxes in the caches
+    Reconcile {
+        /// Sandboxes in the caches when there are many
+        #[arg(long, default_value_t = 100_000)]
+        cached: usize,
         /// Claims made one at a time
-        #[arg(long, default_value_t = 100)]
-        sequential: usize,
-        /// Claims made all at once
-        #[arg(long, default_value_t = 500)]
+        #[arg(long, default_value_t = 300)]
         claims: usize,
+    },
+    /// Batch claims of the OpenKruise kind: many at once, of many sandboxes each
+    Kruise {
+        /// Sandboxes that can be claimed before the first claim
+        #[arg(long, default_value_t = 5_000)]
+        set: usize,
+        /// Claims made at once
+        #[arg(long, default_value_t = 100)]
+        claims: usize,
+        /// Sandboxes that each asks for
+        #[arg(long, default_value_t = 50)]
+        replicas: usize,
     },
     /// The node: cold pods, exec, memory, beside runc and bubblewrap where they are installed
     Node {
@@ -49,13 +79,20 @@ enum What {
     },
     /// The router, beside nginx where it is installed
     Router,
-    /// The in-sandbox runtime: commands a second
+    /// The in-sandbox runtime: commands a second; size, start and memory of its binary
     Sandboxd,
+    /// What `up` costs while nobody uses it: memory, processor time
+    Idle {
+        /// How long to measure
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
     /// From the claim to the first output of a command, through every part
     FirstInstruction {
         #[arg(long, default_value_t = 50)]
         rounds: usize,
     },
+    VersusUpstream(versus::Arguments),
     /// From the claim to Ready, without a warm pool
     Cold {
         #[arg(long, default_value_t = 50)]
@@ -71,8 +108,15 @@ impl Arguments {
             What::Sandboxd => {
                 let directory = tempfile::tempdir()?;
                 let measured =
-                    sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
+                    ::sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
                 print_sandboxd(&measured);
+                let figures = sandboxd::measure(directory.path(), STARTS)?;
+                let size = bytes(figures.size);
+                let resident = bytes(figures.resident);
+                println!(
+                    "binary {size}; resident, idle, {resident}; start to first answer {}",
+                    figures.start
+                );
             }
             within => {
                 let directory = tempfile::tempdir()?;
@@ -91,7 +135,18 @@ impl Arguments {
 
 async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
     match what {
-        What::Api => {
+        What::Api {
+            wrk: true,
+            against,
+            seconds,
+        } => {
+            let duration = Duration::from_secs(seconds);
+            match against {
+                Some(kubeconfig) => wrk::against(&kubeconfig, duration).await?,
+                None => wrk::embedded(directory, duration).await?,
+            }
+        }
+        What::Api { .. } => {
             let report = apiserver::bench::run(&apiserver::bench::Options::new(directory)).await?;
             let mut table = Table::new(&["WHAT", "MEDIAN", "LOWEST", "HIGHEST", "UNIT"]);
             for figure in report.measurements {
@@ -107,22 +162,23 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             }
             print!("{}", table.render());
         }
-        What::Claims {
-            pool,
-            sequential,
+        What::Claims(arguments) => arguments.measure(directory).await?,
+        What::Reconcile { cached, claims } => claims::reconcile(cached, claims).await?,
+        What::Kruise {
+            set,
             claims,
+            replicas,
         } => {
             let server = apiserver::Server::open(apiserver::Config::new(directory)).await?;
             crate::up::install_kinds(&server.client()).await?;
-            let options = controllers::bench::Options {
-                pool,
-                sequential,
+            let options = controllers::kruise::bench::Options {
+                set,
                 claims,
-                ..controllers::bench::Options::default()
+                replicas,
             };
             println!(
                 "{}",
-                controllers::bench::claims(server.client(), &options).await?
+                controllers::kruise::bench::run(server.client(), options).await?
             );
             server.shutdown().await;
         }
@@ -157,6 +213,12 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             println!("{}", serde_json::to_string_pretty(&report)?);
             up.stop_with_sandboxes().await?;
         }
+        What::Idle { seconds } => {
+            let up = start(directory, Quickstart::TemplateAndPool).await?;
+            let figures = idle::measure(&up, Duration::from_secs(seconds)).await;
+            up.stop_with_sandboxes().await?;
+            println!("{}", figures?);
+        }
         What::FirstInstruction { rounds } => {
             let up = start(directory, Quickstart::TemplateAndPool).await?;
             let figures = first_instruction(&up, rounds).await;
@@ -169,6 +231,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             up.stop_with_sandboxes().await?;
             println!("claim to Ready without a pool: {}", figures?);
         }
+        What::VersusUpstream(arguments) => versus::run(arguments).await?,
         What::Router | What::Sandboxd => unreachable!("measured outside of a runtime"),
     }
     Ok(())
@@ -181,6 +244,7 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
         api_listen: any_port,
         router_listen: any_port,
         metrics_listen: any_port,
+        audit: None,
         quickstart,
         unselected_pods: node::network::policy::Unselected::default(),
     })
@@ -323,7 +387,7 @@ fn print_router(measured: &[router::bench::Measurement]) {
     print!("{}", table.render());
 }
 
-fn print_sandboxd(measured: &[sandboxd::bench::Measurement]) {
+fn print_sandboxd(measured: &[::sandboxd::bench::Measurement]) {
     let mut table = Table::new(&["CLIENTS", "COMMANDS/S", "P50", "P99"]);
     for figure in measured {
         table.row(vec![

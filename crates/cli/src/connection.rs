@@ -1,6 +1,7 @@
 //! How a command finds its API: flags, then `KUBECONFIG`, then a running `up`. `~/.kube/config` is never used unasked.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -38,15 +39,21 @@ pub struct Connected {
     pub router: sdk::Connection,
     /// What to call this API in a message.
     pub described: String,
+    /// How long to wait for a sandbox, when not as long as the client does by itself.
+    pub ready_timeout: Option<Duration>,
 }
 
 impl Connected {
     /// A high-level client of the sandboxes in this connection's namespace.
     pub fn sandboxes(&self) -> anyhow::Result<sdk::Client> {
+        let defaults = sdk::Options::default();
         let options = sdk::Options {
             connection: self.router.clone(),
             namespace: self.namespace.clone(),
-            ..sdk::Options::default()
+            sandbox_ready_timeout: self.ready_timeout.unwrap_or(defaults.sandbox_ready_timeout),
+            // What a person copies is streamed, and as large as it is.
+            max_upload_size: u64::MAX,
+            ..defaults
         };
         Ok(sdk::Client::new(self.client.clone(), options)?)
     }
@@ -106,6 +113,7 @@ impl Arguments {
                 url: running.router.clone(),
             },
             described: "the system in this process".to_owned(),
+            ready_timeout: None,
         }
     }
 
@@ -150,6 +158,7 @@ impl Arguments {
             namespace,
             router,
             described,
+            ready_timeout: None,
         })
     }
 }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use crate::assets;
 
-/// Print CRDs, RBAC or manifests for a Kubernetes cluster
+/// Print CRDs, RBAC or manifests of the controller and the router for a Kubernetes cluster
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// What to print
@@ -26,6 +26,12 @@ enum What {
     Rbac,
     /// Namespace, service account, bindings, service and deployment
     Manifests,
+    /// The router: service, deployment, service account, cluster role
+    Router,
+    /// A Gateway in front of the router on GKE
+    GatewayGke,
+    /// A Gateway in front of the router on kind
+    GatewayKind,
 }
 
 pub fn print(arguments: &Arguments) -> anyhow::Result<()> {
@@ -35,9 +41,12 @@ pub fn print(arguments: &Arguments) -> anyhow::Result<()> {
         (What::Rbac, false) => &assets::RBAC,
         (What::Rbac, true) => &[assets::KRUISE_RBAC],
         (What::Manifests, false) => &assets::MANIFESTS,
-        (What::Manifests, true) => {
+        (What::Router, false) => &[assets::ROUTER],
+        (What::GatewayGke, false) => &[assets::GATEWAY_GKE],
+        (What::GatewayKind, false) => &[assets::GATEWAY_KIND],
+        (_, true) => {
             anyhow::bail!(
-                "the OpenKruise dialect needs no manifests beyond its CRDs and RBAC: add --kruise to the controller's arguments"
+                "the OpenKruise dialect needs nothing beyond its CRDs and RBAC: add --kruise to the controller's arguments"
             )
         }
     };

@@ -1,5 +1,9 @@
 //! How objects are printed: a table for people, or the objects themselves for programs.
 
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::Context;
 use clap::ValueEnum;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -13,27 +17,138 @@ pub enum Format {
     Table,
     /// A table with more columns
     Wide,
+    /// The objects as JSON
     Json,
+    /// The objects as YAML
     Yaml,
     /// Names alone, one a line
     Name,
 }
 
+/// How much a table tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    Narrow,
+    Wide,
+}
+
+/// How to print one object for a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ObjectFormat {
+    Json,
+    Yaml,
+    Name,
+}
+
 impl Format {
-    /// Prints the objects; the table is made only if it is asked for.
-    pub fn print<Kind>(self, objects: &[Kind], table: impl FnOnce() -> Table) -> anyhow::Result<()>
-    where
-        Kind: Serialize + ResourceExt,
-    {
+    /// How this is printed: as a table, or the objects themselves.
+    pub fn shape(self) -> Result<Detail, ObjectFormat> {
         match self {
-            Self::Table | Self::Wide => print!("{}", table().render()),
-            Self::Json => println!("{}", serde_json::to_string_pretty(objects)?),
-            Self::Yaml => print!("{}", serde_yaml_ng::to_string(objects)?),
+            Self::Table => Ok(Detail::Narrow),
+            Self::Wide => Ok(Detail::Wide),
+            Self::Json => Err(ObjectFormat::Json),
+            Self::Yaml => Err(ObjectFormat::Yaml),
+            Self::Name => Err(ObjectFormat::Name),
+        }
+    }
+}
+
+impl ObjectFormat {
+    /// Prints one object.
+    pub fn print(self, object: &(impl Serialize + ResourceExt)) -> anyhow::Result<()> {
+        let text = match self {
+            Self::Name => object.name_any() + "\n",
+            _ => self.render(object)?,
+        };
+        print_text(&text)
+    }
+
+    /// Prints objects as the list that kubectl makes of them, so that programs can read either.
+    pub fn print_list(self, objects: &[impl Serialize + ResourceExt]) -> anyhow::Result<()> {
+        let text = match self {
             Self::Name => objects
                 .iter()
-                .for_each(|object| println!("{}", object.name_any())),
+                .flat_map(|object| [object.name_any(), "\n".to_owned()])
+                .collect(),
+            _ => self.render(
+                &serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects}),
+            )?,
+        };
+        print_text(&text)
+    }
+
+    /// A document in this format; a name is only an object's to have.
+    pub fn render(self, document: &impl Serialize) -> anyhow::Result<String> {
+        match self {
+            Self::Yaml => Ok(serde_yaml_ng::to_string(document)?),
+            Self::Json | Self::Name => Ok(serde_json::to_string_pretty(document)? + "\n"),
         }
-        Ok(())
+    }
+}
+
+/// Prints to standard output. A reader that has seen enough, such as `head`, ends the printing and is no failure.
+pub fn print_text(text: &str) -> anyhow::Result<()> {
+    let mut output = io::stdout().lock();
+    match output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+    {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        result => result.context("cannot write to standard output"),
+    }
+}
+
+/// An error and its causes in one line. What an API server refused is told in its own words alone.
+pub fn chain(error: &anyhow::Error) -> String {
+    let mut told: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        let refused = match cause.downcast_ref() {
+            Some(kube::Error::Api(status)) => Some(status.message.clone()),
+            _ => None,
+        };
+        let is_last = refused.is_some();
+        let text = refused.unwrap_or_else(|| cause.to_string());
+        // Some libraries repeat their cause in their own words.
+        if !told.last().is_some_and(|last| last.ends_with(&text)) {
+            told.push(text);
+        }
+        if is_last {
+            break;
+        }
+    }
+    told.join(": ")
+}
+
+/// Reads a duration as people write it: `90s`, `30m`, `2h`, `1h30m`.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let expected = || "expected a duration such as 90s, 30m or 2h".to_owned();
+    let mut total = Duration::ZERO;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let digits = rest.find(|letter: char| !letter.is_ascii_digit());
+        let (number, unit) = rest.split_at(digits.ok_or_else(expected)?);
+        let end = unit.find(|letter: char| letter.is_ascii_digit());
+        let (unit, left) = unit.split_at(end.unwrap_or(unit.len()));
+        let number: u64 = number.parse().map_err(|_| expected())?;
+        let seconds = match unit {
+            "ms" => {
+                total += Duration::from_millis(number);
+                0
+            }
+            "s" => 1,
+            "m" => 60,
+            "h" => 3_600,
+            "d" => 86_400,
+            _ => return Err(expected()),
+        };
+        let seconds = number.checked_mul(seconds).ok_or_else(expected)?;
+        total += Duration::from_secs(seconds);
+        rest = left;
+    }
+    if total.is_zero() {
+        Err(expected())
+    } else {
+        Ok(total)
     }
 }
 
@@ -54,27 +169,41 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Whether there is nothing below the titles.
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() <= 1
+    }
+
     pub fn render(&self) -> String {
+        let mut widths = Widths::default();
+        for row in &self.rows {
+            widths.fit(row);
+        }
+        self.rows.iter().map(|row| widths.line(row)).collect()
+    }
+}
+
+/// The widths of a table's columns, for rows that come one at a time.
+#[derive(Debug, Default)]
+pub struct Widths(Vec<usize>);
+
+impl Widths {
+    /// Makes every column at least as wide as its cell.
+    pub fn fit(&mut self, row: &[String]) {
+        self.0.resize(self.0.len().max(row.len()), 0);
+        for (width, cell) in self.0.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+
+    /// One line, its cells aligned.
+    pub fn line(&self, row: &[String]) -> String {
         const GAP: usize = 3;
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells
-                .map(|cell| cell.chars().count())
-                .max()
-                .unwrap_or_default()
-                + GAP
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        let line = |row: &Vec<String>| {
-            let cells: Vec<String> = row
-                .iter()
-                .zip(&widths)
-                .map(|(cell, width)| format!("{cell:<width$}"))
-                .collect();
-            format!("{}\n", cells.concat().trim_end())
-        };
-        self.rows.iter().map(line).collect()
+        let cells = row.iter().zip(&self.0);
+        let line: String = cells
+            .map(|(cell, width)| format!("{cell:<width$}", width = width + GAP))
+            .collect();
+        format!("{}\n", line.trim_end())
     }
 }
 
@@ -90,6 +219,31 @@ pub fn age(then: Timestamp, now: Timestamp) -> String {
         10_800..172_800 => format!("{hours}h"),
         _ => format!("{days}d"),
     }
+}
+
+/// How far away `then` is, or that it has passed.
+pub fn until(then: Timestamp, now: Timestamp) -> String {
+    if then <= now {
+        "passed".to_owned()
+    } else {
+        format!("in {}", age(now, then))
+    }
+}
+
+/// A number of bytes in the largest unit that leaves something before the point.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+    let mut value = count as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
 }
 
 #[cfg(test)]
@@ -120,5 +274,40 @@ mod tests {
             let then = Timestamp::from_second(1_000_000 - seconds).unwrap();
             assert_eq!(age(then, now), expected, "{seconds}");
         }
+    }
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        let table = [
+            ("90s", Some(90)),
+            ("1h30m", Some(5_400)),
+            ("2d", Some(172_800)),
+            ("", None),
+            ("5", None),
+            ("0s", None),
+            ("m", None),
+            ("3y", None),
+            ("99999999999999999999s", None),
+        ];
+        for (text, seconds) in table {
+            let parsed = parse_duration(text).ok();
+            assert_eq!(parsed, seconds.map(Duration::from_secs), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_an_api_server_refuses_is_told_once() {
+        let status = kube::core::Status::failure("\"mine\" already exists", "AlreadyExists");
+        let refused =
+            anyhow::Error::from(kube::Error::Api(status.boxed())).context("cannot create it");
+        assert_eq!(chain(&refused), "cannot create it: \"mine\" already exists");
+        let repeated = anyhow::anyhow!("no route").context("cannot connect: no route");
+        assert_eq!(chain(&repeated), "cannot connect: no route");
+    }
+
+    #[test]
+    fn bytes_are_shown_in_a_fitting_unit() {
+        let shown = [0, 1023, 1024, 1_536, 5 << 30].map(bytes);
+        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 GiB"]);
     }
 }

@@ -1,11 +1,14 @@
 //! The commands that run one part alone, as on a cluster: controller, router, node, sandboxd.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use kube::{Client, Config};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::{Api, Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +33,22 @@ pub struct NodeArguments {
     #[arg(long)]
     schedule: bool,
 
+    /// Where to serve logs, exec, attach and port-forward to the API server [default: not at all]
+    #[arg(long, value_name = "ADDRESS", requires_all = ["client_ca_file", "tls_cert_file", "tls_private_key_file"])]
+    listen: Option<SocketAddr>,
+
+    /// The authority of the API server's own client certificate
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    client_ca_file: Option<PathBuf>,
+
+    /// The certificate that this node serves with
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_cert_file: Option<PathBuf>,
+
+    /// The key of that certificate
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_private_key_file: Option<PathBuf>,
+
     /// What pods that no network policy selects may do
     #[arg(long, value_name = "WHAT", default_value = "isolated")]
     unselected_pods: UnselectedPods,
@@ -50,6 +69,27 @@ impl From<UnselectedPods> for node::network::policy::Unselected {
             UnselectedPods::Isolated => Self::Isolated,
             UnselectedPods::Open => Self::Open,
         }
+    }
+}
+
+impl NodeArguments {
+    /// Where the API server reaches this node, if anywhere.
+    fn kubelet(&self) -> anyhow::Result<Option<node::kubelet::Endpoint>> {
+        let Some(address) = self.listen else {
+            return Ok(None);
+        };
+        let read = |flag: &str, path: Option<&PathBuf>| -> anyhow::Result<String> {
+            let path = path.with_context(|| format!("{flag} is needed with --listen"))?;
+            std::fs::read_to_string(path)
+                .with_context(|| format!("{flag}: cannot read {}", path.display()))
+        };
+        Ok(Some(node::kubelet::Endpoint {
+            address,
+            authority_pem: read("--client-ca-file", self.client_ca_file.as_ref())?,
+            certificate_pem: read("--tls-cert-file", self.tls_cert_file.as_ref())?,
+            key_pem: read("--tls-private-key-file", self.tls_private_key_file.as_ref())?,
+            host_services: Vec::new(),
+        }))
     }
 }
 
@@ -85,6 +125,7 @@ pub async fn router(arguments: router::Args) -> anyhow::Result<ExitCode> {
 }
 
 pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
+    let kubelet = arguments.kubelet()?;
     let client = client(arguments.kubeconfig).await?;
     let data_directory = match arguments.data_dir {
         Some(directory) => directory,
@@ -95,17 +136,31 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     if let Some(name) = arguments.node_name {
         config.node_name = name;
     }
+    config.kubelet = kubelet;
+    let name = config.node_name.clone();
     let shutdown = stop_on_signal()?;
     let scheduler = arguments
         .schedule
         .then(|| node::scheduler::run(client.clone(), config.node_name.clone(), shutdown.clone()));
-    let node = node::Node::start(config, client, shutdown).await?;
+    let node = node::Node::start(config, client.clone(), shutdown.clone()).await?;
     if let Some(scheduler) = scheduler {
-        tokio::join!(node.join(), scheduler);
+        scheduler.await;
+    } else {
+        shutdown.cancelled().await;
+    }
+    if is_idle(client, &name).await {
+        node.dismantle().await?;
     } else {
         node.join().await;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether no pod is bound to the node. Pods outlive this process; without any, the node gives back what it holds of the machine.
+async fn is_idle(client: Client, node: &str) -> bool {
+    let bound = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    let pods = Api::<Pod>::all(client).list_metadata(&bound).await;
+    pods.is_ok_and(|pods| pods.items.is_empty())
 }
 
 pub async fn sandboxd(arguments: SandboxdArguments) -> anyhow::Result<ExitCode> {

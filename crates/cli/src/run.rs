@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::connection::{self, Connected};
 use crate::terminal::{self, Progress};
 use crate::up::{Options, Quickstart, Up};
-use crate::{data_directory, sandboxes};
+use crate::{data_directory, rootless, sandboxes};
 
 /// Run a command in a fresh sandbox, and release the sandbox
 ///
@@ -16,15 +16,7 @@ use crate::{data_directory, sandboxes};
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    connection: connection::Arguments,
-
-    /// Template to make the sandbox from, or to choose a warm one by [default: python-runtime-template]
-    #[arg(long, conflicts_with = "pool")]
-    template: Option<String>,
-
-    /// Warm pool to take the sandbox from
-    #[arg(long)]
-    pool: Option<String>,
+    source: sandboxes::Source,
 
     /// Keep the sandbox, and print the name of its claim on stderr
     #[arg(long)]
@@ -42,6 +34,9 @@ pub struct Arguments {
         value_name = "COMMAND"
     )]
     command: Vec<String>,
+
+    #[command(flatten)]
+    connection: connection::Arguments,
 }
 
 pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -69,9 +64,9 @@ async fn run_in(
     progress: &Progress,
 ) -> anyhow::Result<ExitCode> {
     progress.say("claiming a sandbox");
-    let wanted = sandboxes::wanted(arguments.template.as_deref(), arguments.pool.as_deref());
-    let sandbox = connected.sandboxes()?.create(wanted).await?;
+    let created = sandboxes::create(connected, arguments.source.wanted()).await;
     progress.finish();
+    let sandbox = created?;
     let result = terminal::run(
         &sandbox,
         arguments.command.clone(),
@@ -96,6 +91,7 @@ impl Embedded {
     async fn start() -> anyhow::Result<Self> {
         let parent = data_directory::default_path()?;
         data_directory::create(&parent)?;
+        rootless::enter(&parent.join("bin"), &[])?;
         let data_directory = tempfile::Builder::new().prefix("run-").tempdir_in(parent)?;
         let any_port = ([127, 0, 0, 1], 0).into();
         let up = Up::start(Options {
@@ -103,6 +99,7 @@ impl Embedded {
             api_listen: any_port,
             router_listen: any_port,
             metrics_listen: any_port,
+            audit: None,
             quickstart: Quickstart::Template,
             unselected_pods: node::network::policy::Unselected::default(),
         })

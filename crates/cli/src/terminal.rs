@@ -167,6 +167,7 @@ impl Drop for RawTerminal {
 }
 
 /// What is going on, on one line of a terminal's standard error; nothing anywhere else.
+#[derive(Clone, Copy, Debug)]
 pub struct Progress {
     shown: bool,
 }

@@ -1,7 +1,7 @@
 //! Measures how fast claims are met by the embedded API server, in one process and with nothing to install:
 //!
 //! ```text
-//! cargo run --release -p agent-sandbox-controllers --features bench --example bench_claims -- [POOL] [ONE_BY_ONE] [AT_ONCE]
+//! cargo run --release -p agent-sandbox-controllers --features bench --example bench_claims -- [POOL] [ONE_BY_ONE] [AT_ONCE] [SUSTAINED] [AT_RATE]
 //! ```
 
 use controllers::bench::{Options, claims};
@@ -16,6 +16,10 @@ const DEFINITIONS: [&str; 4] = [
     include_str!("../../../deploy/crds/extensions.agents.x-k8s.io_sandboxwarmpools.yaml"),
 ];
 
+/// As in the product.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 #[tokio::main]
@@ -28,7 +32,9 @@ async fn main() -> Result<(), Failure> {
     let options = Options {
         pool: numbers.first().copied().unwrap_or(defaults.pool),
         sequential: numbers.get(1).copied().unwrap_or(defaults.sequential),
-        claims: numbers.get(2).copied().unwrap_or(defaults.claims),
+        at_once: numbers.get(2).copied().unwrap_or(defaults.at_once),
+        sustained: numbers.get(3).copied().unwrap_or(defaults.sustained),
+        at_rate: numbers.get(4).copied().unwrap_or(defaults.at_rate),
         ..defaults
     };
     // Durable, as in production.
@@ -44,6 +50,9 @@ async fn main() -> Result<(), Failure> {
     }
     let report = tokio::spawn(async move { claims(client, &options).await }).await??;
     println!("{report}");
+    for excess in report.excess_writes() {
+        println!("too many writes: {excess}");
+    }
     server.shutdown().await;
     Ok(())
 }

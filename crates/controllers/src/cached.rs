@@ -35,6 +35,8 @@ impl Cached for SandboxClaim {}
 impl Cached for SandboxTemplate {}
 impl Cached for SandboxWarmPool {}
 impl Cached for NetworkPolicy {}
+impl Cached for api::kruise::SandboxSet {}
+impl Cached for api::kruise::SandboxClaim {}
 
 impl Cached for Pod {
     /// A pod's spec is decided by its sandbox and never read back, but for the node it was bound to. A pod is most of what the

@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 pub struct Config {
     /// Also run the controllers of SandboxTemplate, SandboxClaim and SandboxWarmPool.
     pub extensions: bool,
-    /// Require the kinds of the OpenKruise dialect, whose controllers are still to come.
+    /// Also run the controllers of the OpenKruise dialect. They need the kinds of the extensions to be installed.
     pub kruise: bool,
     /// The DNS suffix of services, for `status.serviceFQDN`.
     pub cluster_domain: String,
@@ -19,6 +19,8 @@ pub struct Config {
     pub template_workers: NonZeroUsize,
     /// How many sandboxes a pool makes or deletes in one reconcile.
     pub warm_pool_max_batch_size: NonZeroUsize,
+    /// How many sandboxes a batch claim takes at a time.
+    pub batch_claim_max_batch_size: NonZeroUsize,
     /// Adopt only objects that carry the label `agents.x-k8s.io/adoptable: "true"`.
     pub require_adoptable_label: bool,
     /// Requests a second to the API server; unset does not limit them.
@@ -47,6 +49,7 @@ impl Config {
     pub const DEFAULT_WARM_POOL_WORKERS: NonZeroUsize = workers(8);
     pub const DEFAULT_TEMPLATE_WORKERS: NonZeroUsize = workers(8);
     pub const DEFAULT_WARM_POOL_MAX_BATCH_SIZE: NonZeroUsize = workers(300);
+    pub const DEFAULT_BATCH_CLAIM_MAX_BATCH_SIZE: NonZeroUsize = workers(10);
 }
 
 impl Default for Config {
@@ -60,6 +63,7 @@ impl Default for Config {
             warm_pool_workers: Self::DEFAULT_WARM_POOL_WORKERS,
             template_workers: Self::DEFAULT_TEMPLATE_WORKERS,
             warm_pool_max_batch_size: Self::DEFAULT_WARM_POOL_MAX_BATCH_SIZE,
+            batch_claim_max_batch_size: Self::DEFAULT_BATCH_CLAIM_MAX_BATCH_SIZE,
             require_adoptable_label: false,
             requests: None,
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, kruise, labels};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Client;
@@ -12,6 +12,7 @@ use crate::cache::Cache;
 use crate::clock::{Clock, Random};
 use crate::config::Config;
 use crate::events::Recorder;
+use crate::initialise::Initialise;
 use crate::instrumentation::Instrumentation;
 
 /// Shared by all reconcilers of a process.
@@ -23,6 +24,8 @@ pub struct Context {
     pub random: Random,
     pub events: Recorder,
     pub instrumentation: Arc<dyn Instrumentation>,
+    /// How sandboxes are told the environment of who claims them.
+    pub initialise: Arc<dyn Initialise>,
     pub config: Arc<Config>,
 }
 
@@ -40,6 +43,8 @@ pub struct Caches {
     pub warm_pools: Cache<SandboxWarmPool>,
     pub claims: Cache<SandboxClaim>,
     pub network_policies: Cache<NetworkPolicy>,
+    pub sandbox_sets: Cache<kruise::SandboxSet>,
+    pub batch_claims: Cache<kruise::SandboxClaim>,
 }
 
 impl Default for Caches {
@@ -53,6 +58,8 @@ impl Default for Caches {
             warm_pools: Cache::new(None),
             claims: Cache::new(None),
             network_policies: Cache::new(None),
+            sandbox_sets: Cache::new(None),
+            batch_claims: Cache::new(None),
         }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`cache`], [`cached`], `watch` | one watch and one cache per kind, shared by all controllers |
+//! | [`cache`], [`cached`], [`slim`], `watch` | one watch and one cache per kind, shared by all controllers |
 //! | [`queue`] | which object is worked on next |
 //! | [`runtime`], [`context`] | composing them; what a reconciler is given |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
@@ -15,6 +15,7 @@
 //! | [`sandbox`] | the controller of `Sandbox` |
 //! | [`manager`], [`metrics`] | the process around the controllers |
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
+//! | [`kruise`], [`initialise`] | the controllers of the OpenKruise dialect; telling sandboxes their environment |
 //! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
 //! | `bench` | measuring how fast claims are met (feature `bench`) |
 //! | [`rbac`] | the permissions of all of them |
@@ -29,14 +30,17 @@ pub mod config;
 pub mod context;
 pub mod events;
 pub mod extensions;
+pub mod initialise;
 pub mod instrumentation;
 pub mod key;
+pub mod kruise;
 pub mod manager;
 pub mod metrics;
 pub mod queue;
 pub mod rbac;
 pub mod runtime;
 pub mod sandbox;
+pub mod slim;
 pub mod template;
 pub mod throttle;
 pub mod warm_pool;
@@ -94,6 +98,9 @@ pub fn assemble(mut parts: Parts) -> Runtime {
     if runtime.context.config.extensions {
         extensions::register(&mut runtime);
     }
+    if runtime.context.config.kruise {
+        kruise::register(&mut runtime);
+    }
     runtime
 }
 
@@ -101,8 +108,9 @@ pub fn assemble(mut parts: Parts) -> Runtime {
 pub async fn check_installed(client: &Client, config: &Config) -> Result<(), Error> {
     let groups = [
         (true, api::CORE_GROUP, api::STORAGE_VERSION),
+        // Sandbox sets may refer to a SandboxTemplate.
         (
-            config.extensions,
+            config.extensions || config.kruise,
             api::EXTENSIONS_GROUP,
             api::STORAGE_VERSION,
         ),

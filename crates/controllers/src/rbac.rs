@@ -13,4 +13,4 @@ pub const EXTENSIONS: &[&[Rule]] = &[
 ];
 
 /// Of the role that `--kruise` needs, `agent-sandbox-controller-kruise`.
-pub const KRUISE: &[&[Rule]] = &[];
+pub const KRUISE: &[&[Rule]] = &[crate::kruise::RBAC];

@@ -27,6 +27,7 @@ use crate::clock::{Clock, Random};
 use crate::config::Config;
 use crate::context::{Caches, Context};
 use crate::events::Recorder;
+use crate::initialise::{Initialise, OverHttp};
 use crate::instrumentation::{Instrumentation, ReconcileResult, Silent};
 use crate::key::ObjectKey;
 use crate::queue::{Queue, Settings, Verdict};
@@ -67,6 +68,7 @@ pub struct Parts {
     pub clock: Clock,
     pub random: Random,
     pub instrumentation: Arc<dyn Instrumentation>,
+    pub initialise: Arc<dyn Initialise>,
     /// What events name as the instance that reported them.
     pub instance: Arc<str>,
 }
@@ -79,6 +81,7 @@ impl Parts {
             clock: Clock::default(),
             random: Random::default(),
             instrumentation: Arc::new(Silent),
+            initialise: Arc::new(OverHttp::default()),
             instance: Arc::from("agent-sandbox"),
         }
     }
@@ -99,6 +102,7 @@ impl Runtime {
             random: parts.random,
             events,
             instrumentation: parts.instrumentation,
+            initialise: parts.initialise,
             config: Arc::new(parts.config),
         };
         Self {

@@ -9,8 +9,7 @@ use api::names::name_hash;
 use api::{Sandbox, SandboxTemplate, SandboxWarmPool};
 use kube::ResourceExt;
 use planner::blueprint::Blueprint;
-use planner::claim::candidate;
-use planner::warm_queue::{Depth, Request, SandboxKey, WarmQueue};
+use planner::warm_queue::{Candidate, Depth, Request, SandboxKey, WarmQueue};
 
 use crate::cache::{Cache, Change};
 use crate::key::ObjectKey;
@@ -24,6 +23,8 @@ pub struct WarmSupply(Arc<Inner>);
 struct Inner {
     queue: Mutex<WarmQueue>,
     sandboxes: Cache<Sandbox>,
+    /// What the queue is to know of a sandbox, if claims may take it.
+    candidate: fn(&Sandbox) -> Option<Candidate>,
     /// Claims that are getting their sandbox at this moment.
     acquiring: AtomicUsize,
     /// Where claims wait for a worker.
@@ -37,14 +38,7 @@ impl WarmSupply {
         templates: &Cache<SandboxTemplate>,
         pools: &Cache<SandboxWarmPool>,
     ) -> Self {
-        let supply = Self(Arc::new(Inner {
-            queue: Mutex::default(),
-            sandboxes: sandboxes.clone(),
-            acquiring: AtomicUsize::new(0),
-            claims: OnceLock::new(),
-        }));
-        let follower = supply.clone();
-        sandboxes.subscribe(move |change| follower.refresh(change.latest()));
+        let supply = Self::of(sandboxes, planner::claim::candidate);
         let follower = supply.clone();
         templates.subscribe(move |change| follower.template_changed(change));
         let follower = supply.clone();
@@ -56,13 +50,39 @@ impl WarmSupply {
         supply
     }
 
+    /// A queue of the sandboxes that `candidate` recognises, from now on. Whoever makes it says which revisions are current.
+    pub fn of(sandboxes: &Cache<Sandbox>, candidate: fn(&Sandbox) -> Option<Candidate>) -> Self {
+        let supply = Self(Arc::new(Inner {
+            queue: Mutex::default(),
+            sandboxes: sandboxes.clone(),
+            candidate,
+            acquiring: AtomicUsize::new(0),
+            claims: OnceLock::new(),
+        }));
+        let follower = supply.clone();
+        sandboxes.subscribe(move |change| follower.refresh(change.latest()));
+        supply
+    }
+
+    /// Says which revision of a pool that is known by its UID is current.
+    pub fn set_current_revision(&self, namespace: &str, uid: &str, revision: &str) {
+        self.queue().set_current_revision(namespace, uid, revision);
+    }
+
+    /// Forgets a pool that is known by its UID, and is gone.
+    pub fn forget(&self, namespace: &str, uid: &str) {
+        let mut queue = self.queue();
+        queue.forget_pool(namespace, uid);
+        queue.forget_template(namespace, uid);
+    }
+
     /// The best sandbox for a claim, set aside for it until the reservation is dropped or kept.
     pub fn reserve(&self, request: &Request) -> Option<Reservation> {
         loop {
             let taken = self.queue().take(request)?;
             let key = ObjectKey::new(&taken.key.namespace, &taken.key.name);
             let current = self.0.sandboxes.get(&key).filter(|sandbox| {
-                candidate(sandbox).is_some_and(|current| current.uid == taken.uid)
+                (self.0.candidate)(sandbox).is_some_and(|current| current.uid == taken.uid)
             });
             match current {
                 Some(sandbox) => {
@@ -126,7 +146,7 @@ impl WarmSupply {
         let key = ObjectKey::of(changed.as_ref());
         let mut queue = self.queue();
         let current = self.0.sandboxes.get(&key);
-        match current.as_deref().and_then(candidate) {
+        match current.as_deref().and_then(self.0.candidate) {
             Some(candidate) => queue.observe(candidate),
             None => queue.withdraw(&sandbox_key(changed)),
         }

@@ -1,12 +1,13 @@
 //! Feeds a cache from the API server for as long as the process lives: lists, watches, and lists anew when the watch is lost.
 
 use futures::StreamExt;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::{WatchStreamExt, watcher, watcher::Event};
 use kube::{Api, Client};
 use tracing::{Instrument, info_span, warn};
 
 use crate::cache::Cache;
 use crate::cached::Cached;
+use crate::slim::Slim;
 
 /// Follows a kind in all namespaces. Never returns; drop the future to stop.
 pub(crate) async fn follow<K: Cached>(client: Client, cache: Cache<K>) {
@@ -16,12 +17,12 @@ pub(crate) async fn follow<K: Cached>(client: Client, cache: Cache<K>) {
         ..watcher::Config::default()
     };
     let span = info_span!("watch", kind);
-    let events = watcher(Api::<K>::all(client), config).default_backoff();
+    let events = watcher(Api::<Slim<K>>::all(client), config).default_backoff();
     async {
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => cache.apply(event),
+                Ok(event) => cache.apply(unwrapped(event)),
                 Err(error) => warn!(
                     error = &error as &dyn std::error::Error,
                     "watch interrupted, trying again"
@@ -31,4 +32,14 @@ pub(crate) async fn follow<K: Cached>(client: Client, cache: Cache<K>) {
     }
     .instrument(span)
     .await;
+}
+
+fn unwrapped<K>(event: Event<Slim<K>>) -> Event<K> {
+    match event {
+        Event::Apply(Slim(object)) => Event::Apply(object),
+        Event::Delete(Slim(object)) => Event::Delete(object),
+        Event::Init => Event::Init,
+        Event::InitApply(Slim(object)) => Event::InitApply(object),
+        Event::InitDone => Event::InitDone,
+    }
 }

@@ -6,8 +6,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
+use http::Request as HttpRequest;
+use kube::api::{
+    DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
+};
+use kube::core::Request;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -16,6 +19,7 @@ use crate::cached::Cached;
 use crate::context::Context;
 use crate::instrumentation::Verb;
 use crate::key::ObjectKey;
+use crate::slim::Slim;
 
 /// Why a request came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -176,7 +180,11 @@ impl<'a, K: Cached> Writer<'a, K> {
     pub async fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, WriteError> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
-        let answer = self.api(key).get_opt(&key.name).await;
+        let request = self.request(key).get(&key.name, &GetParams::default());
+        let answer = match self.send(request).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+            answer => answer.map(Some),
+        };
         let answer = self.report(Verb::Get, key, started, answer)?;
         Ok(answer.map(|object| self.cache.learn(object, epoch)))
     }
@@ -188,7 +196,10 @@ impl<'a, K: Cached> Writer<'a, K> {
             dry_run: false,
             field_manager: Some(self.field_manager.to_owned()),
         };
-        let answer = self.api(key).create(&params, object).await;
+        let answer = match serde_json::to_vec(object) {
+            Ok(body) => self.send(self.request(key).create(&params, body)).await,
+            Err(error) => Err(kube::Error::SerdeError(error)),
+        };
         let object = self.report(Verb::Create, key, started, answer)?;
         Ok(self.cache.learn(object, epoch))
     }
@@ -203,10 +214,10 @@ impl<'a, K: Cached> Writer<'a, K> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
         let patch = with_precondition(patch, precondition);
-        let answer = self
-            .api(key)
-            .patch(&key.name, &self.patch_params(), &Patch::Merge(&patch))
-            .await;
+        let request =
+            self.request(key)
+                .patch(&key.name, &self.patch_params(), &Patch::Merge(&patch));
+        let answer = self.send(request).await;
         let object = self.report(Verb::Patch, key, started, answer)?;
         Ok(self.cache.learn(object, epoch))
     }
@@ -221,10 +232,13 @@ impl<'a, K: Cached> Writer<'a, K> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
         let patch = with_precondition(json!({ "status": status }), precondition);
-        let answer = self
-            .api(key)
-            .patch_status(&key.name, &self.patch_params(), &Patch::Merge(&patch))
-            .await;
+        let request = self.request(key).patch_subresource(
+            "status",
+            &key.name,
+            &self.patch_params(),
+            &Patch::Merge(&patch),
+        );
+        let answer = self.send(request).await;
         let object = self.report(Verb::PatchStatus, key, started, answer)?;
         Ok(self.cache.learn(object, epoch))
     }
@@ -237,7 +251,13 @@ impl<'a, K: Cached> Writer<'a, K> {
             dry_run: false,
             field_manager: Some(self.field_manager.to_owned()),
         };
-        let answer = self.api(key).replace(&key.name, &params, object).await;
+        let answer = match serde_json::to_vec(object) {
+            Ok(body) => {
+                let request = self.request(key).replace(&key.name, &params, body);
+                self.send(request).await
+            }
+            Err(error) => Err(kube::Error::SerdeError(error)),
+        };
         let object = self.report(Verb::Update, key, started, answer)?;
         Ok(self.cache.learn(object, epoch))
     }
@@ -257,10 +277,13 @@ impl<'a, K: Cached> Writer<'a, K> {
             "status": status,
         });
         let params = PatchParams::apply(self.field_manager).force();
-        let answer = self
-            .api(key)
-            .patch_status(&key.name, &params, &Patch::Apply(&configuration))
-            .await;
+        let request = self.request(key).patch_subresource(
+            "status",
+            &key.name,
+            &params,
+            &Patch::Apply(&configuration),
+        );
+        let answer = self.send(request).await;
         let object = self.report(Verb::PatchStatus, key, started, answer)?;
         Ok(self.cache.learn(object, epoch))
     }
@@ -279,11 +302,14 @@ impl<'a, K: Cached> Writer<'a, K> {
             }),
             ..DeleteParams::default()
         };
-        let answer = self.api(key).delete(&key.name, &params).await;
+        let answer = match self.request(key).delete(&key.name, &params) {
+            Ok(request) => self.context.client.request_status::<Slim<K>>(request).await,
+            Err(error) => Err(kube::Error::BuildRequest(error)),
+        };
         match self.report(Verb::Delete, key, started, answer) {
             Ok(either) => {
                 // An object that stays for a while (finalizers, a grace period) is answered with its deletion timestamp.
-                if let Some(object) = either.left() {
+                if let Some(Slim(object)) = either.left() {
                     self.cache.learn_deletion(object, epoch);
                 }
                 Ok(())
@@ -293,8 +319,17 @@ impl<'a, K: Cached> Writer<'a, K> {
         }
     }
 
-    fn api(&self, key: &ObjectKey) -> Api<K> {
-        Api::namespaced(self.context.client.clone(), &key.namespace)
+    fn request(&self, key: &ObjectKey) -> Request {
+        Request::new(K::url_path(&(), Some(&key.namespace)))
+    }
+
+    async fn send(
+        &self,
+        request: Result<HttpRequest<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<K, kube::Error> {
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        let Slim(object) = self.context.client.request(request).await?;
+        Ok(object)
     }
 
     fn patch_params(&self) -> PatchParams {

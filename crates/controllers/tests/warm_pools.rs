@@ -12,8 +12,10 @@ use std::collections::BTreeSet;
 use api::template::NetworkPolicyManagement;
 use api::warm_pool::UpdateStrategyKind;
 use api::{Sandbox, SandboxTemplate, SandboxWarmPool, labels};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use support::{Cluster, claim, image_of, pool, template, with_strategy};
 use testkit::eventually;
@@ -59,6 +61,46 @@ async fn a_pool_follows_its_size_up_and_down() {
             "{selector}"
         );
     }
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_is_scaled_by_those_who_only_know_scales() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 1)).await;
+    cluster.create(&pool("other", "py", 1)).await;
+    cluster.pool_ready("warm", 1).await;
+    cluster.pool_ready("other", 1).await;
+    let pools = cluster.api::<SandboxWarmPool>();
+    let more = json!({ "spec": { "replicas": 3 } });
+    let scale = pools
+        .patch_scale("warm", &PatchParams::default(), &Patch::Merge(more))
+        .await
+        .unwrap();
+    assert_eq!(scale.spec.and_then(|spec| spec.replicas), Some(3));
+    cluster.pool_ready("warm", 3).await;
+    // What an autoscaler reads: how many there are, and which pods to measure.
+    let status = pools.get_scale("warm").await.unwrap().status.unwrap();
+    assert_eq!(status.replicas, 3);
+    let selected = cluster
+        .api::<Pod>()
+        .list(&ListParams::default().labels(&status.selector.unwrap()))
+        .await
+        .unwrap();
+    let pods: BTreeSet<String> = selected.iter().map(ResourceExt::name_any).collect();
+    let members = cluster.members("warm").await;
+    let members: BTreeSet<String> = members.iter().map(ResourceExt::name_any).collect();
+    assert_eq!(pods, members);
+    let none = json!({ "spec": { "replicas": 0 } });
+    pools
+        .patch_scale("warm", &PatchParams::default(), &Patch::Merge(none))
+        .await
+        .unwrap();
+    cluster.pool_ready("warm", 0).await;
+    assert_eq!(cluster.members("other").await.len(), 1);
     controllers.stop().await;
     cluster.stop().await;
 }
@@ -227,6 +269,27 @@ async fn a_templates_network_policy_is_kept_repaired_and_given_up() {
         json!({ "spec": { "networkPolicyManagement": NetworkPolicyManagement::Unmanaged } });
     cluster.patch::<SandboxTemplate>("py", unmanaged).await;
     cluster.gone::<NetworkPolicy>("py-network-policy").await;
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_change_leaves_the_pools_of_other_templates_alone() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    for name in ["changed", "unchanged"] {
+        cluster.create(&template(name)).await;
+        let pool = with_strategy(pool(name, name, 2), UpdateStrategyKind::Recreate);
+        cluster.create(&pool).await;
+        cluster.pool_ready(name, 2).await;
+    }
+    let before = uids(&cluster.members("unchanged").await);
+    cluster
+        .patch::<SandboxTemplate>("changed", new_image("image-v2"))
+        .await;
+    all_of_image(&cluster, "changed", 2, "image-v2").await;
+    cluster.pool_ready("changed", 2).await;
+    assert_eq!(uids(&cluster.members("unchanged").await), before);
     controllers.stop().await;
     cluster.stop().await;
 }

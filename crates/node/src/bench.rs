@@ -257,7 +257,7 @@ async fn start_and_end(runtime: &NativeRuntime, count: usize) -> Result<Vec<Dura
 fn command(id: &ContainerId, path: &str) -> ContainerSpec {
     ContainerSpec {
         id: id.clone(),
-        image: "host".to_owned(),
+        image: crate::runtime::ImageSource::Host,
         command: vec![path.to_owned()],
         arguments: Vec::new(),
         environment: Vec::new(),

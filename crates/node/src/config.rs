@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::network::policy::Unselected;
@@ -47,6 +47,11 @@ pub struct Config {
     pub allow_host_path: bool,
     /// Images to run as another one, by repository without tag: `python-runtime-sandbox` as `host`, say.
     pub image_aliases: BTreeMap<String, String>,
+    /// Registries beyond loopback that may be reached without encryption, as `host` or `host:port`.
+    pub plain_registries: Vec<String>,
+    /// When the disk is fuller than the first, images nobody uses are removed until it is no fuller than the second.
+    pub image_high_percent: u8,
+    pub image_low_percent: u8,
     /// Limits for containers that name none.
     pub default_process_limit: u64,
     pub default_memory_limit: Option<u64>,
@@ -80,6 +85,9 @@ impl Config {
             maximum_pods: 1000,
             allow_host_path: false,
             image_aliases: BTreeMap::new(),
+            plain_registries: Vec::new(),
+            image_high_percent: 85,
+            image_low_percent: 80,
             default_process_limit: 1024,
             default_memory_limit: None,
             log_maximum_bytes: 10 << 20,
@@ -94,6 +102,11 @@ impl Config {
             kubelet: None,
         }
     }
+}
+
+/// Where a node with this data directory keeps images.
+pub fn image_directory(data_dir: &Path) -> PathBuf {
+    data_dir.join("image-store")
 }
 
 fn host_name() -> String {

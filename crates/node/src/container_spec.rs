@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::environment;
 use crate::quantity;
 use crate::runtime::control_groups::Limits;
-use crate::runtime::{ContainerId, ContainerSpec};
+use crate::runtime::{ContainerId, ContainerSpec, ImageSource};
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SpecError {
@@ -120,6 +120,7 @@ fn identity(field: &'static str, value: Option<i64>) -> Result<Option<u32>, Spec
 /// The pieces of a request that come from elsewhere.
 #[derive(Debug)]
 pub struct Parts {
+    pub image: ImageSource,
     pub run: u32,
     pub crashes: u32,
     pub environment: Vec<(String, String)>,
@@ -169,7 +170,7 @@ pub fn build(
             container: container.name.clone(),
             attempt: parts.run,
         },
-        image: container.image.clone().unwrap_or_default(),
+        image: parts.image,
         command: expanded(&container.command),
         arguments: expanded(&container.args),
         environment: parts.environment,
@@ -290,6 +291,7 @@ mod tests {
         pod["spec"]["containers"] = json!([container]);
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let parts = Parts {
+            image: ImageSource::Host,
             run: 0,
             crashes: 0,
             environment: vec![("A".into(), "b".into())],

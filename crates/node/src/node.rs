@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::assets;
-use crate::config::Config;
+use crate::config::{Config, image_directory};
 use crate::environment::Surroundings;
 use crate::errors::chain;
 use crate::events::EventSink;
@@ -21,11 +21,17 @@ use crate::eviction::Evictions;
 use crate::kubelet;
 use crate::network::enforcer::Enforcer;
 use crate::network::resolver::Resolver;
+use crate::pod_images::PodImages;
 use crate::pod_worker::{PodWorker, Shared};
+use crate::privileges::{Privileges, ROOTLESS_LIMITS};
 use crate::registration::{self, Description, Machine};
 use crate::runtime::native::NativeRuntime;
 use crate::runtime::{RecoveredPod, Runtime, RuntimeError};
 use crate::volumes::Volumes;
+
+/// How often the disk is looked at, and how long an image stays after its last use however full that is.
+const IMAGE_CHECK: Duration = Duration::from_secs(300);
+const IMAGE_MINIMUM_AGE: jiff::SignedDuration = jiff::SignedDuration::from_secs(120);
 
 /// How often logs are looked at for their size.
 const LOG_CHECK: Duration = Duration::from_secs(1);
@@ -40,6 +46,8 @@ pub enum StartError {
         #[source]
         source: std::io::Error,
     },
+    #[error("opening the image store")]
+    Images(#[from] images::OpenError),
     #[error("opening the container runtime")]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
@@ -67,8 +75,11 @@ impl Node {
         client: Client,
         shutdown: CancellationToken,
     ) -> Result<Self, StartError> {
-        if !rustix::process::geteuid().is_root() {
-            return Err(StartError::NotRoot);
+        let privileges = Privileges::current();
+        match privileges {
+            Privileges::Root => {}
+            Privileges::Rootless => tracing::warn!("{ROOTLESS_LIMITS}"),
+            Privileges::None => return Err(StartError::NotRoot),
         }
         let mut config = config;
         prepare_data_dir(&mut config).map_err(|source| StartError::DataDirectory {
@@ -85,7 +96,12 @@ impl Node {
             .default_memory_limit
             .or(Some(machine.memory_bytes / 4 * 3));
         let programs = assets::unpack(&config.data_dir.join("bin")).map_err(io)?;
-        let runtime = Arc::new(NativeRuntime::open(config.clone(), programs).await?);
+        let images = Arc::new(images::Images::open(images::Settings {
+            plain_registries: config.plain_registries.clone(),
+            ..images::Settings::new(image_directory(&config.data_dir))
+        })?);
+        let runtime =
+            Arc::new(NativeRuntime::open(config.clone(), programs, images.clone()).await?);
         let volumes =
             Volumes::open(&config.data_dir, config.allow_host_path, client.clone()).map_err(io)?;
         let recovered = runtime.recover().await?;
@@ -113,10 +129,16 @@ impl Node {
         ));
         let holds = enforcer.enforcement().borrow().clone();
         let object = registration::register(&client, &description, &holds).await?;
+        let events = EventSink::new(client.clone(), "kubelet", &config.node_name);
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
+            images: PodImages {
+                images,
+                client: client.clone(),
+                events: events.clone(),
+            },
             client: client.clone(),
-            events: EventSink::new(client.clone(), "kubelet", &config.node_name),
+            events,
             volumes: volumes.clone(),
             enforcer,
             evictions: Evictions::default(),
@@ -187,7 +209,7 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
     if let Some(reason) = without_ipv6 {
         tracing::info!(reason, "pods get no IPv6 addresses");
     }
-    if !shortcomings.controllers.is_empty() {
+    if !shortcomings.controllers.is_empty() && Privileges::current() == Privileges::Root {
         problems.push(format!(
             "limits are not enforced for lack of controllers: {}",
             shortcomings.controllers.join(", ")
@@ -205,6 +227,7 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
         machine,
         problems,
         without_ipv6: without_ipv6.map(str::to_owned),
+        rootless: Privileges::current() == Privileges::Rootless,
     }
 }
 
@@ -261,6 +284,7 @@ async fn serve(
     });
     let (evicting, stop) = (shared.clone(), shutdown.clone());
     tasks.spawn(async move { evicting.evictions.run(&evicting.config, stop).await });
+    tasks.spawn(collect_images(shared.clone(), shutdown.clone()));
     tasks.spawn(registration::heartbeat(
         shared.client.clone(),
         object,
@@ -285,9 +309,42 @@ async fn serve(
             shutdown.clone(),
         ));
     }
+    let runtime = shared.runtime.clone();
     let dispatcher = Dispatcher::new(shared, recovered);
     tasks.spawn(dispatcher.run(shutdown));
     while tasks.join_next().await.is_some() {}
+    // Without root, the namespaces that pods live in end with this process.
+    if Privileges::current() == Privileges::Rootless {
+        runtime.kill_everything();
+    }
+}
+
+/// Removes images nobody uses whenever the disk has become too full.
+async fn collect_images(shared: Arc<Shared<NativeRuntime>>, shutdown: CancellationToken) {
+    let limits = images::DiskUse {
+        high_percent: shared.config.image_high_percent,
+        low_percent: shared.config.image_low_percent,
+        minimum_age: IMAGE_MINIMUM_AGE,
+    };
+    while shutdown
+        .run_until_cancelled(tokio::time::sleep(IMAGE_CHECK))
+        .await
+        .is_some()
+    {
+        let images = shared.images.images.clone();
+        let collected = tokio::task::spawn_blocking(move || images.collect(limits)).await;
+        match collected {
+            Ok(Ok(removed)) if removed.images.is_empty() => {}
+            Ok(Ok(removed)) => {
+                tracing::info!(images = ?removed.images, bytes = removed.bytes, "removed images to free disk space");
+            }
+            // There is another time after the pull.
+            Ok(Err(images::StoreError::Busy)) | Err(_) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(error = %chain(&error), "cannot remove images");
+            }
+        }
+    }
 }
 
 /// Hands every pod of the node to its worker.

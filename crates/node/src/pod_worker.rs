@@ -23,6 +23,7 @@ use crate::environment::Surroundings;
 use crate::events::{EventSink, Severity};
 use crate::eviction::Evictions;
 use crate::network::enforcer::Enforcer;
+use crate::pod_images::PodImages;
 use crate::pod_lifecycle::{self, ContainerState, Observed, Phase, Sandbox, Verdict};
 use crate::probes;
 use crate::runtime::{
@@ -33,6 +34,7 @@ use crate::volumes::Volumes;
 /// What all pods of a node share.
 pub struct Shared<R> {
     pub runtime: Arc<R>,
+    pub images: PodImages,
     pub client: Client,
     pub config: Config,
     pub events: EventSink,
@@ -413,6 +415,7 @@ impl<R: Runtime> PodWorker<R> {
             started_at: started.started_at,
         };
         state.image_id = Some(started.image_id);
+        state.failed_pulls = 0;
         let note = format!("Started container {container}");
         self.shared.events.tell(
             &self.pod,
@@ -446,16 +449,22 @@ impl<R: Runtime> PodWorker<R> {
             other => {
                 let reason = match other {
                     StartError::Image { reason, .. } => reason,
-                    StartError::Configuration(_) => "CreateContainerConfigError",
-                    _ => "CreateContainerError",
+                    StartError::Configuration(_) => &"CreateContainerConfigError",
+                    _ => &"CreateContainerError",
                 };
                 // It never ran, so it is the same run that is tried again.
                 state.runs -= 1;
-                state.crashes += 1;
-                let delay = pod_lifecycle::back_off(state.crashes).max(RETRY);
+                let delay = if matches!(other, StartError::Image { .. }) {
+                    state.failed_pulls += 1;
+                    pod_lifecycle::pull_back_off(state.failed_pulls)
+                } else {
+                    state.crashes += 1;
+                    pod_lifecycle::back_off(state.crashes).max(RETRY)
+                };
                 state.phase = Phase::Refused {
-                    reason: reason.to_owned(),
+                    reason: (*reason).to_owned(),
                     message: message.clone(),
+                    since: now,
                     retry_at: now + delay,
                 };
                 "Failed"

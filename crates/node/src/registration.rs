@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::errors::chain;
 use crate::network::enforcer::Enforcement;
+use crate::privileges::ROOTLESS_LIMITS;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 const LEASE_SECONDS: i32 = 40;
@@ -50,6 +51,8 @@ pub struct Description {
     pub problems: Vec<String>,
     /// Why pods have no IPv6 addresses, when they have none.
     pub without_ipv6: Option<String>,
+    /// Whether the node does without root.
+    pub rootless: bool,
 }
 
 /// The machine's size.
@@ -202,9 +205,13 @@ fn conditions(
         network,
         policies,
     ];
+    let rootless = description
+        .rootless
+        .then(|| ("Rootless", "True", "NoRoot", ROOTLESS_LIMITS.to_owned()));
     let before = previous.and_then(|status| status.conditions.as_ref());
     table
         .into_iter()
+        .chain(rootless)
         .map(|(kind, status, reason, message)| {
             let same = before
                 .into_iter()

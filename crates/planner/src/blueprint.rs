@@ -34,6 +34,15 @@ impl<'a> Blueprint<'a> {
         }
     }
 
+    /// For a claim, which does not ask for the template's revision: computing it reads all of the template.
+    pub(crate) fn for_claim(template: &'a SandboxTemplate) -> Self {
+        Self {
+            template,
+            name_hash: name_hash(&template.name_any()),
+            revision: None,
+        }
+    }
+
     /// The pod spec of sandboxes of this template, with the secure defaults.
     pub fn pod_spec(&self) -> PodSpec {
         let mut spec = self.template.spec.pod_template.spec.clone();

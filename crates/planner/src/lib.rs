@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`blueprint`], [`pod_defaults`], [`env_injection`], [`volume_claims`] | how a sandbox is made from a template |
 //! | [`claim`] | what a SandboxClaim needs: a sandbox of its own, warm or cold |
+//! | [`kruise_claim`], [`sandbox_set`] | what the two kinds of the OpenKruise dialect need |
 //! | [`expiry`] | when something expires |
 //! | [`ownership`] | who controls an object, and references to a controller |
 //! | [`owner`], [`version`] | telling owners apart; which state of an object a decision was about |
@@ -22,6 +23,7 @@ pub mod claim;
 pub mod env_injection;
 pub mod expectations;
 pub mod expiry;
+pub mod kruise_claim;
 pub mod owner;
 pub mod ownership;
 pub mod pacing;
@@ -29,6 +31,7 @@ pub mod patch;
 pub mod pod_defaults;
 pub mod pool;
 pub mod sandbox;
+pub mod sandbox_set;
 pub mod template;
 pub mod version;
 pub mod volume_claims;

@@ -1,7 +1,7 @@
 //! How a pool of interchangeable sandboxes is kept at its size and revision.
 //!
 //! This is the arithmetic alone. It does not know what makes a sandbox a member or its revision current, nor which kind of pool
-//! asks: [`warm_pool`](crate::warm_pool) is one face of it.
+//! asks: [`warm_pool`](crate::warm_pool) and [`sandbox_set`](crate::sandbox_set) are its two faces.
 //!
 //! # Guarantees
 //! - Members and sandboxes asked for never exceed the desired number, unless they already did: a sandbox that is to be deleted is
@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::pacing::elapsed;
+use crate::pacing::{Allowance, Pacing, elapsed};
 use crate::version::Version;
 
 /// How far a member is from what the pool would make today.
@@ -93,6 +93,8 @@ pub struct Counts {
     pub replicas: usize,
     pub ready: usize,
     pub updated: usize,
+    /// Of the current revision, and Ready.
+    pub updated_ready: usize,
 }
 
 /// What to do about the pool.
@@ -141,6 +143,69 @@ pub fn plan(members: &[Member], unseen: usize, goal: &Goal, now: Timestamp) -> P
         counts,
         unfinished,
         recheck_after: next_grace_end(members, goal, now),
+    }
+}
+
+/// What stands against making all that is missing at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Restraint<'a> {
+    pub pacing: &'a Pacing,
+    /// How many claims wait for a sandbox at this moment.
+    pub waiting_claims: usize,
+    /// Since when the pool holds back refills, if it does.
+    pub held_back_since: Option<Timestamp>,
+    /// How many sandboxes can be made at all.
+    pub at_most: usize,
+}
+
+/// How much of what is missing is made now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refill {
+    pub count: usize,
+    /// Whether the pool holds back for the sake of waiting claims.
+    pub holds_back: bool,
+    /// When to look again, if nothing happens before.
+    pub recheck_after: Option<Duration>,
+}
+
+/// Decides how much of a plan's creations are made now.
+pub fn refill(plan: &Plan, goal: &Goal, restraint: &Restraint<'_>, now: Timestamp) -> Refill {
+    let mut refill = Refill {
+        recheck_after: plan.recheck_after,
+        ..Refill::default()
+    };
+    let wanted = plan.creations.min(restraint.at_most);
+    if wanted > 0 {
+        let allowance = restraint.pacing.allow(
+            restraint.waiting_claims,
+            goal.max_batch,
+            restraint.held_back_since,
+            now,
+        );
+        match allowance {
+            Allowance::Make(allowed) => {
+                refill.count = wanted.min(allowed);
+                if refill.count < wanted {
+                    refill.look_again_after(restraint.pacing.recheck);
+                }
+            }
+            Allowance::HoldBack(delay) => {
+                refill.holds_back = true;
+                refill.look_again_after(delay);
+            }
+        }
+    }
+    // Where nothing can be done now, looking again at once would find the same.
+    let makes_headway = refill.count > 0 || !plan.deletions.is_empty();
+    if plan.unfinished && makes_headway && !refill.holds_back {
+        refill.look_again_after(Duration::ZERO);
+    }
+    refill
+}
+
+impl Refill {
+    fn look_again_after(&mut self, delay: Duration) {
+        self.recheck_after = Some(self.recheck_after.map_or(delay, |known| known.min(delay)));
     }
 }
 
@@ -228,6 +293,9 @@ fn count(members: &[&Member]) -> Counts {
         replicas: members.len(),
         ready: having(|member| member.readiness == Readiness::Ready),
         updated: having(|member| member.revision == Revision::Current),
+        updated_ready: having(|member| {
+            member.revision == Revision::Current && member.readiness == Readiness::Ready
+        }),
     }
 }
 

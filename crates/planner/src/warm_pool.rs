@@ -17,8 +17,8 @@ use kube::ResourceExt;
 
 use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference};
-use crate::pacing::{Allowance, Pacing};
-use crate::pool::{self, Deletion, Goal, Member, Readiness, Revision, Strategy};
+use crate::pacing::Pacing;
+use crate::pool::{self, Deletion, Goal, Member, Readiness, Restraint, Revision, Strategy};
 use crate::version::Version;
 
 /// How long a member may be not Ready before it is replaced.
@@ -97,42 +97,24 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     let mut arithmetic = pool::plan(&membership.members, observed.unseen, &goal, now);
     arithmetic.deletions.splice(0..0, membership.impostors);
 
-    let mut recheck_after = arithmetic.recheck_after;
-    let mut sooner = |delay: Duration| {
-        recheck_after = Some(recheck_after.map_or(delay, |known| known.min(delay)));
+    let restraint = Restraint {
+        pacing,
+        waiting_claims: observed.waiting_claims,
+        held_back_since: observed.held_back_since,
+        at_most: if blueprint.is_some() { usize::MAX } else { 0 },
     };
-    let mut holds_back = false;
-    let mut creations = None;
-    if let Some(blueprint) = blueprint.as_ref().filter(|_| arithmetic.creations > 0) {
-        match pacing.allow(
-            observed.waiting_claims,
-            goal.max_batch,
-            observed.held_back_since,
-            now,
-        ) {
-            Allowance::Make(allowed) => {
-                let count = arithmetic.creations.min(allowed);
-                creations = Some((count, Box::new(new_member(observed.pool, blueprint))));
-                if count < arithmetic.creations {
-                    sooner(pacing.recheck);
-                }
-            }
-            Allowance::HoldBack(delay) => {
-                holds_back = true;
-                sooner(delay);
-            }
-        }
-    }
-    if arithmetic.unfinished && !holds_back {
-        sooner(Duration::ZERO);
-    }
+    let refill = pool::refill(&arithmetic, &goal, &restraint, now);
+    let creations = blueprint
+        .as_ref()
+        .filter(|_| refill.count > 0)
+        .map(|blueprint| (refill.count, Box::new(new_member(observed.pool, blueprint))));
     Plan {
         adoptions: membership.adoptions,
         deletions: arithmetic.deletions,
         creations,
         status: status(observed, arithmetic.counts, now),
-        holds_back,
-        recheck_after,
+        holds_back: refill.holds_back,
+        recheck_after: refill.recheck_after,
     }
 }
 
@@ -271,7 +253,8 @@ fn compare(sandbox: &Sandbox, blueprint: &Blueprint<'_>) -> Revision {
     }
 }
 
-fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) -> Member {
+/// A sandbox as the pool's arithmetic sees it.
+pub(crate) fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) -> Member {
     let created = sandbox
         .metadata
         .creation_timestamp
@@ -298,7 +281,11 @@ fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) -> Member {
     }
 }
 
-fn adoption(pool: &SandboxWarmPool, sandbox: &Sandbox) -> Adoption {
+/// Makes an unowned sandbox the pool's.
+pub(crate) fn adoption<K>(pool: &K, sandbox: &Sandbox) -> Adoption
+where
+    K: kube::Resource<DynamicType = ()>,
+{
     let mut owner_references = sandbox.owner_references().to_vec();
     owner_references.push(controller_reference(pool));
     Adoption {

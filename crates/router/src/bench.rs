@@ -183,7 +183,8 @@ fn start_router(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
                 };
                 if let Ok(address) = listener.local_addr() {
                     let _ = sender.send(address);
-                    let serving = tokio::spawn(async move { router.serve(listener, stop).await });
+                    let serving =
+                        tokio::spawn(async move { router.serve_on_threads(listener, stop).await });
                     let _ = serving.await;
                 }
             });

@@ -121,7 +121,7 @@ impl Forwarder {
     ) -> Result<Response<ProxyBody>, Failure> {
         let passage = request.body().passage();
         while let Some(mut link) = upstream.reuse(target.port) {
-            match within(patience, passage.as_deref(), link.send(request)).await {
+            match link.send(request, patience).await {
                 None => return Err(timed_out(target)),
                 Some(Ok(response)) => {
                     self.metrics
@@ -135,7 +135,7 @@ impl Forwarder {
         }
         let (upstream, stream) = self.dial(upstream, target, patience).await?;
         let mut link = Link::over(stream).await.map_err(|_| broken(None, target))?;
-        match within(patience, passage.as_deref(), link.send(request)).await {
+        match link.send(request, patience).await {
             None => Err(timed_out(target)),
             Some(Ok(response)) => Ok(finish(response, link, upstream, target.port, patience)),
             Some(Err(_)) => Err(broken(passage.as_deref(), target)),

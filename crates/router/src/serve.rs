@@ -10,9 +10,7 @@ use std::time::Duration;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use tokio::io::{AsyncRead, AsyncWrite};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -23,15 +21,18 @@ use crate::answer::{Failure, json};
 use crate::authorize::{Authorizer, AuthorizerError};
 use crate::body::ProxyBody;
 use crate::config::{Config, ListenAddress};
+use crate::conversation;
 use crate::forward::Forwarder;
 use crate::headers::Origin;
 use crate::identify::{Routing, identify};
 use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::resolve::Resolver;
+use crate::stopping::Moment;
 use crate::tls::{TlsError, TlsMaterial};
 use crate::tunnel::Tunnels;
 use crate::watch;
+use crate::workers::{Arrival, Workers};
 
 /// How often idle connections to sandboxes are looked through.
 const IDLE_SWEEP: Duration = Duration::from_secs(10);
@@ -66,8 +67,8 @@ struct Shared {
     metrics: Arc<Metrics>,
     started: AtomicBool,
     connections: TaskTracker,
-    /// Cancelled when requests in flight have had their time.
-    cut: CancellationToken,
+    /// Comes when requests in flight have had their time.
+    cut: Moment,
 }
 
 impl std::fmt::Debug for Shared {
@@ -92,11 +93,11 @@ impl Router {
         );
         resolver.set_by_name(client.is_none());
         let connections = TaskTracker::new();
-        let cut = CancellationToken::new();
+        let cut = Moment::default();
         let tunnels = Tunnels {
             metrics: Arc::clone(&metrics),
             tasks: connections.clone(),
-            cut: cut.clone(),
+            cut: cut.token().clone(),
         };
         let forwarder = Forwarder {
             resolver: Arc::new(resolver),
@@ -148,8 +149,40 @@ impl Router {
     /// configuration allows.
     pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) {
         self.start(&shutdown);
-        self.accept(listener, None, shutdown).await;
+        self.accept(listener, None, None, shutdown).await;
         self.drain().await;
+    }
+
+    /// As [`Router::serve`], with connections on threads of their own, as many as there are processors: what else this
+    /// process does cannot hold them up.
+    pub async fn serve_on_threads(&self, listener: TcpListener, shutdown: CancellationToken) {
+        self.start(&shutdown);
+        let workers = match self.workers() {
+            Ok(workers) => Some(workers),
+            Err(error) => {
+                tracing::warn!(%error, "no threads for connections; they share those of the rest");
+                None
+            }
+        };
+        let workers = self.accept(listener, None, workers, shutdown).await;
+        let join = workers.map(Workers::close);
+        self.drain().await;
+        if let Some(join) = join {
+            let _ = tokio::task::spawn_blocking(join).await;
+        }
+    }
+
+    fn workers(&self) -> io::Result<Workers> {
+        let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let (router, connections) = (self.clone(), self.shared.connections.clone());
+        Workers::start(
+            count,
+            move |arrival| router.welcome(arrival),
+            move || {
+                let connections = connections.clone();
+                async move { connections.wait().await }
+            },
+        )
     }
 
     /// The same over TLS.
@@ -163,7 +196,7 @@ impl Router {
             let material = Arc::new(TlsMaterial::load(tls).map_err(RouterError::Tls)?);
             let (fresh, stop) = (Arc::clone(&material), shutdown.clone());
             tokio::spawn(async move { fresh.keep_fresh(stop).await });
-            self.accept(listener, Some(material), shutdown).await;
+            self.accept(listener, Some(material), None, shutdown).await;
             self.drain().await;
         }
         Ok(())
@@ -222,15 +255,21 @@ impl Router {
         });
     }
 
+    /// Accepts connections until `shutdown`, and gives the threads back.
     async fn accept(
         &self,
         listener: TcpListener,
         tls: Option<Arc<TlsMaterial>>,
+        mut workers: Option<Workers>,
         shutdown: CancellationToken,
-    ) {
+    ) -> Option<Workers> {
+        let stop = Arc::new(Moment::default());
         loop {
             let (stream, peer) = tokio::select! {
-                () = shutdown.cancelled() => return,
+                () = shutdown.cancelled() => {
+                    stop.set();
+                    return workers;
+                }
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => accepted,
                     Err(error) => {
@@ -240,59 +279,56 @@ impl Router {
                 },
             };
             let _ = stream.set_nodelay(true);
-            let router = self.clone();
-            let acceptor = tls
-                .as_ref()
-                .map(|material| TlsAcceptor::from(material.current()));
-            let shutdown = shutdown.clone();
-            self.shared.connections.spawn(async move {
-                let _counted = Counted::open(&router.shared.metrics);
-                let origin = Origin::new(peer.ip(), acceptor.is_some());
-                match acceptor {
-                    None => router.converse(stream, origin, shutdown).await,
-                    Some(acceptor) => {
-                        if let Some(stream) = shake_hands(&acceptor, stream).await {
-                            router.converse(stream, origin, shutdown).await;
-                        }
+            let arrival = Arrival {
+                stream,
+                peer,
+                tls: tls.as_ref().map(|material| material.current()),
+                stop: Arc::clone(&stop),
+            };
+            match &mut workers {
+                None => self.welcome(arrival),
+                Some(workers) => {
+                    if let Err(error) = workers.carry(arrival) {
+                        tracing::warn!(%error, "a connection is lost");
                     }
                 }
-            });
+            }
         }
     }
 
-    async fn converse<S>(&self, stream: S, origin: Origin, shutdown: CancellationToken)
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
+    /// Serves a connection in a task of the current runtime.
+    fn welcome(&self, arrival: Arrival<TcpStream>) {
         let router = self.clone();
-        let service = service_fn(move |request| {
-            let (router, origin) = (router.clone(), origin.clone());
-            async move { Ok::<_, Infallible>(router.handle(request, &origin).await) }
+        let Arrival {
+            stream,
+            peer,
+            tls,
+            stop,
+        } = arrival;
+        self.shared.connections.spawn(async move {
+            let _counted = Counted::open(&router.shared.metrics);
+            let origin = Origin::new(peer.ip(), tls.is_some());
+            let service = {
+                let router = router.clone();
+                service_fn(move |request| {
+                    let (router, origin) = (router.clone(), origin.clone());
+                    async move { Ok::<_, Infallible>(router.handle(request, &origin).await) }
+                })
+            };
+            let limits = conversation::Limits {
+                header_timeout: router.shared.config.header_timeout,
+                stop: &stop,
+                cut: &router.shared.cut,
+            };
+            match tls {
+                None => conversation::plain(stream, service, limits).await,
+                Some(tls) => {
+                    if let Some(stream) = shake_hands(&TlsAcceptor::from(tls), stream).await {
+                        conversation::either(stream, service, limits).await;
+                    }
+                }
+            }
         });
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.shared.config.header_timeout)
-            .max_buf_size(128 * 1024);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .keep_alive_interval(Some(Duration::from_secs(30)))
-            .max_concurrent_streams(256)
-            .initial_stream_window_size(1024 * 1024);
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-        let mut connection = std::pin::pin!(connection);
-        tokio::select! {
-            // How a connection ends is the client's affair.
-            _ = connection.as_mut() => return,
-            () = self.shared.cut.cancelled() => return,
-            () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
-        }
-        tokio::select! {
-            _ = connection => {}
-            () = self.shared.cut.cancelled() => {}
-        }
     }
 
     async fn drain(&self) {
@@ -304,7 +340,7 @@ impl Router {
         .await
         .is_err()
         {
-            self.shared.cut.cancel();
+            self.shared.cut.set();
             self.shared.connections.wait().await;
         }
     }
@@ -439,7 +475,7 @@ pub async fn run(
     let plain = async {
         if let Some(listener) = http {
             tracing::info!(address = ?listener.local_addr().ok(), "serving HTTP");
-            router.serve(listener, shutdown.clone()).await;
+            router.serve_on_threads(listener, shutdown.clone()).await;
         }
     };
     let secure = async {

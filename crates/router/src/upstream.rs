@@ -17,10 +17,11 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::body::RequestBody;
+use crate::body::{Passage, RequestBody};
+use crate::workers;
 
 /// Idle connections kept for one sandbox.
 const MOST_IDLE: usize = 512;
@@ -43,6 +44,8 @@ pub struct Upstream {
 #[derive(Debug)]
 struct Idle {
     port: u16,
+    /// The thread it was made on, where its events arrive.
+    worker: usize,
     since: Instant,
     link: Link,
 }
@@ -98,10 +101,12 @@ impl Upstream {
 
     /// A connection that was used before and still works.
     pub fn reuse(&self, port: u16) -> Option<Link> {
+        let worker = workers::current();
         loop {
             let mut link = {
                 let mut idle = lock(&self.idle);
-                let found = idle.iter().rposition(|idle| idle.port == port)?;
+                let mine = |idle: &Idle| idle.port == port && idle.worker == worker;
+                let found = idle.iter().rposition(mine)?;
                 idle.swap_remove(found).link
             };
             if link.is_ready() {
@@ -121,6 +126,7 @@ impl Upstream {
         }
         idle.push(Idle {
             port,
+            worker: workers::current(),
             since: Instant::now(),
             link,
         });
@@ -203,18 +209,24 @@ pub struct Link {
     sender: http1::SendRequest<RequestBody>,
     connection: Pin<Box<http1::Connection<TokioIo<TcpStream>, RequestBody>>>,
     ended: bool,
+    /// Rings when an answer has been waited for long enough. One for all requests of the connection: moving a timer that is set
+    /// already further away takes no lock.
+    alarm: Pin<Box<Sleep>>,
 }
 
 impl Link {
     pub async fn over(stream: TcpStream) -> hyper::Result<Self> {
         let (sender, connection) = http1::Builder::new()
             .max_buf_size(LARGEST_HEAD)
+            // Heads and small bodies leave in one piece, which costs the kernel less than two in one call.
+            .writev(false)
             .handshake(TokioIo::new(stream))
             .await?;
         Ok(Self {
             sender,
             connection: Box::pin(connection),
             ended: false,
+            alarm: Box::pin(tokio::time::sleep(LONGEST_IDLE)),
         })
     }
 
@@ -231,23 +243,38 @@ impl Link {
         !self.ended && self.sender.is_ready()
     }
 
-    /// Sends a request, and its body as it comes, until the answer's head is here.
+    /// Sends a request, and its body as it comes, until the answer's head is here. Nothing if that takes longer than `patience`,
+    /// which begins anew whenever a piece of the request's body passes.
     pub async fn send(
         &mut self,
         request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendFailure> {
+        patience: Duration,
+    ) -> Option<Result<Response<Incoming>, SendFailure>> {
+        let passage = request.body().passage();
+        let passed = || passage.as_deref().map_or(0, Passage::frames);
+        let mut passed_before = passed();
         let mut answer = std::pin::pin!(self.sender.try_send_request(request));
-        let (connection, ended) = (&mut self.connection, &mut self.ended);
+        let (connection, ended, alarm) = (&mut self.connection, &mut self.ended, &mut self.alarm);
+        alarm.as_mut().reset(Instant::now() + patience);
         let answered = poll_fn(|context| {
             if !*ended && connection.as_mut().poll(context).is_ready() {
                 *ended = true;
             }
             match answer.as_mut().poll(context) {
-                Poll::Pending if *ended => Poll::Ready(None),
-                answer => answer.map(Some),
+                Poll::Pending if *ended => return Poll::Ready(Some(None)),
+                Poll::Pending => {}
+                Poll::Ready(answer) => return Poll::Ready(Some(Some(answer))),
             }
+            while alarm.as_mut().poll(context).is_ready() {
+                if passed() == passed_before {
+                    return Poll::Ready(None);
+                }
+                passed_before = passed();
+                alarm.as_mut().reset(Instant::now() + patience);
+            }
+            Poll::Pending
         });
-        match answered.await {
+        Some(match answered.await? {
             Some(Ok(response)) => Ok(response),
             Some(Err(mut error)) => {
                 Err(error.take_message().map_or(SendFailure::Broken, |request| {
@@ -255,6 +282,6 @@ impl Link {
                 }))
             }
             None => Err(SendFailure::Broken),
-        }
+        })
     }
 }

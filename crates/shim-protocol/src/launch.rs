@@ -11,6 +11,13 @@ pub struct IdentityRange {
     pub count: u32,
 }
 
+impl IdentityRange {
+    /// Whether there is but one identity, as where the node itself runs without root.
+    pub fn is_single(self) -> bool {
+        self.count == 1
+    }
+}
+
 /// Files onto which a pod's namespaces are bind-mounted, so that they outlive every process in them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespacePins {

@@ -1,11 +1,12 @@
 //! The shim: the one privileged, single-threaded program that makes containers.
 //!
-//! It has three lives, chosen by its first argument:
+//! It has four lives, chosen by its first argument:
 //!
 //! ```text
 //! node ──spawns──► namespaces   make and pin a pod's namespaces, then exit
 //!      ──spawns──► launch       build one container's root, clone its first process, then exit
 //!                    └─clone──► agent   PID 1 of the container: runs its command, reaps, serves exec
+//! cli ──becomes──► rootless     make an unprivileged user root of namespaces of its own, and become the cli again
 //! ```
 //!
 //! It knows nothing of pods, images or Kubernetes: requests arrive ready-made on standard input.
@@ -16,6 +17,7 @@ mod failure;
 mod launch;
 mod mounts;
 mod namespaces;
+mod rootless;
 mod syscalls;
 
 use std::process::ExitCode;
@@ -30,10 +32,13 @@ fn main() -> ExitCode {
         return agent::run();
     }
     match arguments.next().as_deref() {
+        Some("rootless") => rootless::run(std::env::args_os().skip(2)),
         Some("namespaces") => namespaces::run(),
         Some("launch") => launch::run(),
         _ => {
-            eprintln!("usage: agent-sandbox-shim namespaces|launch < request.json");
+            eprintln!(
+                "usage: agent-sandbox-shim namespaces|launch < request.json, or rootless PROGRAM [ARGUMENT]…"
+            );
             ExitCode::from(2)
         }
     }

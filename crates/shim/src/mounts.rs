@@ -60,6 +60,11 @@ pub fn build(
     for mount in &launch.mounts {
         builder.mount(mount)?;
     }
+    // An image may name a directory it does not have; a container starts in it all the same.
+    let _ = builder.open_target(
+        Path::new(&launch.process.working_directory),
+        FileType::Directory,
+    );
     builder.seal()?;
     Ok(BuiltRoot {
         path: launch.stage.join("root"),
@@ -70,20 +75,21 @@ fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd
     let stage = memory_file_system(64 << 10, 0o700, None).during("making the stage")?;
     attach(stage.as_fd(), CWD, &launch.stage).during("mounting the stage")?;
     rustix::process::chdir(&launch.stage).during("entering the stage")?;
-    let mut lower = String::new();
+    let mut lower = Vec::new();
     for (index, layer) in launch.root.layers.iter().enumerate() {
-        let name = format!("lower{index}");
+        let name = format!("l{index}");
         rustix::fs::mkdir(&name, Mode::from_raw_mode(0o700))
             .during("making a layer's mount point")?;
         let tree = clone_tree(CWD, &layer.path, true)
             .during(format_args!("opening layer {}", layer.path.display()))?;
-        map_identities(tree.as_fd(), user_namespace, READ_ONLY)
-            .during(format_args!("mapping layer {}", layer.path.display()))?;
+        map_identities(
+            tree.as_fd(),
+            Some(user_namespace).filter(|_| !launch.identities.is_single()),
+            READ_ONLY,
+        )
+        .during(format_args!("mapping layer {}", layer.path.display()))?;
         attach(tree.as_fd(), CWD, Path::new(&name)).during("mounting a layer")?;
-        if index > 0 {
-            lower.push(':');
-        }
-        lower.push_str(&name);
+        lower.push(name);
     }
     rustix::fs::mkdir("root", Mode::from_raw_mode(0o700))
         .during("making the root's mount point")?;
@@ -92,12 +98,26 @@ fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd
     Ok(overlay)
 }
 
-fn overlay(launch: &Launch, lower: &str) -> rustix::io::Result<OwnedFd> {
+/// A parameter that a kernel before 6.5 takes in one piece may be this long.
+const PARAMETER_BYTES_MAX: usize = 255;
+
+fn overlay(launch: &Launch, lower: &[String]) -> rustix::io::Result<OwnedFd> {
     let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, "source", "overlay")?;
-    rustix::mount::fsconfig_set_string(&context, "lowerdir", lower)?;
+    let joined = lower.join(":");
+    if joined.len() <= PARAMETER_BYTES_MAX {
+        rustix::mount::fsconfig_set_string(&context, "lowerdir", joined.as_str())?;
+    } else {
+        for layer in lower {
+            rustix::mount::fsconfig_set_string(&context, "lowerdir+", layer.as_str())?;
+        }
+    }
     rustix::mount::fsconfig_set_string(&context, "upperdir", launch.root.upper.as_path())?;
     rustix::mount::fsconfig_set_string(&context, "workdir", launch.root.work.as_path())?;
+    if launch.identities.is_single() {
+        // Without root, an overlay keeps its notes where an ordinary user may write them.
+        rustix::mount::fsconfig_set_flag(&context, "userxattr")?;
+    }
     // The layer goes with the container, so nothing is owed to a crash of the machine.
     rustix::mount::fsconfig_set_flag(&context, "volatile")?;
     rustix::mount::fsconfig_create(&context)?;
@@ -110,10 +130,10 @@ const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc:
 /// File systems that cannot map identities still serve: their files then belong to nobody, and stay readable.
 fn map_identities(
     tree: BorrowedFd<'_>,
-    user_namespace: BorrowedFd<'_>,
+    user_namespace: Option<BorrowedFd<'_>>,
     attributes: u64,
 ) -> std::io::Result<()> {
-    match syscalls::mount_set_attributes(tree, false, attributes, Some(user_namespace)) {
+    match syscalls::mount_set_attributes(tree, false, attributes, user_namespace) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             syscalls::mount_set_attributes(tree, true, attributes, None)
         }
@@ -182,7 +202,7 @@ impl Builder<'_> {
                 if mount.no_exec {
                     attributes |= libc::MOUNT_ATTR_NOEXEC;
                 }
-                if source.identity_mapped {
+                if source.identity_mapped && !self.launch.identities.is_single() {
                     syscalls::mount_set_attributes(
                         tree.as_fd(),
                         false,
@@ -370,6 +390,9 @@ impl Builder<'_> {
             .during("filling /dev")?;
         let target = self.target(Path::new("dev"), FileType::Directory)?;
         attach(devices.as_fd(), target.as_fd(), Path::new("")).during("mounting /dev")?;
+        if self.launch.identities.is_single() {
+            show_devices(devices.as_fd()).during("showing the machine's devices")?;
+        }
 
         let terminals = self.terminal_file_system().during("making /dev/pts")?;
         attach(terminals.as_fd(), devices.as_fd(), Path::new("pts")).during("mounting /dev/pts")?;
@@ -392,14 +415,6 @@ impl Builder<'_> {
     }
 
     fn populate_devices(&self, devices: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        const NODES: [(&str, u32, u32); 6] = [
-            ("null", 1, 3),
-            ("zero", 1, 5),
-            ("full", 1, 7),
-            ("random", 1, 8),
-            ("urandom", 1, 9),
-            ("tty", 5, 0),
-        ];
         const LINKS: [(&str, &str); 5] = [
             ("/proc/self/fd", "fd"),
             ("/proc/self/fd/0", "stdin"),
@@ -408,6 +423,9 @@ impl Builder<'_> {
             ("pts/ptmx", "ptmx"),
         ];
         for (name, major, minor) in NODES {
+            if self.launch.identities.is_single() {
+                continue;
+            }
             let device: Dev = rustix::fs::makedev(major, minor);
             rustix::fs::mknodat(
                 devices,
@@ -432,7 +450,12 @@ impl Builder<'_> {
         rustix::mount::fsconfig_set_flag(&context, "newinstance")?;
         rustix::mount::fsconfig_set_string(&context, "ptmxmode", "0666")?;
         rustix::mount::fsconfig_set_string(&context, "mode", "0620")?;
-        let group = (self.launch.identities.base + TERMINAL_GROUP).to_string();
+        let group = if self.launch.identities.is_single() {
+            self.launch.identities.base
+        } else {
+            self.launch.identities.base + TERMINAL_GROUP
+        }
+        .to_string();
         rustix::mount::fsconfig_set_string(&context, "gid", group.as_str())?;
         rustix::mount::fsconfig_create(&context)?;
         let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
@@ -450,6 +473,27 @@ impl Builder<'_> {
         }
         Ok(())
     }
+}
+
+/// Devices every program expects, with their numbers.
+const NODES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+
+/// Shows the machine's own devices where none may be made, as without root.
+fn show_devices(devices: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    for (name, ..) in NODES {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(devices, name, flags, Mode::from_raw_mode(0o666))?;
+        let device = clone_tree(CWD, &Path::new("/dev").join(name), false)?;
+        attach(device.as_fd(), devices, Path::new(name))?;
+    }
+    Ok(())
 }
 
 /// A detached instance of a file system without options, for this process's namespaces.

@@ -159,11 +159,40 @@ pub fn parse_seccomp(bytes: &[u8]) -> Option<Vec<libc::sock_filter>> {
 /// Sets the three identity triples of this process, and its supplementary groups.
 pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     // SAFETY: the slice outlives the call; raw system calls act on this, the only thread.
-    check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })?;
+    let set = check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) });
+    match set {
+        // Where the node runs without root, groups cannot be changed, and none are asked for.
+        Err(error) if groups.is_empty() && error.raw_os_error() == Some(libc::EPERM) => {}
+        other => drop(other?),
+    }
     // SAFETY: no pointer is passed.
     check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
     // SAFETY: no pointer is passed.
     check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
+}
+
+/// Brings `lo` up in this process's network namespace.
+pub fn bring_loopback_up() -> io::Result<()> {
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        None,
+    )?;
+    // SAFETY: an all-zero `ifreq` is a valid value of that plain C structure.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (place, byte) in request.ifr_name.iter_mut().zip(b"lo") {
+        *place = libc::c_char::try_from(*byte).unwrap_or_default();
+    }
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).unwrap_or_default();
+    // SAFETY: the descriptor is open and the structure outlives the call, which only reads it.
+    let result = unsafe {
+        libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCSIFFLAGS as _,
+            &raw const request,
+        )
+    };
+    check(result.into()).map(drop)
 }
 
 /// Drops every capability not in `keep` from the bounding set.

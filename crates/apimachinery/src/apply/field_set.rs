@@ -63,6 +63,11 @@ impl FieldSet {
         self.children.values().all(Entry::is_empty)
     }
 
+    /// Whether nothing was ever added.
+    pub fn has_nothing(&self) -> bool {
+        self.children.is_empty()
+    }
+
     /// Adds the path of `element` below this point.
     pub fn insert(&mut self, element: String) {
         self.children.entry(element).or_default().member = true;
@@ -181,18 +186,17 @@ impl FieldSet {
         }
     }
 
-    /// Drops exactly this field path, keeping what is below it.
+    /// Drops exactly this path of elements, keeping what is below it.
     pub fn remove_exact(&mut self, path: &[&str]) {
-        let [first, rest @ ..] = path else { return };
-        let element = field(first);
-        if let Some(entry) = self.children.get_mut(&element) {
+        let [element, rest @ ..] = path else { return };
+        if let Some(entry) = self.children.get_mut(*element) {
             if rest.is_empty() {
                 entry.member = false;
             } else {
                 entry.below.remove_exact(rest);
             }
             if entry.is_empty() {
-                self.children.remove(&element);
+                self.children.remove(*element);
             }
         }
     }
@@ -244,21 +248,63 @@ impl FieldSet {
     /// Encodes as `FieldsV1`.
     pub fn encode(self) -> Value {
         let mut members = Map::new();
+        self.add_to(&mut members);
+        Value::Object(members)
+    }
+
+    /// Adds these paths to an encoded set, in place.
+    pub fn add_to(self, encoded: &mut Map<String, Value>) {
         for (element, entry) in self.children {
             if entry.is_empty() {
                 continue;
             }
-            let member = entry.member;
-            let mut below = entry.below.encode();
-            if let Value::Object(below) = &mut below
-                && member
-                && !below.is_empty()
-            {
-                below.insert(".".to_owned(), Value::Object(Map::new()));
-            }
-            members.insert(element, below);
+            let present = encoded.entry(element).or_insert(Value::Null);
+            let was_member = is_member(present);
+            let mut below = match present.take() {
+                Value::Object(below) => below,
+                _ => Map::new(),
+            };
+            below.remove(MEMBER);
+            entry.below.add_to(&mut below);
+            mark(&mut below, was_member || entry.member);
+            *present = Value::Object(below);
         }
-        Value::Object(members)
+    }
+
+    /// Takes these paths out of an encoded set, in place.
+    pub fn take_from(&self, encoded: &mut Map<String, Value>) {
+        for (element, entry) in &self.children {
+            let Some(present) = encoded.get_mut(element) else {
+                continue;
+            };
+            let stays_member = is_member(present) && !entry.member;
+            let Value::Object(below) = present else {
+                continue;
+            };
+            below.remove(MEMBER);
+            entry.below.take_from(below);
+            if !stays_member && below.is_empty() {
+                encoded.remove(element);
+            } else {
+                mark(below, stays_member);
+            }
+        }
+    }
+}
+
+/// What says in an encoded set that a path with others below it is itself in the set.
+const MEMBER: &str = ".";
+
+/// Whether the path of an encoded entry is in the set: it says so, or has nothing below it.
+fn is_member(encoded: &Value) -> bool {
+    encoded
+        .as_object()
+        .is_some_and(|below| below.is_empty() || below.contains_key(MEMBER))
+}
+
+fn mark(below: &mut Map<String, Value>, member: bool) {
+    if member && !below.is_empty() {
+        below.insert(MEMBER.to_owned(), Value::Object(Map::new()));
     }
 }
 
@@ -312,6 +358,37 @@ mod tests {
             ]
         );
         assert!(FieldSet::decode(&json!({"x": {}})).is_none());
+    }
+
+    #[test]
+    fn encoded_sets_change_as_decoded_ones_do() {
+        let sets = [
+            json!({}),
+            json!({"f:a": {}}),
+            json!({"f:a": {".": {}, "f:b": {}}, "f:c": {}}),
+            json!({"f:a": {"f:b": {}, "f:d": {".": {}, "f:e": {}}}}),
+            json!({"f:a": {"f:d": {}}, "f:c": {"k:{\"name\":\"x\"}": {".": {}, "f:image": {}}}}),
+            json!({"f:a": {".": {}, "f:d": {"f:e": {}}}, "f:c": {"k:{\"name\":\"x\"}": {}}}),
+        ];
+        for left in &sets {
+            for right in &sets {
+                let decoded = |set| FieldSet::decode(set).unwrap();
+                let mut union = decoded(left);
+                union.extend(&decoded(right));
+                let mut added = left.as_object().unwrap().clone();
+                decoded(right).add_to(&mut added);
+                assert_eq!(Value::Object(added), union.encode(), "{left} and {right}");
+
+                let difference = decoded(left).difference(&decoded(right));
+                let mut taken = left.as_object().unwrap().clone();
+                decoded(right).take_from(&mut taken);
+                assert_eq!(
+                    Value::Object(taken),
+                    difference.encode(),
+                    "{left} less {right}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -10,6 +10,34 @@ use super::field_set::FieldSet;
 const MAX_UPDATE_MANAGERS: usize = 10;
 const OLD_UPDATES: &str = "ancient-changes";
 
+/// The entries recorded in an object.
+pub(super) fn entries_of(object: &Value) -> Option<&Vec<Value>> {
+    object.get("metadata")?.get("managedFields")?.as_array()
+}
+
+/// Whether updates of so many managers are recorded that some must be folded together.
+pub(super) fn is_over_the_cap(entries: &[Value]) -> bool {
+    let updates = entries
+        .iter()
+        .filter(|entry| entry["operation"] == Operation::Update.name());
+    updates.count() > MAX_UPDATE_MANAGERS
+}
+
+/// Puts entries in Kubernetes' order: appliers first, then by time.
+pub(super) fn sort(entries: &mut [Value]) {
+    fn rank(entry: &Value) -> [Option<&str>; 5] {
+        let text = |name: &str| entry.get(name).and_then(Value::as_str);
+        [
+            text("operation"),
+            text("time"),
+            text("manager"),
+            text("apiVersion"),
+            text("subresource"),
+        ]
+    }
+    entries.sort_by(|left, right| rank(left).cmp(&rank(right)));
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Operation {
     Apply,
@@ -17,7 +45,7 @@ pub(super) enum Operation {
 }
 
 impl Operation {
-    const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Apply => "Apply",
             Self::Update => "Update",
@@ -49,10 +77,7 @@ pub(super) struct Managers(pub BTreeMap<Manager, Managed>);
 impl Managers {
     /// The managers recorded in an object. What cannot be decoded is as good as absent.
     pub fn of(object: &Value) -> Self {
-        let entries = object
-            .pointer("/metadata/managedFields")
-            .and_then(Value::as_array);
-        entries
+        entries_of(object)
             .and_then(|entries| Self::decode(entries))
             .unwrap_or_default()
     }
@@ -94,41 +119,12 @@ impl Managers {
         Some(Self(managers))
     }
 
-    /// The entries in Kubernetes' order: appliers first, then by time.
+    /// The entries in Kubernetes' order.
     pub fn encode(self) -> Value {
-        let mut managers: Vec<(Manager, Managed)> = self.0.into_iter().collect();
-        managers.sort_by(|(left, left_managed), (right, right_managed)| {
-            (
-                left.operation,
-                &left_managed.time,
-                &left.name,
-                &left_managed.api_version,
-                &left.subresource,
-            )
-                .cmp(&(
-                    right.operation,
-                    &right_managed.time,
-                    &right.name,
-                    &right_managed.api_version,
-                    &right.subresource,
-                ))
-        });
-        let encode = |(manager, managed): (Manager, Managed)| {
-            let mut entry = Map::new();
-            entry.insert("apiVersion".to_owned(), Value::String(managed.api_version));
-            entry.insert("fieldsType".to_owned(), json!("FieldsV1"));
-            entry.insert("fieldsV1".to_owned(), managed.fields.encode());
-            entry.insert("manager".to_owned(), Value::String(manager.name));
-            entry.insert("operation".to_owned(), json!(manager.operation.name()));
-            if !manager.subresource.is_empty() {
-                entry.insert("subresource".to_owned(), Value::String(manager.subresource));
-            }
-            if let Some(time) = managed.time {
-                entry.insert("time".to_owned(), Value::String(time));
-            }
-            Value::Object(entry)
-        };
-        Value::Array(managers.into_iter().map(encode).collect())
+        let encode = |(manager, managed)| Manager::encode(manager, managed);
+        let mut entries: Vec<Value> = self.0.into_iter().map(encode).collect();
+        sort(&mut entries);
+        Value::Array(entries)
     }
 
     /// Folds the oldest updates together while there are too many.
@@ -177,6 +173,23 @@ impl Managers {
 }
 
 impl Manager {
+    /// The manager's entry.
+    pub fn encode(self, managed: Managed) -> Value {
+        let mut entry = Map::new();
+        entry.insert("apiVersion".to_owned(), Value::String(managed.api_version));
+        entry.insert("fieldsType".to_owned(), json!("FieldsV1"));
+        entry.insert("fieldsV1".to_owned(), managed.fields.encode());
+        entry.insert("manager".to_owned(), Value::String(self.name));
+        entry.insert("operation".to_owned(), json!(self.operation.name()));
+        if !self.subresource.is_empty() {
+            entry.insert("subresource".to_owned(), Value::String(self.subresource));
+        }
+        if let Some(time) = managed.time {
+            entry.insert("time".to_owned(), Value::String(time));
+        }
+        Value::Object(entry)
+    }
+
     /// The manager as a conflict names it.
     pub fn describe(&self, managed: &Managed) -> String {
         let mut text = crate::go::quote(&self.name);

@@ -25,17 +25,17 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// Fields that the server or the identity of the object decides; nobody owns them.
 const UNOWNED: [&[&str]; 11] = [
-    &["apiVersion"],
-    &["kind"],
-    &["metadata"],
-    &["metadata", "name"],
-    &["metadata", "namespace"],
-    &["metadata", "creationTimestamp"],
-    &["metadata", "selfLink"],
-    &["metadata", "uid"],
-    &["metadata", "generation"],
-    &["metadata", "managedFields"],
-    &["metadata", "resourceVersion"],
+    &["f:apiVersion"],
+    &["f:kind"],
+    &["f:metadata"],
+    &["f:metadata", "f:name"],
+    &["f:metadata", "f:namespace"],
+    &["f:metadata", "f:creationTimestamp"],
+    &["f:metadata", "f:selfLink"],
+    &["f:metadata", "f:uid"],
+    &["f:metadata", "f:generation"],
+    &["f:metadata", "f:managedFields"],
+    &["f:metadata", "f:resourceVersion"],
 ];
 
 /// Who writes, through what, and when.
@@ -64,6 +64,17 @@ impl Writer<'_> {
                 Operation::Update => self.api_version.to_owned(),
             },
         }
+    }
+
+    /// Whether an entry records the writer's own updates.
+    fn wrote(&self, entry: &Value) -> bool {
+        let is = |name: &str, value: &str| {
+            entry.get(name).and_then(Value::as_str).unwrap_or_default() == value
+        };
+        is("operation", Operation::Update.name())
+            && is("manager", self.manager)
+            && is("subresource", self.subresource)
+            && is("apiVersion", self.api_version)
     }
 
     fn managed(&self, fields: FieldSet) -> Managed {
@@ -95,6 +106,17 @@ struct Conflict {
 /// The managed fields that `new` brings along are honoured on the main resource, so that they can be edited; an empty list
 /// resets them.
 pub fn track_update(live: Option<&Value>, new: &mut Value, writer: &Writer<'_>) {
+    let stored = live.and_then(managers::entries_of);
+    if let Some(live) = live
+        && stored.is_some_and(|entries| !entries.is_empty())
+        && managers::entries_of(new) == stored
+    {
+        let comparison = writer.compare(live, new);
+        let entries = take_managed_fields(new).unwrap_or_default();
+        let entries = record_in_place(entries, comparison, writer);
+        put_managed_fields(new, entries);
+        return;
+    }
     let given = take_managed_fields(new);
     let mut managers = starting_managers(live, given, writer);
     let Some(mut managers) = managers.take() else {
@@ -149,6 +171,56 @@ fn record_update(managers: &mut Managers, comparison: Comparison, writer: &Write
         managers.0.insert(identity, writer.managed(taken));
     }
     managers.cap();
+}
+
+/// Like [`record_update`], on entries as they are stored. Most writes change one entry of several and little of it, so that taking
+/// all of them apart and putting them together again would be most of the work.
+fn record_in_place(
+    mut entries: Vec<Value>,
+    comparison: Comparison,
+    writer: &Writer<'_>,
+) -> Vec<Value> {
+    if comparison.is_empty() {
+        return entries;
+    }
+    let (mut taken, removed) = comparison.into_parts();
+    entries.retain_mut(|entry| {
+        let fields = entry.get_mut("fieldsV1").and_then(Value::as_object_mut);
+        fields.is_some_and(|fields| {
+            taken.take_from(fields);
+            removed.take_from(fields);
+            !fields.is_empty()
+        })
+    });
+    strip_unowned(&mut taken);
+    if taken.is_empty() {
+        return entries;
+    }
+    let own = entries.iter_mut().find(|entry| writer.wrote(entry));
+    match own.and_then(Value::as_object_mut) {
+        Some(own) => {
+            if let Some(Value::Object(fields)) = own.get_mut("fieldsV1") {
+                taken.add_to(fields);
+            }
+            let time = crate::time::format(writer.now);
+            own.insert("time".to_owned(), Value::String(time));
+        }
+        None => {
+            let identity = writer.identity(Operation::Update);
+            entries.push(identity.encode(writer.managed(taken)));
+        }
+    }
+    if managers::is_over_the_cap(&entries)
+        && let Some(mut all) = Managers::decode(&entries)
+    {
+        all.cap();
+        return match all.encode() {
+            Value::Array(entries) => entries,
+            _ => Vec::new(),
+        };
+    }
+    managers::sort(&mut entries);
+    entries
 }
 
 fn take_from_others(
@@ -430,12 +502,19 @@ fn take_managed_fields(object: &mut Value) -> Option<Vec<Value>> {
 }
 
 fn set_managed_fields(object: &mut Value, managers: Managers) {
+    match managers.encode() {
+        Value::Array(entries) => put_managed_fields(object, entries),
+        _ => put_managed_fields(object, Vec::new()),
+    }
+}
+
+fn put_managed_fields(object: &mut Value, entries: Vec<Value>) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
         return;
     };
-    if managers.0.is_empty() {
+    if entries.is_empty() {
         metadata.remove("managedFields");
     } else {
-        metadata.insert("managedFields".to_owned(), managers.encode());
+        metadata.insert("managedFields".to_owned(), Value::Array(entries));
     }
 }

@@ -199,7 +199,7 @@ fn compare_values(
             for (name, before) in old {
                 let pair = (Some(before), new.get(name));
                 compare_member(
-                    &field_set::field(name),
+                    Element::Field(name),
                     pair,
                     types.member(name),
                     added,
@@ -209,7 +209,7 @@ fn compare_values(
             }
             for (name, after) in new.iter().filter(|(name, _)| !old.contains_key(*name)) {
                 compare_member(
-                    &field_set::field(name),
+                    Element::Field(name),
                     (None, Some(after)),
                     types.member(name),
                     added,
@@ -232,12 +232,13 @@ fn compare_values(
             let before: HashSet<&str> = old_elements.iter().map(String::as_str).collect();
             for (element, item) in old_elements.iter().zip(old) {
                 let pair = (Some(item), after.get(element.as_str()).copied());
+                let element = Element::Item(element);
                 compare_member(element, pair, types.item(), added, modified, removed);
             }
             for (element, item) in new_elements.iter().zip(new) {
                 if !before.contains(element.as_str()) {
                     compare_member(
-                        element,
+                        Element::Item(element),
                         (None, Some(item)),
                         types.item(),
                         added,
@@ -251,8 +252,24 @@ fn compare_values(
     }
 }
 
+/// A path element that is only written out where something differs.
+#[derive(Clone, Copy)]
+enum Element<'a> {
+    Field(&'a str),
+    Item(&'a str),
+}
+
+impl Element<'_> {
+    fn path(self) -> String {
+        match self {
+            Self::Field(name) => field_set::field(name),
+            Self::Item(element) => element.to_owned(),
+        }
+    }
+}
+
 fn compare_member(
-    element: &str,
+    element: Element<'_>,
     pair: (Option<&Value>, Option<&Value>),
     types: TypeRef<'_>,
     added: &mut FieldSet,
@@ -271,15 +288,19 @@ fn compare_member(
                 if old == new {
                     return;
                 }
-                modified.insert(element.to_owned());
+                modified.insert(element.path());
                 // What was below a value that changed its shape is gone, or new.
                 if !same_shape {
-                    removed.graft(element.to_owned(), subtree(old, types));
-                    added.graft(element.to_owned(), subtree(new, types));
+                    removed.graft(element.path(), subtree(old, types));
+                    added.graft(element.path(), subtree(new, types));
                 }
                 return;
             }
-            let (mut below_added, mut below_modified, mut below_removed) = Default::default();
+            let (mut below_added, mut below_modified, mut below_removed): (
+                FieldSet,
+                FieldSet,
+                FieldSet,
+            ) = Default::default();
             compare_values(
                 old,
                 new,
@@ -288,12 +309,18 @@ fn compare_member(
                 &mut below_modified,
                 &mut below_removed,
             );
-            added.graft(element.to_owned(), below_added);
-            modified.graft(element.to_owned(), below_modified);
-            removed.graft(element.to_owned(), below_removed);
+            for (set, below) in [
+                (added, below_added),
+                (modified, below_modified),
+                (removed, below_removed),
+            ] {
+                if !below.has_nothing() {
+                    set.graft(element.path(), below);
+                }
+            }
         }
-        (Some(old), None) => removed.put(element.to_owned(), true, subtree(old, types)),
-        (None, Some(new)) => added.put(element.to_owned(), true, subtree(new, types)),
+        (Some(old), None) => removed.put(element.path(), true, subtree(old, types)),
+        (None, Some(new)) => added.put(element.path(), true, subtree(new, types)),
         (None, None) => {}
     }
 }

@@ -10,7 +10,7 @@ use super::eval::{Budget, Error, Scope, eval};
 use super::parse;
 use super::value::Value;
 use crate::field::{ErrorKind, FieldError, Path};
-use crate::schema::{ListType, Node, RuleSource};
+use crate::schema::{Node, RuleSource};
 
 /// kube-apiserver's limit on one evaluation: about a tenth of a second.
 const RULE_LIMIT: u64 = 1_000_000;
@@ -88,7 +88,16 @@ impl RuleTree {
             errors: Vec::new(),
         };
         // Running out of budget ends the walk; the error that says so is already recorded.
-        let _ = run.visit(self, node, new, old, &Path::ROOT);
+        let _ = run.visit(
+            self,
+            node,
+            Change {
+                new,
+                old,
+                around: None,
+            },
+            &Path::ROOT,
+        );
         run.errors
     }
 }
@@ -231,6 +240,35 @@ fn field_path(
     }
 }
 
+/// A value and what it was before.
+#[derive(Clone, Copy)]
+struct Change<'a> {
+    new: &'a Json,
+    /// Absent on creation, and where nothing says which old value this one was.
+    old: Option<&'a Json>,
+    /// The nearest value around this one of which the past is known.
+    around: Option<(&'a Json, &'a Json)>,
+}
+
+impl<'a> Change<'a> {
+    fn within(self, new: &'a Json, old: Option<&'a Json>) -> Self {
+        Self {
+            new,
+            old,
+            around: self.known(),
+        }
+    }
+
+    fn known(self) -> Option<(&'a Json, &'a Json)> {
+        self.old.map(|old| (self.new, old)).or(self.around)
+    }
+
+    /// Whether an update leaves the value as it was.
+    fn is_none(self) -> bool {
+        self.known().is_some_and(|(new, old)| new == old)
+    }
+}
+
 struct Run {
     budget: u64,
     errors: Vec<FieldError>,
@@ -244,18 +282,18 @@ impl Run {
         &mut self,
         tree: &RuleTree,
         node: &Node,
-        new: &Json,
-        old: Option<&Json>,
+        mut change: Change<'_>,
         path: &Path<'_>,
     ) -> Result<(), Exhausted> {
-        if new.is_null() {
+        if change.new.is_null() {
             return Ok(());
         }
-        let old = old.filter(|old| !old.is_null());
+        change.old = change.old.filter(|old| !old.is_null());
         for rule in &tree.rules {
-            self.rule(rule, node, new, old, path)?;
+            self.rule(rule, node, change, path)?;
         }
-        match new {
+        let old = change.old;
+        match change.new {
             Json::Object(members) => {
                 for (name, member) in members {
                     let branch = tree.properties.get(name).or(tree.additional.as_deref());
@@ -268,7 +306,7 @@ impl Run {
                     } else {
                         path.key(name)
                     };
-                    self.visit(branch, schema, member, before, &at)?;
+                    self.visit(branch, schema, change.within(member, before), &at)?;
                 }
             }
             Json::Array(items) => {
@@ -279,8 +317,9 @@ impl Run {
                 let past = old.and_then(Json::as_array).map_or(0, Vec::len) as u64 / 8;
                 for (position, item) in items.iter().enumerate() {
                     self.budget = self.budget.saturating_sub(past);
-                    let before = old.and_then(|old| correlated(item, old, node));
-                    self.visit(branch, schema, item, before, &path.index(position))?;
+                    let before = old.and_then(|old| node.item_before(item, position, old));
+                    let change = change.within(item, before);
+                    self.visit(branch, schema, change, &path.index(position))?;
                 }
             }
             _ => {}
@@ -292,10 +331,10 @@ impl Run {
         &mut self,
         rule: &Rule,
         node: &Node,
-        new: &Json,
-        old: Option<&Json>,
+        change: Change<'_>,
         path: &Path<'_>,
     ) -> Result<(), Exhausted> {
+        let Change { new, old, .. } = change;
         if rule.uses_old_self && old.is_none() && !rule.optional_old_self {
             return Ok(());
         }
@@ -303,7 +342,6 @@ impl Run {
         let invalid = |detail: String| FieldError::invalid(path, kind, detail);
         match self.evaluate(&rule.program, rule, node, new, old) {
             Ok(Value::Bool(true)) => return Ok(()),
-            Ok(_) => {}
             Err(Error::CostExceeded) if self.budget == 0 => {
                 self.errors.push(invalid(
                     "validation failed due to running out of cost budget, no further validation rules will be run".to_owned(),
@@ -317,6 +355,9 @@ impl Run {
                 )));
                 return Err(Exhausted);
             }
+            // What an older schema let in may stay as it is; only rules that look at the past judge what did not change.
+            _ if !rule.uses_old_self && change.is_none() => return Ok(()),
+            Ok(_) => {}
             Err(error @ Error::NoSuchOverload) => {
                 self.errors.push(invalid(format!(
                     "'{error}': call arguments did not match a supported operator, function or macro signature for rule: {}",
@@ -394,16 +435,4 @@ impl Run {
         self.budget -= limit - budget.remaining();
         result
     }
-}
-
-/// What an item of a map list was before: the old item with the same keys. Items of other lists have no past.
-fn correlated<'a>(item: &Json, old: &'a Json, node: &Node) -> Option<&'a Json> {
-    if node.list_type != Some(ListType::Map) {
-        return None;
-    }
-    old.as_array()?.iter().find(|before| {
-        node.map_keys
-            .iter()
-            .all(|key| before.get(key) == item.get(key))
-    })
 }

@@ -187,7 +187,14 @@ impl Schema {
     /// Everything that is wrong with the object's values, without `x-kubernetes-validations`.
     pub fn validate(&self, object: &Value) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        validate::validate_resource(object, &self.root, &mut errors);
+        validate::validate_resource(object, None, &self.root, &mut errors);
+        errors
+    }
+
+    /// Everything that is wrong with the values that the change from `old` to `new` touches: what an older schema let in may stay.
+    pub fn validate_update(&self, new: &Value, old: &Value) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        validate::validate_resource(new, Some(old), &self.root, &mut errors);
         errors
     }
 
@@ -225,6 +232,27 @@ impl Node {
             Some(Additional::Schema(node)) => Some(node),
             _ => None,
         }
+    }
+
+    /// What an item of a map list was before: the old item with the same keys. Items of other lists have no past.
+    pub(crate) fn item_before<'a>(
+        &self,
+        item: &Value,
+        position: usize,
+        old: &'a Value,
+    ) -> Option<&'a Value> {
+        /// Beyond this, an item is looked for only where it was, so that long lists stay cheap.
+        const SEARCHED: usize = 512;
+        if self.list_type != Some(ListType::Map) {
+            return None;
+        }
+        let is_same = |before: &&Value| {
+            let mut keys = self.map_keys.iter();
+            keys.all(|key| before.get(key) == item.get(key))
+        };
+        let old = old.as_array()?;
+        let there = old.get(position).filter(is_same);
+        there.or_else(|| old.iter().take(SEARCHED).find(is_same))
     }
 
     /// The schema of a member: its own, or that of all the unnamed ones.

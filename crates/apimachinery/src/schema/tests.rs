@@ -361,3 +361,71 @@ fn schemas_that_are_not_structural_are_refused_by_field() {
         "x-kubernetes-int-or-string": true}}});
     assert_eq!(compile_errors(&int_or_string), [""; 0]);
 }
+
+#[test]
+fn what_an_update_leaves_alone_is_not_held_against_it() {
+    let item = json!({"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "size": {"type": "integer", "maximum": 5}},
+        "x-kubernetes-validations": [{"rule": "self.size % 2 == 0", "message": "must be even"}]});
+    let schema = schema(json!({
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string", "maxLength": 3},
+            "mode": {"type": "string", "x-kubernetes-validations": [{"rule": "self == 'A'"}, {"rule": "oldSelf != 'C'", "message": "is stuck"}]},
+            "items": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"], "items": item},
+            "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string", "maxLength": 2}},
+        }
+    }));
+    let whole = |spec: Value| json!({"apiVersion": "g/v1", "kind": "K", "metadata": {"name": "x"}, "spec": spec});
+    let problems = |old: Value, new: Value| {
+        let (old, new) = (whole(old), whole(new));
+        let mut errors = schema.validate_update(&new, &old);
+        errors.extend(schema.validate_rules(&new, Some(&old)));
+        errors
+            .into_iter()
+            .map(|error| error.field)
+            .collect::<Vec<_>>()
+    };
+    let old = json!({"name": "long", "mode": "B", "items": [{"name": "a", "size": 7}, {"name": "b", "size": 2}], "set": ["xyz"]});
+    let with = |field: &str, value: Value| {
+        let mut new = old.clone();
+        new[field] = value;
+        new
+    };
+    let none: [&str; 0] = [];
+    assert_eq!(problems(old.clone(), old.clone()), none);
+    assert_eq!(problems(old.clone(), with("extra", json!(1))), none);
+    assert_eq!(
+        problems(old.clone(), with("name", json!("longer"))),
+        ["spec.name"]
+    );
+    assert_eq!(
+        problems(old.clone(), with("mode", json!("D"))),
+        ["spec.mode"]
+    );
+    // Items are known by their key, wherever they stand.
+    let moved = json!([{"name": "b", "size": 4}, {"name": "a", "size": 7}]);
+    assert_eq!(problems(old.clone(), with("items", moved)), none);
+    let worse = json!([{"name": "a", "size": 9}, {"name": "b", "size": 2}]);
+    assert_eq!(
+        problems(old.clone(), with("items", worse)),
+        ["spec.items[0].size", "spec.items[0]"]
+    );
+    // Items of a set have no past of their own.
+    assert_eq!(
+        problems(old.clone(), with("set", json!(["xyz", "a"]))),
+        ["spec.set[0]"]
+    );
+    // Rules about the change itself always hold, and what is required stays required.
+    assert_eq!(
+        problems(
+            json!({"name": "a", "mode": "C"}),
+            json!({"name": "b", "mode": "C"})
+        ),
+        ["spec.mode"]
+    );
+    assert_eq!(
+        problems(json!({"mode": "A"}), json!({"mode": "A", "extra": 1})),
+        ["spec.name"]
+    );
+}

@@ -8,10 +8,16 @@ use super::{Additional, Bound, Checks, Node, Type, list_type};
 use crate::field::{FieldError, Path};
 use crate::go;
 
-/// Validates an object, its metadata left out.
-pub(super) fn validate_resource(object: &Value, root: &Node, errors: &mut Vec<FieldError>) {
+/// Validates an object, its metadata left out. What an update leaves as it was is not held against it, so that an object which an
+/// older schema let in can still be changed elsewhere.
+pub(super) fn validate_resource(
+    object: &Value,
+    old: Option<&Value>,
+    root: &Node,
+    errors: &mut Vec<FieldError>,
+) {
     let before = errors.len();
-    validate(object, root, &Path::ROOT, errors);
+    validate(object, old, root, &Path::ROOT, errors);
     lists(object, root, true, &Path::ROOT, errors);
     let mut unique: Vec<FieldError> = Vec::new();
     for error in errors.drain(before..) {
@@ -42,7 +48,7 @@ fn defaults_below(node: &Node, path: &str, errors: &mut Vec<FieldError>) {
             ));
         }
         super::default::apply(&mut filled, node);
-        validate(&filled, node, &Path::ROOT, &mut found);
+        validate(&filled, None, node, &Path::ROOT, &mut found);
         errors.extend(found.into_iter().map(|error| {
             let inner = if error.field == "<nil>" {
                 String::new()
@@ -100,7 +106,16 @@ fn has_type(value: &Value, kind: Type) -> bool {
     }
 }
 
-fn validate(value: &Value, node: &Node, path: &Path<'_>, errors: &mut Vec<FieldError>) {
+fn validate(
+    value: &Value,
+    old: Option<&Value>,
+    node: &Node,
+    path: &Path<'_>,
+    errors: &mut Vec<FieldError>,
+) {
+    if old == Some(value) {
+        return;
+    }
     check_type(value, node, path, errors);
     if let Some(checks) = &node.checks {
         if !value.is_null() {
@@ -117,11 +132,12 @@ fn validate(value: &Value, node: &Node, path: &Path<'_>, errors: &mut Vec<FieldE
         }
     }
     match value {
-        Value::Object(members) => object(members, node, path, errors),
+        Value::Object(members) => object(members, old, node, path, errors),
         Value::Array(items) => {
             if let Some(schema) = &node.items {
                 for (position, item) in items.iter().enumerate() {
-                    validate(item, schema, &path.index(position), errors);
+                    let before = old.and_then(|old| node.item_before(item, position, old));
+                    validate(item, before, schema, &path.index(position), errors);
                 }
             }
         }
@@ -156,7 +172,7 @@ fn check_type(value: &Value, node: &Node, path: &Path<'_>, errors: &mut Vec<Fiel
 
 fn is_valid(value: &Value, node: &Node, path: &Path<'_>) -> Result<(), Vec<FieldError>> {
     let mut errors = Vec::new();
-    validate(value, node, path, &mut errors);
+    validate(value, None, node, path, &mut errors);
     if errors.is_empty() {
         Ok(())
     } else {
@@ -377,6 +393,7 @@ fn one_of_values(
 
 fn object(
     members: &Map<String, Value>,
+    old: Option<&Value>,
     node: &Node,
     path: &Path<'_>,
     errors: &mut Vec<FieldError>,
@@ -401,7 +418,8 @@ fn object(
     if !node.properties.is_empty() || matches!(node.additional, Some(Additional::Schema(_))) {
         for (key, member) in members {
             if let Some(schema) = node.member(key) {
-                validate(member, schema, &path.child(key), errors);
+                let before = old.and_then(|old| old.get(key));
+                validate(member, before, schema, &path.child(key), errors);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Who a request comes from and whether it may happen: tokens to users, users and requests to yes or no.
+//! Who a request comes from and whether it may happen: certificates and tokens to users, users and requests to yes or no.
 
 use std::sync::Arc;
 
@@ -52,16 +52,25 @@ impl Access {
         &self.identity
     }
 
-    /// The user behind a request: that of its bearer token, or whom that one may and wants to act as.
-    pub fn authenticate(&self, api: &Api, headers: &HeaderMap) -> Result<User, Status> {
-        let sender = self.sender(api, headers)?;
+    /// The user behind a request: that of its certificate or bearer token, or whom that one may and wants to act as; then the sender
+    /// is named too.
+    pub fn authenticate(
+        &self,
+        api: &Api,
+        certified: Option<&User>,
+        headers: &HeaderMap,
+    ) -> Result<(User, Option<User>), Status> {
+        let sender = match certified {
+            Some(user) => user.clone(),
+            None => self.sender(api, headers)?,
+        };
         let Some((user, permissions)) = impersonation::wanted(headers)? else {
-            return Ok(sender);
+            return Ok((sender, None));
         };
         for permission in &permissions {
             self.authorize(api, &sender, permission)?;
         }
-        Ok(user)
+        Ok((user, Some(sender)))
     }
 
     fn sender(&self, api: &Api, headers: &HeaderMap) -> Result<User, Status> {

@@ -3,7 +3,7 @@
 use apimachinery::status::Status;
 use http::HeaderMap;
 
-use super::{User, rbac::Attributes};
+use super::{AUTHENTICATED, User, rbac::Attributes};
 
 const USER: &str = "impersonate-user";
 const GROUP: &str = "impersonate-group";
@@ -11,7 +11,7 @@ const UID: &str = "impersonate-uid";
 const EXTRA: &str = "impersonate-extra-";
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
-const AUTHENTICATED: &str = "system:authenticated";
+
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 

@@ -22,6 +22,9 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
+/// The group of everybody who is known.
+pub(crate) const AUTHENTICATED: &str = "system:authenticated";
+
 /// The group that may do everything.
 pub const MASTERS: &str = "system:masters";
 

@@ -22,6 +22,15 @@ const VERBS: &[&str] = &[
 ];
 const PART_VERBS: &[&str] = &["get", "patch", "update"];
 
+/// What can be done with a resource: namespaces are deleted one by one.
+fn verbs(resource: &Resource) -> Vec<&'static str> {
+    let deletes_many = resource.rules != Rules::Namespace;
+    let verbs = VERBS.iter().copied();
+    verbs
+        .filter(|verb| deletes_many || *verb != "deletecollection")
+        .collect()
+}
+
 /// Answers a path below `/api` or `/apis`.
 pub fn answer(registry: &Registry, segments: &[String], headers: &HeaderMap) -> Answer {
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
@@ -127,7 +136,7 @@ fn resource_list(registry: &Registry, group: &str, version: &str) -> Value {
     for resource in registry.resources(group, version) {
         let mut entry = json!({
             "name": &*resource.plural, "singularName": &*resource.singular, "namespaced": resource.is_namespaced(),
-            "kind": &*resource.kind, "verbs": VERBS,
+            "kind": &*resource.kind, "verbs": verbs(resource),
         });
         if !resource.short_names.is_empty() {
             entry["shortNames"] = json!(resource.short_names);
@@ -298,7 +307,7 @@ fn aggregated_resource(resource: &Resource) -> Value {
         "responseKind": kind(&resource.kind, &resource.group, &resource.version),
         "scope": if resource.scope == Scope::Namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": &*resource.singular,
-        "verbs": VERBS,
+        "verbs": verbs(resource),
     });
     for (field, value) in [
         ("shortNames", json!(resource.short_names)),

@@ -3,9 +3,9 @@
 
 pub mod body;
 mod discovery;
+mod metrics;
 mod objects;
 mod openapi;
-mod openapi_v2;
 mod options;
 mod patch;
 pub mod path;
@@ -15,14 +15,18 @@ use std::sync::Arc;
 
 use apimachinery::status::Status;
 use bytes::Bytes;
+use futures::StreamExt;
 use http::{Method, Request, StatusCode, request::Parts};
+use http_body_util::{BodyExt, Either};
 use serde_json::json;
 
 use self::{
     body::Answer,
     path::{Path, Query, ResourcePath},
 };
+pub use self::{metrics::Requests, openapi::Documents};
 use crate::{
+    audit::{self, Record},
     auth::{User, access::Access, rbac::Attributes, reviews},
     kubelet::{self, Dialer, Stream},
     operations::{Api, Target},
@@ -38,10 +42,16 @@ pub struct Frontend {
     pub access: Arc<Access>,
     /// The way to nodes.
     pub dialer: Dialer,
+    /// What the API says of itself.
+    pub documents: Documents,
+    /// Where requests are recorded.
+    pub audit: Option<audit::Log>,
+    /// What was answered so far.
+    pub requests: Requests,
 }
 
 impl Frontend {
-    /// Answers one request of an authenticated user.
+    /// Answers one request of an authenticated user, and records it.
     pub async fn handle<B>(&self, user: &User, request: Request<B>) -> Answer
     where
         B: http_body::Body + Send,
@@ -50,14 +60,64 @@ impl Frontend {
     {
         let (mut parts, body) = request.into_parts();
         let path = path::parse(parts.uri.path());
-        let answered = match self
-            .access
-            .authorize(&self.api, user, &attributes(&parts, &path))
-        {
+        let wanted = attributes(&parts, &path);
+        let audited = self.audit.as_ref().map(|log| {
+            let record = Record::new(&parts, &path, &wanted, Some(user), self.api.now());
+            (log, record)
+        });
+        let request = metrics::Request::new(&self.api.registry(), &parts, &path, &wanted.verb);
+        let answered = match self.access.authorize(&self.api, user, &wanted) {
             Ok(()) => self.answer(user, &mut parts, path, body).await,
             Err(status) => Err(status),
         };
-        answered.unwrap_or_else(|status| body::failure(&status))
+        let answer = answered.unwrap_or_else(|status| body::failure(&status));
+        self.requests.answered(request, answer.status());
+        match audited {
+            None => answer,
+            Some((log, record)) if wanted.verb == "watch" => {
+                let line = record.line("ResponseStarted", answer.status(), self.api.now());
+                log.write(line).await;
+                self.record_end(log.clone(), record, answer)
+            }
+            Some((log, record)) => {
+                let line = record.line("ResponseComplete", answer.status(), self.api.now());
+                log.write(line).await;
+                answer
+            }
+        }
+    }
+
+    /// Refuses a request whose sender is not known or may not be whom they want to be, and records it.
+    pub async fn refuse<B>(&self, request: Request<B>, status: &Status) -> Answer {
+        let answer = body::failure(status);
+        if let Some(log) = &self.audit {
+            let (parts, _) = request.into_parts();
+            let path = path::parse(parts.uri.path());
+            let wanted = attributes(&parts, &path);
+            let record = Record::new(&parts, &path, &wanted, None, self.api.now());
+            let line = record.line("ResponseComplete", answer.status(), self.api.now());
+            log.write(line).await;
+        }
+        answer
+    }
+
+    /// An answer that is recorded when it ends or its reader goes.
+    fn record_end(&self, log: audit::Log, record: Record, answer: Answer) -> Answer {
+        let end = End {
+            log,
+            record,
+            code: answer.status(),
+            api: self.api.clone(),
+        };
+        answer.map(|content| match content {
+            Either::Left(full) => Either::Left(full),
+            Either::Right(stream) => {
+                body::stream(stream.into_data_stream().filter_map(move |piece| {
+                    let _held = &end;
+                    futures::future::ready(piece.ok())
+                }))
+            }
+        })
     }
 
     async fn answer<B>(
@@ -80,9 +140,11 @@ impl Frontend {
                     &parts.headers,
                 ));
             }
+            Path::Other(other) if other.trim_end_matches('/') == "/metrics" => {
+                return Ok(self.requests.answer());
+            }
             Path::Other(other) => {
-                let document = openapi::answer(&self.api.registry(), &other)
-                    .or_else(|| openapi_v2::answer(&other, &parts.headers));
+                let document = self.documents.answer(&self.api.registry(), parts);
                 return document
                     .or_else(|| public(&other))
                     .ok_or_else(Status::unknown_path);
@@ -155,6 +217,23 @@ impl Frontend {
     }
 }
 
+/// Records the end of an answer when it is dropped.
+struct End {
+    log: audit::Log,
+    record: Record,
+    code: StatusCode,
+    api: Arc<Api>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let line = self
+            .record
+            .line("ResponseComplete", self.code, self.api.now());
+        self.log.write_now(line);
+    }
+}
+
 /// What a request wants, in the words of authorization.
 fn attributes(parts: &Parts, path: &Path) -> Attributes {
     let Path::Resource(found) = path else {
@@ -196,6 +275,15 @@ fn attributes(parts: &Parts, path: &Path) -> Attributes {
     }
 }
 
+/// This machine, as Go names it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
 /// The paths that need no identity.
 pub fn public(path: &str) -> Option<Answer> {
     match path.trim_end_matches('/') {
@@ -207,7 +295,7 @@ pub fn public(path: &str) -> Option<Answer> {
             &json!({
                 "major": "1", "minor": "35", "gitVersion": concat!("v1.35.0+agent-sandbox.", env!("CARGO_PKG_VERSION")),
                 "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "",
-                "compiler": "rustc", "platform": format!("linux/{}", std::env::consts::ARCH),
+                "compiler": "rustc", "platform": format!("linux/{}", architecture()),
             }),
         )),
         _ => None,

@@ -143,7 +143,10 @@ impl Call<'_> {
             }
             (&(Method::PUT | Method::PATCH), false) => self.part(Part::Main).await,
             (&Method::DELETE, false) => self.delete().await,
-            (&Method::DELETE, true) => self.delete_collection().await,
+            // Nobody deletes all namespaces at once.
+            (&Method::DELETE, true) if self.resource().rules != Rules::Namespace => {
+                self.delete_collection().await
+            }
             _ => Err(Status::method_not_allowed()),
         }
     }

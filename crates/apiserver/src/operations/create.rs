@@ -35,7 +35,7 @@ impl Api {
         metadata::check_identity(&mut object, resource, &target.namespace, "")?;
         let warnings = strategy::check_fields(
             resource,
-            &object,
+            &mut object,
             &options.duplicate_fields,
             options.field_validation,
         )?;

@@ -1,6 +1,6 @@
 //! Object metadata on its way into the store: what the server sets, what a client may not change, and what is well formed.
 
-use apimachinery::{field::FieldError, names, status::Status};
+use apimachinery::{field::FieldError, names, status::Status, time};
 use jiff::Timestamp;
 use rand::Rng;
 use serde_json::{Map, Value, json};
@@ -71,20 +71,22 @@ pub fn prepare_create(object: &mut Value, resource: &Resource, now: Timestamp) {
 
 /// Carries what a client may not change from the stored object over to its successor.
 pub fn prepare_update(object: &mut Value, old: &Value) {
+    let empty = Map::new();
     let old_metadata = old
         .get("metadata")
         .and_then(Value::as_object)
-        .cloned()
-        .unwrap_or_default();
+        .unwrap_or(&empty);
     let metadata = of(object);
     metadata.remove("selfLink");
     for kept in ["uid", "creationTimestamp"] {
-        if metadata
+        let Some(before) = old_metadata.get(kept) else {
+            continue;
+        };
+        let is_kept = metadata
             .get(kept)
-            .is_none_or(|value| value.is_null() || value == "")
-            && let Some(value) = old_metadata.get(kept)
-        {
-            metadata.insert(kept.into(), value.clone());
+            .is_none_or(|value| value.is_null() || value == "" || is_same_time(value, before));
+        if is_kept {
+            metadata.insert(kept.into(), before.clone());
         }
     }
     for kept in [
@@ -102,6 +104,12 @@ pub fn prepare_update(object: &mut Value, old: &Value) {
         metadata.insert("resourceVersion".into(), version.clone());
     }
     drop_empty(metadata);
+}
+
+/// Whether two texts are one time: clients write offsets and fractions as they like.
+fn is_same_time(left: &Value, right: &Value) -> bool {
+    let time = |value: &Value| value.as_str().and_then(|text| time::parse(text).ok());
+    time(left).is_some_and(|left| time(right) == Some(left))
 }
 
 /// Empty maps and lists, and nulls, are left out as Kubernetes leaves them out.
@@ -349,17 +357,18 @@ pub fn list_of_text(list: Option<&Value>) -> Vec<&str> {
 
 /// Whether anything but metadata and, where it is written apart, status differs: what moves the generation.
 pub fn differs_in_content(object: &Value, old: &Value, resource: &Resource) -> bool {
-    let content = |value: &Value| -> Vec<(String, Value)> {
+    fn content<'a>(
+        value: &'a Value,
+        resource: &'a Resource,
+    ) -> impl Iterator<Item = (&'a String, &'a Value)> {
         let fields = value.as_object().into_iter().flatten();
-        fields
-            .filter(|(name, _)| {
-                !matches!(name.as_str(), "apiVersion" | "kind" | "metadata")
-                    && (name.as_str() != "status" || !resource.has_status)
-            })
-            .map(|(name, field)| (name.clone(), field.clone()))
-            .collect()
-    };
-    content(object) != content(old)
+        fields.filter(|(name, _)| {
+            !matches!(name.as_str(), "apiVersion" | "kind" | "metadata")
+                && (name.as_str() != "status" || !resource.has_status)
+        })
+    }
+    // Maps of JSON are sorted by name, so equal contents come in the same order.
+    content(object, resource).ne(content(old, resource))
 }
 
 /// Moves the generation on when the content changed.

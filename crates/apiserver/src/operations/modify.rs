@@ -143,7 +143,7 @@ impl Api {
         let warnings = match part {
             Part::Main => strategy::check_fields(
                 resource,
-                &object,
+                &mut object,
                 &options.duplicate_fields,
                 options.field_validation,
             )?,

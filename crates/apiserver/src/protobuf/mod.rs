@@ -4,7 +4,7 @@
 //! `number field type`, where `[]` marks a list and `{}` a map with text keys; lines with `=` name the message of a kind. The wire
 //! format does not tell an absent value from an empty one where Go has no pointer, so empty texts are left out, as in JSON.
 
-mod wire;
+pub mod wire;
 
 use std::{collections::HashMap, sync::LazyLock};
 

@@ -41,9 +41,10 @@ pub fn needs_conversion(resource: &Resource) -> bool {
 }
 
 /// Names the fields that the kind does not have: as warnings, as a refusal, or not at all. Refuses what cannot be decoded.
+/// Fields of a custom resource that were named are gone from it.
 pub fn check_fields(
     resource: &Resource,
-    object: &Value,
+    object: &mut Value,
     duplicates: &[String],
     validation: FieldValidation,
 ) -> Result<Vec<String>, Status> {
@@ -63,7 +64,7 @@ pub fn check_fields(
     let unknown = match (resource.rules, &resource.custom) {
         (Rules::Custom, Some(custom)) => {
             let schema = custom.schema.as_ref();
-            schema.map(|schema| schema.prune_reporting(&mut object.clone()))
+            schema.map(|schema| schema.prune_reporting(object))
         }
         _ => ownership::types_of(resource).map(|types| types::unknown_fields(object, types)),
     }
@@ -158,6 +159,9 @@ pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &
 }
 
 fn restrict_to_status(resource: &Resource, object: &mut Value, old: &Value) {
+    if differs_in_status_alone(object, old) {
+        return;
+    }
     let status = object.get("status").cloned();
     let labels_and_annotations =
         ["labels", "annotations"].map(|field| object["metadata"].get(field).cloned());
@@ -181,6 +185,21 @@ fn restrict_to_status(resource: &Resource, object: &mut Value, old: &Value) {
         restricted["metadata"]["managedFields"] = managed;
     }
     *object = restricted;
+}
+
+/// Whether a write to the status leaves everything else alone as it should, which most do.
+fn differs_in_status_alone(object: &Value, old: &Value) -> bool {
+    let (Some(object), Some(old)) = (object.as_object(), old.as_object()) else {
+        return false;
+    };
+    let rest = |fields: &'_ Map<String, Value>| {
+        let status = usize::from(fields.contains_key("status"));
+        fields.len() - status
+    };
+    rest(object) == rest(old)
+        && old
+            .iter()
+            .all(|(name, value)| name == "status" || object.get(name) == Some(value))
 }
 
 fn carry(object: &mut Value, old: &Value, field: &str) {
@@ -224,7 +243,10 @@ fn validate_custom(resource: &Resource, object: &Value, old: Option<&Value>) -> 
     let Some(schema) = custom.and_then(|custom| custom.schema.as_ref()) else {
         return Vec::new();
     };
-    let errors = schema.validate(object);
+    let errors = match old {
+        Some(old) => schema.validate_update(object, old),
+        None => schema.validate(object),
+    };
     if errors.is_empty() {
         schema.validate_rules(object, old)
     } else {

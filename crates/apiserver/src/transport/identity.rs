@@ -16,7 +16,11 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject};
+use rustls::{
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject},
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
+};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -194,6 +198,20 @@ impl Identity {
             .with_root_certificates(roots)
             .with_client_auth_cert(vec![certificate], key)?;
         Ok(Arc::new(config))
+    }
+
+    /// Accepts connections with a client certificate of this authority, and those without one.
+    pub fn client_verifier(
+        &self,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Arc<dyn ClientCertVerifier>, IdentityError> {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.authority()?)?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+                .allow_unauthenticated()
+                .build();
+        verifier.map_err(|error| rustls::Error::General(error.to_string()).into())
     }
 
     fn authority(&self) -> Result<CertificateDer<'static>, IdentityError> {

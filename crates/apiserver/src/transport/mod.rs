@@ -1,9 +1,10 @@
 //! HTTPS: connections, TLS, who is asking, and the bounds on what one server takes on at a time.
 
+mod certificate;
 mod gzip;
 pub mod identity;
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
 use apimachinery::status::Status;
 use http::{HeaderName, Method, Request, header};
@@ -22,6 +23,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::identity::{Identity, IdentityError};
 use crate::{
+    audit::Origin,
+    auth::User,
     http::{
         Frontend,
         body::{self, Answer},
@@ -63,7 +66,7 @@ pub async fn serve(
         tokio::select! {
             () = shutdown.cancelled() => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(connection(gate.clone(), acceptor.clone(), stream, shutdown.clone()))),
+                Ok((stream, peer)) => drop(connections.spawn(connection(gate.clone(), acceptor.clone(), stream, peer.ip(), shutdown.clone()))),
                 Err(error) => {
                     // Out of file descriptors, most likely: others may close theirs.
                     tracing::warn!(error = &error as &dyn std::error::Error, "cannot accept a connection");
@@ -86,9 +89,9 @@ pub async fn serve(
 fn acceptor(identity: &Identity, names: &[String]) -> Result<TlsAcceptor, IdentityError> {
     let (certificate, key) = identity.server_certificate(names)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+    let mut config = rustls::ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
+        .with_client_cert_verifier(identity.client_verifier(&provider)?)
         .with_single_cert(vec![certificate], key)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
@@ -98,6 +101,7 @@ async fn connection(
     gate: Arc<Gate>,
     acceptor: TlsAcceptor,
     stream: TcpStream,
+    address: IpAddr,
     shutdown: CancellationToken,
 ) {
     let _ = stream.set_nodelay(true);
@@ -105,9 +109,16 @@ async fn connection(
     else {
         return;
     };
+    let certificates = stream.get_ref().1.peer_certificates();
+    let peer = Arc::new(Peer {
+        address,
+        user: certificates
+            .and_then(<[_]>::first)
+            .and_then(certificate::user),
+    });
     let service = service_fn(move |request| {
-        let gate = gate.clone();
-        async move { Ok::<_, Infallible>(gate.answer(request).await) }
+        let (gate, peer) = (gate.clone(), peer.clone());
+        async move { Ok::<_, Infallible>(gate.answer(&peer, request).await) }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new());
@@ -131,22 +142,42 @@ async fn connection(
     }
 }
 
+/// Who is at the other end of a connection.
+struct Peer {
+    address: IpAddr,
+    /// Whom their certificate is for, if they showed one.
+    user: Option<User>,
+}
+
 impl Gate {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(&self, peer: &Peer, mut request: Request<Incoming>) -> Answer {
         if request.method() == Method::GET
             && let Some(answer) = public(request.uri().path())
         {
             return answer;
         }
-        let user = match self
-            .frontend
-            .access
-            .authenticate(&self.frontend.api, request.headers())
-        {
-            Ok(user) => user,
-            Err(status) => return body::failure(&status),
+        // From the thread's own generator: the system's costs a call for each request.
+        let audit_id = uuid::Builder::from_random_bytes(rand::random())
+            .into_uuid()
+            .to_string();
+        let frontend = &self.frontend;
+        let authenticated =
+            frontend
+                .access
+                .authenticate(&frontend.api, peer.user.as_ref(), request.headers());
+        let sender = authenticated
+            .as_ref()
+            .ok()
+            .and_then(|(_, sender)| sender.clone());
+        request.extensions_mut().insert(Origin {
+            audit_id: audit_id.clone(),
+            address: Some(peer.address),
+            sender,
+        });
+        let user = match authenticated {
+            Ok((user, _)) => user,
+            Err(status) => return frontend.refuse(request, &status).await,
         };
-        let audit_id = HeaderName::from_static("audit-id");
         let compress = gzip::is_accepted(request.headers()) && request.method() == Method::GET;
         let mut answer = if Query::parse(request.uri().query()).flag("watch") {
             self.frontend.handle(&user, request).await
@@ -167,13 +198,16 @@ impl Gate {
                 )),
             }
         };
-        if let Ok(value) = uuid::Uuid::new_v4().to_string().parse() {
-            answer.headers_mut().insert(audit_id, value);
+        if let Ok(value) = audit_id.parse() {
+            answer
+                .headers_mut()
+                .insert(HeaderName::from_static("audit-id"), value);
         }
-        answer.headers_mut().insert(
-            header::CACHE_CONTROL,
-            http::HeaderValue::from_static("no-cache, private"),
-        );
+        // What never changes says so itself.
+        answer
+            .headers_mut()
+            .entry(header::CACHE_CONTROL)
+            .or_insert(http::HeaderValue::from_static("no-cache, private"));
         answer
     }
 }

@@ -9,9 +9,10 @@ use anyhow::Context;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Options, Quickstart, Up};
+use super::{API_LISTEN, METRICS_LISTEN, Options, Quickstart, ROUTER_LISTEN, Up};
 use crate::data_directory::{self, Running};
 use crate::parts::UnselectedPods;
+use crate::rootless;
 
 /// Run the whole system on this machine: API server, controllers, node and router
 #[derive(Debug, Args)]
@@ -32,6 +33,18 @@ pub struct Arguments {
     /// Where metrics are served
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
     metrics_bind_address: SocketAddr,
+
+    /// Record every request to the API in this file: who asked for what, without bodies
+    #[arg(long, value_name = "FILE")]
+    audit_log_path: Option<PathBuf>,
+
+    /// How many megabytes the audit log may have before it is put aside
+    #[arg(long, value_name = "MEGABYTES", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    audit_log_maxsize: u64,
+
+    /// How many audit logs that were put aside are kept
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    audit_log_maxbackup: usize,
 
     /// Write this file, as JSON, once everything serves; it goes on exit
     #[arg(long, value_name = "FILE")]
@@ -56,11 +69,27 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Some(directory) => directory,
         None => data_directory::default_path()?,
     };
+    data_directory::create(&data_directory)?;
+    rootless::enter(
+        &data_directory.join("node/bin"),
+        &[
+            (API_LISTEN, arguments.api_listen),
+            (ROUTER_LISTEN, arguments.router_listen),
+            (METRICS_LISTEN, arguments.metrics_bind_address),
+        ],
+    )?;
     let mut up = Up::start(Options {
         data_directory,
         api_listen: arguments.api_listen,
         router_listen: arguments.router_listen,
         metrics_listen: arguments.metrics_bind_address,
+        audit: arguments
+            .audit_log_path
+            .map(|path| apiserver::audit::Options {
+                path,
+                max_bytes: arguments.audit_log_maxsize << 20,
+                max_backups: arguments.audit_log_maxbackup,
+            }),
         quickstart: if arguments.no_quickstart {
             Quickstart::Nothing
         } else {

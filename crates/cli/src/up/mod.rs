@@ -34,8 +34,13 @@ pub use installation::install as install_kinds;
 pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
 
 use crate::data_directory::{self, Running};
-use crate::sandboxes;
+use crate::{rootless, sandboxes};
 use router_service::RouterService;
+
+/// The flags that say where to listen.
+const API_LISTEN: &str = "--api-listen";
+const ROUTER_LISTEN: &str = "--router-listen";
+const METRICS_LISTEN: &str = "--metrics-bind-address";
 
 /// The name of the one node.
 const NODE_NAME: &str = "agent-sandbox";
@@ -50,6 +55,7 @@ pub struct Options {
     pub api_listen: SocketAddr,
     pub router_listen: SocketAddr,
     pub metrics_listen: SocketAddr,
+    pub audit: Option<apiserver::audit::Options>,
     pub quickstart: Quickstart,
     pub unselected_pods: node::network::policy::Unselected,
 }
@@ -70,9 +76,9 @@ impl Up {
     pub async fn start(options: Options) -> anyhow::Result<Self> {
         let data_directory = options.data_directory.clone();
         data_directory::create(&data_directory)?;
-        let api_listener = listen("--api-listen", options.api_listen).await?;
-        let router_listener = listen("--router-listen", options.router_listen).await?;
-        let metrics_listener = listen("--metrics-bind-address", options.metrics_listen).await?;
+        let api_listener = listen(API_LISTEN, options.api_listen).await?;
+        let router_listener = listen(ROUTER_LISTEN, options.router_listen).await?;
+        let metrics_listener = listen(METRICS_LISTEN, options.metrics_listen).await?;
         let running = Running {
             kubeconfig: data_directory.join("kubeconfig"),
             api_server: format!("https://{}", api_listener.local_addr()?),
@@ -85,6 +91,7 @@ impl Up {
         };
         let server = apiserver::Server::open(apiserver::Config {
             admission: vec![StampFirstObserved::hook(Timestamp::now)],
+            audit: options.audit,
             ..apiserver::Config::new(&data_directory)
         })
         .await?;
@@ -107,8 +114,9 @@ impl Up {
         let router = router_listener.local_addr()?;
         up.start_node(router, options.unselected_pods).await?;
         let proxy = up.start_router(router_listener)?;
-        up.serve_metrics(metrics_listener, metrics::routes(controllers, proxy));
+        up.serve_router_to_the_bridge(&proxy).await?;
         up.announce_router(router).await?;
+        up.serve_metrics(metrics_listener, metrics::routes(controllers, proxy));
         quickstart::install(&up.client, options.quickstart).await?;
         up.running
             .write(&data_directory::running_file(&up.data_directory))?;
@@ -167,7 +175,8 @@ impl Up {
         let deletion = sandboxes::delete_everything(&self.client, None, true);
         let deleted = tokio::time::timeout(STOP_SANDBOXES_DEADLINE, deletion).await;
         self.stop().await?;
-        deleted.context("sandboxes are still running after the deadline")?
+        deleted.context("sandboxes are still running after the deadline")??;
+        Ok(())
     }
 
     async fn stop_parts(&mut self) -> anyhow::Result<()> {
@@ -280,10 +289,28 @@ impl Up {
         let shutdown = self.shutdown.clone();
         let serving = router.clone();
         self.parts.spawn(async move {
-            serving.serve(listener, shutdown).await;
+            serving.serve_on_threads(listener, shutdown).await;
             Ok(())
         });
         Ok(router)
+    }
+
+    /// The router's service has an endpoint, as every service does: this machine's address on the bridge, with the service's port.
+    /// So the router listens there as well.
+    async fn serve_router_to_the_bridge(&mut self, router: &router::Router) -> anyhow::Result<()> {
+        let node = self.node.as_ref().context("the node is started first")?;
+        let address = SocketAddr::new(node.runtime().node_address().into(), router_service::PORT);
+        match TcpListener::bind(address).await {
+            Ok(listener) => {
+                let (router, shutdown) = (router.clone(), self.shutdown.clone());
+                self.run_part(async move { router.serve(listener, shutdown).await });
+            }
+            // Someone listens on every address of the machine: the router itself, or a stranger.
+            Err(error) => {
+                tracing::warn!(%address, %error, "the endpoint of the router's service is not served by the router");
+            }
+        }
+        Ok(())
     }
 
     fn serve_metrics(&mut self, listener: TcpListener, routes: axum::Router) {
@@ -317,11 +344,15 @@ fn reachable(listener: SocketAddr) -> SocketAddr {
 fn controllers_config() -> controllers::Config {
     controllers::Config {
         extensions: true,
+        kruise: true,
         ..controllers::Config::default()
     }
 }
 
 async fn listen(flag: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    if let Some(opened) = rootless::listener(flag)? {
+        return Ok(TcpListener::from_std(opened)?);
+    }
     TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}; choose another address with {flag}"))

@@ -28,7 +28,7 @@ use tracing::warn;
 /// Both names are the published ones: manifests and clients hold them.
 const SERVICE: &str = "sandbox-router-svc";
 const POD: &str = "sandbox-router";
-const PORT: u16 = 8080;
+pub const PORT: u16 = 8080;
 
 /// How long a namespace in which the service cannot be written is left alone.
 const RETRY: Duration = Duration::from_secs(1);

@@ -1,7 +1,11 @@
 //! The real binary, as a newcomer uses it. Needs root: it starts containers.
 
+mod crash;
+mod machine;
+mod rootless;
 mod streams;
 mod support;
+mod verbs;
 
 use std::io::Write;
 use std::process::Stdio;
@@ -84,7 +88,7 @@ fn a_claimed_sandbox_keeps_its_state_while_up_is_restarted() {
     stdout_of(up.command().args(["delete", "--wait", claim]));
     let error = stderr_of(up.command().args(["exec", claim, "--", "true"]));
     assert!(
-        error.contains(claim) && error.contains("no such claim"),
+        error.contains(&format!("no claim named {claim}")),
         "{error}"
     );
 }
@@ -192,6 +196,11 @@ fn generate_prints_what_is_in_deploy() {
         .map(|file| std::fs::read_to_string(file).unwrap())
         .collect();
     assert_eq!(printed, expected.join("---\n"));
+    for what in ["router", "gateway-gke", "gateway-kind"] {
+        let printed = stdout_of(agent_sandbox(home.path()).args(["generate", what]));
+        let file = deploy.join(format!("router/{what}.yaml"));
+        assert_eq!(printed, std::fs::read_to_string(file).unwrap());
+    }
     let kruise = stdout_of(agent_sandbox(home.path()).args(["generate", "crds", "--kruise"]));
     assert_eq!(
         kruise,

@@ -4,13 +4,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::Up;
+use crate::support::{Up, get};
 use futures::AsyncBufReadExt;
 use http::Request;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{AttachParams, LogParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::{await_condition, conditions};
+use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,7 +27,7 @@ async fn config(up: &Up) -> Config {
         .expect("a kubeconfig that can be used")
 }
 
-async fn client(up: &Up) -> Client {
+pub async fn client(up: &Up) -> Client {
     Client::try_from(config(up).await).expect("a client")
 }
 
@@ -111,6 +113,27 @@ async fn a_containers_streams_are_reached_through_the_api() {
         .unwrap();
 }
 
+/// The first endpoint of the router's service, once there is one.
+async fn endpoint(client: &Client, namespace: &str) -> String {
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
+    let of_the_router =
+        watcher::Config::default().labels("kubernetes.io/service-name=sandbox-router-svc");
+    let mut slices = std::pin::pin!(watcher(slices, of_the_router).applied_objects());
+    while let Some(slice) = futures::StreamExt::next(&mut slices).await {
+        let slice = slice.unwrap();
+        let port = slice.ports.iter().flatten().find_map(|port| port.port);
+        let address = slice
+            .endpoints
+            .iter()
+            .flat_map(|found| &found.addresses)
+            .next();
+        if let (Some(address), Some(port)) = (address, port) {
+            return format!("{address}:{port}");
+        }
+    }
+    panic!("the watch of endpoints ended")
+}
+
 #[tokio::test]
 async fn the_router_is_behind_its_service_after_a_restart_on_another_port() {
     let mut up = Up::start(&["--no-quickstart"]);
@@ -135,6 +158,10 @@ async fn the_router_is_behind_its_service_after_a_restart_on_another_port() {
                 .unwrap();
             let mut answer = String::new();
             within(stream.read_to_string(&mut answer)).await.unwrap();
+            assert!(answer.contains("200 OK"), "{namespace}: {answer}");
+            let endpoint = within(endpoint(&client, namespace)).await;
+            let answer = tokio::task::spawn_blocking(move || get(&endpoint, "/healthz"));
+            let answer = within(answer).await.unwrap();
             assert!(answer.contains("200 OK"), "{namespace}: {answer}");
         }
         up.restart(rustix::process::Signal::TERM);

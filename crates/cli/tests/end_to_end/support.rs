@@ -89,7 +89,22 @@ impl Up {
     /// Stops `up` with this signal and starts it again on the same data directory.
     pub fn restart(&mut self, signal: rustix::process::Signal) {
         self.signal(signal);
+        self.start_again();
+    }
+
+    /// Kills `up`, which leaves it no moment for anything.
+    pub fn kill(&mut self) {
+        self.signal(rustix::process::Signal::KILL);
+    }
+
+    /// Starts `up` again on the same data directory.
+    pub fn start_again(&mut self) {
         (self.child, self.ready) = spawn(self.home.path(), &[]);
+    }
+
+    /// The data directory.
+    pub fn home(&self) -> &Path {
+        self.home.path()
     }
 
     /// The binary, set to find this `up`.

@@ -1,65 +1,96 @@
 //! How fast claims are met: `agent-sandbox bench claims`.
 //!
 //! The benchmark runs the controllers against whatever API server its client speaks to, with a node that marks every pod Ready at
-//! once, so that what it measures is the controllers and the API server. It reports figures and judges none: budgets belong to
-//! those who know the machine.
+//! once, so that what it measures is the controllers and the API server. It reports figures and judges none but one, the number of
+//! writes: budgets of time belong to those who know the machine.
 
+mod arrivals;
+mod load;
 mod node;
+mod process;
+mod reconcile;
 mod report;
+mod requests;
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::claim::WarmPoolRef;
-use api::conditions::{self, ConditionType};
 use api::sandbox::PodTemplate;
 use api::template::SandboxTemplateRef;
-use api::{
-    SandboxClaim, SandboxClaimSpec, SandboxTemplate, SandboxTemplateSpec, SandboxWarmPool,
-    SandboxWarmPoolSpec,
-};
-use futures::{StreamExt, stream};
+use api::{Sandbox, SandboxTemplate, SandboxTemplateSpec, SandboxWarmPool, SandboxWarmPoolSpec};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
-use kube::api::PostParams;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, ResourceExt};
-use tokio::sync::Notify;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 pub use node::mark_pods_ready;
-pub use report::{Latencies, Report};
+pub use process::{cpu_time, resident_bytes};
+pub use reconcile::reconciles;
+pub use report::{Latencies, Phase, Report, Resident, Used};
+pub use requests::Writes;
 
-use crate::instrumentation::{Instrumentation, Verb};
 use crate::runtime::Parts;
 use crate::{Config, assemble};
+use arrivals::Arrivals;
+use load::{Claimant, Met};
 
 const TEMPLATE: &str = "bench";
 const POOL: &str = "bench";
+/// How long a pool may take to fill.
+const POOL_DEADLINE: Duration = Duration::from_secs(300);
+/// How long the API server must have been asked for nothing to count as quiet.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// Where the controllers run that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Controllers {
+    /// In this process, beside everything else.
+    Here,
+    /// In a process of their own, already started, which is told apart in the figures.
+    InProcess(u32),
+}
+
+impl Controllers {
+    fn process(self) -> Option<String> {
+        match self {
+            Self::Here => None,
+            Self::InProcess(id) => Some(id.to_string()),
+        }
+    }
+}
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
+    pub controllers: Controllers,
     pub namespace: String,
-    /// How many sandboxes are warm before the first claim.
+    /// How many sandboxes are warm before each way of making claims.
     pub pool: usize,
     /// How many claims are made one at a time.
     pub sequential: usize,
-    /// How many claims are made after that, all at once.
-    pub claims: usize,
-    /// How many of those are being created at a time.
-    pub concurrency: usize,
+    /// How many claims are made all at once.
+    pub at_once: usize,
+    /// How many claims are made by clients who each wait for one before they ask for the next.
+    pub sustained: usize,
+    /// How many such clients there are.
+    pub clients: usize,
+    /// How many claims are made at a steady rate.
+    pub at_rate: usize,
+    /// That rate.
+    pub per_second: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
+            controllers: Controllers::Here,
             namespace: "default".to_owned(),
-            pool: 1_000,
-            sequential: 100,
-            claims: 500,
-            concurrency: 64,
+            pool: 2_500,
+            sequential: 200,
+            at_once: 500,
+            sustained: 2_000,
+            clients: 32,
+            at_rate: 2_000,
+            per_second: 1_000,
         }
     }
 }
@@ -79,203 +110,163 @@ pub enum Error {
         wanted: usize,
         after: Duration,
     },
-    #[error("{missing} of {made} claims did not become Ready within {after:?}")]
-    ClaimsNotReady {
-        missing: usize,
-        made: usize,
-        after: Duration,
-    },
-}
-
-/// Counts what the controllers send to the API server.
-#[derive(Debug, Default)]
-struct Counter {
-    writes: AtomicU64,
-    by_kind: Mutex<HashMap<(String, Verb), u64>>,
-}
-
-impl Counter {
-    fn writes(&self) -> HashMap<(String, Verb), u64> {
-        self.by_kind
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-}
-
-impl Instrumentation for Counter {
-    fn requested(&self, kind: &str, verb: Verb, _took: Duration, _succeeded: bool) {
-        if verb != Verb::Get {
-            self.writes.fetch_add(1, Ordering::Relaxed);
-        }
-        let mut by_kind = self.by_kind.lock().unwrap_or_else(PoisonError::into_inner);
-        *by_kind.entry((kind.to_owned(), verb)).or_default() += 1;
-    }
-}
-
-/// When each claim was seen to be Ready.
-#[derive(Debug, Default)]
-struct Arrivals {
-    at: Mutex<HashMap<String, Instant>>,
-    changed: Notify,
-}
-
-impl Arrivals {
-    async fn follow(self: Arc<Self>, client: Client, namespace: String) {
-        let claims = Api::<SandboxClaim>::namespaced(client, &namespace);
-        let mut events = std::pin::pin!(watcher(claims, watcher::Config::default()));
-        while let Some(event) = events.next().await {
-            let Ok(Event::Apply(claim) | Event::InitApply(claim)) = event else {
-                continue;
-            };
-            let is_ready = claim.status.as_ref().is_some_and(|status| {
-                conditions::is_true(&status.conditions, ConditionType::Ready)
-            });
-            if is_ready {
-                let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-                at.entry(claim.name_any()).or_insert_with(Instant::now);
-                drop(at);
-                self.changed.notify_waiters();
-            }
-        }
-    }
-
-    fn of(&self, name: &str) -> Option<Instant> {
-        let at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        at.get(name).copied()
-    }
-
-    /// Waits until all of these have arrived; how many have not when the time is up.
-    async fn wait_for(&self, names: &[String], deadline: Duration) -> usize {
-        let missing = || names.iter().filter(|name| self.of(name).is_none()).count();
-        let until = tokio::time::Instant::now() + deadline;
-        loop {
-            let changed = self.changed.notified();
-            let left = missing();
-            if left == 0 || tokio::time::timeout_at(until, changed).await.is_err() {
-                return left;
-            }
-        }
-    }
+    #[error("claim {name:?} did not become Ready within {after:?}")]
+    ClaimNotReady { name: String, after: Duration },
 }
 
 /// Measures how fast claims are met.
 pub async fn claims(client: Client, options: &Options) -> Result<Report, Error> {
     let shutdown = CancellationToken::new();
-    let counter = Arc::new(Counter::default());
-    let runtime = assemble(Parts {
-        instrumentation: counter.clone(),
-        ..Parts::new(
-            client.clone(),
-            Config {
-                extensions: true,
-                ..Config::default()
-            },
-        )
-    });
-    let arrivals = Arc::new(Arrivals::default());
+    let claimant = Claimant {
+        client: client.clone(),
+        namespace: options.namespace.clone(),
+        arrivals: Arrivals::default(),
+    };
+    let controllers = run_controllers(&client, options.controllers, shutdown.clone());
     let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(runtime.run(
-        shutdown.clone(),
-        CancellationToken::new(),
-        || {},
-        std::future::ready(()),
-    ));
     tasks.spawn(node::mark_pods_ready(client.clone()));
-    tasks.spawn(
-        arrivals
-            .clone()
-            .follow(client.clone(), options.namespace.clone()),
-    );
-    let report = measure(&client, options, &counter, &arrivals).await;
+    let arrivals = claimant.arrivals.clone();
+    tasks.spawn(arrivals.follow(client, options.namespace.clone()));
+    let report = measure(&claimant, options).await;
     shutdown.cancel();
-    // The controllers end by themselves; the node and the watch have no end.
-    let _ = tasks.join_next().await;
+    if let Err(error) = controllers.await {
+        std::panic::resume_unwind(error.into_panic());
+    }
+    // The node and the watch have no end of their own.
     tasks.shutdown().await;
     report
 }
 
-async fn measure(
+/// Runs the controllers until `shutdown`, unless another process does.
+fn run_controllers(
     client: &Client,
-    options: &Options,
-    counter: &Counter,
-    arrivals: &Arrivals,
-) -> Result<Report, Error> {
+    controllers: Controllers,
+    shutdown: CancellationToken,
+) -> tokio::task::JoinHandle<()> {
+    let config = Config {
+        extensions: true,
+        ..Config::default()
+    };
+    let parts = Parts::new(client.clone(), config);
+    tokio::spawn(async move {
+        if controllers == Controllers::Here {
+            let (never, lead) = (CancellationToken::new(), std::future::ready(()));
+            assemble(parts).run(shutdown, never, || {}, lead).await;
+        }
+    })
+}
+
+async fn measure(claimant: &Claimant, options: &Options) -> Result<Report, Error> {
     let started = Instant::now();
-    fill_pool(client, options).await?;
-    let filled_in = started.elapsed();
+    make_pool(&claimant.client, options).await?;
+    wait_for_pool(&claimant.client, options).await?;
+    let controllers = options.controllers.process();
+    let resident = || Resident {
+        here: resident_bytes("self"),
+        controllers: controllers.as_deref().and_then(resident_bytes),
+    };
     let mut report = Report {
         pool: options.pool,
-        filled_in,
-        resident_when_full: report::resident_bytes(),
+        filled_in: started.elapsed(),
+        resident_when_full: resident(),
+        listed_in: list(&claimant.client, options).await?,
         ..Report::default()
     };
-    let names: Vec<String> = (0..options.sequential)
-        .map(|index| format!("one-{index}"))
-        .collect();
-    for name in &names {
-        let asked = Instant::now();
-        create_claim(client, options, name).await?;
-        wait(arrivals, std::slice::from_ref(name)).await?;
-        report
-            .sequential
-            .extend(arrivals.of(name).map(|ready| ready - asked));
-    }
-    let before = (counter.writes.load(Ordering::Relaxed), report::cpu_time());
-    let by_kind = counter.writes();
-    let started = Instant::now();
-    let names: Vec<String> = (0..options.claims)
-        .map(|index| format!("burst-{index}"))
-        .collect();
-    let asked: Vec<(String, Result<Instant, Error>)> = stream::iter(names.clone())
-        .map(|name| {
-            let (client, options) = (client.clone(), options.clone());
-            // Each on a task of its own, as clients are.
-            let task = tokio::spawn(async move {
-                let asked = Instant::now();
-                let outcome = create_claim(&client, &options, &name).await;
-                (name, outcome.map(|()| asked))
-            });
-            async move {
-                task.await
-                    .unwrap_or_else(|error| panic!("a client ended: {error}"))
-            }
-        })
-        .buffer_unordered(options.concurrency)
-        .collect()
-        .await;
-    wait(arrivals, &names).await?;
-    let mut last = started;
-    for (name, asked) in asked {
-        let asked = asked?;
-        if let Some(ready) = arrivals.of(&name) {
-            report.burst.extend(Some(ready - asked));
-            last = last.max(ready);
-        }
-    }
-    report.burst_took = last - started;
-    report.burst_claims = options.claims;
-    report.burst_cpu = report::cpu_time().saturating_sub(before.1);
-    report.burst_writes = counter.writes.load(Ordering::Relaxed) - before.0;
-    report.burst_writes_by_kind = report::difference(&by_kind, &counter.writes());
-    report.resident_at_end = report::resident_bytes();
+    quiet(&claimant.client).await?;
+    let bench = Bench { claimant, options };
+    let phases = [
+        bench
+            .phase("one at a time", claimant.one_by_one(options.sequential))
+            .await?,
+        bench
+            .phase("all at once", claimant.at_once(options.at_once))
+            .await?,
+        bench
+            .phase(
+                &format!("{} clients, each one after the other", options.clients),
+                claimant.sustained(options.sustained, options.clients),
+            )
+            .await?,
+        bench
+            .phase(
+                &format!("{} a second", options.per_second),
+                claimant.at_rate(options.at_rate, options.per_second),
+            )
+            .await?,
+    ];
+    report.phases.extend(phases.into_iter().flatten());
+    report.resident_at_end = resident();
     Ok(report)
 }
 
-async fn wait(arrivals: &Arrivals, names: &[String]) -> Result<(), Error> {
-    const DEADLINE: Duration = Duration::from_secs(120);
-    match arrivals.wait_for(names, DEADLINE).await {
-        0 => Ok(()),
-        missing => Err(Error::ClaimsNotReady {
-            missing,
-            made: names.len(),
-            after: DEADLINE,
-        }),
+struct Bench<'a> {
+    claimant: &'a Claimant,
+    options: &'a Options,
+}
+
+impl Bench<'_> {
+    /// Makes claims in one way, and waits until their traces and the pool have settled. Nothing if there were none to make.
+    async fn phase(
+        &self,
+        name: &str,
+        load: impl Future<Output = Result<Met, Error>>,
+    ) -> Result<Option<Phase>, Error> {
+        let client = &self.claimant.client;
+        let controllers = self.options.controllers.process();
+        let used = || Used {
+            here: cpu_time("self"),
+            controllers: controllers.as_deref().map(cpu_time),
+        };
+        let (writes, before) = (so_far(client).await?, used());
+        let met = load.await?;
+        if met.latencies.is_empty() {
+            return Ok(None);
+        }
+        let (cpu, after) = (used().since(&before), so_far(client).await?.since(&writes));
+        quiet(client).await?;
+        wait_for_pool(client, self.options).await?;
+        Ok(Some(Phase {
+            name: name.to_owned(),
+            claims: met.latencies.len(),
+            latencies: met.latencies,
+            took: met.took,
+            cpu,
+            refills: after.of("POST sandboxes"),
+            writes: quiet(client).await?.since(&writes),
+        }))
     }
 }
 
-async fn fill_pool(client: &Client, options: &Options) -> Result<(), Error> {
-    const DEADLINE: Duration = Duration::from_secs(300);
+/// Waits until the API server is asked to change nothing for a while.
+async fn quiet(client: &Client) -> Result<Writes, Error> {
+    let mut before = so_far(client).await?;
+    loop {
+        tokio::time::sleep(QUIET).await;
+        let now = so_far(client).await?;
+        if now == before {
+            return Ok(now);
+        }
+        before = now;
+    }
+}
+
+async fn so_far(client: &Client) -> Result<Writes, Error> {
+    Writes::so_far(client)
+        .await
+        .map_err(|source| request("read the API server's metrics", source))
+}
+
+/// How long it takes to list all sandboxes.
+async fn list(client: &Client, options: &Options) -> Result<Duration, Error> {
+    let started = Instant::now();
+    Api::<Sandbox>::namespaced(client.clone(), &options.namespace)
+        .list(&ListParams::default())
+        .await
+        .map_err(|source| request("list the sandboxes", source))?;
+    Ok(started.elapsed())
+}
+
+async fn make_pool(client: &Client, options: &Options) -> Result<(), Error> {
     let params = PostParams::default();
     let namespace = &options.namespace;
     let container = Container {
@@ -311,19 +302,24 @@ async fn fill_pool(client: &Client, options: &Options) -> Result<(), Error> {
             update_strategy: None,
         },
     );
-    let pools = Api::<SandboxWarmPool>::namespaced(client.clone(), namespace);
-    pools
+    Api::namespaced(client.clone(), namespace)
         .create(&params, &pool)
         .await
-        .map_err(|source| request("create the pool", source))?;
+        .map(drop)
+        .map_err(|source| request("create the pool", source))
+}
+
+/// Waits until every sandbox of the pool is Ready.
+async fn wait_for_pool(client: &Client, options: &Options) -> Result<(), Error> {
+    let pools = Api::<SandboxWarmPool>::namespaced(client.clone(), &options.namespace);
     let started = Instant::now();
     let mut ready = 0;
     while ready < options.pool {
-        if started.elapsed() > DEADLINE {
+        if started.elapsed() > POOL_DEADLINE {
             return Err(Error::PoolNotReady {
                 ready,
                 wanted: options.pool,
-                after: DEADLINE,
+                after: POOL_DEADLINE,
             });
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -337,23 +333,6 @@ async fn fill_pool(client: &Client, options: &Options) -> Result<(), Error> {
             .unwrap_or(0);
     }
     Ok(())
-}
-
-async fn create_claim(client: &Client, options: &Options, name: &str) -> Result<(), Error> {
-    let claim = SandboxClaim::new(
-        name,
-        SandboxClaimSpec {
-            warm_pool_ref: Some(WarmPoolRef {
-                name: POOL.to_owned(),
-            }),
-            ..SandboxClaimSpec::default()
-        },
-    );
-    Api::namespaced(client.clone(), &options.namespace)
-        .create(&PostParams::default(), &claim)
-        .await
-        .map(drop)
-        .map_err(|source| request("create a claim", source))
 }
 
 fn request(what: &'static str, source: kube::Error) -> Error {

@@ -1,10 +1,9 @@
 //! The figures of a benchmark, and how they are told.
 
-use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use crate::instrumentation::Verb;
+use super::requests::Writes;
 
 /// How long each of many claims took.
 #[derive(Clone, Debug, Default)]
@@ -47,116 +46,151 @@ impl fmt::Display for Latencies {
     }
 }
 
+/// Memory that is resident, in bytes, where the operating system tells.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Resident {
+    /// This process: the API server if it is embedded, the node and the clients, and the controllers if they run here.
+    pub here: Option<u64>,
+    /// The controllers, if they run in a process of their own.
+    pub controllers: Option<u64>,
+}
+
+/// Processor time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
+    /// By this process, as in [`Resident`].
+    pub here: Duration,
+    /// By the controllers, if they run in a process of their own.
+    pub controllers: Option<Duration>,
+}
+
+impl Used {
+    pub(super) fn since(&self, earlier: &Self) -> Self {
+        let controllers = self.controllers.zip(earlier.controllers);
+        Self {
+            here: self.here.saturating_sub(earlier.here),
+            controllers: controllers.map(|(now, before)| now.saturating_sub(before)),
+        }
+    }
+}
+
+/// What one way of making claims measured.
+#[derive(Clone, Debug)]
+pub struct Phase {
+    /// How the claims were made.
+    pub name: String,
+    pub claims: usize,
+    /// Claim to Ready.
+    pub latencies: Latencies,
+    /// From the first claim until the last was Ready.
+    pub took: Duration,
+    /// What was computed meanwhile.
+    pub cpu: Used,
+    /// Sandboxes that the pool made while claims were being met.
+    pub refills: u64,
+    /// What the API server was asked from the first claim until everything was quiet again, refills included.
+    pub writes: Writes,
+}
+
+impl Phase {
+    pub fn claims_per_second(&self) -> f64 {
+        ratio(self.claims, self.took)
+    }
+
+    fn milliseconds_per_claim(&self, time: Duration) -> f64 {
+        milliseconds(time) / ratio(self.claims, Duration::from_secs(1)).max(1.0)
+    }
+}
+
 /// What was measured.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub pool: usize,
     pub filled_in: Duration,
-    /// Claim to Ready, one claim at a time.
-    pub sequential: Latencies,
-    /// Claim to Ready, all at once.
-    pub burst: Latencies,
-    pub burst_claims: usize,
-    /// From the first claim of the burst until the last was Ready.
-    pub burst_took: Duration,
-    /// What the whole process, API server included, computed meanwhile.
-    pub burst_cpu: Duration,
-    /// What the controllers wrote meanwhile, whatever for.
-    pub burst_writes: u64,
-    pub burst_writes_by_kind: BTreeMap<String, u64>,
-    /// The whole process's memory, API server included, when the pool was full, and at the end.
-    pub resident_when_full: Option<u64>,
-    pub resident_at_end: Option<u64>,
+    /// How long a list of all sandboxes took when the pool was full, decoded by the client.
+    pub listed_in: Duration,
+    pub phases: Vec<Phase>,
+    pub resident_when_full: Resident,
+    pub resident_at_end: Resident,
 }
 
 impl Report {
-    pub fn claims_per_second(&self) -> f64 {
-        ratio(self.burst_claims, self.burst_took.as_secs_f64())
+    /// Where claims cost more writes than they may.
+    pub fn excess_writes(&self) -> Vec<String> {
+        self.phases
+            .iter()
+            .flat_map(|phase| {
+                let claims = u64::try_from(phase.claims).unwrap_or(u64::MAX);
+                let excess = phase.writes.excess(claims).into_iter();
+                excess.map(|excess| format!("{}: {excess}", phase.name))
+            })
+            .collect()
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            formatter,
+            "{}: {} claims, {:.0} claims/s, {}",
+            self.name,
+            self.claims,
+            self.claims_per_second(),
+            self.latencies
+        )?;
+        write!(
+            formatter,
+            "    {:.2} ms of CPU a claim, API server, node and clients included",
+            self.milliseconds_per_claim(self.cpu.here + self.cpu.controllers.unwrap_or_default())
+        )?;
+        if let Some(controllers) = self.cpu.controllers {
+            let controllers = self.milliseconds_per_claim(controllers);
+            write!(formatter, " ({controllers:.2} ms the controllers)")?;
+        }
+        writeln!(formatter, "; {} refills meanwhile", self.refills)?;
+        write!(formatter, "    writes until all was quiet:")?;
+        for (name, count) in self.writes.iter() {
+            write!(formatter, " {name} {count};")?;
+        }
+        writeln!(formatter)
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mebibytes = |bytes: Option<u64>| {
-            bytes.map_or("unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20))
-        };
         writeln!(
             formatter,
-            "pool        {} sandboxes warm after {:.1} s",
+            "pool: {} sandboxes warm after {:.1} s; all listed and decoded in {:.0} ms",
             self.pool,
-            self.filled_in.as_secs_f64()
+            self.filled_in.as_secs_f64(),
+            milliseconds(self.listed_in)
         )?;
-        writeln!(
-            formatter,
-            "one by one  {} claims: {}",
-            self.sequential.len(),
-            self.sequential
-        )?;
-        writeln!(
-            formatter,
-            "at once     {} claims: {:.0} claims/s, {}",
-            self.burst_claims,
-            self.claims_per_second(),
-            self.burst
-        )?;
-        writeln!(
-            formatter,
-            "            {:.2} s of CPU for the whole process",
-            self.burst_cpu.as_secs_f64()
-        )?;
-        writeln!(
-            formatter,
-            "writes      {} while the burst was met:",
-            self.burst_writes
-        )?;
-        for (kind, count) in &self.burst_writes_by_kind {
-            writeln!(formatter, "              {kind}: {count}")?;
+        for phase in &self.phases {
+            write!(formatter, "{phase}")?;
         }
         write!(
             formatter,
-            "memory      {} with the pool full, {} at the end (whole process)",
-            mebibytes(self.resident_when_full),
-            mebibytes(self.resident_at_end)
-        )
+            "memory: {} with the pool full, {} at the end",
+            mebibytes(self.resident_when_full.here),
+            mebibytes(self.resident_at_end.here)
+        )?;
+        match (
+            self.resident_when_full.controllers,
+            self.resident_at_end.controllers,
+        ) {
+            (None, None) => write!(formatter, " (everything in one process)"),
+            (full, end) => write!(
+                formatter,
+                " (API server, node and clients); controllers: {} with the pool full, {} at the end",
+                mebibytes(full),
+                mebibytes(end)
+            ),
+        }
     }
 }
 
-/// What was requested between two counts.
-pub(super) fn difference(
-    before: &HashMap<(String, Verb), u64>,
-    after: &HashMap<(String, Verb), u64>,
-) -> BTreeMap<String, u64> {
-    after
-        .iter()
-        .map(|(key, count)| {
-            let earlier = before.get(key).copied().unwrap_or(0);
-            (format!("{} {:?}", key.0, key.1), count - earlier)
-        })
-        .filter(|(_, count)| *count > 0)
-        .collect()
-}
-
-/// The memory of this process that is resident, where the operating system tells.
-pub(super) fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-    let kibibytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kibibytes << 10)
-}
-
-/// What this process has computed so far, where the operating system tells. It counts in hundredths of a second.
-pub(super) fn cpu_time() -> Duration {
-    const TICK: Duration = Duration::from_millis(10);
-    let read = || -> Option<Duration> {
-        let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-        // The second field is a name in parentheses that may hold spaces.
-        let (_, fields) = stat.rsplit_once(')')?;
-        let mut fields = fields.split_whitespace().skip(11);
-        let user: u32 = fields.next()?.parse().ok()?;
-        let system: u32 = fields.next()?.parse().ok()?;
-        Some(TICK * (user + system))
-    };
-    read().unwrap_or_default()
+fn mebibytes(bytes: Option<u64>) -> String {
+    bytes.map_or("unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20))
 }
 
 fn milliseconds(duration: Duration) -> f64 {
@@ -167,10 +201,10 @@ fn milliseconds(duration: Duration) -> f64 {
     clippy::cast_precision_loss,
     reason = "a count of claims is far below what a double holds exactly"
 )]
-fn ratio(count: usize, seconds: f64) -> f64 {
-    if seconds > 0.0 {
-        count as f64 / seconds
-    } else {
+fn ratio(count: usize, time: Duration) -> f64 {
+    if time.is_zero() {
         0.0
+    } else {
+        count as f64 / time.as_secs_f64()
     }
 }

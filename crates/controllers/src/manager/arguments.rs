@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub extensions: bool,
 
-    /// Accepted for what is to come; there are no controllers of the OpenKruise kinds yet.
+    /// Also run the controllers of the OpenKruise kinds: SandboxSet, and the SandboxClaim that claims many at once.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, value_parser = go_bool, action = clap::ArgAction::Set)]
     pub kruise: bool,
 
@@ -123,6 +123,10 @@ pub struct Args {
     #[arg(long, default_value_t = Config::DEFAULT_WARM_POOL_MAX_BATCH_SIZE, value_parser = positive, allow_negative_numbers = true, value_name = "N")]
     pub sandbox_warm_pool_max_batch_size: NonZeroUsize,
 
+    /// How many sandboxes a SandboxClaim of the OpenKruise kind claims at a time.
+    #[arg(long, default_value_t = Config::DEFAULT_BATCH_CLAIM_MAX_BATCH_SIZE, value_parser = positive, allow_negative_numbers = true, value_name = "N")]
+    pub kruise_claim_max_batch_size: NonZeroUsize,
+
     #[command(flatten)]
     pub logging: super::logging::Args,
 }
@@ -139,6 +143,7 @@ impl Args {
             warm_pool_workers: self.sandbox_warm_pool_concurrent_workers,
             template_workers: self.sandbox_template_concurrent_workers,
             warm_pool_max_batch_size: self.sandbox_warm_pool_max_batch_size,
+            batch_claim_max_batch_size: self.kruise_claim_max_batch_size,
             require_adoptable_label: self.require_adoptable_label,
             requests: (self.kube_api_qps > 0.0).then_some(RequestLimit {
                 per_second: self.kube_api_qps,
@@ -177,21 +182,8 @@ impl Args {
                     .to_owned(),
             );
         }
-        for (is_set, flag, missing) in [
-            (
-                self.enable_tracing,
-                "--enable-tracing",
-                "traces are not exported yet",
-            ),
-            (
-                self.kruise,
-                "--kruise",
-                "the OpenKruise kinds have no controllers yet",
-            ),
-        ] {
-            if is_set {
-                warnings.push(format!("{flag} does nothing: {missing}"));
-            }
+        if self.enable_tracing {
+            warnings.push("--enable-tracing does nothing: traces are not exported yet".to_owned());
         }
         warnings
     }
@@ -284,10 +276,7 @@ mod tests {
         let warnings = parse("--kruise --enable-tracing").unwrap().warnings();
         assert_eq!(
             warnings,
-            [
-                "--enable-tracing does nothing: traces are not exported yet",
-                "--kruise does nothing: the OpenKruise kinds have no controllers yet",
-            ]
+            ["--enable-tracing does nothing: traces are not exported yet"]
         );
     }
 
@@ -324,6 +313,7 @@ mod tests {
             "--sandbox-warm-pool-concurrent-workers",
             "--sandbox-template-concurrent-workers",
             "--sandbox-warm-pool-max-batch-size",
+            "--kruise-claim-max-batch-size",
             "--kube-api-burst",
         ] {
             for value in ["0", "-1", "many"] {

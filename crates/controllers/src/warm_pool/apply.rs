@@ -1,47 +1,55 @@
-//! Carries out what was decided for a pool: adoptions, deletions, creations, and its status.
+//! Carries out what was decided for a pool of either kind: adoptions, deletions and creations; and the status of a warm pool.
 
 use api::{Sandbox, SandboxWarmPool, SandboxWarmPoolStatus};
 use futures::future::join_all;
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt};
 use planner::expectations::Expectations;
-use planner::pool::{Cause, slow_start};
-use planner::warm_pool::Plan;
+use planner::pool::{self, Cause, slow_start};
+use planner::warm_pool::Adoption;
 use planner::warm_queue::SandboxKey;
 use serde_json::json;
 
-use super::{CONTROLLER, Error, FIELD_MANAGER};
+use super::{Error, FIELD_MANAGER};
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::key::ObjectKey;
 use crate::warm_supply::WarmSupply;
 use crate::writes::{Deletion, Failure, Precondition, WriteError, Writer};
 
+/// A pool, and on whose behalf it is kept.
+#[derive(Debug)]
+pub(crate) struct Keeper<'a, K> {
+    pub context: &'a Context,
+    pub supply: &'a WarmSupply,
+    pub key: &'a ObjectKey,
+    pub pool: &'a K,
+    /// The controller's name in events.
+    pub controller: &'static str,
+    pub field_manager: &'static str,
+}
+
+/// What is to change about a pool's sandboxes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Changes<'a> {
+    pub adoptions: &'a [Adoption],
+    pub deletions: &'a [pool::Deletion],
+    /// How many sandboxes to make, and of what.
+    pub creations: Option<(usize, &'a Sandbox)>,
+}
+
 /// Does all that can be done, and returns the first failure that is worth a retry.
-pub(super) async fn apply(
-    context: &Context,
-    supply: &WarmSupply,
-    key: &ObjectKey,
-    pool: &SandboxWarmPool,
-    plan: &Plan,
+pub(crate) async fn apply<K: Resource<DynamicType = ()>>(
+    keeper: &Keeper<'_, K>,
+    changes: Changes<'_>,
     expectations: &mut Expectations,
 ) -> Option<WriteError> {
-    let sandboxes = Writer::new(context, &context.caches.sandboxes, FIELD_MANAGER);
+    let context = keeper.context;
+    let sandboxes = Writer::new(context, &context.caches.sandboxes, keeper.field_manager);
     let mut failures = Vec::new();
-    failures.extend(adopt(&sandboxes, key, plan).await);
-    failures.extend(delete(context, supply, &sandboxes, key, pool, plan, expectations).await);
-    if let Some((count, blueprint)) = &plan.creations {
-        failures.extend(
-            create(
-                context,
-                &sandboxes,
-                key,
-                pool,
-                *count,
-                blueprint,
-                expectations,
-            )
-            .await,
-        );
+    failures.extend(adopt(&sandboxes, keeper.key, changes.adoptions).await);
+    failures.extend(delete(keeper, &sandboxes, changes.deletions, expectations).await);
+    if let Some((count, blueprint)) = changes.creations {
+        failures.extend(create(keeper, &sandboxes, count, blueprint, expectations).await);
     }
     // What changed or went in the meantime comes back as an event.
     failures.into_iter().find(|error| {
@@ -52,8 +60,12 @@ pub(super) async fn apply(
     })
 }
 
-async fn adopt(sandboxes: &Writer<'_, Sandbox>, key: &ObjectKey, plan: &Plan) -> Vec<WriteError> {
-    let requests = plan.adoptions.iter().map(|adoption| async move {
+async fn adopt(
+    sandboxes: &Writer<'_, Sandbox>,
+    key: &ObjectKey,
+    adoptions: &[Adoption],
+) -> Vec<WriteError> {
+    let requests = adoptions.iter().map(|adoption| async move {
         let precondition = Precondition {
             uid: Some(adoption.sandbox.uid.clone()),
             resource_version: Some(adoption.sandbox.resource_version.clone()),
@@ -71,16 +83,14 @@ async fn adopt(sandboxes: &Writer<'_, Sandbox>, key: &ObjectKey, plan: &Plan) ->
 
 /// Deletes in batches that double. Each deletion holds only if the sandbox is as it was seen: one that has been claimed since is
 /// somebody's.
-async fn delete(
-    context: &Context,
-    supply: &WarmSupply,
+async fn delete<K: Resource<DynamicType = ()>>(
+    keeper: &Keeper<'_, K>,
     sandboxes: &Writer<'_, Sandbox>,
-    key: &ObjectKey,
-    pool: &SandboxWarmPool,
-    plan: &Plan,
+    deletions: &[pool::Deletion],
     expectations: &mut Expectations,
 ) -> Vec<WriteError> {
-    let mut left = plan.deletions.as_slice();
+    let (key, supply) = (keeper.key, keeper.supply);
+    let mut left = deletions;
     let mut failures = Vec::new();
     for size in slow_start(left.len()) {
         let (batch, rest) = left.split_at(size);
@@ -112,9 +122,10 @@ async fn delete(
             match answer {
                 None => {}
                 Some(Ok(())) => {
-                    expectations.deleted(&version.name, &version.uid, context.clock.now());
+                    let now = keeper.context.clock.now();
+                    expectations.deleted(&version.name, &version.uid, now);
                     if deletion.cause == Cause::Stuck {
-                        tell_stuck(context, pool, &version.name);
+                        tell_stuck(keeper, &version.name);
                     }
                 }
                 Some(Err(error)) => failures.push(error),
@@ -127,23 +138,21 @@ async fn delete(
     failures
 }
 
-async fn create(
-    context: &Context,
+async fn create<K: Resource<DynamicType = ()>>(
+    keeper: &Keeper<'_, K>,
     sandboxes: &Writer<'_, Sandbox>,
-    key: &ObjectKey,
-    pool: &SandboxWarmPool,
     count: usize,
     blueprint: &Sandbox,
     expectations: &mut Expectations,
 ) -> Vec<WriteError> {
     let mut failures = Vec::new();
     for size in slow_start(count) {
-        let requests = (0..size).map(|_| sandboxes.create(key, blueprint));
+        let requests = (0..size).map(|_| sandboxes.create(keeper.key, blueprint));
         for answer in join_all(requests).await {
             match answer {
                 Ok(made) => {
                     let uid = made.metadata.uid.as_deref().unwrap_or_default();
-                    expectations.made(&made.name_any(), uid, context.clock.now());
+                    expectations.made(&made.name_any(), uid, keeper.context.clock.now());
                 }
                 Err(error) => failures.push(error),
             }
@@ -153,24 +162,29 @@ async fn create(
                 // The answer may have been lost after the deed was done.
                 expectations.doubt();
             }
-            tell_failure(context, pool, error);
+            tell_failure(keeper, error);
             break;
         }
     }
     failures
 }
 
-fn tell_stuck(context: &Context, pool: &SandboxWarmPool, sandbox: &str) {
+fn tell_stuck<K: Resource<DynamicType = ()>>(keeper: &Keeper<'_, K>, sandbox: &str) {
     let occurrence = Occurrence {
         severity: Severity::Warning,
         reason: "SandboxStuck",
         action: "Delete",
         note: format!("Sandbox {sandbox:?} did not become Ready in time and is replaced"),
     };
-    context.events.record(CONTROLLER, pool, occurrence);
+    tell(keeper, occurrence);
 }
 
-fn tell_failure(context: &Context, pool: &SandboxWarmPool, error: &WriteError) {
+fn tell<K: Resource<DynamicType = ()>>(keeper: &Keeper<'_, K>, occurrence: Occurrence) {
+    let events = &keeper.context.events;
+    events.record(keeper.controller, keeper.pool, occurrence);
+}
+
+fn tell_failure<K: Resource<DynamicType = ()>>(keeper: &Keeper<'_, K>, error: &WriteError) {
     if let Failure::Invalid(message) | Failure::Forbidden(message) = &error.failure {
         let occurrence = Occurrence {
             severity: Severity::Warning,
@@ -178,7 +192,7 @@ fn tell_failure(context: &Context, pool: &SandboxWarmPool, error: &WriteError) {
             action: "Create",
             note: format!("A sandbox of the pool could not be made: {message}"),
         };
-        context.events.record(CONTROLLER, pool, occurrence);
+        tell(keeper, occurrence);
     }
 }
 

@@ -16,7 +16,7 @@ const DUTY: u32 = 8;
 
 /// One pool's memory.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     pub expectations: Expectations,
     pub held_back_since: Option<Timestamp>,
     rest_until: Option<Instant>,
@@ -47,7 +47,7 @@ struct Entry {
 
 /// The memories of all pools. Clones refer to the same.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Memories(Arc<Mutex<HashMap<ObjectKey, Entry>>>);
+pub(crate) struct Memories(Arc<Mutex<HashMap<ObjectKey, Entry>>>);
 
 impl Memories {
     /// The memory of a pool. A pool of another UID is another pool, and starts anew.

@@ -1,7 +1,7 @@
 //! The controller of `SandboxWarmPool`: keeps a pool at its size and revision, as [`planner::warm_pool`] decides.
 
-mod apply;
-mod memory;
+pub(crate) mod apply;
+pub(crate) mod memory;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -187,7 +187,16 @@ async fn step(
     let sandboxes = caches
         .sandboxes
         .indexed(BY_POOL, &indexed(pool.as_ref(), &pool_hash(pool)));
-    settle(context, key, &sandboxes, pool, &mut memory.expectations).await?;
+    let selector = format!("{}={}", labels::WARM_POOL_SANDBOX, pool_hash(pool));
+    settle(
+        context,
+        key,
+        &sandboxes,
+        &selector,
+        &mut memory.expectations,
+    )
+    .await
+    .map_err(Error::List)?;
     let started = tokio::time::Instant::now();
     let template = caches
         .templates
@@ -211,15 +220,23 @@ async fn step(
     memory.held_back_since = plan
         .holds_back
         .then(|| memory.held_back_since.unwrap_or(now));
-    let failure = apply::apply(
+    let keeper = apply::Keeper {
         context,
-        &pools.supply,
+        supply: &pools.supply,
         key,
-        pool,
-        &plan,
-        &mut memory.expectations,
-    )
-    .await;
+        pool: pool.as_ref(),
+        controller: CONTROLLER,
+        field_manager: FIELD_MANAGER,
+    };
+    let changes = apply::Changes {
+        adoptions: &plan.adoptions,
+        deletions: &plan.deletions,
+        creations: plan
+            .creations
+            .as_ref()
+            .map(|(count, blueprint)| (*count, blueprint.as_ref())),
+    };
+    let failure = apply::apply(&keeper, changes, &mut memory.expectations).await;
     apply::publish(context, key, pool, &plan.status).await?;
     if let Some(failure) = failure {
         return Err(Error::Apply(failure));
@@ -230,13 +247,13 @@ async fn step(
 }
 
 /// Strikes off what the cache shows by now, and asks the API server itself where it cannot be told otherwise.
-async fn settle(
+pub(crate) async fn settle(
     context: &Context,
     key: &ObjectKey,
     sandboxes: &[Arc<Sandbox>],
-    pool: &SandboxWarmPool,
+    selector: &str,
     expectations: &mut Expectations,
-) -> Result<(), Error> {
+) -> Result<(), kube::Error> {
     expectations.settle(|name| {
         let sandbox = context.caches.sandboxes.get(&key.sibling(name))?;
         let is_going = sandbox.metadata.deletion_timestamp.is_some();
@@ -247,11 +264,9 @@ async fn settle(
         return Ok(());
     }
     let api = Api::<Sandbox>::namespaced(context.client.clone(), &key.namespace);
-    let selector = format!("{}={}", labels::WARM_POOL_SANDBOX, pool_hash(pool));
     let listed = api
-        .list_metadata(&ListParams::default().labels(&selector))
-        .await
-        .map_err(Error::List)?;
+        .list_metadata(&ListParams::default().labels(selector))
+        .await?;
     let identity = |metadata: &kube::core::ObjectMeta| {
         (
             metadata.name.clone().unwrap_or_default(),
@@ -272,7 +287,7 @@ async fn settle(
 }
 
 #[derive(Debug)]
-struct SpokenFor<'a>(&'a WarmSupply);
+pub(crate) struct SpokenFor<'a>(pub &'a WarmSupply);
 
 impl SandboxSet for SpokenFor<'_> {
     fn holds(&self, sandbox: &Sandbox) -> bool {
@@ -281,7 +296,7 @@ impl SandboxSet for SpokenFor<'_> {
 }
 
 #[derive(Debug)]
-struct Going<'a>(&'a Expectations);
+pub(crate) struct Going<'a>(pub &'a Expectations);
 
 impl SandboxSet for Going<'_> {
     fn holds(&self, sandbox: &Sandbox) -> bool {

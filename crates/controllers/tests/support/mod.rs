@@ -4,11 +4,13 @@
 
 #[path = "../../src/bench/node.rs"]
 mod node;
+#[path = "../../src/bench/requests.rs"]
+pub mod requests;
 
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
 use api::conditions::{self, ConditionType};
@@ -25,6 +27,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 use planner::owner::controller_of;
+use requests::Writes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -132,6 +135,16 @@ impl Controllers {
         self.abort.cancel();
         self.task.await.unwrap();
     }
+
+    /// Cancelled, it ends them where they stand.
+    pub fn crash(&self) -> CancellationToken {
+        self.abort.clone()
+    }
+
+    /// Waits until they have ended.
+    pub async fn ended(self) {
+        self.task.await.unwrap();
+    }
 }
 
 pub struct Cluster {
@@ -170,6 +183,11 @@ impl Cluster {
 
     /// Starts the controllers with the defaults of the command line.
     pub fn controllers(&self) -> Controllers {
+        self.controllers_through(self.client.clone())
+    }
+
+    /// Starts the controllers with a client of the test's own.
+    pub fn controllers_through(&self, client: Client) -> Controllers {
         let (shutdown, abort) = (CancellationToken::new(), CancellationToken::new());
         let observations = Arc::new(Observations::default());
         let config = Config {
@@ -178,7 +196,7 @@ impl Cluster {
         };
         let runtime = assemble(Parts {
             instrumentation: observations.clone(),
-            ..Parts::new(self.client.clone(), config)
+            ..Parts::new(client, config)
         });
         let run = runtime.run(
             shutdown.clone(),
@@ -282,6 +300,25 @@ impl Cluster {
                     .is_some_and(|owner| owner.kind == "SandboxWarmPool" && owner.name == pool)
         });
         members
+    }
+
+    /// What the API server was asked so far, once it is asked for nothing more.
+    pub async fn writes_when_quiet(&self) -> Writes {
+        const QUIET: Duration = Duration::from_millis(100);
+        let mut last: Option<(Writes, Instant)> = None;
+        eventually("the API server to be left alone", async || {
+            let writes = Writes::so_far(&self.client).await.unwrap();
+            match &last {
+                Some((before, since)) if *before == writes => {
+                    (since.elapsed() >= QUIET).then_some(writes)
+                }
+                _ => {
+                    last = Some((writes, Instant::now()));
+                    None
+                }
+            }
+        })
+        .await
     }
 
     pub async fn finish_pod(&self, name: &str, phase: &str) {

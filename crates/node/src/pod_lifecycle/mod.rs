@@ -42,6 +42,7 @@ pub enum Phase {
     Refused {
         reason: String,
         message: String,
+        since: Timestamp,
         retry_at: Timestamp,
     },
 }
@@ -56,6 +57,8 @@ pub struct ContainerState {
     pub previous: Option<Termination>,
     /// Ends in a row, each too soon after its start to forget the one before.
     pub crashes: u32,
+    /// Pulls of the image that failed in a row.
+    pub failed_pulls: u32,
     pub image_id: Option<String>,
     /// The startup probe passed, or there is none.
     pub started: bool,
@@ -72,6 +75,7 @@ impl Default for ContainerState {
             runs: 0,
             previous: None,
             crashes: 0,
+            failed_pulls: 0,
             image_id: None,
             started: false,
             ready: false,
@@ -184,6 +188,8 @@ const BACK_OFF_FIRST: Duration = Duration::from_secs(10);
 const BACK_OFF_LAST: Duration = Duration::from_secs(300);
 /// A container that ran this long starts again without a delay.
 const BACK_OFF_FORGET: Duration = Duration::from_secs(600);
+/// How long a failed pull is shown as such, before it is shown as waiting for the next.
+pub const PULL_FAILURE_SHOWN: Duration = Duration::from_secs(2);
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 /// A kill that did not take is repeated after this.
 pub const KILL_AGAIN: Duration = Duration::from_secs(5);
@@ -196,6 +202,13 @@ pub fn back_off(crashes: u32) -> Duration {
             .saturating_mul(1 << (crashes - 2).min(16))
             .min(BACK_OFF_LAST),
     }
+}
+
+/// How long an image that could not be pulled `failures` times in a row is left alone.
+pub fn pull_back_off(failures: u32) -> Duration {
+    BACK_OFF_FIRST
+        .saturating_mul(1 << failures.saturating_sub(1).min(16))
+        .min(BACK_OFF_LAST)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -532,7 +545,13 @@ impl Decision<'_> {
             Phase::Refused { retry_at, .. } if *retry_at <= self.now => {
                 self.actions.push(start(state.runs, state.crashes));
             }
-            Phase::Refused { retry_at, .. } => self.wake(*retry_at),
+            Phase::Refused {
+                since, retry_at, ..
+            } => {
+                // What is said of a failed pull changes before it is tried again.
+                let told = *since + PULL_FAILURE_SHOWN;
+                self.wake(if told > self.now { told } else { *retry_at });
+            }
             Phase::Ended(termination) if policy.restarts(termination) => {
                 let due = termination.finished_at + back_off(state.crashes);
                 if due <= self.now {

@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{ContainerState, Observed, Outcome, Phase, Sandbox, back_off, is_sidecar, state_of};
+use super::{
+    ContainerState, Observed, Outcome, PULL_FAILURE_SHOWN, Phase, Sandbox, back_off, is_sidecar,
+    state_of,
+};
 use crate::runtime::{ContainerId, Termination};
 
 /// Conditions that are this node's to write; others' stay as they are.
@@ -186,6 +189,16 @@ fn states(
             }),
             ..ApiState::default()
         },
+        Phase::Refused {
+            reason,
+            message,
+            since,
+            ..
+        } if reason == "ErrImagePull" && now >= *since + PULL_FAILURE_SHOWN => {
+            let image = container.image.as_deref().unwrap_or_default();
+            let message = format!("Back-off pulling image \"{image}\": {message}");
+            waiting("ImagePullBackOff", Some(message))
+        }
         Phase::Refused {
             reason, message, ..
         } => waiting(reason, Some(message.clone())),

@@ -133,10 +133,12 @@ pub(super) async fn container_request<R: Runtime>(
         .volumes
         .mounts(pod, container, &objects, &environment)
         .map_err(|error| configuration(chain(&error)))?;
+    let image = shared.images.ensure(pod, container, &shared.config).await?;
     container_spec::build(
         pod,
         container,
         Parts {
+            image,
             run,
             crashes,
             environment,

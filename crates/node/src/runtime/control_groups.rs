@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::privileges::Privileges;
+
 #[derive(Debug, thiserror::Error)]
 pub enum ControlGroupError {
     #[error("reading the mounted control group hierarchies")]
@@ -79,14 +81,18 @@ impl ControlGroups {
         let hierarchies = parse_mounts(&mounts, |mount| {
             fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
         });
-        if hierarchies.is_empty() {
+        if hierarchies.is_empty() && Privileges::current() == Privileges::Root {
             return Err(ControlGroupError::NoneMounted);
         }
-        let groups = Self {
+        let mut groups = Self {
             hierarchies,
             parent: parent.to_owned(),
         };
-        groups.prepare_parent()?;
+        match groups.prepare_parent() {
+            // Without root there are no limits; a container ends with its first process all the same.
+            Err(_) if Privileges::current() == Privileges::Rootless => groups.hierarchies.clear(),
+            other => other?,
+        }
         Ok(groups)
     }
 

@@ -12,6 +12,7 @@ pub mod slots;
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,28 @@ impl PodSandbox {
     }
 }
 
+/// What a container's root is made of.
+#[derive(Debug, Clone)]
+pub enum ImageSource {
+    /// The built-in image: a view of this machine.
+    Host,
+    /// An image of the store, and the name it was asked for by.
+    Stored {
+        image: Arc<images::Image>,
+        name: images::Reference,
+    },
+}
+
+impl ImageSource {
+    /// As Kubernetes tells in a container status which bytes run.
+    pub fn id(image: &images::Image, name: &images::Reference) -> String {
+        match &image.manifest {
+            Some(manifest) => name.with_digest(manifest),
+            None => image.id.to_string(),
+        }
+    }
+}
+
 /// Everything about one run of a container.
 #[derive(Debug, Clone)]
 #[expect(
@@ -84,7 +107,7 @@ impl PodSandbox {
 )]
 pub struct ContainerSpec {
     pub id: ContainerId,
-    pub image: String,
+    pub image: ImageSource,
     /// Replaces the image's entry point when not empty.
     pub command: Vec<String>,
     pub arguments: Vec<String>,
@@ -167,6 +190,8 @@ pub enum RuntimeError {
     NotRunning(String),
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
+    #[error(transparent)]
+    Image(#[from] images::StoreError),
 }
 
 /// Why a container did not start.

@@ -9,6 +9,7 @@
 //!           /containers/<name>/<attempt>/     state.json, exit.json, termination.json, agent.sock, upper, work
 //! ```
 
+mod image_root;
 mod launching;
 mod recovery;
 
@@ -40,6 +41,7 @@ use crate::names::{Names, short_hash};
 use crate::network::firewall;
 use crate::network::links::{self, Forwarding, Layout, Network};
 use crate::network::namespaces;
+use crate::privileges::Privileges;
 
 const SHARED_MEMORY_BYTES: u64 = 64 << 20;
 const TERMINATION_MESSAGE_BYTES: usize = 4096;
@@ -84,6 +86,7 @@ pub struct NativeRuntime {
     config: Config,
     programs: Programs,
     host: HostImage,
+    images: Arc<images::Images>,
     control_groups: ControlGroups,
     slots: Arc<Slots>,
     seccomp_programs: Vec<PathBuf>,
@@ -101,10 +104,18 @@ fn failure(what: impl Into<String>) -> impl FnOnce(io::Error) -> RuntimeError {
 }
 
 impl NativeRuntime {
-    pub async fn open(config: Config, programs: Programs) -> Result<Self, RuntimeError> {
+    pub async fn open(
+        config: Config,
+        programs: Programs,
+        images: Arc<images::Images>,
+    ) -> Result<Self, RuntimeError> {
         let data_dir = config.data_dir.clone();
         let names = Names::of(&data_dir);
-        let registry = PathBuf::from("/run/agent-sandbox/shares");
+        // Without root the network is the node's own, so there is nothing to share with others.
+        let registry = match Privileges::current() {
+            Privileges::Root => PathBuf::from("/run/agent-sandbox/shares"),
+            Privileges::Rootless | Privileges::None => data_dir.join("shares"),
+        };
         let share = slots::claim_share(&registry, &data_dir, names.preferred_share)
             .map_err(failure("a share of this machine"))?;
         let (pods, run) = (data_dir.join("pods"), data_dir.join("run"));
@@ -148,6 +159,7 @@ impl NativeRuntime {
             config,
             programs,
             host,
+            images,
             control_groups,
             slots: Arc::new(slots),
             seccomp_programs,
@@ -283,6 +295,14 @@ impl NativeRuntime {
         }
     }
 
+    /// Kills every container at once, for a node whose pods cannot outlive it.
+    pub fn kill_everything(&self) {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        for container in running.values() {
+            let _ = rustix::process::pidfd_send_signal(container.process.get_ref(), Signal::KILL);
+        }
+    }
+
     /// Whether one run of a container has ended, or never was.
     pub fn has_ended(&self, id: &ContainerId) -> bool {
         self.running(id).is_none()
@@ -348,6 +368,7 @@ impl NativeRuntime {
             let _ = crate::trees::remove(&directory.join(name));
         }
         let _ = fs::remove_file(directory.join("agent.sock"));
+        self.images.release(&image_user(id));
         termination
     }
 }
@@ -359,6 +380,14 @@ fn write_record(directory: &Path, record: &SandboxRecord) -> Result<(), RuntimeE
     let temporary = directory.join("sandbox.json.new");
     fs::write(&temporary, text).map_err(failure("a pod's record"))?;
     fs::rename(&temporary, directory.join("sandbox.json")).map_err(failure("a pod's record"))
+}
+
+/// Under which name one run of a container uses its image.
+fn image_user(id: &ContainerId) -> String {
+    format!(
+        "pod {} container {} run {}",
+        id.pod, id.container, id.attempt
+    )
 }
 
 /// The control group of one run, below its pod's.

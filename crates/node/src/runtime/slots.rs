@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::RuntimeError;
 use crate::network::links::Network;
+use crate::privileges::Privileges;
 
 /// Identities per pod: all that 16 bits hold, as container images expect.
 const IDENTITIES_PER_POD: u32 = 1 << 16;
@@ -88,6 +89,7 @@ pub struct Slots {
     state: Mutex<State>,
     refill: Notify,
     keep_ready: usize,
+    privileges: Privileges,
 }
 
 impl Slots {
@@ -112,6 +114,7 @@ impl Slots {
             state: Mutex::default(),
             refill: Notify::new(),
             keep_ready,
+            privileges: Privileges::current(),
         };
         for slot in slots.existing() {
             if used.contains(&slot) {
@@ -157,6 +160,9 @@ impl Slots {
     }
 
     pub fn identities(&self, slot: u32) -> IdentityRange {
+        if self.privileges == Privileges::Rootless {
+            return IdentityRange { base: 0, count: 1 };
+        }
         let range = FIRST_RANGE + self.share * SLOTS_PER_SHARE + slot;
         IdentityRange {
             base: range * IDENTITIES_PER_POD,

@@ -312,7 +312,7 @@ fn validate(claim: &SandboxClaim) -> Result<ClaimSource<'_>, Obstacle> {
 }
 
 fn blueprint(template: Lookup<'_, SandboxTemplate>) -> Option<Blueprint<'_>> {
-    template.found().map(Blueprint::new)
+    template.found().map(Blueprint::for_claim)
 }
 
 #[cfg(test)]

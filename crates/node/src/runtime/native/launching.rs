@@ -10,14 +10,16 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use shim_protocol::{
     BindSource, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Process,
-    ResourceLimit, RootFilesystem, User,
+    ResourceLimit, RootFilesystem,
 };
 
+use super::image_root::{self, ImageRoot};
 use super::{
     ContainerRecord, NativeRuntime, SHARED_MEMORY_BYTES, blocking, control_group_name, failure,
+    image_user,
 };
 use crate::runtime::slots::run_shim;
-use crate::runtime::{ContainerSpec, PodSandboxSpec, RuntimeError, StartError, host_image};
+use crate::runtime::{ContainerSpec, ImageSource, PodSandboxSpec, RuntimeError, StartError};
 
 /// What a fresh `/proc` shows of the machine rather than of the container.
 const MASKED: [&str; 13] = [
@@ -54,14 +56,21 @@ impl NativeRuntime {
         let sandbox = self
             .sandbox_record(pod)
             .ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
-        self.check_image(&spec.image)?;
-        let user = user_of(&spec)?;
+        let root = self.image_root(&spec)?;
         let slot = sandbox
             .slot
             .ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
-        let launch = self.request(&spec, &sandbox.spec, slot, user);
+        let image_id = root.id.clone();
+        let launch = self.request(&spec, &sandbox.spec, slot, root);
         let (groups, shim) = (self.control_groups.clone(), self.programs.shim.clone());
-        let image_id = format!("host@sha256:{}", self.host.id);
+        let (images, user, stored) = (
+            self.images.clone(),
+            image_user(&spec.id),
+            match &spec.image {
+                ImageSource::Host => None,
+                ImageSource::Stored { image, .. } => Some(image.clone()),
+            },
+        );
         let (pod, crashes, limits, group) = (
             pod.clone(),
             spec.crashes,
@@ -69,6 +78,9 @@ impl NativeRuntime {
             control_group_name(&spec.id),
         );
         let answer = blocking(move || {
+            if let Some(image) = stored {
+                images.hold(&user, &image)?;
+            }
             prepare_directories(&launch).map_err(failure("a container's directories"))?;
             let mut launch = launch;
             launch.control_groups = groups.create(&pod, &group, &limits)?;
@@ -76,6 +88,7 @@ impl NativeRuntime {
             settle(answer, &launch, image_id, crashes, || {
                 groups.kill(&pod, &group);
                 let _ = groups.remove_container(&pod, &group);
+                images.release(&user);
             })
         })
         .await?;
@@ -85,41 +98,25 @@ impl NativeRuntime {
         }
     }
 
-    /// The image's name without a tag, after aliases.
-    pub(super) fn resolve_image<'a>(&'a self, image: &'a str) -> &'a str {
-        let repository = repository(image);
-        let short = repository.rsplit('/').next().unwrap_or(repository);
-        let aliases = &self.config.image_aliases;
-        aliases
-            .get(repository)
-            .or_else(|| aliases.get(short))
-            .map_or(repository, String::as_str)
-    }
-
-    fn check_image(&self, image: &str) -> Result<(), StartError> {
-        if self.resolve_image(image) == "host" {
-            return Ok(());
+    fn image_root(&self, spec: &ContainerSpec) -> Result<ImageRoot, StartError> {
+        match &spec.image {
+            ImageSource::Host => image_root::of_host(&self.host, spec),
+            ImageSource::Stored { image, name } => {
+                image_root::of_image(image, name, &self.programs.sandboxd, spec)
+            }
         }
-        let message =
-            format!("image {image:?} is not on this node; the built-in image is \"host\"");
-        Err(StartError::Image {
-            reason: "ErrImagePull",
-            message,
-        })
+        .map_err(StartError::Configuration)
     }
 
-    fn request(&self, spec: &ContainerSpec, pod: &PodSandboxSpec, slot: u32, user: User) -> Launch {
+    fn request(
+        &self,
+        spec: &ContainerSpec,
+        pod: &PodSandboxSpec,
+        slot: u32,
+        root: ImageRoot,
+    ) -> Launch {
         let directory = self.container_directory(&spec.id);
-        let arguments = if spec.command.is_empty() && spec.arguments.is_empty() {
-            vec![host_image::SANDBOXD_PATH.to_owned()]
-        } else {
-            spec.command
-                .iter()
-                .chain(&spec.arguments)
-                .cloned()
-                .collect()
-        };
-        let mut environment = self.host.environment.clone();
+        let mut environment = root.environment;
         environment.push(("HOSTNAME".to_owned(), pod.hostname.clone()));
         for (key, value) in &spec.environment {
             environment.retain(|(existing, _)| existing != key);
@@ -135,14 +132,12 @@ impl NativeRuntime {
             stage: self.run.join("stage"),
             hide: self.run.clone(),
             root: RootFilesystem {
-                layers: vec![Layer {
-                    path: self.host.layer.clone(),
-                }],
+                layers: root.layers.into_iter().map(|path| Layer { path }).collect(),
                 upper: directory.join("upper"),
                 work: directory.join("work"),
                 read_only: spec.read_only_root,
             },
-            mounts: self.mounts(spec, &directory),
+            mounts: self.mounts(spec, root.mounts, &directory),
             shared_memory,
             shared_memory_bytes: SHARED_MEMORY_BYTES,
             masked_paths: MASKED.iter().map(PathBuf::from).collect(),
@@ -150,13 +145,10 @@ impl NativeRuntime {
             seccomp_programs: self.seccomp_programs.clone(),
             agent: self.programs.shim.clone(),
             process: Process {
-                arguments,
+                arguments: root.arguments,
                 environment,
-                working_directory: spec
-                    .working_directory
-                    .clone()
-                    .unwrap_or_else(|| self.host.working_directory.clone()),
-                user,
+                working_directory: root.working_directory,
+                user: root.user,
                 capabilities: spec.capabilities,
                 limits: limits(),
                 terminal: spec.terminal,
@@ -172,8 +164,8 @@ impl NativeRuntime {
         }
     }
 
-    fn mounts(&self, spec: &ContainerSpec, directory: &Path) -> Vec<Mount> {
-        let mut mounts = self.host.mounts.clone();
+    fn mounts(&self, spec: &ContainerSpec, of_image: Vec<Mount>, directory: &Path) -> Vec<Mount> {
+        let mut mounts = of_image;
         mounts.push(Mount {
             target: "/sys".into(),
             kind: MountKind::Memory {
@@ -203,7 +195,7 @@ impl NativeRuntime {
     }
 }
 
-fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
+pub(super) fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
     Mount {
         target: target.to_owned(),
         kind: MountKind::Bind(BindSource {
@@ -216,28 +208,6 @@ fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
         read_only,
         no_exec: false,
     }
-}
-
-/// An image reference without its tag and digest.
-pub(super) fn repository(image: &str) -> &str {
-    let image = image.split_once('@').map_or(image, |(name, _)| name);
-    match image.rsplit_once(':') {
-        Some((name, tag)) if !tag.contains('/') => name,
-        _ => image,
-    }
-}
-
-fn user_of(spec: &ContainerSpec) -> Result<User, StartError> {
-    let uid = spec.user.unwrap_or(0);
-    if spec.must_not_be_root && uid == 0 {
-        let message = "container has runAsNonRoot and image will run as root";
-        return Err(StartError::Configuration(message.to_owned()));
-    }
-    Ok(User {
-        uid,
-        gid: spec.group.unwrap_or(0),
-        groups: spec.supplementary_groups.clone(),
-    })
 }
 
 fn limits() -> Vec<ResourceLimit> {
@@ -357,22 +327,4 @@ pub(super) fn write_pod_files(
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reference_loses_its_tag_and_digest_but_not_its_registry_port() {
-        for (image, name) in [
-            ("host", "host"),
-            ("host:latest", "host"),
-            ("registry.example:5000/a/b", "registry.example:5000/a/b"),
-            ("registry.example:5000/a/b:v1", "registry.example:5000/a/b"),
-            ("a/b@sha256:00", "a/b"),
-        ] {
-            assert_eq!(repository(image), name);
-        }
-    }
 }

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use super::{ContainerRecord, NativeRuntime, SandboxRecord, control_group_name, slots_in_use};
+use super::{
+    ContainerRecord, NativeRuntime, SandboxRecord, control_group_name, image_user, slots_in_use,
+};
+use crate::privileges::Privileges;
 use crate::runtime::{
     ContainerId, PodSandbox, RecoveredContainer, RecoveredPod, StartedContainer, Termination,
 };
@@ -59,6 +62,13 @@ impl NativeRuntime {
             });
         }
         self.remove_stray_groups(&pods);
+        let running: BTreeSet<String> = pods
+            .iter()
+            .flat_map(|pod| &pod.containers)
+            .filter(|container| container.termination.is_none())
+            .map(|container| image_user(&container.id))
+            .collect();
+        self.images.release_unless(|user| running.contains(user));
         pods
     }
 
@@ -101,7 +111,14 @@ impl NativeRuntime {
             image_id: record.image_id.clone(),
         };
         let crashes = record.crashes;
-        let alive = super::launching::start_ticks(record.pid) == Some(record.start_ticks);
+        let mut alive = super::launching::start_ticks(record.pid) == Some(record.start_ticks);
+        if alive && Privileges::current() == Privileges::Rootless {
+            // Its namespaces belong to a process that is gone, so nobody can reach into it any more.
+            if let Some(pid) = rustix::process::Pid::from_raw(record.pid) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            alive = false;
+        }
         let termination = if alive && self.remember(id, record).is_ok() {
             None
         } else {

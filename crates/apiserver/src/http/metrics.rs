@@ -1,0 +1,175 @@
+//! `GET /metrics`: how many requests were answered, under the name and labels that kube-apiserver uses.
+//!
+//! Only served resources are told apart, so that nobody can make the table grow by asking for what is not there.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::{HeaderValue, StatusCode, header, request::Parts};
+
+use super::{
+    body::{self, Answer},
+    path::{Path, ResourcePath},
+};
+use crate::registry::{Registry, Resource};
+
+const NAME: &str = "apiserver_request_total";
+
+/// What requests have in common that are counted together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Series {
+    group: Arc<str>,
+    version: Arc<str>,
+    resource: Arc<str>,
+    subresource: &'static str,
+    scope: &'static str,
+    verb: &'static str,
+    code: u16,
+}
+
+/// A request that is being answered.
+#[derive(Debug)]
+pub struct Request {
+    resource: Option<Arc<Resource>>,
+    subresource: &'static str,
+    scope: &'static str,
+    verb: &'static str,
+}
+
+impl Request {
+    /// What is known of a request before it is answered; `verb` is in the words of authorization.
+    pub fn new(registry: &Registry, parts: &Parts, path: &Path, verb: &str) -> Self {
+        let verb = metric_verb(verb, parts);
+        let Path::Resource(path) = path else {
+            return Self {
+                resource: None,
+                subresource: "",
+                scope: "",
+                verb,
+            };
+        };
+        Self {
+            resource: registry.find(&path.group, &path.version, &path.resource),
+            subresource: subresource(&path.subresource),
+            scope: scope(path),
+            verb,
+        }
+    }
+}
+
+/// The requests answered so far.
+#[derive(Debug, Default)]
+pub struct Requests(Mutex<HashMap<Series, u64>>);
+
+impl Requests {
+    /// Counts an answered request.
+    pub fn answered(&self, request: Request, code: StatusCode) {
+        let empty = || Arc::from("");
+        let (group, version, resource) = request.resource.map_or_else(
+            || (empty(), empty(), empty()),
+            |resource| {
+                (
+                    resource.group.clone(),
+                    resource.version.clone(),
+                    resource.plural.clone(),
+                )
+            },
+        );
+        let series = Series {
+            group,
+            version,
+            resource,
+            subresource: request.subresource,
+            scope: request.scope,
+            verb: request.verb,
+            code: code.as_u16(),
+        };
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *counts.entry(series).or_default() += 1;
+    }
+
+    /// The counts in the text format of Prometheus.
+    pub fn answer(&self) -> Answer {
+        let mut counts: Vec<(Series, u64)> = {
+            let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let counts = counts.iter();
+            counts
+                .map(|(series, count)| (series.clone(), *count))
+                .collect()
+        };
+        counts.sort_unstable();
+        let mut text = format!(
+            "# HELP {NAME} Requests answered, by what they asked for and how they were answered.\n# TYPE {NAME} counter\n"
+        );
+        for (series, count) in counts {
+            let Series {
+                group,
+                version,
+                resource,
+                subresource,
+                scope,
+                verb,
+                code,
+            } = series;
+            // Writing into a string cannot fail.
+            let _ = writeln!(
+                text,
+                "{NAME}{{code=\"{code}\",component=\"apiserver\",dry_run=\"\",group=\"{group}\",resource=\"{resource}\",\
+                 scope=\"{scope}\",subresource=\"{subresource}\",verb=\"{verb}\",version=\"{version}\"}} {count}"
+            );
+        }
+        let mut answer = body::text(StatusCode::OK, text);
+        answer.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"),
+        );
+        answer
+    }
+}
+
+fn metric_verb(verb: &str, parts: &Parts) -> &'static str {
+    match verb {
+        "get" => "GET",
+        "list" => "LIST",
+        "watch" => "WATCH",
+        "create" | "post" => "POST",
+        "update" | "put" => "PUT",
+        "patch" if body::media_type(&parts.headers).starts_with("application/apply-patch") => {
+            "APPLY"
+        }
+        "patch" => "PATCH",
+        "delete" => "DELETE",
+        "deletecollection" => "DELETECOLLECTION",
+        _ => "other",
+    }
+}
+
+fn subresource(name: &str) -> &'static str {
+    const KNOWN: [&str; 12] = [
+        "",
+        "status",
+        "scale",
+        "finalize",
+        "binding",
+        "eviction",
+        "token",
+        "log",
+        "exec",
+        "attach",
+        "portforward",
+        "proxy",
+    ];
+    KNOWN
+        .into_iter()
+        .find(|known| *known == name)
+        .unwrap_or("other")
+}
+
+fn scope(path: &ResourcePath) -> &'static str {
+    match (path.name.is_empty(), path.namespace.is_empty()) {
+        (false, _) => "resource",
+        (true, false) => "namespace",
+        (true, true) => "cluster",
+    }
+}

@@ -1,0 +1,124 @@
+//! kube-rs' `Controller` and its finalizer helper against the server: the machinery that most Rust controllers are built of.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+    runtime::{
+        Controller,
+        controller::Action,
+        finalizer::{self, finalizer},
+        watcher,
+    },
+};
+use serde_json::json;
+use support::{eventually, server};
+use tokio_util::sync::CancellationToken;
+
+const FINALIZER: &str = "example.com/cleaned-up";
+
+struct Context {
+    client: kube::Client,
+    cleaned: Mutex<Vec<String>>,
+}
+
+/// Keeps a secret for each config map, and the map until it has cleaned up.
+async fn reconcile(
+    map: Arc<ConfigMap>,
+    context: Arc<Context>,
+) -> Result<Action, finalizer::Error<kube::Error>> {
+    let maps: Api<ConfigMap> = Api::default_namespaced(context.client.clone());
+    finalizer(&maps, FINALIZER, map, |event| async {
+        match event {
+            finalizer::Event::Apply(map) => {
+                let secrets: Api<Secret> = Api::default_namespaced(context.client.clone());
+                let secret = json!({
+                    "apiVersion": "v1", "kind": "Secret",
+                    "metadata": {"name": map.name_any(), "ownerReferences": [map.controller_owner_ref(&())]},
+                    "stringData": map.data,
+                });
+                let apply = PatchParams::apply("copier").force();
+                secrets.patch(&map.name_any(), &apply, &Patch::Apply(secret)).await?;
+            }
+            finalizer::Event::Cleanup(map) => {
+                let mut cleaned = context.cleaned.lock().expect("nobody panicked");
+                cleaned.push(map.name_any());
+            }
+        }
+        Ok(Action::await_change())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_follows_its_objects_what_they_own_and_their_end() {
+    let server = server().await;
+    let context = Arc::new(Context {
+        client: server.client(),
+        cleaned: Mutex::default(),
+    });
+    let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
+    let secrets: Api<Secret> = Api::default_namespaced(server.client());
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(
+        Controller::new(
+            maps.clone(),
+            watcher::Config::default().labels("app=copied"),
+        )
+        .owns(secrets.clone(), watcher::Config::default())
+        .graceful_shutdown_on(stop.clone().cancelled_owned())
+        .run(
+            reconcile,
+            |_, _, _| Action::requeue(Duration::from_millis(50)),
+            context.clone(),
+        )
+        .for_each(|_| futures::future::ready(())),
+    );
+
+    let map = serde_json::from_value(
+        json!({"metadata": {"name": "one", "labels": {"app": "copied"}}, "data": {"key": "value"}}),
+    )
+    .unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    let holds = async |value: &str| {
+        eventually("the secret holds the value", || async {
+            let secret = secrets.get_opt("one").await.unwrap()?;
+            let found = secret.data?.remove("key")?;
+            (found.0 == value.as_bytes()).then_some(secret.metadata.uid)
+        })
+        .await
+    };
+    let first = holds("value").await;
+    assert_eq!(maps.get("one").await.unwrap().finalizers(), [FINALIZER]);
+
+    secrets
+        .delete("one", &DeleteParams::default())
+        .await
+        .unwrap();
+    assert_ne!(holds("value").await, first, "made again");
+    let change = json!({"data": {"key": "other"}});
+    maps.patch("one", &PatchParams::default(), &Patch::Merge(change))
+        .await
+        .unwrap();
+    holds("other").await;
+
+    maps.delete("one", &DeleteParams::default()).await.unwrap();
+    eventually("both are gone", || async {
+        let left = (
+            maps.get_opt("one").await.unwrap(),
+            secrets.get_opt("one").await.unwrap(),
+        );
+        (left == (None, None)).then_some(())
+    })
+    .await;
+    assert_eq!(*context.cleaned.lock().unwrap(), ["one"]);
+    stop.cancel();
+    running.await.unwrap();
+    server.shutdown().await;
+}

@@ -1,0 +1,115 @@
+//! `agent-sandbox claim`: ask for a sandbox and keep it.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{connect, explain};
+use crate::connection::{self, Connected};
+use crate::output::{ObjectFormat, parse_duration};
+use crate::terminal::Progress;
+
+/// Claim a sandbox and print the claim's name once it is ready
+#[derive(Debug, Args)]
+pub struct ClaimArguments {
+    #[command(flatten)]
+    source: Source,
+
+    /// Release the sandbox after this time, such as 30m or 2h
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    shutdown_after: Option<Duration>,
+
+    /// Print the claim itself instead of its name
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    output: Option<ObjectFormat>,
+
+    /// Name of the claim [default: a new one]
+    name: Option<String>,
+
+    #[command(flatten)]
+    connection: connection::Arguments,
+}
+
+/// Where a sandbox comes from
+#[derive(Clone, Debug, Args)]
+pub struct Source {
+    /// Template to make the sandbox from, or to choose a warm one by [default: python-runtime-template]
+    #[arg(long, conflicts_with = "pool")]
+    template: Option<String>,
+
+    /// Warm pool to take the sandbox from
+    #[arg(long)]
+    pool: Option<String>,
+
+    /// Environment variable of the sandbox; may be repeated. Such a sandbox is never a warm one
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_variable)]
+    env: Vec<(String, String)>,
+}
+
+impl Source {
+    /// What to create; from the quickstart's template when nothing is named.
+    pub fn wanted(&self) -> sdk::CreateOptions {
+        let wanted = match &self.pool {
+            Some(pool) => sdk::CreateOptions::from_pool(pool),
+            None => {
+                let template = self.template.as_deref();
+                sdk::CreateOptions::from_template(
+                    template.unwrap_or(crate::up::QUICKSTART_TEMPLATE),
+                )
+            }
+        };
+        // The API refuses variables for a sandbox that runs already.
+        let cold = self.pool.is_none() && !self.env.is_empty();
+        let wanted = if cold {
+            wanted.warm_pool(sdk::WarmPool::None)
+        } else {
+            wanted
+        };
+        let variables = self.env.iter();
+        variables.fold(wanted, |wanted, (name, value)| wanted.env(name, value))
+    }
+}
+
+pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
+    let connected = connect(&arguments.connection).await?;
+    let mut wanted = arguments.source.wanted();
+    if let Some(name) = arguments.name {
+        wanted = wanted.name(name);
+    }
+    if let Some(lifetime) = arguments.shutdown_after {
+        wanted = wanted.shutdown_after(lifetime);
+    }
+    let progress = Progress::begin();
+    progress.say("claiming a sandbox");
+    let created = create(&connected, wanted).await;
+    progress.finish();
+    let sandbox = created?;
+    match arguments.output {
+        None => println!("{}", sandbox.id()),
+        Some(format) => {
+            let claims =
+                super::scoped::<api::SandboxClaim>(&connected.client, Some(sandbox.namespace()));
+            format.print(&claims.get(sandbox.id()).await?)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Claims a sandbox; an error says what there is instead of what is missing.
+pub async fn create(
+    connected: &Connected,
+    wanted: sdk::CreateOptions,
+) -> anyhow::Result<sdk::Sandbox> {
+    match connected.sandboxes()?.create(wanted).await {
+        Ok(sandbox) => Ok(sandbox),
+        Err(error) => Err(explain::creation(connected, error).await),
+    }
+}
+
+fn parse_variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE".to_owned()),
+    }
+}

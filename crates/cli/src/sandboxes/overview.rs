@@ -1,0 +1,542 @@
+//! What is running, what is warm, what is stuck and why: read off the objects. Pure.
+
+use api::conditions::{self, ConditionType, Reason};
+use api::{Sandbox, SandboxClaim, SandboxWarmPool};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+
+use super::columns::{self, holder};
+
+/// What has not come about after this long is stuck, as far as anyone can tell.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// Conditions of a node that say it is well when they are false.
+const PRESSURES: [&str; 4] = [
+    "MemoryPressure",
+    "DiskPressure",
+    "PIDPressure",
+    "NetworkUnavailable",
+];
+/// What a node says about a runtime class is in annotations with this prefix: the class, and `true` or why not.
+pub const RUNTIME_CLASS_PREFIX: &str = "runtime-class.agents.x-k8s.io/";
+
+/// Everything that was asked for.
+#[derive(Debug, Default)]
+pub struct Observed {
+    pub claims: Vec<SandboxClaim>,
+    pub sandboxes: Vec<Sandbox>,
+    pub pools: Vec<SandboxWarmPool>,
+    pub pods: Vec<Pod>,
+    pub nodes: Vec<Node>,
+}
+
+/// The whole at a glance.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Overview {
+    pub claims: Claims,
+    pub sandboxes: Sandboxes,
+    pub pools: Vec<Pool>,
+    pub nodes: Vec<NodeState>,
+    pub runtime_classes: Vec<RuntimeClass>,
+    pub stuck: Vec<Stuck>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Claims {
+    pub ready: usize,
+    pub waiting: usize,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sandboxes {
+    /// Ready, and not in a pool.
+    pub running: usize,
+    /// Ready, and waiting in a pool.
+    pub warm: usize,
+    pub starting: usize,
+    pub suspended: usize,
+    pub ended: usize,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Pool {
+    pub namespace: String,
+    pub name: String,
+    pub desired: i32,
+    pub ready: i32,
+    pub template: String,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct NodeState {
+    pub name: String,
+    pub ready: bool,
+    pub problems: Vec<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct RuntimeClass {
+    pub node: String,
+    pub name: String,
+    pub works: bool,
+    pub why: String,
+}
+
+/// Something that does not come about, and what is known of the reason.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Stuck {
+    pub kind: &'static str,
+    pub namespace: String,
+    pub name: String,
+    pub age: String,
+    pub why: String,
+}
+
+impl Overview {
+    pub fn of(observed: &Observed, now: Timestamp) -> Self {
+        let mut overview = Self::default();
+        for claim in &observed.claims {
+            if is_ready(
+                &claim
+                    .status
+                    .as_ref()
+                    .map_or(&[][..], |status| &status.conditions),
+            ) {
+                overview.claims.ready += 1;
+            } else {
+                overview.claims.waiting += 1;
+            }
+        }
+        for sandbox in &observed.sandboxes {
+            *overview.sandboxes.counter(state(sandbox)) += 1;
+        }
+        overview.pools = observed.pools.iter().map(pool).collect();
+        overview.nodes = observed.nodes.iter().map(node).collect();
+        overview.runtime_classes = observed.nodes.iter().flat_map(runtime_classes).collect();
+        overview.runtime_classes.sort();
+        overview.stuck = stuck(observed, now);
+        overview
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Warm,
+    Starting,
+    Suspended,
+    Ended,
+}
+
+impl Sandboxes {
+    fn counter(&mut self, state: State) -> &mut usize {
+        match state {
+            State::Running => &mut self.running,
+            State::Warm => &mut self.warm,
+            State::Starting => &mut self.starting,
+            State::Suspended => &mut self.suspended,
+            State::Ended => &mut self.ended,
+        }
+    }
+}
+
+fn state(sandbox: &Sandbox) -> State {
+    let conditions = sandbox
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    if sandbox.spec.suspension().is_requested() {
+        State::Suspended
+    } else if conditions::find(conditions, ConditionType::Finished)
+        .is_some_and(|finished| finished.status == "True")
+    {
+        State::Ended
+    } else if !is_ready(conditions) {
+        State::Starting
+    } else if holder(sandbox)
+        .is_some_and(|holder| holder.starts_with("pool/") || holder.starts_with("set/"))
+    {
+        State::Warm
+    } else {
+        State::Running
+    }
+}
+
+fn is_ready(conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition]) -> bool {
+    conditions::find(conditions, ConditionType::Ready).is_some_and(|ready| ready.status == "True")
+}
+
+fn pool(pool: &SandboxWarmPool) -> Pool {
+    Pool {
+        namespace: pool.namespace().unwrap_or_default(),
+        name: pool.name_any(),
+        desired: pool.spec.desired_replicas(),
+        ready: pool
+            .status
+            .as_ref()
+            .map_or(0, |status| status.ready_replicas),
+        template: pool.spec.sandbox_template_ref.name.clone(),
+    }
+}
+
+fn node(node: &Node) -> NodeState {
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let mut state = NodeState {
+        name: node.name_any(),
+        ready: false,
+        problems: Vec::new(),
+    };
+    for condition in conditions {
+        let holds = condition.status == "True";
+        let reason = condition.reason.as_deref().unwrap_or_default();
+        let well = if condition.type_ == "Ready" {
+            state.ready = holds;
+            holds
+        } else if PRESSURES.contains(&condition.type_.as_str()) {
+            // A node that lost part of what it needs says so here, though it goes on.
+            !holds && reason != "Degraded"
+        } else {
+            holds
+        };
+        if !well {
+            let message = condition
+                .message
+                .as_deref()
+                .filter(|message| !message.is_empty());
+            state.problems.push(format!(
+                "{}: {}",
+                condition.type_,
+                message.unwrap_or(reason)
+            ));
+        }
+    }
+    if node
+        .spec
+        .as_ref()
+        .is_some_and(|spec| spec.unschedulable == Some(true))
+    {
+        state
+            .problems
+            .push("it takes no new pods (cordoned)".to_owned());
+    }
+    state
+}
+
+fn runtime_classes(node: &Node) -> Vec<RuntimeClass> {
+    let annotations = node.annotations().iter();
+    annotations
+        .filter_map(|(key, value)| {
+            let name = key.strip_prefix(RUNTIME_CLASS_PREFIX)?;
+            let works = value == "true";
+            Some(RuntimeClass {
+                node: node.name_any(),
+                name: name.to_owned(),
+                works,
+                why: if works { String::new() } else { value.clone() },
+            })
+        })
+        .collect()
+}
+
+/// Claims first; a sandbox only where no claim tells of it already, and a pod only where no sandbox does.
+fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
+    let mut stuck = Vec::new();
+    for claim in &observed.claims {
+        let conditions = claim
+            .status
+            .as_ref()
+            .map_or(&[][..], |status| &status.conditions);
+        if is_ready(conditions) {
+            continue;
+        }
+        let ready = conditions::find(conditions, ConditionType::Ready);
+        let is_final = ready
+            .and_then(|ready| Reason::from_wire(&ready.reason))
+            .is_some_and(Reason::is_final);
+        if is_final || is_old(claim, now) {
+            let sandbox = claim
+                .status
+                .as_ref()
+                .and_then(|status| status.sandbox.as_ref());
+            if let Some(sandbox) = sandbox
+                && is_suspended(observed, claim.namespace().as_deref(), &sandbox.name)
+            {
+                continue;
+            }
+            let why = ready.map_or_else(
+                || "no controller has looked at it: is one running?".to_owned(),
+                |ready| format!("{}: {}", ready.reason, ready.message),
+            );
+            let pod = sandbox.and_then(|sandbox| {
+                pod_trouble(observed, claim.namespace().as_deref(), &sandbox.name)
+            });
+            stuck.push(entry("claim", claim, now, why, pod));
+        }
+    }
+    for sandbox in &observed.sandboxes {
+        let told = holder(sandbox).is_some_and(|holder| holder.starts_with("claim/"));
+        if told || state(sandbox) != State::Starting || !is_old(sandbox, now) {
+            continue;
+        }
+        let conditions = sandbox
+            .status
+            .as_ref()
+            .map_or(&[][..], |status| &status.conditions);
+        let why = conditions::find(conditions, ConditionType::Ready).map_or_else(
+            || "no controller has looked at it: is one running?".to_owned(),
+            |ready| format!("{}: {}", ready.reason, ready.message),
+        );
+        let pod = pod_trouble(
+            observed,
+            sandbox.namespace().as_deref(),
+            &sandbox.name_any(),
+        );
+        stuck.push(entry("sandbox", sandbox, now, why, pod));
+    }
+    stuck
+}
+
+fn entry(
+    kind: &'static str,
+    object: &impl Resource,
+    now: Timestamp,
+    why: String,
+    pod: Option<String>,
+) -> Stuck {
+    Stuck {
+        kind,
+        namespace: object.meta().namespace.clone().unwrap_or_default(),
+        name: object.meta().name.clone().unwrap_or_default(),
+        age: columns::age(object.meta(), now),
+        why: match pod {
+            Some(pod) => format!("{why} ({pod})"),
+            None => why,
+        },
+    }
+}
+
+fn is_old(object: &impl Resource, now: Timestamp) -> bool {
+    let created = object.meta().creation_timestamp.as_ref();
+    created.is_some_and(|created| now.duration_since(created.0) > PATIENCE)
+}
+
+fn is_suspended(observed: &Observed, namespace: Option<&str>, name: &str) -> bool {
+    observed.sandboxes.iter().any(|sandbox| {
+        sandbox.namespace().as_deref() == namespace
+            && sandbox.name_any() == name
+            && sandbox.spec.suspension().is_requested()
+    })
+}
+
+/// What keeps the pod of a sandbox from running, as its status says.
+fn pod_trouble(observed: &Observed, namespace: Option<&str>, sandbox: &str) -> Option<String> {
+    let pod = observed.pods.iter().find(|pod| {
+        pod.namespace().as_deref() == namespace
+            && (pod.name_any() == sandbox || is_owned_by(pod, sandbox))
+    })?;
+    let status = pod.status.as_ref()?;
+    let unscheduled = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    if let Some(condition) = unscheduled {
+        return condition
+            .message
+            .clone()
+            .or_else(|| condition.reason.clone());
+    }
+    let containers = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .flatten();
+    containers
+        .filter_map(container_trouble)
+        .next()
+        .or_else(|| status.message.clone())
+}
+
+fn is_owned_by(pod: &Pod, sandbox: &str) -> bool {
+    pod.owner_references()
+        .iter()
+        .any(|owner| owner.kind == "Sandbox" && owner.name == sandbox)
+}
+
+fn container_trouble(container: &ContainerStatus) -> Option<String> {
+    let state = container.state.as_ref()?;
+    let (reason, message) = match (&state.waiting, &state.terminated) {
+        (Some(waiting), _) => (waiting.reason.clone(), waiting.message.clone()),
+        (None, Some(ended)) if ended.exit_code != 0 => {
+            (ended.reason.clone(), ended.message.clone())
+        }
+        _ => return None,
+    };
+    let reason =
+        reason.filter(|reason| reason != "ContainerCreating" && reason != "PodInitializing")?;
+    let message = message.filter(|message| !message.is_empty());
+    Some(match message {
+        Some(message) => format!("container {}: {reason}: {message}", container.name),
+        None => format!("container {}: {reason}", container.name),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const NOW: &str = "2026-11-16T00:01:00Z";
+
+    fn parse<T: serde::de::DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn claim(name: &str, created: &str, status: &str, reason: &str) -> SandboxClaim {
+        parse(json!({
+            "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
+            "metadata": {"name": name, "namespace": "d", "creationTimestamp": created},
+            "spec": {"warmPoolRef": {"name": "p"}},
+            "status": {
+                "sandbox": {"name": format!("{name}-box")},
+                "conditions": [{"type": "Ready", "status": status, "reason": reason, "message": "m", "lastTransitionTime": created}],
+            },
+        }))
+    }
+
+    fn sandbox(name: &str, owner: Option<(&str, &str)>, mode: &str, ready: &str) -> Sandbox {
+        let owners: Vec<Value> = owner
+            .iter()
+            .map(|(kind, name)| json!({"apiVersion": "x/v1", "kind": kind, "name": name, "uid": "u"}))
+            .collect();
+        parse(json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+            "metadata": {"name": name, "namespace": "d", "creationTimestamp": "2026-11-16T00:00:00Z", "ownerReferences": owners},
+            "spec": {"podTemplate": {"spec": {"containers": []}}, "operatingMode": mode},
+            "status": {"conditions": [{"type": "Ready", "status": ready, "reason": "DependenciesNotReady", "message": "m", "lastTransitionTime": "2026-11-16T00:00:00Z"}]},
+        }))
+    }
+
+    fn overview(observed: &Observed) -> Overview {
+        Overview::of(observed, NOW.parse().unwrap())
+    }
+
+    #[test]
+    fn sandboxes_are_counted_by_what_they_do() {
+        let observed = Observed {
+            sandboxes: vec![
+                sandbox("a", Some(("SandboxClaim", "c")), "Running", "True"),
+                sandbox("b", Some(("SandboxWarmPool", "p")), "Running", "True"),
+                sandbox("c", None, "Running", "True"),
+                sandbox("d", None, "Suspended", "False"),
+                sandbox("e", Some(("SandboxWarmPool", "p")), "Running", "False"),
+            ],
+            ..Observed::default()
+        };
+        let counted = overview(&observed).sandboxes;
+        let expected = Sandboxes {
+            running: 2,
+            warm: 1,
+            starting: 1,
+            suspended: 1,
+            ended: 0,
+        };
+        assert_eq!(counted, expected);
+    }
+
+    #[test]
+    fn what_is_stuck_is_told_once_with_the_pods_reason() {
+        let pod = parse(json!({
+            "metadata": {"name": "old-box", "namespace": "d"},
+            "status": {"containerStatuses": [{
+                "name": "main", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+            }]},
+        }));
+        let observed = Observed {
+            claims: vec![
+                claim("old", "2026-11-16T00:00:00Z", "False", "SandboxNotReady"),
+                claim("young", "2026-11-16T00:00:55Z", "False", "SandboxNotReady"),
+                claim(
+                    "hopeless",
+                    "2026-11-16T00:00:59Z",
+                    "False",
+                    "InvalidConfiguration",
+                ),
+                claim("asleep", "2026-11-16T00:00:00Z", "False", "SandboxNotReady"),
+                claim("fine", "2026-11-16T00:00:00Z", "True", "DependenciesReady"),
+            ],
+            sandboxes: vec![
+                sandbox("old-box", Some(("SandboxClaim", "old")), "Running", "False"),
+                sandbox(
+                    "asleep-box",
+                    Some(("SandboxClaim", "asleep")),
+                    "Suspended",
+                    "False",
+                ),
+                sandbox("alone", None, "Running", "False"),
+            ],
+            pods: vec![pod],
+            ..Observed::default()
+        };
+        let overview = overview(&observed);
+        let names: Vec<&str> = overview
+            .stuck
+            .iter()
+            .map(|stuck| stuck.name.as_str())
+            .collect();
+        assert_eq!(names, ["old", "hopeless", "alone"]);
+        assert!(
+            overview.stuck[0]
+                .why
+                .contains("ImagePullBackOff: no such image")
+        );
+        assert_eq!((overview.claims.ready, overview.claims.waiting), (1, 4));
+    }
+
+    #[test]
+    fn a_node_tells_its_problems_and_its_runtime_classes() {
+        let node = parse(json!({
+            "metadata": {"name": "n", "annotations": {
+                format!("{RUNTIME_CLASS_PREFIX}runc"): "true",
+                format!("{RUNTIME_CLASS_PREFIX}gvisor"): "runsc is not installed",
+            }},
+            "status": {"conditions": [
+                {"type": "Ready", "status": "True"},
+                {"type": "DiskPressure", "status": "True", "reason": "Full", "message": "no disk"},
+                {"type": "NetworkUnavailable", "status": "False", "reason": "Degraded", "message": "nft is missing"},
+                {"type": "PIDPressure", "status": "False", "reason": "Enough"},
+            ]},
+        }));
+        let observed = Observed {
+            nodes: vec![node],
+            ..Observed::default()
+        };
+        let overview = overview(&observed);
+        assert!(overview.nodes[0].ready);
+        assert_eq!(
+            overview.nodes[0].problems,
+            [
+                "DiskPressure: no disk",
+                "NetworkUnavailable: nft is missing"
+            ]
+        );
+        let classes: Vec<(&str, bool, &str)> = overview
+            .runtime_classes
+            .iter()
+            .map(|class| (class.name.as_str(), class.works, class.why.as_str()))
+            .collect();
+        assert_eq!(
+            classes,
+            [
+                ("gvisor", false, "runsc is not installed"),
+                ("runc", true, "")
+            ]
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! `agent-sandbox status`: the whole at a glance.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::ListParams;
+
+use super::overview::{Observed, Overview};
+use super::{Known, connect, scoped};
+use crate::connection::{self, Connected};
+use crate::output::{ObjectFormat, Table, print_text};
+
+/// Show what is running, warm and stuck, and why
+#[derive(Debug, Args)]
+pub struct StatusArguments {
+    /// Only the namespace of the connection, instead of all
+    #[arg(long)]
+    this_namespace: bool,
+
+    /// How to print [default: for people]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    output: Option<ObjectFormat>,
+
+    #[command(flatten)]
+    connection: connection::Arguments,
+}
+
+pub async fn status(arguments: StatusArguments) -> anyhow::Result<ExitCode> {
+    let connected = connect(&arguments.connection).await?;
+    let namespace = arguments
+        .this_namespace
+        .then_some(connected.namespace.as_str());
+    let observed = observe(&connected, namespace).await?;
+    let overview = Overview::of(&observed, Timestamp::now());
+    let text = match arguments.output {
+        Some(format) => format.render(&overview)?,
+        None => render(&overview, &connected.described),
+    };
+    print_text(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Result<Observed> {
+    let of_sandboxes = ListParams::default().labels(api::labels::SANDBOX_NAME_HASH);
+    let (claims, sandboxes, pools, pods) = tokio::try_join!(
+        all(connected, namespace, "claims"),
+        all(connected, namespace, "sandboxes"),
+        all(connected, namespace, "pools"),
+        async {
+            let pods = scoped::<Pod>(&connected.client, namespace);
+            let listed = pods.list(&of_sandboxes).await;
+            Ok(listed.context("cannot list pods")?.items)
+        },
+    )?;
+    // Whoever may use sandboxes need not be allowed to see nodes; the rest is worth showing without them.
+    let nodes = Api::all(connected.client.clone())
+        .list(&ListParams::default())
+        .await;
+    let nodes = nodes.map(|list| list.items).unwrap_or_default();
+    Ok(Observed {
+        claims,
+        sandboxes,
+        pools,
+        pods,
+        nodes,
+    })
+}
+
+async fn all<Kind: Known>(
+    connected: &Connected,
+    namespace: Option<&str>,
+    what: &str,
+) -> anyhow::Result<Vec<Kind>> {
+    let listed = scoped::<Kind>(&connected.client, namespace)
+        .list(&ListParams::default())
+        .await
+        .with_context(|| format!("cannot list {what}"))?;
+    Ok(listed.items)
+}
+
+fn render(overview: &Overview, described: &str) -> String {
+    let mut text = format!("{described}\n\n");
+    let (claims, sandboxes) = (&overview.claims, &overview.sandboxes);
+    let _ = writeln!(
+        text,
+        "Sandboxes   {} running, {} warm, {} starting, {} suspended, {} ended",
+        sandboxes.running, sandboxes.warm, sandboxes.starting, sandboxes.suspended, sandboxes.ended
+    );
+    let _ = writeln!(
+        text,
+        "Claims      {} ready, {} waiting",
+        claims.ready, claims.waiting
+    );
+    let mut section = |table: Table| {
+        if !table.is_empty() {
+            let _ = write!(text, "\n{}", table.render());
+        }
+    };
+    section(pools(overview));
+    section(nodes(overview));
+    section(runtime_classes(overview));
+    section(stuck(overview));
+    if overview.stuck.is_empty() {
+        text.push_str("\nNothing is stuck.\n");
+    }
+    text
+}
+
+fn pools(overview: &Overview) -> Table {
+    let mut table = Table::new(&["NAMESPACE", "POOL", "DESIRED", "READY", "TEMPLATE"]);
+    for pool in &overview.pools {
+        table.row(vec![
+            pool.namespace.clone(),
+            pool.name.clone(),
+            pool.desired.to_string(),
+            pool.ready.to_string(),
+            pool.template.clone(),
+        ]);
+    }
+    table
+}
+
+fn nodes(overview: &Overview) -> Table {
+    let mut table = Table::new(&["NODE", "READY", "PROBLEMS"]);
+    for node in &overview.nodes {
+        let ready = if node.ready { "True" } else { "False" };
+        let problems = if node.problems.is_empty() {
+            "none".to_owned()
+        } else {
+            node.problems.join("; ")
+        };
+        table.row(vec![node.name.clone(), ready.to_owned(), problems]);
+    }
+    table
+}
+
+fn runtime_classes(overview: &Overview) -> Table {
+    let mut table = Table::new(&["RUNTIME CLASS", "NODE", "WORKS", "WHY NOT"]);
+    for class in &overview.runtime_classes {
+        let works = if class.works { "yes" } else { "no" };
+        table.row(vec![
+            class.name.clone(),
+            class.node.clone(),
+            works.to_owned(),
+            class.why.clone(),
+        ]);
+    }
+    table
+}
+
+fn stuck(overview: &Overview) -> Table {
+    let mut table = Table::new(&["STUCK", "NAMESPACE", "AGE", "WHY"]);
+    for stuck in &overview.stuck {
+        table.row(vec![
+            format!("{}/{}", stuck.kind, stuck.name),
+            stuck.namespace.clone(),
+            stuck.age.clone(),
+            stuck.why.clone(),
+        ]);
+    }
+    table
+}

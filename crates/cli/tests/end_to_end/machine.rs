@@ -1,0 +1,119 @@
+//! What one `up` holds of the machine, told apart from that of any other by what its names derive from.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+/// The namespaces that each prepared place for a pod holds on to: network, ipc, hostname, user.
+const NAMESPACES_OF_A_PLACE: usize = 4;
+
+/// Everything of one `up` that could be left behind.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Processes in the control group of each pod, over all hierarchies.
+    pub processes: BTreeMap<String, BTreeSet<u32>>,
+    /// Control groups of pods, over all hierarchies.
+    pub groups: BTreeSet<String>,
+    pub links: usize,
+    pub namespaces: usize,
+    /// Mounts below the data directory that are no namespaces.
+    pub mounts: usize,
+    pub tables: usize,
+    /// Directories of pods in the data directory.
+    pub directories: BTreeSet<String>,
+}
+
+impl Holdings {
+    /// Places for pods that are prepared or in use.
+    pub fn places(&self) -> usize {
+        self.namespaces / NAMESPACES_OF_A_PLACE
+    }
+}
+
+/// What is held by the `up` whose control groups have this tag and whose data directory is at `home`.
+pub fn holdings(home: &Path, tag: &str) -> Holdings {
+    let group = format!("agent-sandbox-{tag}");
+    let mut held = Holdings {
+        directories: names(&home.join("node/pods")),
+        ..Holdings::default()
+    };
+    for hierarchy in hierarchies() {
+        let root = hierarchy.join(&group);
+        for pod in directories(&root) {
+            held.processes
+                .entry(pod.clone())
+                .or_default()
+                .extend(processes_below(&root.join(&pod)));
+            held.groups.insert(pod);
+        }
+    }
+    let link = format!("as{}", &tag[..6]);
+    let links = names(Path::new("/sys/class/net"));
+    held.links = links.iter().filter(|name| name.starts_with(&link)).count();
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts can be read");
+    let below = format!(" {}/", home.display());
+    let (namespaces, others): (Vec<&str>, Vec<&str>) = mounts
+        .lines()
+        .filter(|line| line.contains(&below))
+        .partition(|line| line.starts_with("nsfs "));
+    (held.namespaces, held.mounts) = (namespaces.len(), others.len());
+    held.tables = tables().iter().filter(|table| table.contains(tag)).count();
+    held
+}
+
+/// The tag in the names of the control group that holds this pod.
+pub fn tag_of(pod: &str) -> Option<String> {
+    hierarchies().iter().find_map(|hierarchy| {
+        let groups = directories(hierarchy).into_iter();
+        groups
+            .filter(|group| hierarchy.join(group).join(pod).is_dir())
+            .find_map(|group| group.strip_prefix("agent-sandbox-").map(str::to_owned))
+    })
+}
+
+fn hierarchies() -> Vec<std::path::PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let mut found: Vec<_> = directories(root)
+        .iter()
+        .map(|name| root.join(name))
+        .collect();
+    found.push(root.to_owned());
+    found
+}
+
+fn processes_below(group: &Path) -> BTreeSet<u32> {
+    let own = std::fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let mut processes: BTreeSet<u32> = own.lines().filter_map(|line| line.parse().ok()).collect();
+    for child in directories(group) {
+        processes.extend(processes_below(&group.join(child)));
+    }
+    processes
+}
+
+/// One with `nft` on the machine, none without: the node then says that rules are missing.
+pub fn expected_tables() -> usize {
+    usize::from(list_tables().is_some())
+}
+
+fn tables() -> Vec<String> {
+    list_tables().unwrap_or_default()
+}
+
+fn list_tables() -> Option<Vec<String>> {
+    let listed = Command::new("nft").args(["list", "tables"]).output().ok()?;
+    let text = String::from_utf8(listed.stdout).expect("names of tables are text");
+    Some(text.lines().map(str::to_owned).collect())
+}
+
+fn names(directory: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
+}
+
+fn directories(directory: &Path) -> BTreeSet<String> {
+    let mut found = names(directory);
+    found.retain(|name| directory.join(name).is_dir());
+    found
+}

@@ -1,0 +1,131 @@
+//! What the API server says it was asked, read off its own metrics: kube-apiserver and the embedded server name them alike.
+
+use std::collections::BTreeMap;
+
+use kube::Client;
+
+const SERIES: &str = "apiserver_request_total{";
+
+/// Requests that change something, counted by what they were: `PATCH sandboxclaims/status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Writes(BTreeMap<String, u64>);
+
+impl Writes {
+    /// Asks the API server what it has been asked so far.
+    pub async fn so_far(client: &Client) -> Result<Self, kube::Error> {
+        let metrics = http::Request::get("/metrics")
+            .body(Vec::new())
+            .expect("the request is well formed");
+        let text = client.request_text(metrics).await?;
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut counts = BTreeMap::new();
+        for line in text.lines() {
+            let Some((labels, count)) = line
+                .strip_prefix(SERIES)
+                .and_then(|rest| rest.rsplit_once("} "))
+            else {
+                continue;
+            };
+            let label = |name: &str| {
+                labels.split(',').find_map(|label| {
+                    let (key, value) = label.split_once('=')?;
+                    (key == name).then(|| value.trim_matches('"'))
+                })
+            };
+            let verb = label("verb").unwrap_or_default();
+            if matches!(verb, "GET" | "LIST" | "WATCH" | "") {
+                continue;
+            }
+            let resource = label("resource").unwrap_or_default();
+            let name = match label("subresource").unwrap_or_default() {
+                "" => format!("{verb} {resource}"),
+                subresource => format!("{verb} {resource}/{subresource}"),
+            };
+            *counts.entry(name).or_default() += count.trim().parse().unwrap_or(0);
+        }
+        Self(counts)
+    }
+
+    /// What was asked since an earlier count.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let counts = self.0.iter().map(|(name, count)| {
+            let before = earlier.0.get(name).copied().unwrap_or(0);
+            (name.clone(), count.saturating_sub(before))
+        });
+        Self(counts.filter(|(_, count)| *count > 0).collect())
+    }
+
+    /// How many requests of this name there were.
+    pub fn of(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or(0)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(name, count)| (name.as_str(), *count))
+    }
+
+    /// Where these writes exceed what so many warm claims may cost: three on the critical path (bind the claim, transfer the
+    /// sandbox, publish the claim's status) and behind it the pod's metadata, the sandbox's status and one event. A sandbox
+    /// that a pool makes meanwhile publishes its own status, once when it is there and once when it is Ready, and has one event.
+    pub fn excess(&self, claims: u64) -> Vec<String> {
+        let refills = self.of("POST sandboxes");
+        let budget = [
+            ("PATCH sandboxclaims", claims),
+            ("PATCH sandboxes", claims),
+            ("PATCH sandboxclaims/status", claims),
+            ("PATCH pods", claims),
+            ("PATCH sandboxes/status", claims + 2 * refills),
+            ("POST events", claims + refills),
+        ];
+        budget
+            .into_iter()
+            .filter(|(name, allowed)| self.of(name) > *allowed)
+            .map(|(name, allowed)| {
+                format!(
+                    "{} requests {name} for {claims} claims and {refills} refills, {allowed} expected at most",
+                    self.of(name)
+                )
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const METRICS: &str = r#"
+# TYPE apiserver_request_total counter
+apiserver_request_total{code="200",component="apiserver",dry_run="",group="extensions.agents.x-k8s.io",resource="sandboxclaims",scope="resource",subresource="status",verb="PATCH",version="v1beta1"} 3
+apiserver_request_total{code="409",component="apiserver",dry_run="",group="extensions.agents.x-k8s.io",resource="sandboxclaims",scope="resource",subresource="status",verb="PATCH",version="v1beta1"} 1
+apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1"} 9
+apiserver_request_total{code="201",component="apiserver",dry_run="",group="agents.x-k8s.io",resource="sandboxes",scope="resource",subresource="",verb="POST",version="v1beta1"} 1
+other_total{verb="PATCH"} 7
+"#;
+
+    #[test]
+    fn writes_are_counted_whatever_their_outcome_and_reads_are_not() {
+        let writes = Writes::parse(METRICS);
+        let counted: Vec<_> = writes.iter().collect();
+        assert_eq!(
+            counted,
+            [("PATCH sandboxclaims/status", 4), ("POST sandboxes", 1)]
+        );
+        assert_eq!(writes.since(&writes), Writes::default());
+    }
+
+    #[test]
+    fn more_writes_than_the_claims_may_cost_are_named() {
+        let writes = Writes::parse(METRICS);
+        assert_eq!(writes.excess(4), Vec::<String>::new());
+        let excess = writes.excess(3);
+        assert_eq!(excess.len(), 1);
+        assert!(
+            excess[0].contains("PATCH sandboxclaims/status"),
+            "{excess:?}"
+        );
+    }
+}

@@ -1,0 +1,243 @@
+//! Tells a sandbox the environment of whoever has claimed it: `POST /init` on port 49983, which the runtime in the sandbox serves.
+//!
+//! The call is idempotent per token, so that it may be made again whenever it is not known whether it arrived. This module does
+//! not decide how often that is.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use planner::kruise_claim::Initialisation;
+use serde::Serialize;
+
+/// Where a sandbox's runtime is initialised.
+const PORT: u16 = 49_983;
+/// How long one call may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// How much of an answer is read, for the message in it.
+const ANSWER_MAX: usize = 4 * 1024;
+
+/// What a sandbox is told.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Settings<'a> {
+    pub env_vars: &'a BTreeMap<String, String>,
+    /// Whoever comes with another one later is refused.
+    pub access_token: &'a str,
+}
+
+/// Something that can tell sandboxes their environment.
+pub trait Initialise: Debug + Send + Sync {
+    fn initialise<'a>(
+        &'a self,
+        sandbox: IpAddr,
+        settings: &'a Settings<'a>,
+    ) -> BoxFuture<'a, Initialisation>;
+}
+
+/// Tells them over HTTP.
+#[derive(Debug)]
+pub struct OverHttp {
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl Default for OverHttp {
+    fn default() -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(TIMEOUT));
+        let client = Client::builder(TokioExecutor::new())
+            // One call per sandbox: there is nothing to keep a connection for.
+            .pool_max_idle_per_host(0)
+            .build(connector);
+        Self { client }
+    }
+}
+
+impl Initialise for OverHttp {
+    fn initialise<'a>(
+        &'a self,
+        sandbox: IpAddr,
+        settings: &'a Settings<'a>,
+    ) -> BoxFuture<'a, Initialisation> {
+        if !is_a_pods(sandbox) {
+            let why = format!("its address {sandbox} is none that a pod can have");
+            return std::future::ready(Initialisation::Refused(why)).boxed();
+        }
+        self.call(SocketAddr::new(sandbox, PORT), settings).boxed()
+    }
+}
+
+impl OverHttp {
+    async fn call(&self, endpoint: SocketAddr, settings: &Settings<'_>) -> Initialisation {
+        match tokio::time::timeout(TIMEOUT, self.post(endpoint, settings)).await {
+            Ok(Ok((status, _))) if status.is_success() => Initialisation::Done,
+            Ok(Ok((status, message))) => {
+                let why = format!("POST /init was answered with {status}: {message}");
+                if status.is_client_error() {
+                    Initialisation::Refused(why)
+                } else {
+                    Initialisation::Unanswered(why)
+                }
+            }
+            Ok(Err(error)) => {
+                let why = format!(
+                    "POST http://{endpoint}/init: {}",
+                    root_cause(error.as_ref())
+                );
+                Initialisation::Unanswered(why)
+            }
+            Err(_) => {
+                let why = format!("POST http://{endpoint}/init was not answered in {TIMEOUT:?}");
+                Initialisation::Unanswered(why)
+            }
+        }
+    }
+
+    async fn post(
+        &self,
+        endpoint: SocketAddr,
+        settings: &Settings<'_>,
+    ) -> Result<(StatusCode, String), Box<dyn std::error::Error + Send + Sync>> {
+        let request = Request::post(format!("http://{endpoint}/init"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(serde_json::to_vec(settings)?)))?;
+        let answer = self.client.request(request).await?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
+        let text = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned());
+        Ok((status, text.unwrap_or_default()))
+    }
+}
+
+/// Whether a pod can have this address. A status that names another was not written by a node, and a request to it would reach a
+/// service of this machine or of its cloud.
+fn is_a_pods(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => {
+            !(v4.is_loopback()
+                || v4.is_link_local()
+                || v4.is_multicast()
+                || v4.is_unspecified()
+                || v4.is_broadcast())
+        }
+        IpAddr::V6(v6) => {
+            let is_link_local = v6.segments()[0] & 0xffc0 == 0xfe80;
+            !(v6.is_loopback() || is_link_local || v6.is_multicast() || v6.is_unspecified())
+        }
+    }
+}
+
+fn root_cause(error: &(dyn std::error::Error + Send + Sync)) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::Json;
+    use axum::routing::post;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A runtime that takes the first token and refuses every other.
+    async fn runtime() -> (SocketAddr, Arc<Mutex<Vec<Value>>>) {
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&calls);
+        let handler = move |Json(body): Json<Value>| async move {
+            let mut seen = seen.lock().unwrap();
+            let known = seen
+                .first()
+                .map(|first: &Value| first["accessToken"].clone());
+            if known.is_some_and(|known| known != body["accessToken"]) {
+                return (StatusCode::UNAUTHORIZED, "another token");
+            }
+            seen.push(body);
+            (StatusCode::NO_CONTENT, "")
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let routes = axum::Router::new().route("/init", post(handler));
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        (address, calls)
+    }
+
+    #[tokio::test]
+    async fn the_variables_and_the_token_arrive_and_another_token_is_a_refusal() {
+        let (endpoint, calls) = runtime().await;
+        let client = OverHttp::default();
+        let env_vars = BTreeMap::from([("API_KEY".to_owned(), "sk-1".to_owned())]);
+        let settings = |access_token| Settings {
+            env_vars: &env_vars,
+            access_token,
+        };
+        for _ in 0..2 {
+            let outcome = client.call(endpoint, &settings("one")).await;
+            assert_eq!(outcome, Initialisation::Done);
+        }
+        let expected = json!({ "envVars": { "API_KEY": "sk-1" }, "accessToken": "one" });
+        assert_eq!(*calls.lock().unwrap(), [expected.clone(), expected]);
+        let outcome = client.call(endpoint, &settings("two")).await;
+        let Initialisation::Refused(why) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(
+            why.contains("401") && why.contains("another token"),
+            "{why}"
+        );
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_no_answer() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = listener.local_addr().unwrap();
+        drop(listener);
+        let settings = Settings {
+            env_vars: &BTreeMap::new(),
+            access_token: "t",
+        };
+        let outcome = OverHttp::default().call(endpoint, &settings).await;
+        assert!(
+            matches!(outcome, Initialisation::Unanswered(_)),
+            "{outcome:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_no_pods_is_never_called() {
+        for address in [
+            "127.0.0.1",
+            "169.254.169.254",
+            "::1",
+            "::ffff:127.0.0.1",
+            "fe80::1",
+            "0.0.0.0",
+        ] {
+            let settings = Settings {
+                env_vars: &BTreeMap::new(),
+                access_token: "t",
+            };
+            let outcome = OverHttp::default()
+                .initialise(address.parse().unwrap(), &settings)
+                .await;
+            assert!(
+                matches!(outcome, Initialisation::Refused(_)),
+                "{address}: {outcome:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The controllers that `--kruise` adds, of SandboxSet and of the SandboxClaim that takes many sandboxes at once, and what they
+//! share.
+
+#[cfg(feature = "bench")]
+pub mod bench;
+mod claim;
+mod set;
+mod waiting;
+
+use api::rbac::{FOLLOW, MANAGE, Rule, SUBRESOURCE};
+use kube::Resource;
+use planner::sandbox_set::candidate;
+
+use crate::runtime::Runtime;
+use crate::warm_supply::WarmSupply;
+
+/// What the controllers need to be allowed.
+pub const RBAC: &[Rule] = &[
+    Rule {
+        groups: &[api::KRUISE_GROUP],
+        resources: &["sandboxsets", "sandboxclaims"],
+        verbs: MANAGE,
+    },
+    Rule {
+        groups: &[api::KRUISE_GROUP],
+        resources: &[
+            "sandboxsets/finalizers",
+            "sandboxsets/status",
+            "sandboxclaims/finalizers",
+            "sandboxclaims/status",
+        ],
+        verbs: SUBRESOURCE,
+    },
+    Rule {
+        groups: &[api::CORE_GROUP],
+        resources: &["sandboxes"],
+        verbs: MANAGE,
+    },
+    Rule {
+        groups: &[api::EXTENSIONS_GROUP],
+        resources: &["sandboxtemplates"],
+        verbs: FOLLOW,
+    },
+    Rule {
+        groups: &["", "events.k8s.io"],
+        resources: &["events"],
+        verbs: &["create", "patch", "update"],
+    },
+];
+
+/// Adds the controllers of SandboxSet and of the batch SandboxClaim to a runtime.
+pub fn register(runtime: &mut Runtime) {
+    let supply = WarmSupply::of(&runtime.context.caches.sandboxes, candidate);
+    set::register(runtime, &supply);
+    claim::register(runtime, &supply);
+}
+
+/// What an index files an object of a namespace under.
+fn indexed<K: Resource>(object: &K, value: &str) -> String {
+    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+    format!("{namespace}/{value}")
+}

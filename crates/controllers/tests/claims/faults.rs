@@ -1,0 +1,178 @@
+//! Claims while things go wrong around them: crashes, and deletions of what they live on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use api::{Sandbox, SandboxWarmPool, labels};
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
+use planner::owner::controller_of;
+use testkit::tap::Seen;
+use testkit::{Tap, eventually};
+use tokio_util::sync::CancellationToken;
+
+use crate::holders;
+use crate::support::{Cluster, NAMESPACE, claim, pool, template};
+
+/// Whether a request is the write of an adoption that a crash is to prevent.
+type Write = fn(&Seen) -> bool;
+
+fn transfers(request: &Seen) -> bool {
+    request.method == http::Method::PATCH
+        && request.path.contains("/sandboxes/warm-")
+        && !request.path.ends_with("/status")
+}
+
+fn publishes(request: &Seen) -> bool {
+    request.method == http::Method::PATCH && request.path.ends_with("/sandboxclaims/mine/status")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_before_any_write_of_an_adoption_is_made_good() {
+    let crashes: [(Write, &str); 2] = [(transfers, "SandboxWarmPool"), (publishes, "SandboxClaim")];
+    for (prevented, owner_at_crash) in crashes {
+        let cluster = Cluster::start().await;
+        let (tap, client) = Tap::on(cluster.client.clone());
+        let controllers = cluster.controllers_through(client);
+        cluster.create(&template("py")).await;
+        cluster.create(&pool("warm", "py", 1)).await;
+        cluster.pool_ready("warm", 1).await;
+        let warm = cluster.members("warm").await.remove(0).name_any();
+
+        // The process dies as it is about to write, and writes nothing more.
+        let (crash, dead) = (controllers.crash(), Arc::new(AtomicBool::new(false)));
+        let died = dead.clone();
+        tap.refuse(move |request| {
+            if prevented(request) {
+                died.store(true, Ordering::SeqCst);
+                crash.cancel();
+            }
+            if request.is_write() && died.load(Ordering::SeqCst) {
+                return Err("the process is dead".to_owned());
+            }
+            Ok(())
+        });
+        cluster.create(&claim("mine", "py")).await;
+        controllers.ended().await;
+        assert!(dead.load(Ordering::SeqCst));
+        let bound = cluster.get::<api::SandboxClaim>("mine").await.unwrap();
+        assert_eq!(bound.labels()[labels::ASSIGNED_SANDBOX_NAME], warm);
+        assert!(bound.status.is_none());
+        let sandbox = cluster.get::<Sandbox>(&warm).await.unwrap();
+        assert_eq!(
+            controller_of(&sandbox.metadata).unwrap().kind,
+            owner_at_crash
+        );
+
+        cluster.create(&claim("rival", "py")).await;
+        let controllers = cluster.controllers();
+        let ready = cluster.claim_ready("mine").await;
+        assert_eq!(cluster.sandbox_of(&ready).await.name_any(), warm);
+        cluster.claim_ready("rival").await;
+        assert_eq!(holders(&cluster).await.len(), 2);
+        cluster.pool_ready("warm", 1).await;
+        controllers.stop().await;
+        cluster.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_in_the_middle_of_a_burst_lose_and_double_nothing() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 10)).await;
+    cluster.pool_ready("warm", 10).await;
+    let names: Vec<String> = (0..30).map(|index| format!("claim-{index}")).collect();
+    let claims: Vec<_> = names.iter().map(|name| claim(name, "py")).collect();
+    let mut running = Some(controllers);
+    for chunk in claims.chunks(10) {
+        join_all(chunk.iter().map(|claim| cluster.create(claim))).await;
+        if let Some(controllers) = running.take() {
+            controllers.kill().await;
+        }
+        running = Some(cluster.controllers());
+    }
+    for name in &names {
+        cluster.claim_ready(name).await;
+    }
+    assert_eq!(holders(&cluster).await.len(), 30);
+    cluster.pool_ready("warm", 10).await;
+    assert_eq!(cluster.members("warm").await.len(), 10);
+    if let Some(controllers) = running {
+        controllers.stop().await;
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_deleted_under_its_claims_takes_none_of_theirs() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 10)).await;
+    cluster.pool_ready("warm", 10).await;
+    let names: Vec<String> = (0..10).map(|index| format!("claim-{index}")).collect();
+    let claims: Vec<_> = names.iter().map(|name| claim(name, "py")).collect();
+    let (_, ()) = tokio::join!(
+        join_all(claims.iter().map(|claim| cluster.create(claim))),
+        cluster.delete::<SandboxWarmPool>("warm"),
+    );
+    for name in &names {
+        cluster.claim_ready(name).await;
+    }
+    eventually("only claimed sandboxes to be left", async || {
+        (cluster.list::<Sandbox>().await.len() == 10).then_some(())
+    })
+    .await;
+    assert_eq!(holders(&cluster).await.len(), 10);
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_deleted_under_load_goes() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 5)).await;
+    cluster.pool_ready("warm", 5).await;
+    let begun = CancellationToken::new();
+    // Somebody makes claims for as long as the namespace takes them.
+    let clients = (0..4).map(|client| {
+        let (claims, begun) = (cluster.api(), begun.clone());
+        tokio::spawn(async move {
+            for number in 0.. {
+                let claim = claim(&format!("claim-{client}-{number}"), "py");
+                if let Err(error) = claims.create(&PostParams::default(), &claim).await {
+                    return error.to_string();
+                }
+                if number == 10 {
+                    begun.cancel();
+                }
+            }
+            unreachable!("the loop has no end")
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    begun.cancelled().await;
+    let namespaces = Api::<Namespace>::all(cluster.client.clone());
+    namespaces
+        .delete(NAMESPACE, &DeleteParams::default())
+        .await
+        .unwrap();
+    for client in join_all(clients).await {
+        let refusal = client.unwrap();
+        assert!(refusal.contains(NAMESPACE), "{refusal}");
+    }
+    eventually("the namespace to be gone", async || {
+        let namespace = namespaces.get_opt(NAMESPACE).await.unwrap();
+        namespace.is_none().then_some(())
+    })
+    .await;
+    assert!(cluster.list::<Sandbox>().await.is_empty());
+    controllers.stop().await;
+    cluster.stop().await;
+}

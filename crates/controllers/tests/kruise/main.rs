@@ -1,0 +1,12 @@
+//! What a user sees of the OpenKruise kinds, against the embedded API server.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "what a test's helpers cannot do fails the test"
+)]
+
+mod claims;
+mod contention;
+mod fixture;
+mod initialisation;
+mod sets;

@@ -1,0 +1,425 @@
+//! Speaks the OCI distribution protocol: manifests and blobs, with redirects, ranges and authorization.
+//!
+//! What is done with the bytes, and whether they are the right ones, is decided elsewhere.
+
+mod authorization;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, LOCATION, RANGE};
+use http::{Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+
+use crate::credentials::Credential;
+use crate::digest::Digest;
+use crate::manifest::{DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST};
+use crate::reference::{Reference, is_loopback};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const MANIFEST_BYTES_MAX: usize = 4 << 20;
+const ERROR_BYTES_MAX: usize = 16 << 10;
+const REDIRECTS_MAX: usize = 5;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    #[error("reading this machine's certificate authorities")]
+    Authorities(#[source] std::io::Error),
+    #[error("cannot reach {url}")]
+    Connect {
+        url: String,
+        #[source]
+        source: hyper_util::client::legacy::Error,
+    },
+    #[error("{0} does not answer")]
+    Timeout(String),
+    #[error("{what} is not found at {registry}")]
+    NotFound { what: String, registry: String },
+    #[error("{registry} denies access to {repository}: {detail}")]
+    Denied {
+        registry: String,
+        repository: String,
+        detail: String,
+    },
+    #[error("{url} answers {status}: {detail}")]
+    Status {
+        url: String,
+        status: StatusCode,
+        detail: String,
+    },
+    #[error("the answer of {url} makes no sense: {problem}")]
+    Answer { url: String, problem: &'static str },
+    #[error("reading the answer of {url}")]
+    Body {
+        url: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    #[error(
+        "{0} is to be reached without encryption, which is only done on loopback and for registries configured so"
+    )]
+    Plain(String),
+}
+
+impl RegistryError {
+    /// Whether another credential might help.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Denied { .. } | Self::NotFound { .. })
+    }
+
+    /// Whether the same request might succeed in a moment.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Timeout(_) | Self::Body { .. } => true,
+            Self::Status { status, .. } => {
+                status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS
+            }
+            _ => false,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Https,
+    Http,
+}
+
+impl Scheme {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Https => "https",
+            Self::Http => "http",
+        }
+    }
+}
+
+/// Everything about registries that outlives one image.
+#[derive(Debug)]
+pub struct Registries {
+    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// Registries beyond loopback that may be reached without encryption.
+    plain: Vec<String>,
+    schemes: Mutex<HashMap<String, Scheme>>,
+}
+
+impl Registries {
+    pub fn new(plain: Vec<String>) -> Result<Self, RegistryError> {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        connector.enforce_http(false);
+        let https = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
+            .map_err(RegistryError::Authorities)?
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
+        Ok(Self {
+            http: Client::builder(TokioExecutor::new()).build(https),
+            plain,
+            schemes: Mutex::default(),
+        })
+    }
+
+    fn may_be_plain(&self, registry: &str) -> bool {
+        is_loopback(registry) || self.plain.iter().any(|plain| plain == registry)
+    }
+
+    /// Encrypted wherever that works; plain only where it is allowed and nothing else answers.
+    async fn scheme(&self, registry: &str) -> Scheme {
+        if !self.may_be_plain(registry) {
+            return Scheme::Https;
+        }
+        let known = |schemes: &Mutex<HashMap<String, Scheme>>| {
+            schemes
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get(registry)
+                .copied()
+        };
+        if let Some(scheme) = known(&self.schemes) {
+            return scheme;
+        }
+        let url = format!("https://{registry}/v2/");
+        let encrypted = match Request::get(&url).body(Full::default()) {
+            Ok(request) => matches!(
+                self.send(&url, request).await,
+                Ok(_) | Err(RegistryError::Timeout(_))
+            ),
+            Err(_) => false,
+        };
+        let scheme = if encrypted {
+            Scheme::Https
+        } else {
+            Scheme::Http
+        };
+        self.schemes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(registry.to_owned(), scheme);
+        scheme
+    }
+
+    async fn send(
+        &self,
+        url: &str,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, RegistryError> {
+        match tokio::time::timeout(ANSWER_TIMEOUT, self.http.request(request)).await {
+            Err(_) => Err(RegistryError::Timeout(url.to_owned())),
+            Ok(answer) => answer.map_err(|source| RegistryError::Connect {
+                url: url.to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// Begins to ask for one image, as one identity.
+    pub fn session<'a>(
+        &'a self,
+        reference: &'a Reference,
+        credential: Option<&'a Credential>,
+    ) -> Session<'a> {
+        Session {
+            registries: self,
+            reference,
+            credential,
+            authorization: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+/// Part of a blob.
+#[derive(Debug)]
+pub struct Blob {
+    pub url: String,
+    /// Where in the blob the body starts; a registry may ignore what was asked for.
+    pub offset: u64,
+    pub body: Incoming,
+}
+
+/// Requests for one repository.
+#[derive(Debug)]
+pub struct Session<'a> {
+    registries: &'a Registries,
+    reference: &'a Reference,
+    credential: Option<&'a Credential>,
+    authorization: tokio::sync::Mutex<Option<HeaderValue>>,
+}
+
+impl Session<'_> {
+    /// A manifest by tag or digest, and its media type.
+    pub async fn manifest(&self, name: &str) -> Result<(Bytes, String), RegistryError> {
+        let accept = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST].join(", ");
+        let headers = [(ACCEPT, accept)];
+        let (url, answer) = self.get(&format!("manifests/{name}"), &headers).await?;
+        let media_type = answer
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+            .to_owned();
+        let bytes = read(&url, answer.into_body(), MANIFEST_BYTES_MAX).await?;
+        Ok((bytes, media_type))
+    }
+
+    /// A blob from `offset` on.
+    pub async fn blob(&self, digest: &Digest, offset: u64) -> Result<Blob, RegistryError> {
+        let headers = [(RANGE, format!("bytes={offset}-"))];
+        let headers = if offset == 0 {
+            &headers[..0]
+        } else {
+            &headers[..]
+        };
+        let (url, answer) = self.get(&format!("blobs/{digest}"), headers).await?;
+        let partial = answer.status() == StatusCode::PARTIAL_CONTENT;
+        Ok(Blob {
+            url,
+            offset: if partial { offset } else { 0 },
+            body: answer.into_body(),
+        })
+    }
+
+    /// A small blob, whole.
+    pub async fn small_blob(&self, digest: &Digest) -> Result<Bytes, RegistryError> {
+        let (url, answer) = self.get(&format!("blobs/{digest}"), &[]).await?;
+        read(&url, answer.into_body(), MANIFEST_BYTES_MAX).await
+    }
+
+    async fn get(
+        &self,
+        path: &str,
+        headers: &[(http::HeaderName, String)],
+    ) -> Result<(String, Response<Incoming>), RegistryError> {
+        let host = self.reference.api_host();
+        let scheme = self.registries.scheme(host).await.name();
+        let url = format!(
+            "{scheme}://{host}/v2/{}/{path}",
+            self.reference.repository()
+        );
+        let known = self.authorization.lock().await.clone();
+        let answer = self.follow(&url, headers, known.as_ref()).await?;
+        if answer.1.status() != StatusCode::UNAUTHORIZED {
+            return self.check(path, answer).await;
+        }
+        let challenges = authorization::challenges(answer.1.headers());
+        let detail = error_text(answer.1).await;
+        let Some(granted) = self.authorize(&challenges).await? else {
+            return Err(self.denied(detail));
+        };
+        // What was just refused will be refused again.
+        if known.as_ref() == Some(&granted) {
+            return Err(self.denied(detail));
+        }
+        *self.authorization.lock().await = Some(granted.clone());
+        let answer = self.follow(&url, headers, Some(&granted)).await?;
+        self.check(path, answer).await
+    }
+
+    fn denied(&self, detail: String) -> RegistryError {
+        RegistryError::Denied {
+            registry: self.reference.registry().to_owned(),
+            repository: self.reference.repository().to_owned(),
+            detail,
+        }
+    }
+
+    async fn check(
+        &self,
+        path: &str,
+        (url, answer): (String, Response<Incoming>),
+    ) -> Result<(String, Response<Incoming>), RegistryError> {
+        match answer.status() {
+            status if status.is_success() => Ok((url, answer)),
+            StatusCode::NOT_FOUND => Err(RegistryError::NotFound {
+                what: format!(
+                    "{} of {}",
+                    path.replacen('/', " ", 1)
+                        .replacen("manifests", "manifest", 1)
+                        .replacen("blobs", "blob", 1),
+                    self.reference.repository()
+                ),
+                registry: self.reference.registry().to_owned(),
+            }),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(self.denied(error_text(answer).await))
+            }
+            status => Err(RegistryError::Status {
+                url,
+                status,
+                detail: error_text(answer).await,
+            }),
+        }
+    }
+
+    /// Sends a request and follows where it leads. Another host never learns the authorization.
+    async fn follow(
+        &self,
+        url: &str,
+        headers: &[(http::HeaderName, String)],
+        authorization: Option<&HeaderValue>,
+    ) -> Result<(String, Response<Incoming>), RegistryError> {
+        let mut url = url.to_owned();
+        let mut authorization = authorization;
+        for _ in 0..REDIRECTS_MAX {
+            let mut request = Request::get(&url);
+            for (name, value) in headers {
+                request = request.header(name, value);
+            }
+            if let Some(value) = authorization {
+                request = request.header(AUTHORIZATION, value);
+            }
+            let request = request
+                .body(Full::default())
+                .map_err(|_| RegistryError::Answer {
+                    url: url.clone(),
+                    problem: "it is not an address",
+                })?;
+            let answer = self.registries.send(&url, request).await?;
+            if !answer.status().is_redirection() || !answer.headers().contains_key(LOCATION) {
+                return Ok((url, answer));
+            }
+            let next = self.redirected(&url, answer.headers().get(LOCATION))?;
+            let same_host = host_and_scheme(&url) == host_and_scheme(&next);
+            authorization = authorization.filter(|_| same_host);
+            url = next;
+        }
+        Err(RegistryError::Answer {
+            url,
+            problem: "it leads from one place to the next",
+        })
+    }
+
+    fn redirected(
+        &self,
+        from: &str,
+        location: Option<&HeaderValue>,
+    ) -> Result<String, RegistryError> {
+        let wrong = || RegistryError::Answer {
+            url: from.to_owned(),
+            problem: "it leads nowhere",
+        };
+        let location = location
+            .and_then(|value| value.to_str().ok())
+            .ok_or_else(wrong)?;
+        let next = if location.starts_with('/') {
+            let (scheme, host) = host_and_scheme(from).ok_or_else(wrong)?;
+            format!("{scheme}://{host}{location}")
+        } else {
+            location.to_owned()
+        };
+        match host_and_scheme(&next) {
+            Some((scheme, _)) if scheme == "https" => Ok(next),
+            Some((scheme, host)) if scheme == "http" && self.registries.may_be_plain(&host) => {
+                Ok(next)
+            }
+            Some(_) => Err(RegistryError::Plain(next)),
+            None => Err(wrong()),
+        }
+    }
+}
+
+fn host_and_scheme(url: &str) -> Option<(String, String)> {
+    let uri: Uri = url.parse().ok()?;
+    Some((
+        uri.scheme_str()?.to_owned(),
+        uri.authority()?.as_str().to_owned(),
+    ))
+}
+
+async fn read(url: &str, body: Incoming, limit: usize) -> Result<Bytes, RegistryError> {
+    let reading = Limited::new(body, limit).collect();
+    match tokio::time::timeout(ANSWER_TIMEOUT, reading).await {
+        Err(_) => Err(RegistryError::Timeout(url.to_owned())),
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(source)) => Err(RegistryError::Body {
+            url: url.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// What a registry says of a failure, on one line.
+async fn error_text(answer: Response<Incoming>) -> String {
+    let status = answer.status();
+    let Ok(bytes) = read("", answer.into_body(), ERROR_BYTES_MAX).await else {
+        return status.to_string();
+    };
+    let parsed: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
+    let message = parsed
+        .as_ref()
+        .and_then(|value| value["errors"][0]["message"].as_str())
+        .filter(|message| !message.is_empty());
+    message.map_or_else(
+        || status.to_string(),
+        |message| format!("{message} ({status})"),
+    )
+}

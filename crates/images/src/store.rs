@@ -1,0 +1,576 @@
+//! Images on disk, shared by every process that opens the same directory.
+//!
+//! ```text
+//! lock                     shared by who adds or uses, exclusive for who removes
+//! downloads/<hex>.partial  blobs on their way, kept to be resumed
+//! work/                    what is being unpacked; nobody's when no one holds the lock
+//! layers/<diff id>/root    one unpacked layer, shared by every image that has it; layer.json says how large it is
+//! images/<image id>.json   one image: its configuration and its layers
+//! names/<hash>.json        which image a name means
+//! uses/<hash>.json         who uses which image
+//! ```
+//!
+//! Every file appears by a rename once its content is on disk, in the order layers, image, name. A crash leaves at most
+//! work that nobody refers to, which the next collection removes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use jiff::Timestamp;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::extract::{self, Extracted};
+use crate::manifest::Configuration;
+use crate::reference::Reference;
+
+/// How long a removal waits for pulls to end.
+const EXCLUSIVE_PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("{what} in the image store")]
+    Io {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("images are being pulled or loaded; try again when that is done")]
+    Busy,
+    #[error("no image is called {0:?} here")]
+    Unknown(String),
+    #[error("image {image} is used by {user}; delete what uses it first")]
+    InUse { image: String, user: String },
+    #[error("image {0} was removed in the meantime")]
+    Gone(Digest),
+}
+
+fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
+    let what = what.into();
+    move |source| StoreError::Io { what, source }
+}
+
+/// What is kept of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImageRecord {
+    pub id: Digest,
+    pub manifest: Option<Digest>,
+    pub configuration: Configuration,
+    pub added_at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct NameRecord {
+    name: String,
+    image: Digest,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct UseRecord {
+    user: String,
+    image: Digest,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct LayerRecord {
+    bytes: u64,
+    entries: u64,
+}
+
+/// An image that is here, ready to be a container's root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    pub id: Digest,
+    /// The digest of the manifest it came by, where it came by one.
+    pub manifest: Option<Digest>,
+    pub configuration: Configuration,
+    /// The unpacked layers, uppermost first.
+    pub layers: Vec<PathBuf>,
+}
+
+/// An image as a list shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary {
+    pub id: Digest,
+    pub names: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<Digest>,
+    /// Of all its layers; images that share layers do not add up.
+    pub bytes: u64,
+    pub added_at: Timestamp,
+    pub last_used: Timestamp,
+    pub used_by: Vec<String>,
+    #[serde(skip)]
+    pub(crate) layers: Vec<(Digest, u64)>,
+}
+
+/// What a removal freed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Names, or the identities of images without one.
+    pub images: Vec<String>,
+    pub bytes: u64,
+}
+
+/// Adding and using may go on together.
+#[derive(Debug)]
+pub(crate) struct SharedLock(#[expect(dead_code, reason = "held, not read")] File);
+/// Removing excludes everything else.
+#[derive(Debug)]
+pub(crate) struct ExclusiveLock(#[expect(dead_code, reason = "held, not read")] File);
+
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    pub fn open(root: &Path) -> Result<Self, StoreError> {
+        for name in ["downloads", "work", "layers", "images", "names", "uses"] {
+            fs::create_dir_all(root.join(name)).map_err(io_error(format!("making {name}")))?;
+        }
+        let store = Self {
+            root: root.to_owned(),
+        };
+        drop(store.lock_file()?);
+        if let Ok(lock) = store.try_exclusive() {
+            store.remove_work(&lock)?;
+        }
+        Ok(store)
+    }
+
+    fn lock_file(&self) -> Result<File, StoreError> {
+        File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.root.join("lock"))
+            .map_err(io_error("opening the lock"))
+    }
+
+    /// Blocks while something is being removed.
+    pub fn shared(&self) -> Result<SharedLock, StoreError> {
+        let file = self.lock_file()?;
+        file.lock_shared().map_err(io_error("locking"))?;
+        Ok(SharedLock(file))
+    }
+
+    pub fn try_exclusive(&self) -> Result<ExclusiveLock, StoreError> {
+        let file = self.lock_file()?;
+        match file.try_lock() {
+            Ok(()) => Ok(ExclusiveLock(file)),
+            Err(TryLockError::WouldBlock) => Err(StoreError::Busy),
+            Err(TryLockError::Error(error)) => Err(io_error("locking")(error)),
+        }
+    }
+
+    /// Blocks until pulls have ended, within reason.
+    pub fn exclusive(&self) -> Result<ExclusiveLock, StoreError> {
+        let deadline = Instant::now() + EXCLUSIVE_PATIENCE;
+        loop {
+            match self.try_exclusive() {
+                Err(StoreError::Busy) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn remove_work(&self, _: &ExclusiveLock) -> Result<(), StoreError> {
+        let work = self.root.join("work");
+        for name in entries(&work) {
+            remove_directory(&work, &name).map_err(io_error("removing unfinished work"))?;
+        }
+        Ok(())
+    }
+
+    pub fn partial_path(&self, digest: &Digest) -> PathBuf {
+        self.root
+            .join("downloads")
+            .join(format!("{}.partial", digest.hex()))
+    }
+
+    /// A fresh directory for unpacking, removed if it is not committed.
+    pub fn work_directory(&self) -> Result<tempfile::TempDir, StoreError> {
+        tempfile::Builder::new()
+            .prefix("unpack-")
+            .tempdir_in(self.root.join("work"))
+            .map_err(io_error("making a directory to unpack in"))
+    }
+
+    fn layer_path(&self, diff: &Digest) -> PathBuf {
+        self.root.join("layers").join(diff.hex())
+    }
+
+    pub fn layer(&self, diff: &Digest) -> Option<Extracted> {
+        let record: LayerRecord = read(&self.layer_path(diff).join("layer.json"))?;
+        Some(Extracted {
+            bytes: record.bytes,
+            entries: record.entries,
+        })
+    }
+
+    /// Makes an unpacked layer, in the directory `root` of `work`, one of the store's.
+    pub fn commit_layer(
+        &self,
+        _: &SharedLock,
+        work: tempfile::TempDir,
+        diff: &Digest,
+        size: Extracted,
+    ) -> Result<(), StoreError> {
+        let record = LayerRecord {
+            bytes: size.bytes,
+            entries: size.entries,
+        };
+        let text =
+            serde_json::to_vec(&record).map_err(|e| io_error("a layer's record")(e.into()))?;
+        fs::write(work.path().join("layer.json"), text).map_err(io_error("a layer's record"))?;
+        let directory = extract::open_directory(work.path()).map_err(io_error("a layer"))?;
+        rustix::fs::syncfs(&directory)
+            .map_err(|e| io_error("writing a layer to disk")(e.into()))?;
+        match fs::rename(work.path(), self.layer_path(diff)) {
+            Ok(()) => {
+                let _ = work.keep();
+                self.sync("layers")
+            }
+            // Another process was faster.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+                ) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(io_error("keeping a layer")(error)),
+        }
+    }
+
+    fn sync(&self, directory: &str) -> Result<(), StoreError> {
+        File::open(self.root.join(directory))
+            .and_then(|directory| directory.sync_all())
+            .map_err(io_error(format!("writing {directory} to disk")))
+    }
+
+    fn write<T: Serialize>(
+        &self,
+        directory: &str,
+        name: &str,
+        record: &T,
+    ) -> Result<(), StoreError> {
+        let failed = || io_error(format!("writing {directory}/{name}"));
+        let text = serde_json::to_vec(record).map_err(|error| failed()(error.into()))?;
+        let directory_path = self.root.join(directory);
+        let mut file = tempfile::NamedTempFile::new_in(self.root.join("work")).map_err(failed())?;
+        file.write_all(&text).map_err(failed())?;
+        file.as_file().sync_all().map_err(failed())?;
+        file.persist(directory_path.join(name))
+            .map_err(|error| failed()(error.error))?;
+        self.sync(directory)
+    }
+
+    /// Keeps an image whose layers are all here, and gives it names.
+    pub fn commit_image(
+        &self,
+        _: &SharedLock,
+        record: &ImageRecord,
+        names: &[Reference],
+    ) -> Result<Image, StoreError> {
+        self.write("images", &record_name(&record.id), record)?;
+        for name in names {
+            let text = name.to_string();
+            let file = name_file(&text);
+            let named = NameRecord {
+                name: text,
+                image: record.id.clone(),
+            };
+            self.write("names", &file, &named)?;
+        }
+        Ok(self.image_of(record.clone()))
+    }
+
+    fn image_of(&self, record: ImageRecord) -> Image {
+        Image {
+            layers: record
+                .configuration
+                .rootfs
+                .diff_ids
+                .iter()
+                .rev()
+                .map(|diff| self.layer_path(diff).join("root"))
+                .collect(),
+            id: record.id,
+            manifest: record.manifest,
+            configuration: record.configuration,
+        }
+    }
+
+    fn record(&self, id: &Digest) -> Option<ImageRecord> {
+        read(&self.root.join("images").join(record_name(id)))
+    }
+
+    /// The image that a name means here.
+    pub fn find(&self, name: &Reference) -> Option<Image> {
+        let named: NameRecord = read(&self.root.join("names").join(name_file(&name.to_string())))?;
+        let record = self.record(&named.image)?;
+        let whole = record
+            .configuration
+            .rootfs
+            .diff_ids
+            .iter()
+            .all(|diff| self.layer_path(diff).join("layer.json").exists());
+        whole.then(|| self.image_of(record))
+    }
+
+    /// Notes that `user` needs the image, from now until it is released.
+    pub fn hold(&self, user: &str, id: &Digest) -> Result<(), StoreError> {
+        let _lock = self.shared()?;
+        let record = self.root.join("images").join(record_name(id));
+        let file = File::options().write(true).open(&record);
+        let file = match file {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StoreError::Gone(id.clone()));
+            }
+            other => other.map_err(io_error("opening an image's record"))?,
+        };
+        let held = UseRecord {
+            user: user.to_owned(),
+            image: id.clone(),
+        };
+        let text = serde_json::to_vec(&held).map_err(|e| io_error("a use")(e.into()))?;
+        // Containers do not outlive the machine, so neither need this.
+        let path = self.root.join("uses").join(name_file(user));
+        let temporary = path.with_extension(format!("{}", std::process::id()));
+        fs::write(&temporary, text)
+            .and_then(|()| fs::rename(&temporary, &path))
+            .map_err(io_error("noting a use"))?;
+        // The record's own time tells when the image was last needed.
+        file.set_modified(SystemTime::now())
+            .map_err(io_error("noting a use"))
+    }
+
+    pub fn release(&self, user: &str) {
+        let _ = fs::remove_file(self.root.join("uses").join(name_file(user)));
+    }
+
+    /// Forgets users that are no more.
+    pub fn release_unless(&self, is_alive: impl Fn(&str) -> bool) {
+        let uses = self.root.join("uses");
+        for name in entries(&uses) {
+            let path = uses.join(name);
+            if !read::<UseRecord>(&path).is_some_and(|held| is_alive(&held.user)) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    pub fn list(&self) -> Vec<Summary> {
+        let names = self.records::<NameRecord>("names");
+        let uses = self.records::<UseRecord>("uses");
+        let mut summaries: Vec<Summary> = self
+            .records::<ImageRecord>("images")
+            .into_iter()
+            .map(|record| {
+                let layers: Vec<(Digest, u64)> = record
+                    .configuration
+                    .rootfs
+                    .diff_ids
+                    .iter()
+                    .map(|diff| (diff.clone(), self.layer(diff).map_or(0, |size| size.bytes)))
+                    .collect();
+                let path = self.root.join("images").join(record_name(&record.id));
+                let modified = fs::metadata(path).and_then(|found| found.modified());
+                let last_used = modified
+                    .ok()
+                    .and_then(|time| Timestamp::try_from(time).ok())
+                    .unwrap_or(record.added_at);
+                let sorted = |mut texts: Vec<String>| {
+                    texts.sort();
+                    texts
+                };
+                Summary {
+                    names: sorted(
+                        names
+                            .iter()
+                            .filter(|named| named.image == record.id)
+                            .map(|named| named.name.clone())
+                            .collect(),
+                    ),
+                    used_by: sorted(
+                        uses.iter()
+                            .filter(|held| held.image == record.id)
+                            .map(|held| held.user.clone())
+                            .collect(),
+                    ),
+                    bytes: layers.iter().map(|(_, bytes)| bytes).sum(),
+                    manifest: record.manifest,
+                    added_at: record.added_at,
+                    id: record.id,
+                    last_used,
+                    layers,
+                }
+            })
+            .collect();
+        summaries.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
+        summaries
+    }
+
+    fn records<T: DeserializeOwned>(&self, directory: &str) -> Vec<T> {
+        let directory = self.root.join(directory);
+        entries(&directory)
+            .iter()
+            .filter_map(|name| read(&directory.join(name)))
+            .collect()
+    }
+
+    /// Takes a name away, and the image with it if that was its last name. Identities name images too.
+    pub fn remove(&self, name: &str) -> Result<Removed, StoreError> {
+        let lock = self.exclusive()?;
+        let images = self.list();
+        let full = Reference::parse(name).ok().map(|name| name.to_string());
+        let by_name = full.and_then(|full| {
+            let found = images.iter().find(|image| image.names.contains(&full))?;
+            Some((found, Some(full)))
+        });
+        let by_identity = || {
+            let hex = name.strip_prefix("sha256:").unwrap_or(name);
+            const SHORTEST: usize = 8;
+            let mut found = images
+                .iter()
+                .filter(|image| hex.len() >= SHORTEST && image.id.hex().starts_with(hex));
+            match (found.next(), found.next()) {
+                (Some(image), None) => Some((image, None)),
+                _ => None,
+            }
+        };
+        let (image, named) = by_name
+            .or_else(by_identity)
+            .ok_or_else(|| StoreError::Unknown(name.to_owned()))?;
+        if let Some(named) = named.filter(|_| image.names.len() > 1) {
+            let path = self.root.join("names").join(name_file(&named));
+            fs::remove_file(path).map_err(io_error("removing a name"))?;
+            return Ok(Removed {
+                images: vec![named],
+                bytes: 0,
+            });
+        }
+        if let Some(user) = image.used_by.first() {
+            return Err(StoreError::InUse {
+                image: name.to_owned(),
+                user: user.clone(),
+            });
+        }
+        self.remove_images(&lock, &BTreeSet::from([image.id.clone()]))
+    }
+
+    /// Removes images and the layers that no other image has, and whatever else nobody refers to.
+    pub fn remove_images(
+        &self,
+        lock: &ExclusiveLock,
+        ids: &BTreeSet<Digest>,
+    ) -> Result<Removed, StoreError> {
+        let mut removed = Removed::default();
+        let mut kept_layers = BTreeSet::new();
+        for image in self.list() {
+            if !ids.contains(&image.id) {
+                kept_layers.extend(
+                    image
+                        .layers
+                        .into_iter()
+                        .map(|(diff, _)| diff.hex().to_owned()),
+                );
+                continue;
+            }
+            for name in &image.names {
+                let _ = fs::remove_file(self.root.join("names").join(name_file(name)));
+            }
+            let path = self.root.join("images").join(record_name(&image.id));
+            fs::remove_file(path).map_err(io_error("removing an image's record"))?;
+            if image.names.is_empty() {
+                removed.images.push(image.id.to_string());
+            }
+            removed.images.extend(image.names);
+        }
+        let layers = self.root.join("layers");
+        for name in entries(&layers) {
+            if !kept_layers.contains(&name) {
+                let record: Option<LayerRecord> = read(&layers.join(&name).join("layer.json"));
+                removed.bytes += record.map_or(0, |record| record.bytes);
+                // Once moved away, a half-removed layer cannot be taken for a whole one.
+                let aside = self.root.join("work").join(&name);
+                fs::rename(layers.join(&name), &aside).map_err(io_error("removing a layer"))?;
+            }
+        }
+        self.remove_work(lock)?;
+        Ok(removed)
+    }
+
+    /// Removes downloads that nobody has touched for a while.
+    pub fn remove_old_downloads(&self, _: &ExclusiveLock, age: Duration) {
+        let downloads = self.root.join("downloads");
+        for name in entries(&downloads) {
+            let path = downloads.join(name);
+            let old = fs::metadata(&path)
+                .and_then(|found| found.modified())
+                .is_ok_and(|time| time.elapsed().is_ok_and(|passed| passed > age));
+            if old {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    /// Sizes of all layers, each counted once.
+    pub fn total_bytes(&self) -> u64 {
+        let layers: BTreeMap<Digest, u64> = self
+            .list()
+            .into_iter()
+            .flat_map(|image| image.layers)
+            .collect();
+        layers.values().sum()
+    }
+
+    /// How full the file system is, in bytes used and bytes in all.
+    pub fn file_system(&self) -> Result<(u64, u64), StoreError> {
+        let found = rustix::fs::statvfs(&self.root)
+            .map_err(|error| io_error("measuring the file system")(error.into()))?;
+        let total = found.f_blocks * found.f_frsize;
+        Ok((total - found.f_bavail * found.f_frsize, total))
+    }
+}
+
+fn record_name(id: &Digest) -> String {
+    format!("{}.json", id.hex())
+}
+
+/// Names hold slashes and users may hold anything, so files are called after their hash.
+fn name_file(text: &str) -> String {
+    format!("{}.json", Digest::of(text).hex())
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+fn entries(path: &Path) -> Vec<String> {
+    fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
+}
+
+fn remove_directory(parent: &Path, name: &str) -> io::Result<()> {
+    let path = parent.join(name);
+    if fs::symlink_metadata(&path)?.is_dir() {
+        fs::remove_dir_all(&path)
+    } else {
+        fs::remove_file(&path)
+    }
+}

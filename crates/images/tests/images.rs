@@ -1,0 +1,548 @@
+//! Images from registries and files: what is pulled is what was meant, and what is not is refused.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use agent_sandbox_images::{Credential, Image, Images, PullError, Reference, Settings, StoreError};
+use jiff::SignedDuration;
+use serde_json::json;
+use support::{
+    Answer, FakeServer, Item, TestImage, content_of, digest, gzip, layer, serve_content,
+};
+
+struct Machine {
+    directory: tempfile::TempDir,
+    images: Arc<Images>,
+}
+
+fn open(directory: &Path) -> Arc<Images> {
+    Arc::new(Images::open(Settings::new(directory)).unwrap())
+}
+
+impl Machine {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let images = open(directory.path());
+        Self { directory, images }
+    }
+
+    async fn pull(&self, name: &str) -> Result<Image, String> {
+        self.pull_as(name, Vec::new()).await
+    }
+
+    async fn pull_as(&self, name: &str, credentials: Vec<Credential>) -> Result<Image, String> {
+        let name = Reference::parse(name).unwrap();
+        self.images
+            .pull(&name, credentials)
+            .await
+            .map_err(|error| chain(&error))
+    }
+
+    fn count(&self, directory: &str) -> usize {
+        fs::read_dir(self.directory.path().join(directory))
+            .unwrap()
+            .count()
+    }
+
+    /// Nothing is left that could be taken for part of an image.
+    fn assert_empty(&self) {
+        for directory in ["layers", "images", "names", "work"] {
+            assert_eq!(self.count(directory), 0, "{directory}");
+        }
+    }
+}
+
+fn chain(error: &Arc<PullError>) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&**error);
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}
+
+fn base() -> Vec<u8> {
+    layer(&[
+        Item::Directory("etc", 0o755),
+        Item::File("etc/base", 0o644, b"base"),
+        Item::File("gone", 0o644, b"x"),
+    ])
+}
+
+fn upper(content: &[u8]) -> Vec<u8> {
+    layer(&[
+        Item::File("app", 0o755, content),
+        Item::File(".wh.gone", 0o644, b""),
+    ])
+}
+
+fn image(content: &[u8]) -> TestImage {
+    TestImage::new(
+        &[base(), upper(content)],
+        &json!({"Entrypoint": ["/app"], "Env": ["A=b"], "User": "7"}),
+    )
+}
+
+#[tokio::test]
+async fn an_image_is_pulled_by_tag_and_digest_and_shares_its_layers() {
+    let (one, two) = (image(b"one"), image(b"two"));
+    let mut content = content_of("one", &one);
+    content.extend(content_of("two", &two));
+    let registry = FakeServer::registry(content).await;
+    let machine = Machine::new();
+    let pulled = machine.pull(&registry.image(":one")).await.unwrap();
+    let config = pulled.configuration.config.clone().unwrap();
+    assert_eq!(config.entrypoint.unwrap(), ["/app"]);
+    assert_eq!(config.user.as_deref(), Some("7"));
+    assert_eq!(pulled.manifest.as_ref().unwrap().to_string(), one.digest());
+    assert_eq!(fs::read(pulled.layers[0].join("app")).unwrap(), b"one");
+    assert_eq!(
+        fs::read(pulled.layers[1].join("etc/base")).unwrap(),
+        b"base"
+    );
+    assert_eq!(registry.paths("blobs/").len(), 3);
+
+    let by_digest = registry.image(&format!("@{}", two.digest()));
+    let second = machine.pull(&by_digest).await.unwrap();
+    assert_eq!(second.layers[1], pulled.layers[1], "the base is shared");
+    assert_eq!(
+        registry.paths("blobs/").len(),
+        5,
+        "the base was pulled again"
+    );
+    assert_eq!(machine.count("layers"), 3);
+    assert_eq!(machine.count("downloads"), 0);
+    let name = Reference::parse(&by_digest).unwrap();
+    assert_eq!(machine.images.find(&name).unwrap(), second);
+    // Another process with the same directory has them too.
+    assert_eq!(open(machine.directory.path()).list().len(), 2);
+}
+
+#[tokio::test]
+async fn the_image_for_this_machine_is_chosen_from_an_index() {
+    let own = image(b"own");
+    let entry = |architecture: &str, digest: String| {
+        json!({"mediaType": "application/vnd.oci.image.manifest.v1+json", "size": 1, "digest": digest,
+            "platform": {"os": "linux", "architecture": architecture}})
+    };
+    let index = json!({"schemaVersion": 2, "manifests": [entry("s390x", digest(b"no")), entry(support::architecture(), own.digest())]})
+        .to_string()
+        .into_bytes();
+    let mut content = content_of("unused", &own);
+    content.insert("manifests/multi".into(), index.clone());
+    content.insert(
+        "manifests/alien".into(),
+        json!({"manifests": [entry("s390x", digest(b"no"))]})
+            .to_string()
+            .into_bytes(),
+    );
+    let registry = FakeServer::registry(content).await;
+    let machine = Machine::new();
+    let pulled = machine.pull(&registry.image(":multi")).await.unwrap();
+    assert_eq!(pulled.manifest.unwrap().to_string(), digest(&index));
+    assert_eq!(fs::read(pulled.layers[0].join("app")).unwrap(), b"own");
+    let refused = machine.pull(&registry.image(":alien")).await.unwrap_err();
+    assert!(refused.contains("among linux/s390x"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_broken_download_goes_on_where_it_stopped() {
+    let noise: Vec<u8> = (0..200_000_u32)
+        .flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect();
+    let image = TestImage::new(&[upper(&noise)], &json!({}));
+    let big = digest(&image.layers[0]);
+    let content = content_of("v1", &image);
+    let breaks = Arc::new(AtomicUsize::new(0));
+    let counter = breaks.clone();
+    let registry = FakeServer::start(move |request| {
+        let mut answer = serve_content(&content, request);
+        // The first three transfers of the layer break half-way.
+        if request.path.contains(&big[7..]) && counter.fetch_add(1, Ordering::SeqCst) < 3 {
+            answer.cut = Some(answer.body.len() / 2);
+        }
+        answer
+    })
+    .await;
+    let machine = Machine::new();
+    let pulled = machine.pull(&registry.image(":v1")).await.unwrap();
+    assert_eq!(fs::read(pulled.layers[0].join("app")).unwrap(), noise);
+    assert_eq!(breaks.load(Ordering::SeqCst), 4);
+    let seen = registry.seen.lock().unwrap();
+    let ranges: Vec<_> = seen
+        .iter()
+        .filter_map(|request| request.headers.get("range"))
+        .collect();
+    assert_eq!(
+        ranges.len(),
+        3,
+        "each attempt after the first asked for the rest: {ranges:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_what_was_asked_for_is_refused_and_leaves_nothing() {
+    let good = image(b"good");
+    let other = digest(b"other");
+    let layer_digest = digest(&good.layers[1]);
+    let mut wrong_layer = content_of("v1", &good);
+    let mut bytes = good.layers[1].clone();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    wrong_layer.insert(format!("blobs/{layer_digest}"), bytes);
+    let mut long_layer = content_of("v1", &good);
+    long_layer.insert(
+        format!("blobs/{layer_digest}"),
+        [good.layers[1].clone(), vec![0; 99]].concat(),
+    );
+    let mut wrong_manifest = content_of("v1", &good);
+    wrong_manifest.insert(format!("manifests/{other}"), good.manifest.clone());
+    let mut wrong_config = content_of("v1", &good);
+    wrong_config.insert(format!("blobs/{}", digest(&good.config)), b"{}".to_vec());
+    let lying_config = TestImage::with_blobs(
+        json!({"architecture": support::architecture(), "os": "linux", "rootfs": {"diff_ids": [other]}}).to_string().into_bytes(),
+        vec![gzip(&base())],
+    );
+    let escaping = TestImage::new(
+        &[layer(&[Item::File("../escaped", 0o644, b"x")])],
+        &json!({}),
+    );
+    let not_tar = TestImage::new(&[b"this is no archive".repeat(64)], &json!({}));
+    for (what, content, name, reason) in [
+        ("a corrupted layer", wrong_layer, ":v1", "corrupted"),
+        (
+            "a layer that goes on",
+            long_layer,
+            ":v1",
+            "larger than its manifest says",
+        ),
+        (
+            "another manifest",
+            wrong_manifest,
+            &*format!("@{other}"),
+            "the manifest is corrupted",
+        ),
+        (
+            "another configuration",
+            wrong_config,
+            ":v1",
+            "configuration is corrupted",
+        ),
+        (
+            "a configuration that lies",
+            content_of("v1", &lying_config),
+            ":v1",
+            "corrupted",
+        ),
+        (
+            "a layer that escapes",
+            content_of("v1", &escaping),
+            ":v1",
+            "leads out of the image",
+        ),
+        (
+            "a layer that is no archive",
+            content_of("v1", &not_tar),
+            ":v1",
+            "not a tar archive",
+        ),
+        (
+            "a missing image",
+            content_of("v2", &good),
+            ":v1",
+            "is not found",
+        ),
+    ] {
+        let registry = FakeServer::registry(content).await;
+        let machine = Machine::new();
+        let refused = machine.pull(&registry.image(name)).await.unwrap_err();
+        assert!(refused.contains(reason), "{what}: {refused}");
+        for directory in ["images", "names"] {
+            assert_eq!(machine.count(directory), 0, "{what}: {directory}");
+        }
+        // A sound layer of the same image may still be on its way; what it works in goes with it.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while machine.count("work") > 0 {
+            assert!(std::time::Instant::now() < deadline, "{what}: work is left");
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        let corrupted = format!("downloads/{}.partial", &layer_digest[7..]);
+        assert!(!machine.directory.path().join(corrupted).exists(), "{what}");
+        assert!(
+            !machine
+                .directory
+                .path()
+                .parent()
+                .unwrap()
+                .join("escaped")
+                .exists()
+        );
+    }
+}
+
+#[tokio::test]
+async fn tokens_are_fetched_with_the_password_and_passwords_go_nowhere_else() {
+    const PASSWORD: &str = "Basic dXNlcjpzZWNyZXQ=";
+    let tokens = FakeServer::start(|request| {
+        assert!(
+            request
+                .path
+                .contains("scope=repository%3Atest%2Fimage%3Apull"),
+            "{}",
+            request.path
+        );
+        match request.headers.get("authorization").map(String::as_str) {
+            Some(PASSWORD) => Answer::ok(br#"{"token": "granted"}"#),
+            _ => Answer::status(401),
+        }
+    })
+    .await;
+    let storage = {
+        let image = image(b"private");
+        let content = content_of("v1", &image);
+        FakeServer::start(move |request| {
+            assert!(
+                !request.headers.contains_key("authorization"),
+                "another host learned the token"
+            );
+            serve_content(&content, request)
+        })
+        .await
+    };
+    let content = content_of("v1", &image(b"private"));
+    let (realm, elsewhere) = (tokens.address, storage.address);
+    let registry = FakeServer::start(move |request| {
+        if request.headers.get("authorization").map(String::as_str) != Some("Bearer granted") {
+            let challenge = format!("Bearer realm=\"http://{realm}/token\",service=\"test\",scope=\"repository:test/image:pull\"");
+            return Answer::status(401).header("www-authenticate", &challenge);
+        }
+        if request.path.contains("/blobs/") {
+            return Answer::status(307).header("location", &format!("http://{elsewhere}{}", request.path));
+        }
+        serve_content(&content, request)
+    })
+    .await;
+    let machine = Machine::new();
+    let password = |password: &str| Credential::Password {
+        user: "user".into(),
+        password: password.into(),
+    };
+    let refused = machine.pull(&registry.image(":v1")).await.unwrap_err();
+    assert!(refused.contains("denies access to test/image"), "{refused}");
+    let refused = machine
+        .pull_as(&registry.image(":v1"), vec![password("wrong")])
+        .await
+        .unwrap_err();
+    assert!(refused.contains("denies access"), "{refused}");
+    machine.assert_empty();
+    machine
+        .pull_as(
+            &registry.image(":v1"),
+            vec![password("wrong"), password("secret")],
+        )
+        .await
+        .unwrap();
+    assert!(!storage.paths("/blobs/").is_empty());
+}
+
+#[tokio::test]
+async fn nothing_is_sent_in_the_clear_beyond_this_machine() {
+    for location in ["http://192.0.2.1/blob", "ftp://127.0.0.1/blob"] {
+        let content = content_of("v1", &image(b"x"));
+        let registry = FakeServer::start(move |request| {
+            if request.path.contains("/blobs/") {
+                return Answer::status(302).header("location", location);
+            }
+            serve_content(&content, request)
+        })
+        .await;
+        let refused = Machine::new()
+            .pull(&registry.image(":v1"))
+            .await
+            .unwrap_err();
+        assert!(refused.contains("without encryption"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn concurrent_pulls_of_one_image_are_one_pull() {
+    let registry = FakeServer::registry(content_of("v1", &image(b"x"))).await;
+    let machine = Machine::new();
+    let name = Reference::parse(&registry.image(":v1")).unwrap();
+    let pulls = (0..8).map(|_| machine.images.pull(&name, Vec::new()));
+    let pulled = futures::future::try_join_all(pulls).await.unwrap();
+    assert!(pulled.windows(2).all(|pair| pair[0] == pair[1]));
+    assert_eq!(registry.paths("/manifests/").len(), 1);
+    assert_eq!(registry.paths("/blobs/").len(), 3);
+}
+
+#[tokio::test]
+async fn images_in_use_stay_and_the_others_go_with_their_own_layers() {
+    let mut content = content_of("used", &image(b"used"));
+    content.extend(content_of("idle", &image(b"idle")));
+    let registry = FakeServer::registry(content).await;
+    let machine = Machine::new();
+    let used = machine.pull(&registry.image(":used")).await.unwrap();
+    let idle = machine.pull(&registry.image(":idle")).await.unwrap();
+    machine.images.hold("pod a", &used).unwrap();
+    assert_eq!(machine.count("layers"), 3);
+    let kept = machine
+        .images
+        .collect_own(1 << 20, 1 << 20, SignedDuration::ZERO)
+        .unwrap();
+    assert!(kept.images.is_empty(), "there was room for all of them");
+    let refused = machine.images.remove(&registry.image(":used")).unwrap_err();
+    assert!(matches!(refused, StoreError::InUse { .. }), "{refused}");
+    let removed = machine
+        .images
+        .collect_own(0, 0, SignedDuration::ZERO)
+        .unwrap();
+    assert_eq!(removed.images, [registry.image(":idle")]);
+    assert!(!idle.layers[0].exists() && used.layers.iter().all(|layer| layer.exists()));
+    machine.images.release("pod a");
+    assert_eq!(
+        machine
+            .images
+            .remove(&registry.image(":used"))
+            .unwrap()
+            .images
+            .len(),
+        1
+    );
+    machine.assert_empty();
+    let unknown = machine.images.remove("nothing").unwrap_err();
+    assert!(matches!(unknown, StoreError::Unknown(_)), "{unknown}");
+    assert!(matches!(
+        machine.images.hold("pod b", &used),
+        Err(StoreError::Gone(_))
+    ));
+}
+
+#[tokio::test]
+async fn work_that_a_crash_left_is_removed_and_half_an_image_is_none() {
+    let registry = FakeServer::registry(content_of("v1", &image(b"x"))).await;
+    let machine = Machine::new();
+    let pulled = machine.pull(&registry.image(":v1")).await.unwrap();
+    fs::create_dir(machine.directory.path().join("work/unpack-dead")).unwrap();
+    fs::remove_dir_all(pulled.layers[0].parent().unwrap()).unwrap();
+    let images = open(machine.directory.path());
+    assert_eq!(machine.count("work"), 0);
+    let name = Reference::parse(&registry.image(":v1")).unwrap();
+    assert!(
+        images.find(&name).is_none(),
+        "an image without its layer is offered"
+    );
+    let again = images.pull(&name, Vec::new()).await.unwrap();
+    assert_eq!(images.find(&name), Some(again));
+}
+
+/// Writes an OCI layout of one image.
+fn write_layout(directory: &Path, image: &TestImage, name: Option<&str>) {
+    let blobs = directory.join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    for blob in image.blobs().into_iter().chain([&image.manifest]) {
+        fs::write(blobs.join(&digest(blob)[7..]), blob).unwrap();
+    }
+    let annotations = name.map_or(
+        json!({}),
+        |name| json!({"org.opencontainers.image.ref.name": name}),
+    );
+    let index = json!({"schemaVersion": 2, "manifests": [{"mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": image.digest(), "size": image.manifest.len(), "annotations": annotations}]});
+    fs::write(directory.join("index.json"), index.to_string()).unwrap();
+    fs::write(
+        directory.join("oci-layout"),
+        r#"{"imageLayoutVersion": "1.0.0"}"#,
+    )
+    .unwrap();
+}
+
+#[tokio::test]
+async fn layouts_and_docker_archives_are_loaded() {
+    let source = tempfile::tempdir().unwrap();
+    let image = image(b"loaded");
+    let layout = source.path().join("layout");
+    write_layout(&layout, &image, Some("registry.example/a:v1"));
+    let machine = Machine::new();
+    let loaded = machine.images.load(&layout, None).await.unwrap();
+    assert_eq!(loaded[0].0[0].to_string(), "registry.example/a:v1");
+    assert_eq!(
+        fs::read(loaded[0].1.layers[0].join("app")).unwrap(),
+        b"loaded"
+    );
+
+    // The same as a compressed archive, under a name given by hand.
+    let mut archive = tar::Builder::new(flate2::write::GzEncoder::new(
+        Vec::new(),
+        flate2::Compression::fast(),
+    ));
+    archive.append_dir_all(".", &layout).unwrap();
+    let file = source.path().join("layout.tar.gz");
+    fs::write(&file, archive.into_inner().unwrap().finish().unwrap()).unwrap();
+    let name = Reference::parse("given").unwrap();
+    let loaded = machine
+        .images
+        .load(&file, Some(name.clone()))
+        .await
+        .unwrap();
+    assert_eq!(loaded[0].0, [name]);
+
+    let docker = source.path().join("docker.tar");
+    let manifest = json!([{"Config": "config.json", "RepoTags": ["saved:1"], "Layers": ["0/layer.tar", "1/layer.tar"]}]).to_string();
+    let saved = layer(&[
+        Item::File("manifest.json", 0o644, manifest.as_bytes()),
+        Item::File("config.json", 0o644, &image.config),
+        Item::File("0/layer.tar", 0o644, &base()),
+        Item::File("1/layer.tar", 0o644, &upper(b"loaded")),
+    ]);
+    fs::write(&docker, saved).unwrap();
+    let loaded = machine.images.load(&docker, None).await.unwrap();
+    assert_eq!(loaded[0].0[0].to_string(), "docker.io/library/saved:1");
+    assert_eq!(machine.images.list().len(), 1, "three names of one image");
+    assert_eq!(machine.images.list()[0].names.len(), 3);
+}
+
+#[tokio::test]
+async fn files_that_lead_elsewhere_or_lie_are_not_loaded() {
+    let source = tempfile::tempdir().unwrap();
+    let secret = source.path().join("secret");
+    fs::write(&secret, base()).unwrap();
+    let image = TestImage::new(&[base()], &json!({}));
+    let manifest =
+        json!([{"Config": "config.json", "RepoTags": ["evil:1"], "Layers": ["link"]}]).to_string();
+    let evil = layer(&[
+        Item::File("manifest.json", 0o644, manifest.as_bytes()),
+        Item::File("config.json", 0o644, &image.config),
+        Item::Symlink("link", secret.to_str().unwrap()),
+    ]);
+    let file = source.path().join("evil.tar");
+    fs::write(&file, evil).unwrap();
+    let machine = Machine::new();
+    assert!(machine.images.load(&file, None).await.is_err());
+
+    let layout = source.path().join("layout");
+    write_layout(&layout, &image, Some("registry.example/a:v1"));
+    fs::write(
+        layout
+            .join("blobs/sha256")
+            .join(&digest(&image.layers[0])[7..]),
+        gzip(b"other"),
+    )
+    .unwrap();
+    let refused = machine.images.load(&layout, None).await.unwrap_err();
+    assert!(refused.to_string().contains("corrupted"), "{refused}");
+    let nameless = source.path().join("nameless");
+    write_layout(&nameless, &image, None);
+    assert!(machine.images.load(&nameless, None).await.is_err());
+    machine.assert_empty();
+}

@@ -1,0 +1,266 @@
+//! The image of a container: whether it must be pulled, with whose credentials, and what to say of it meanwhile.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use images::{Image, Images, Keyring, PullError, Reference};
+use k8s_openapi::api::core::v1::{Container, Pod, Secret, ServiceAccount};
+use kube::{Api, Client};
+
+use crate::config::Config;
+use crate::errors::chain;
+use crate::events::{EventSink, Severity};
+use crate::runtime::{ImageSource, StartError};
+
+/// The name of the built-in image.
+const HOST: &str = "host";
+
+/// When an image is pulled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+impl PullPolicy {
+    fn of(container: &Container, name: &Reference) -> Self {
+        match container.image_pull_policy.as_deref() {
+            Some("Always") => Self::Always,
+            Some("Never") => Self::Never,
+            Some("IfNotPresent") => Self::IfNotPresent,
+            // A name that may mean something else tomorrow is asked for every time.
+            _ if name.is_latest() => Self::Always,
+            _ => Self::IfNotPresent,
+        }
+    }
+}
+
+/// What is needed to find or fetch images for pods.
+pub struct PodImages {
+    pub images: Arc<Images>,
+    pub client: Client,
+    pub events: EventSink,
+}
+
+impl std::fmt::Debug for PodImages {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("PodImages")
+            .field("images", &self.images)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An image's name after aliases, which are by repository, in full or its last part.
+fn resolve_alias<'a>(image: &'a str, config: &'a Config) -> &'a str {
+    let repository = repository(image);
+    let short = repository.rsplit('/').next().unwrap_or(repository);
+    let aliases = &config.image_aliases;
+    aliases
+        .get(repository)
+        .or_else(|| aliases.get(short))
+        .map_or(image, String::as_str)
+}
+
+/// An image reference without its tag and digest.
+fn repository(image: &str) -> &str {
+    let image = image.split_once('@').map_or(image, |(name, _)| name);
+    match image.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => name,
+        _ => image,
+    }
+}
+
+fn refusal(reason: &'static str, message: String) -> StartError {
+    StartError::Image { reason, message }
+}
+
+impl PodImages {
+    /// Makes sure that the container's image is here, as its pull policy says.
+    pub async fn ensure(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        config: &Config,
+    ) -> Result<ImageSource, StartError> {
+        let wanted = resolve_alias(container.image.as_deref().unwrap_or_default(), config);
+        if repository(wanted) == HOST {
+            return Ok(ImageSource::Host);
+        }
+        let name = Reference::parse(wanted)
+            .map_err(|error| refusal("InvalidImageName", error.to_string()))?;
+        let tell = |severity, reason: &str, note: String| {
+            self.events
+                .tell(pod, Some(&container.name), severity, reason, note);
+        };
+        let present = self.images.find(&name);
+        let image = match (PullPolicy::of(container, &name), present) {
+            (PullPolicy::Never, None) => {
+                let message = format!(
+                    "Container image \"{wanted}\" is not present with pull policy of Never"
+                );
+                return Err(refusal("ErrImageNeverPull", message));
+            }
+            (PullPolicy::IfNotPresent | PullPolicy::Never, Some(image)) => {
+                let note = format!("Container image \"{wanted}\" already present on machine");
+                tell(Severity::Normal, "Pulled", note);
+                image
+            }
+            _ => {
+                tell(
+                    Severity::Normal,
+                    "Pulling",
+                    format!("Pulling image \"{wanted}\""),
+                );
+                let begun = Instant::now();
+                let image = self.pull(pod, &name).await.map_err(|message| {
+                    let note = format!("Failed to pull image \"{wanted}\": {message}");
+                    tell(Severity::Warning, "Failed", note);
+                    refusal("ErrImagePull", message)
+                })?;
+                let took = begun.elapsed().as_millis();
+                let note = format!("Successfully pulled image \"{wanted}\" in {took}ms");
+                tell(Severity::Normal, "Pulled", note);
+                image
+            }
+        };
+        Ok(ImageSource::Stored {
+            image: Arc::new(image),
+            name,
+        })
+    }
+
+    async fn pull(&self, pod: &Pod, name: &Reference) -> Result<Image, String> {
+        let keyring = self.keyring(pod).await?;
+        let credentials = keyring.matching(name);
+        self.images
+            .pull(name, credentials)
+            .await
+            .map_err(|error: Arc<PullError>| chain(&*error))
+    }
+
+    /// The credentials of the pod's pull secrets, and of its service account's when the pod names none.
+    async fn keyring(&self, pod: &Pod) -> Result<Keyring, String> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let spec = pod.spec.as_ref();
+        let own: Vec<String> = spec
+            .and_then(|spec| spec.image_pull_secrets.as_ref())
+            .into_iter()
+            .flatten()
+            .map(|secret| secret.name.clone())
+            .collect();
+        let names = if own.is_empty() {
+            let account = spec
+                .and_then(|spec| spec.service_account_name.as_deref())
+                .filter(|name| !name.is_empty())
+                .unwrap_or("default");
+            self.account_secrets(namespace, account).await?
+        } else {
+            own
+        };
+        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let mut keyring = Keyring::default();
+        for name in names {
+            let found = secrets.get_opt(&name).await;
+            let secret = found.map_err(|error| {
+                format!("reading pull secret {namespace}/{name}: {}", chain(&error))
+            })?;
+            // A kubelet pulls without a secret that is not there.
+            let Some(secret) = secret else { continue };
+            add_secret(&mut keyring, &secret)
+                .map_err(|error| format!("pull secret {namespace}/{name}: {}", chain(&error)))?;
+        }
+        Ok(keyring)
+    }
+
+    async fn account_secrets(&self, namespace: &str, name: &str) -> Result<Vec<String>, String> {
+        let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), namespace);
+        let account = accounts.get_opt(name).await.map_err(|error| {
+            format!(
+                "reading service account {namespace}/{name}: {}",
+                chain(&error)
+            )
+        })?;
+        Ok(account
+            .and_then(|account| account.image_pull_secrets)
+            .into_iter()
+            .flatten()
+            .map(|secret| secret.name)
+            .collect())
+    }
+}
+
+fn add_secret(keyring: &mut Keyring, secret: &Secret) -> Result<(), images::CredentialError> {
+    let data = |key: &str| {
+        let bytes = secret.data.as_ref()?.get(key)?;
+        Some(bytes.0.as_slice())
+    };
+    match secret.type_.as_deref() {
+        Some("kubernetes.io/dockerconfigjson") => {
+            keyring.add_docker_config(data(".dockerconfigjson").unwrap_or(b"{}"))
+        }
+        Some("kubernetes.io/dockercfg") => {
+            keyring.add_legacy_docker_config(data(".dockercfg").unwrap_or(b"{}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_reference_loses_its_tag_and_digest_but_not_its_registry_port() {
+        for (image, name) in [
+            ("host", "host"),
+            ("host:latest", "host"),
+            ("registry.example:5000/a/b", "registry.example:5000/a/b"),
+            ("registry.example:5000/a/b:v1", "registry.example:5000/a/b"),
+            ("a/b@sha256:00", "a/b"),
+        ] {
+            assert_eq!(repository(image), name);
+        }
+    }
+
+    #[test]
+    fn an_alias_stands_for_a_repository_whatever_its_registry_and_tag() {
+        let mut config = Config::new("/nowhere");
+        config
+            .image_aliases
+            .insert("python-runtime".to_owned(), "host".to_owned());
+        assert_eq!(
+            resolve_alias("registry.example/x/python-runtime:v1", &config),
+            "host"
+        );
+        assert_eq!(
+            resolve_alias("registry.example/other:v1", &config),
+            "registry.example/other:v1"
+        );
+    }
+
+    #[test]
+    fn only_latest_is_pulled_every_time_unless_told_otherwise() {
+        let digest = format!("a@sha256:{}", "0".repeat(64));
+        for (policy, image, expected) in [
+            (None, "a", PullPolicy::Always),
+            (None, "a:latest", PullPolicy::Always),
+            (None, "a:v1", PullPolicy::IfNotPresent),
+            (None, digest.as_str(), PullPolicy::IfNotPresent),
+            (Some("Never"), "a", PullPolicy::Never),
+            (Some("Always"), "a:v1", PullPolicy::Always),
+            (Some("IfNotPresent"), "a", PullPolicy::IfNotPresent),
+        ] {
+            let container: Container =
+                serde_json::from_value(json!({"name": "c", "imagePullPolicy": policy})).unwrap();
+            let name = Reference::parse(image).unwrap();
+            assert_eq!(
+                PullPolicy::of(&container, &name),
+                expected,
+                "{policy:?} {image}"
+            );
+        }
+    }
+}

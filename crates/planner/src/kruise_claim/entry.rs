@@ -1,0 +1,262 @@
+//! What becomes of one sandbox of a batch: taken or made, told its environment, and given up if it does not answer.
+//!
+//! A sandbox that was Ready when it was picked is taken even if it is not any more: a batch is settled by what happens to its
+//! sandboxes, never by second thoughts, since another process may be working off the same batch.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use api::Sandbox;
+use api::conditions::{self, ConditionType};
+use api::kruise::{SandboxClaim, SandboxSet};
+use api::labels::{self, kruise as keys};
+use api::names::LabelValue;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::{Map, Value, json};
+
+use super::{Origin, Outcome, is_overdue, span};
+use crate::owner::{controller_of, controller_reference, is_controlled_by, refers_to};
+use crate::sandbox_set::{Mould, is_taken};
+use crate::version::Version;
+
+type Pairs = BTreeMap<String, String>;
+
+/// What is known of telling a sandbox its environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Initialisation {
+    /// Not tried in this pass.
+    Untried,
+    Done,
+    /// It did not answer, or cannot yet (why).
+    Unanswered(String),
+    /// It answered that it will not (what it said).
+    Refused(String),
+}
+
+/// One sandbox of a batch, as one moment shows it.
+#[derive(Clone, Debug)]
+pub struct Entry<'a> {
+    pub name: &'a str,
+    pub origin: Origin,
+    /// The sandbox; none only if the API server itself says so.
+    pub sandbox: Option<&'a Sandbox>,
+    pub initialisation: &'a Initialisation,
+    /// What one is made from, if one can be made.
+    pub mould: Option<(&'a SandboxSet, &'a Mould)>,
+    /// The token to lock it with, should it be taken now.
+    pub token: &'a str,
+}
+
+/// What to do about a sandbox of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// Make it the claim's, if it is still as it was seen.
+    Take { sandbox: Version, patch: Value },
+    /// Make it.
+    Make { sandbox: Box<Sandbox> },
+    /// Tell it its environment.
+    Initialise { address: IpAddr, token: String },
+    /// Delete it: it was touched, so nobody else may have it.
+    Release { sandbox: Version, why: String },
+    /// Mark it as failed and keep it.
+    SetAside {
+        sandbox: Version,
+        patch: Value,
+        why: String,
+    },
+    /// Nothing more, for now or for ever.
+    Settled(Outcome),
+}
+
+/// Decides what to do about one sandbox of a batch.
+pub fn next(claim: &SandboxClaim, entry: &Entry<'_>, now: Timestamp) -> Next {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let Some(sandbox) = entry.sandbox else {
+        return absent(claim, entry, now);
+    };
+    if sandbox.metadata.deletion_timestamp.is_some() {
+        return Next::Settled(Outcome::Lost);
+    }
+    if is_controlled_by(&sandbox.metadata, uid) {
+        return owned(claim, entry, sandbox, now);
+    }
+    let is_free =
+        controller_of(&sandbox.metadata).is_some_and(refers_to::<SandboxSet>) && !is_taken(sandbox);
+    if is_free && entry.origin == Origin::Taken {
+        return Next::Take {
+            sandbox: Version::of(sandbox),
+            patch: take(claim, sandbox, entry.token, now),
+        };
+    }
+    Next::Settled(Outcome::Lost)
+}
+
+fn absent(claim: &SandboxClaim, entry: &Entry<'_>, now: Timestamp) -> Next {
+    match (entry.origin, entry.mould) {
+        (Origin::Made, Some((set, mould))) if !is_overdue(claim, now) => Next::Make {
+            sandbox: Box::new(make(claim, entry, set, mould, now)),
+        },
+        _ => Next::Settled(Outcome::Lost),
+    }
+}
+
+/// A sandbox that is the claim's counts once it runs and knows its environment.
+fn owned(claim: &SandboxClaim, entry: &Entry<'_>, sandbox: &Sandbox, now: Timestamp) -> Next {
+    if sandbox.annotations().contains_key(keys::INIT_FAILURE) {
+        return Next::Settled(Outcome::Failed);
+    }
+    if entry.origin == Origin::Made && !is_ready(sandbox) {
+        return wait_or_give_up(claim, sandbox, "it is not Ready", now);
+    }
+    if claim.spec.variables().is_none() {
+        return Next::Settled(Outcome::Held);
+    }
+    match entry.initialisation {
+        Initialisation::Done => Next::Settled(Outcome::Held),
+        Initialisation::Refused(why) => give_up(claim, sandbox, why),
+        Initialisation::Unanswered(why) => wait_or_give_up(claim, sandbox, why, now),
+        Initialisation::Untried => match address(sandbox) {
+            Some(address) => Next::Initialise {
+                address,
+                token: lock(sandbox).to_owned(),
+            },
+            None => wait_or_give_up(claim, sandbox, "it has no address", now),
+        },
+    }
+}
+
+fn wait_or_give_up(claim: &SandboxClaim, sandbox: &Sandbox, why: &str, now: Timestamp) -> Next {
+    let claimed = sandbox
+        .annotations()
+        .get(keys::CLAIM_TIMESTAMP)
+        .and_then(|text| text.parse::<Timestamp>().ok());
+    let patience = span(claim.spec.wait_ready_timeout());
+    let is_late = claimed
+        .and_then(|claimed| claimed.checked_add(patience).ok())
+        .is_none_or(|deadline| deadline <= now);
+    if is_late || is_overdue(claim, now) {
+        return give_up(claim, sandbox, why);
+    }
+    Next::Settled(Outcome::Unsettled)
+}
+
+fn give_up(claim: &SandboxClaim, sandbox: &Sandbox, why: &str) -> Next {
+    let version = Version::of(sandbox);
+    let why = why.to_owned();
+    if claim.spec.reserve_failed_sandbox.unwrap_or(false) {
+        let patch = json!({ "metadata": { "annotations": { keys::INIT_FAILURE: &why } } });
+        return Next::SetAside {
+            sandbox: version,
+            patch,
+            why,
+        };
+    }
+    Next::Release {
+        sandbox: version,
+        why,
+    }
+}
+
+/// The patch that makes a sandbox of a set the claim's.
+fn take(claim: &SandboxClaim, sandbox: &Sandbox, token: &str, now: Timestamp) -> Value {
+    let marks = Marks::new(claim, &sandbox.name_any(), token, now);
+    let mut labels: Map<String, Value> = json_map(marks.labels);
+    labels.insert(keys::SANDBOX_POOL.to_owned(), Value::Null);
+    let mut owners: Vec<OwnerReference> = sandbox
+        .owner_references()
+        .iter()
+        .filter(|owner| owner.controller != Some(true))
+        .cloned()
+        .collect();
+    owners.push(controller_reference(claim));
+    let mut patch = json!({ "metadata": {
+        "labels": labels,
+        "annotations": json_map(marks.annotations),
+        "ownerReferences": owners,
+    }});
+    if let Some(time) = &claim.spec.shutdown_time {
+        patch["spec"] = json!({ "shutdownTime": time });
+    }
+    patch
+}
+
+/// A sandbox made for the claim.
+fn make(
+    claim: &SandboxClaim,
+    entry: &Entry<'_>,
+    set: &SandboxSet,
+    mould: &Mould,
+    now: Timestamp,
+) -> Sandbox {
+    let marks = Marks::new(claim, entry.name, entry.token, now);
+    let mut sandbox = mould.sandbox(set);
+    sandbox.metadata.name = Some(entry.name.to_owned());
+    sandbox.metadata.owner_references = Some(vec![controller_reference(claim)]);
+    sandbox.labels_mut().extend(marks.labels);
+    sandbox.annotations_mut().extend(marks.annotations);
+    sandbox
+        .spec
+        .shutdown_time
+        .clone_from(&claim.spec.shutdown_time);
+    sandbox
+}
+
+/// How a sandbox says whose it is, with what the claim adds. Our own keys win; a claim that uses them is refused before.
+struct Marks {
+    labels: Pairs,
+    annotations: Pairs,
+}
+
+impl Marks {
+    fn new(claim: &SandboxClaim, sandbox: &str, token: &str, now: Timestamp) -> Self {
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        let id = format!("{}--{sandbox}", claim.namespace().unwrap_or_default());
+        let mut labels = claim.spec.labels.clone().unwrap_or_default();
+        labels.insert(keys::SANDBOX_CLAIMED.to_owned(), "true".to_owned());
+        labels.insert(labels::CLAIM_UID.to_owned(), uid.clone());
+        // Names may be longer than a label's value; the annotations say the same.
+        for (key, value) in [(keys::CLAIM_NAME, claim.name_any()), (keys::SANDBOX_ID, id)] {
+            if value.parse::<LabelValue>().is_ok() {
+                labels.insert(key.to_owned(), value);
+            }
+        }
+        let mut annotations = claim.spec.annotations.clone().unwrap_or_default();
+        let moment = Timestamp::from_second(now.as_second()).unwrap_or(now);
+        annotations.insert(keys::LOCK.to_owned(), token.to_owned());
+        annotations.insert(keys::OWNER.to_owned(), uid);
+        annotations.insert(keys::CLAIM_TIMESTAMP.to_owned(), moment.to_string());
+        if let Some((key, context)) = claim.annotations().get_key_value(labels::TRACE_CONTEXT) {
+            annotations.insert(key.clone(), context.clone());
+        }
+        Self {
+            labels,
+            annotations,
+        }
+    }
+}
+
+fn json_map(pairs: Pairs) -> Map<String, Value> {
+    pairs
+        .into_iter()
+        .map(|(key, value)| (key, Value::from(value)))
+        .collect()
+}
+
+fn is_ready(sandbox: &Sandbox) -> bool {
+    let status = sandbox.status.as_ref();
+    status.is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+}
+
+fn address(sandbox: &Sandbox) -> Option<IpAddr> {
+    let addresses = &sandbox.status.as_ref()?.pod_ips;
+    addresses.iter().find_map(|text| text.parse().ok())
+}
+
+fn lock(sandbox: &Sandbox) -> &str {
+    sandbox
+        .annotations()
+        .get(keys::LOCK)
+        .map_or("", String::as_str)
+}

@@ -1,0 +1,415 @@
+//! What to do about a SandboxSet of the OpenKruise dialect.
+//!
+//! This module says which sandboxes are members, of what revision, and what a new one looks like; how many there should be, and
+//! which go first, is [`pool`](crate::pool)'s arithmetic. It does not know who claims the members: a sandbox that carries a lock is
+//! somebody's, whoever that is, and no longer a member.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::conditions::{self, ConditionType, Finding, Reason};
+use api::kruise::{SandboxSet, SandboxSetSpec, SandboxSetStatus};
+use api::labels::{self, kruise as keys};
+use api::names::{LabelValue, name_hash};
+use api::template::NetworkPolicyManagement;
+use api::{Sandbox, SandboxTemplate, SandboxTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use crate::blueprint::Blueprint;
+use crate::owner::{controller_of, controller_reference, refers_to};
+use crate::pacing::Pacing;
+use crate::pool::{self, Deletion, Goal, Member, Readiness, Restraint, Revision, Strategy};
+use crate::warm_pool::{Adoption, READINESS_GRACE, SandboxSet as Sandboxes, adoption, member};
+use crate::warm_queue::{Candidate, SandboxKey};
+
+type Pairs = BTreeMap<String, String>;
+
+/// What one reconciliation sees.
+#[derive(Clone, Debug)]
+pub struct Observed<'a> {
+    pub set: &'a SandboxSet,
+    /// What its sandboxes are made from, or why there is nothing to make them from.
+    pub mould: &'a Result<Mould, Problem>,
+    /// Every sandbox that carries the set's label.
+    pub sandboxes: &'a [Arc<Sandbox>],
+    /// Those of them that somebody is claiming at this moment.
+    pub spoken_for: &'a dyn Sandboxes,
+    /// Those of them that are known to be going although the cache does not show it.
+    pub going: &'a dyn Sandboxes,
+    /// How many sandboxes were made that the cache does not show.
+    pub unseen: usize,
+    /// How many claims wait for a sandbox at this moment.
+    pub waiting_claims: usize,
+    /// Since when the set holds back refills, if it does.
+    pub held_back_since: Option<Timestamp>,
+    pub max_batch: usize,
+}
+
+/// What to do about the set.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    pub adoptions: Vec<Adoption>,
+    pub deletions: Vec<Deletion>,
+    /// How many sandboxes to make, and of what.
+    pub creations: Option<(usize, Box<Sandbox>)>,
+    pub status: SandboxSetStatus,
+    /// Whether the set holds back refills for the sake of waiting claims.
+    pub holds_back: bool,
+    /// When to look again, if nothing happens before.
+    pub recheck_after: Option<Duration>,
+}
+
+/// Why a set has nothing to make sandboxes from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    #[error("spec.templateRef: SandboxTemplate {0:?} does not exist")]
+    TemplateMissing(String),
+    #[error(
+        "spec.templateRef: {0} is not a kind of template; use SandboxTemplate of extensions.agents.x-k8s.io"
+    )]
+    NotATemplate(String),
+    #[error("spec: exactly one of template and templateRef must be set")]
+    NotExactlyOne,
+}
+
+/// Where a set's sandboxes are described.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source<'a> {
+    Inline,
+    /// The SandboxTemplate of this name.
+    Template(&'a str),
+}
+
+/// Where a set's sandboxes are described, if its spec makes sense.
+pub fn source(spec: &SandboxSetSpec) -> Result<Source<'_>, Problem> {
+    match (&spec.template, &spec.template_ref) {
+        (Some(_), None) => Ok(Source::Inline),
+        (None, Some(reference)) => {
+            let kind = reference.kind.as_deref().unwrap_or("SandboxTemplate");
+            let group = reference
+                .api_version
+                .as_deref()
+                .map(|version| version.split('/').next().unwrap_or_default());
+            let is_template =
+                kind == "SandboxTemplate" && group.is_none_or(|it| it == api::EXTENSIONS_GROUP);
+            if is_template {
+                Ok(Source::Template(&reference.name))
+            } else {
+                let group = group.unwrap_or(api::EXTENSIONS_GROUP);
+                Err(Problem::NotATemplate(format!("{kind} of {group}")))
+            }
+        }
+        _ => Err(Problem::NotExactlyOne),
+    }
+}
+
+/// What a set's sandboxes are made from.
+#[derive(Clone, Debug)]
+pub struct Mould {
+    /// A sandbox as yet without a name, an owner, or labels that say whose it is.
+    sandbox: Sandbox,
+    /// The hash of all that decides what a sandbox runs.
+    pub revision: String,
+}
+
+impl Mould {
+    /// The mould of a set. `template` is the SandboxTemplate that it refers to, if it does and there is one.
+    pub fn new(set: &SandboxSet, template: Option<&SandboxTemplate>) -> Result<Self, Problem> {
+        let (template, source) = match source(&set.spec)? {
+            Source::Inline => (Cow::Owned(inline_template(set)), Source::Inline),
+            Source::Template(name) => {
+                let found = template.ok_or_else(|| Problem::TemplateMissing(name.to_owned()))?;
+                (Cow::Borrowed(found), Source::Template(name))
+            }
+        };
+        let blueprint = Blueprint::new(&template);
+        let pod_metadata = match source {
+            Source::Inline => template.spec.pod_template.metadata.clone(),
+            Source::Template(_) => blueprint.pod_metadata(Pairs::new()),
+        };
+        let own_volumes = set.spec.volume_claim_templates.clone();
+        let volumes = own_volumes.or_else(|| template.spec.volume_claim_templates.clone());
+        let mut sandbox = blueprint.sandbox(blueprint.pod_spec(), pod_metadata, volumes);
+        if source == Source::Inline {
+            sandbox.metadata.annotations = None;
+        }
+        // A spec that cannot be written as JSON could not have been read from it.
+        let revision = serde_json::to_string(&sandbox.spec)
+            .map(|json| name_hash(&json))
+            .unwrap_or_default();
+        Ok(Self { sandbox, revision })
+    }
+
+    /// A new sandbox, as yet without a name or an owner, with the labels that it has whoever holds it.
+    pub fn sandbox(&self, set: &SandboxSet) -> Sandbox {
+        let mut sandbox = self.sandbox.clone();
+        let identity = Pairs::from([
+            (
+                keys::SANDBOX_TEMPLATE.to_owned(),
+                set_label(&set.name_any()),
+            ),
+            (keys::TEMPLATE_HASH.to_owned(), self.revision.clone()),
+        ]);
+        let pod_labels = &mut sandbox.spec.pod_template.metadata.labels;
+        pod_labels.get_or_insert_default().extend(identity.clone());
+        sandbox.metadata.namespace = set.namespace();
+        sandbox.metadata.labels = Some(identity);
+        sandbox
+    }
+
+    /// Whether a sandbox is what this mould makes, whatever it says of itself.
+    fn would_make(&self, sandbox: &Sandbox, set: &SandboxSet) -> bool {
+        let expected = self.sandbox(set).spec;
+        sandbox.spec.pod_template == expected.pod_template
+            && sandbox.spec.volume_claim_templates == expected.volume_claim_templates
+    }
+}
+
+/// An inline pod template as a SandboxTemplate. Nobody keeps a network policy for it.
+fn inline_template(set: &SandboxSet) -> SandboxTemplate {
+    let spec = SandboxTemplateSpec {
+        pod_template: set.spec.template.clone().unwrap_or_default(),
+        network_policy_management: Some(NetworkPolicyManagement::Unmanaged),
+        ..SandboxTemplateSpec::default()
+    };
+    SandboxTemplate::new("", spec)
+}
+
+/// The value by which labels refer to a set: its name where that fits, else a hash of it.
+pub fn set_label(name: &str) -> String {
+    match name.parse::<LabelValue>() {
+        Ok(value) => value.to_string(),
+        Err(_) => name_hash(name),
+    }
+}
+
+/// Whether somebody holds the sandbox, or is on record as holding it.
+pub fn is_taken(sandbox: &Sandbox) -> bool {
+    let is_locked = sandbox
+        .annotations()
+        .get(keys::LOCK)
+        .is_some_and(|lock| !lock.is_empty());
+    let is_claimed = sandbox
+        .labels()
+        .get(keys::SANDBOX_CLAIMED)
+        .is_some_and(|claimed| claimed != "false");
+    is_locked || is_claimed
+}
+
+/// What the queue of claimable sandboxes is to know of one, if it can be claimed: it is a set's, nobody's, and Ready.
+pub fn candidate(sandbox: &Sandbox) -> Option<Candidate> {
+    let owner = controller_of(&sandbox.metadata).filter(|owner| refers_to::<SandboxSet>(owner))?;
+    let conditions = sandbox
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    let is_claimable = sandbox.metadata.deletion_timestamp.is_none()
+        && !is_taken(sandbox)
+        && !sandbox.spec.suspension().is_requested()
+        && conditions::is_true(conditions, ConditionType::Ready)
+        && !conditions::is_true(conditions, ConditionType::Finished);
+    is_claimable.then(|| Candidate {
+        key: SandboxKey {
+            namespace: sandbox.namespace().unwrap_or_default(),
+            name: sandbox.name_any(),
+        },
+        uid: sandbox.uid().unwrap_or_default(),
+        template_hash: owner.uid.clone(),
+        pool_hash: owner.uid.clone(),
+        revision: revision_of(sandbox).unwrap_or_default().to_owned(),
+        ready: true,
+    })
+}
+
+fn revision_of(sandbox: &Sandbox) -> Option<&str> {
+    sandbox
+        .labels()
+        .get(keys::TEMPLATE_HASH)
+        .map(String::as_str)
+}
+
+/// Decides what to do about a set.
+pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan {
+    if observed.set.metadata.deletion_timestamp.is_some() {
+        return Plan::default();
+    }
+    let mould = observed.mould.as_ref().ok();
+    let (members, adoptions) = survey(observed, mould);
+    let goal = goal(observed);
+    let arithmetic = pool::plan(&members, observed.unseen, &goal, now);
+    let restraint = Restraint {
+        pacing,
+        waiting_claims: observed.waiting_claims,
+        held_back_since: observed.held_back_since,
+        at_most: mould.map_or(0, |_| room_to_grow(observed, &members, goal.desired)),
+    };
+    let refill = pool::refill(&arithmetic, &goal, &restraint, now);
+    let creations = mould
+        .filter(|_| refill.count > 0)
+        .map(|mould| (refill.count, Box::new(new_member(observed.set, mould))));
+    Plan {
+        adoptions,
+        deletions: arithmetic.deletions,
+        creations,
+        status: status(observed, arithmetic.counts, now),
+        holds_back: refill.holds_back,
+        recheck_after: refill.recheck_after,
+    }
+}
+
+/// Who of the labelled sandboxes belongs to the set. What nobody owns is taken in only if it is what the set would make: it may
+/// say anything about itself.
+fn survey(observed: &Observed<'_>, mould: Option<&Mould>) -> (Vec<Member>, Vec<Adoption>) {
+    let uid = observed.set.metadata.uid.as_deref().unwrap_or_default();
+    let (mut members, mut adoptions) = (Vec::new(), Vec::new());
+    for sandbox in observed.sandboxes {
+        let is_going =
+            sandbox.metadata.deletion_timestamp.is_some() || observed.going.holds(sandbox);
+        if is_going || is_taken(sandbox) {
+            continue;
+        }
+        let spoken_for = observed.spoken_for.holds(sandbox);
+        match (controller_of(&sandbox.metadata), mould) {
+            (Some(owner), _) if owner.uid == uid => {
+                let is_current =
+                    mould.is_none_or(|mould| revision_of(sandbox) == Some(&mould.revision));
+                let revision = if is_current {
+                    Revision::Current
+                } else {
+                    Revision::Outdated
+                };
+                members.push(member(sandbox, revision, spoken_for));
+            }
+            (None, Some(mould)) if !spoken_for && mould.would_make(sandbox, observed.set) => {
+                adoptions.push(adoption(observed.set, sandbox));
+                members.push(member(sandbox, Revision::Current, false));
+            }
+            _ => {}
+        }
+    }
+    (members, adoptions)
+}
+
+fn goal(observed: &Observed<'_>) -> Goal {
+    let spec = &observed.set.spec;
+    let desired = usize::try_from(spec.replicas).unwrap_or(0);
+    let amount = spec
+        .update_strategy
+        .as_ref()
+        .and_then(|strategy| strategy.max_unavailable.as_ref());
+    Goal {
+        desired,
+        strategy: Strategy::RollingUpdate {
+            max_unavailable: pool::max_unavailable(amount, desired),
+        },
+        max_batch: observed.max_batch,
+        readiness_grace: READINESS_GRACE,
+    }
+}
+
+/// How many sandboxes may be made before more are unavailable than the scale strategy allows.
+fn room_to_grow(observed: &Observed<'_>, members: &[Member], desired: usize) -> usize {
+    let amount = observed
+        .set
+        .spec
+        .scale_strategy
+        .as_ref()
+        .and_then(|strategy| strategy.max_unavailable.as_ref());
+    let Some(amount) = amount else {
+        return usize::MAX;
+    };
+    let unavailable = members
+        .iter()
+        .filter(|member| member.readiness != Readiness::Ready)
+        .count();
+    pool::max_unavailable(Some(amount), desired).saturating_sub(unavailable + observed.unseen)
+}
+
+/// A new sandbox of the set. The server completes its name, so that the same object makes any number of them.
+fn new_member(set: &SandboxSet, mould: &Mould) -> Sandbox {
+    let mut sandbox = mould.sandbox(set);
+    sandbox.metadata.generate_name = Some(format!("{}-", set.name_any()));
+    sandbox.metadata.owner_references = Some(vec![controller_reference(set)]);
+    sandbox.labels_mut().extend([
+        (keys::SANDBOX_POOL.to_owned(), set_label(&set.name_any())),
+        (keys::SANDBOX_CLAIMED.to_owned(), "false".to_owned()),
+    ]);
+    sandbox
+}
+
+fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> SandboxSetStatus {
+    let set = observed.set;
+    let before = set.status.clone().unwrap_or_default();
+    let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    let mut conditions = before.conditions;
+    let moment = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
+    for finding in findings(observed, counts) {
+        conditions::merge(&mut conditions, &finding, set.metadata.generation, &moment);
+    }
+    let update_revision = match observed.mould {
+        Ok(mould) => Some(mould.revision.clone()),
+        Err(_) => before.update_revision,
+    };
+    let is_updated = counts.updated == counts.replicas;
+    SandboxSetStatus {
+        replicas: number(counts.replicas),
+        available_replicas: number(counts.ready),
+        updated_replicas: number(counts.updated),
+        updated_available_replicas: number(counts.updated_ready),
+        current_revision: before
+            .current_revision
+            .filter(|_| !is_updated)
+            .or_else(|| update_revision.clone()),
+        update_revision,
+        selector: Some(selector(&set.name_any())),
+        conditions,
+        observed_generation: set.metadata.generation,
+    }
+}
+
+/// Selects the unclaimed sandboxes of a set.
+pub fn selector(set: &str) -> String {
+    format!("{}={}", labels::kruise::SANDBOX_POOL, set_label(set))
+}
+
+fn findings(observed: &Observed<'_>, counts: pool::Counts) -> Vec<Finding> {
+    let desired = usize::try_from(observed.set.spec.replicas).unwrap_or(0);
+    let problem = match observed.mould {
+        Ok(_) => None,
+        Err(problem @ Problem::TemplateMissing(_)) => Some((Reason::TemplateNotFound, problem)),
+        Err(problem) => Some((Reason::InvalidConfiguration, problem)),
+    };
+    if let Some((reason, problem)) = problem {
+        let message = problem.to_string();
+        return vec![Finding::new(ConditionType::Ready, false, reason, message)];
+    }
+    let is_full = counts.ready >= desired;
+    let reason = if is_full {
+        Reason::Replenished
+    } else {
+        Reason::Replenishing
+    };
+    let message = format!("{} of {desired} sandboxes can be claimed", counts.ready);
+    let ready = Finding::new(ConditionType::Ready, is_full, reason, message);
+    let outdated = counts.replicas - counts.updated;
+    let (reason, message) = if outdated == 0 {
+        let message = "All sandboxes are of the current revision".to_owned();
+        (Reason::RolloutComplete, message)
+    } else {
+        let message = format!(
+            "{outdated} of {} sandboxes are of an older revision",
+            counts.replicas
+        );
+        (Reason::RolloutInProgress, message)
+    };
+    let updated = Finding::new(ConditionType::Updated, outdated == 0, reason, message);
+    vec![ready, updated]
+}
+
+#[cfg(test)]
+#[path = "sandbox_set_tests.rs"]
+mod tests;

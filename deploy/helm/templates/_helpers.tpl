@@ -1,0 +1,28 @@
+{{/* The chart's name, or what it is to be called instead. */}}
+{{- define "agent-sandbox.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Where every object is put. */}}
+{{- define "agent-sandbox.namespace" -}}
+{{- default .Release.Namespace .Values.namespace.name }}
+{{- end }}
+
+{{/* What the Deployment and the Service select by: nothing that changes with a release, since a selector cannot. */}}
+{{- define "agent-sandbox.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "agent-sandbox.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "agent-sandbox.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "agent-sandbox.selectorLabels" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.image.tag }}
+app.kubernetes.io/version: {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "agent-sandbox.image" -}}
+{{- printf "%s:%s" .Values.image.repository (required "image.tag is required: set it to the release to run" .Values.image.tag) }}
+{{- end }}

@@ -1,0 +1,250 @@
+"""What the scripts here share: the programs under test as processes, and objects on a real control plane."""
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+# The helpers of the clients' checks ask where the router is; a script that starts one says so itself.
+os.environ.setdefault("ROUTER_URL", "")
+
+from checks import kubectl, until  # noqa: E402
+
+AGENT_SANDBOX = os.environ["AGENT_SANDBOX"]
+CONTROL_PLANE = os.environ["CONTROL_PLANE"]
+REPOSITORY = os.environ["REPOSITORY"]
+SYSTEM = "agent-sandbox-system"
+NODE = "node-one"
+ACCOUNT = "agent-sandbox-controller"
+
+_running = []
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Process:
+    """A program under test. It is stopped at the end, whatever happens before, and its log is shown if that was a failure."""
+
+    def __init__(self, name, *arguments, environment=None):
+        self.name = name
+        self.log = os.path.join(CONTROL_PLANE, f"{name}-{len(_running)}.log")
+        with open(self.log, "wb") as log:
+            self.child = subprocess.Popen(
+                [AGENT_SANDBOX, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "NO_COLOR": "1", **(environment or {})},
+            )
+        _running.append(self)
+
+    def send(self, number):
+        if self.child.poll() is None:
+            self.child.send_signal(number)
+
+    def end(self, number=signal.SIGTERM, seconds=30):
+        """Sends a signal, and waits for the end it brings."""
+        self.send(number)
+        try:
+            return self.child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            raise AssertionError(f"{self.name} did not end within {seconds} s of signal {number}")
+
+    def said(self):
+        with open(self.log, encoding="utf-8", errors="replace") as log:
+            return log.read()
+
+
+def _end_all():
+    failed = sys.exc_info()[0] is not None or getattr(sys, "last_type", None) is not None
+    for process in reversed(_running):
+        if process.child.poll() is None:
+            process.send(signal.SIGCONT)
+            process.send(signal.SIGTERM)
+            try:
+                process.child.wait(20)
+            except subprocess.TimeoutExpired:
+                process.child.kill()
+        if failed or os.environ.get("SHOW_LOGS"):
+            print(f"--- log of {process.name}\n{process.said()[-4000:]}", file=sys.stderr)
+
+
+atexit.register(_end_all)
+
+
+def apply(document):
+    """Applies an object, a list of objects, or text."""
+    if isinstance(document, list):
+        document = {"apiVersion": "v1", "kind": "List", "items": document}
+    text = document if isinstance(document, str) else json.dumps(document)
+    return kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=text)
+
+
+def get(kind, name, namespace):
+    """An object, or nothing."""
+    found = kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
+    return json.loads(found) if found else None
+
+
+def items(kind, namespace, *arguments):
+    return json.loads(kubectl("get", kind, "-n", namespace, "-o", "json", *arguments))["items"]
+
+
+def condition(thing, name):
+    conditions = ((thing or {}).get("status") or {}).get("conditions") or []
+    return next((one for one in conditions if one["type"] == name), {})
+
+
+def is_ready(thing):
+    return condition(thing, "Ready").get("status") == "True"
+
+
+def ready(kind, name, namespace):
+    def look():
+        thing = get(kind, name, namespace)
+        return thing if is_ready(thing) else None
+
+    return until(look, f"{kind} {name} to be Ready")
+
+
+def gone(kind, name, namespace):
+    until(lambda: get(kind, name, namespace) is None, f"{kind} {name} to be gone")
+
+
+def install():
+    """Our definitions, with the identity and the roles of an installation of the other implementation, which is all we may need."""
+    for file in sorted(os.listdir(f"{REPOSITORY}/deploy/crds")):
+        kubectl("apply", "--server-side", "-f", f"{REPOSITORY}/deploy/crds/{file}")
+    kubectl("apply", "-f", f"{REPOSITORY}/tests/kubernetes/upstream-0.4.6.yaml")
+    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+
+
+def account_kubeconfig(account=ACCOUNT, namespace=SYSTEM, server=None):
+    """A kubeconfig that is a service account and nothing more."""
+    token = kubectl("create", "token", account, "-n", namespace, "--duration=4h").strip()
+    config = json.loads(kubectl("config", "view", "--raw", "-o", "json"))
+    config["users"][0]["user"] = {"token": token}
+    if server:
+        config["clusters"][0]["cluster"] = {"server": server}
+    file = tempfile.NamedTemporaryFile("w", dir=CONTROL_PLANE, suffix=".kubeconfig", delete=False)
+    with file:
+        json.dump(config, file)
+    return file.name
+
+
+class Controller(Process):
+    """The controller manager, as its service account, with the arguments of its Deployment and its ports moved."""
+
+    def __init__(self, *arguments, kubeconfig=None):
+        self.metrics, self.probes = free_port(), free_port()
+        super().__init__(
+            "controller",
+            "controller",
+            "--leader-elect=true",
+            "--extensions",
+            f"--leader-election-namespace={SYSTEM}",
+            f"--kubeconfig={kubeconfig or account_kubeconfig()}",
+            f"--metrics-bind-address=127.0.0.1:{self.metrics}",
+            f"--health-probe-bind-address=127.0.0.1:{self.probes}",
+            *arguments,
+        )
+
+
+class Node(Process):
+    """The node, as the user of its name, which runs what the scheduler binds to it."""
+
+    def __init__(self):
+        self.data = tempfile.mkdtemp(prefix="agent-sandbox-node-")
+        file = lambda name: os.path.join(CONTROL_PLANE, name)  # noqa: E731
+        super().__init__(
+            "node",
+            "node",
+            f"--kubeconfig={file('node.kubeconfig')}",
+            f"--node-name={NODE}",
+            f"--data-dir={self.data}",
+            "--listen=127.0.0.1:0",
+            f"--client-ca-file={file('ca.crt')}",
+            f"--tls-cert-file={file('kubelet.crt')}",
+            f"--tls-private-key-file={file('kubelet.key')}",
+        )
+        kubectl_ready = lambda: is_ready(get("node", NODE, "default"))  # noqa: E731
+        until(kubectl_ready, "the node to be Ready")
+        until(lambda: not get("node", NODE, "default")["spec"].get("taints"), "the node to take pods")
+
+    def leave(self):
+        """Deletes every pod, so that the node gives back what it holds of the machine."""
+        for kind in ("sandboxclaims", "sandboxwarmpools", "sandboxes", "pods"):
+            kubectl("delete", kind, "--all", "--all-namespaces", "--ignore-not-found", "--timeout=60s")
+        self.end()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+
+def namespace(name):
+    kubectl("create", "namespace", name)
+    until(lambda: get("serviceaccount", "default", name), f"the service account of {name}")
+    return name
+
+
+def pod_template(command="exec sleep infinity", **container):
+    main = {"name": "main", "image": "host", "command": ["sh", "-c", command], **container}
+    return {"spec": {"containers": [main], "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False}}
+
+
+def thing(kind, name, namespace, spec):
+    group = "agents.x-k8s.io" if kind == "Sandbox" else "extensions.agents.x-k8s.io"
+    return {
+        "apiVersion": f"{group}/v1beta1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }
+
+
+def template(name, namespace, **changes):
+    return thing("SandboxTemplate", name, namespace, {"podTemplate": pod_template(), **changes})
+
+
+def pool(name, namespace, template, replicas, **changes):
+    spec = {"replicas": replicas, "sandboxTemplateRef": {"name": template}, **changes}
+    return thing("SandboxWarmPool", name, namespace, spec)
+
+
+def claim(name, namespace, **spec):
+    return thing("SandboxClaim", name, namespace, spec)
+
+
+def pool_is_full(name, namespace):
+    def look():
+        found = get("sandboxwarmpool", name, namespace)
+        status = found.get("status") or {}
+        return found if status.get("readyReplicas", 0) == found["spec"]["replicas"] else None
+
+    return until(look, f"pool {name} to be full")
+
+
+def assert_exclusive(namespace):
+    """No sandbox belongs to two claims, and no claim to two sandboxes."""
+    holders = {}
+    for found in items("sandboxclaims", namespace):
+        sandbox = ((found.get("status") or {}).get("sandbox") or {}).get("name")
+        if sandbox:
+            assert sandbox not in holders, f"{sandbox} is held by {holders[sandbox]} and {found['metadata']['name']}"
+            holders[sandbox] = found["metadata"]["name"]
+    owned = {}
+    for found in items("sandboxes", namespace):
+        for owner in found["metadata"].get("ownerReferences", []):
+            if owner["kind"] == "SandboxClaim" and owner.get("controller"):
+                assert owner["name"] not in owned, f"claim {owner['name']} owns {owned[owner['name']]} and another"
+                owned[owner["name"]] = found["metadata"]["name"]
+    return holders
