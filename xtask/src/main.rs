@@ -12,6 +12,7 @@ mod openapi;
 mod release;
 mod schema;
 mod test_clients;
+mod test_leaks;
 mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -36,6 +37,8 @@ enum Task {
     Tidy,
     /// Run published clients, unmodified, and every block of the pages for users against `agent-sandbox up`
     TestClients(test_clients::Arguments),
+    /// Let a thousand pods come and go, with the node killed in between, and look for what is left
+    TestLeaks(test_leaks::Arguments),
     /// Write the manifests that a release publishes
     Release(release::Arguments),
     /// Build a real Kubernetes control plane, kubectl and helm into a cache outside the checkout
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Task::Verify => artifacts::verify(&root),
         Task::Tidy => tidy::check(&root),
         Task::TestClients(arguments) => test_clients::run(&root, &arguments),
+        Task::TestLeaks(arguments) => test_leaks::run(&root, &arguments),
         Task::Release(arguments) => release::run(&root, &arguments),
         Task::KubeAssets(arguments) => kube_assets::run(&root, &arguments),
         Task::KubeUp(arguments) => kubernetes::up(&root, &arguments),

@@ -70,6 +70,12 @@ enum What {
     Node {
         #[arg(long, default_value_t = 30)]
         pods: usize,
+        /// Instead: this many idle pods at once, what each costs, and the last against the first
+        #[arg(long, value_name = "PODS", conflicts_with = "hostile")]
+        density: Option<usize>,
+        /// Instead: requests to a pod while another means harm
+        #[arg(long)]
+        hostile: bool,
     },
     /// The router, beside nginx where it is installed
     Router,
@@ -196,7 +202,23 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             );
             server.shutdown().await;
         }
-        What::Node { pods } => {
+        What::Node { hostile: true, .. } => {
+            let up = start(directory, Quickstart::Nothing).await?;
+            let report = node::bench::neighbour::run(up.client(), "default").await;
+            up.stop_with_sandboxes().await?;
+            println!("{}", serde_json::to_string_pretty(&report?)?);
+        }
+        What::Node {
+            density: Some(count),
+            ..
+        } => {
+            let up = start(directory, Quickstart::Nothing).await?;
+            let runtime = up.node().context("the node runs")?.runtime().clone();
+            let report = node::bench::density::run(up.client(), &runtime, "default", count).await;
+            up.stop_with_sandboxes().await?;
+            println!("{}", serde_json::to_string_pretty(&report?)?);
+        }
+        What::Node { pods, .. } => {
             let up = start(directory, Quickstart::Nothing).await?;
             let options = node::bench::Options {
                 pods,
@@ -247,6 +269,7 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
         metrics_listen: any_port,
         audit: None,
         quickstart,
+        unselected_pods: node::network::policy::Unselected::default(),
     })
     .await
 }

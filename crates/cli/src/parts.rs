@@ -48,6 +48,28 @@ pub struct NodeArguments {
     /// The key of that certificate
     #[arg(long, value_name = "FILE", requires = "listen")]
     tls_private_key_file: Option<PathBuf>,
+
+    /// What pods that no network policy selects may do
+    #[arg(long, value_name = "WHAT", default_value = "isolated")]
+    unselected_pods: UnselectedPods,
+}
+
+/// What holds for pods that no network policy selects.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum UnselectedPods {
+    /// Reach public addresses; be reached by nobody
+    Isolated,
+    /// Reach and be reached, as on a cluster
+    Open,
+}
+
+impl From<UnselectedPods> for node::network::policy::Unselected {
+    fn from(pods: UnselectedPods) -> Self {
+        match pods {
+            UnselectedPods::Isolated => Self::Isolated,
+            UnselectedPods::Open => Self::Open,
+        }
+    }
 }
 
 impl NodeArguments {
@@ -110,6 +132,7 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         None => data_directory::default_path()?.join("node"),
     };
     let mut config = node::Config::new(data_directory);
+    config.unselected_pods = arguments.unselected_pods.into();
     if let Some(name) = arguments.node_name {
         config.node_name = name;
     }

@@ -101,6 +101,7 @@ impl Embedded {
             metrics_listen: any_port,
             audit: None,
             quickstart: Quickstart::Template,
+            unselected_pods: node::network::policy::Unselected::default(),
         })
         .await?;
         Ok(Self {

@@ -2,6 +2,9 @@
 //!
 //! Every figure comes from one run, so that the ratios mean something where the absolute numbers do not.
 
+pub mod density;
+pub mod neighbour;
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

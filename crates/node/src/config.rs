@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::network::policy::Unselected;
 
 /// An IPv4 network that pods take their addresses from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,9 +58,19 @@ pub struct Config {
     /// When a container's log grows past this it is rotated; this many old files are kept.
     pub log_maximum_bytes: u64,
     pub log_maximum_files: u32,
-    /// Where pods that ask for it find names; the machine's own resolvers when empty.
+    /// How often volumes are compared with the config maps, secrets and tokens they show.
+    pub volume_refresh: Duration,
+    /// How often pods' use of the disk is looked at.
+    pub storage_check: Duration,
+    /// Where pods find the cluster's names; the node's own resolver when empty.
     pub name_servers: Vec<String>,
+    /// Where the machine's own resolvers are listed.
+    pub resolver_file: PathBuf,
     pub cluster_domain: String,
+    /// The nftables program, by path or by name.
+    pub firewall_program: PathBuf,
+    /// What holds for pods that no network policy selects.
+    pub unselected_pods: Unselected,
     /// Where logs, exec, attach and port-forward are served; nowhere when absent.
     pub kubelet: Option<crate::kubelet::Endpoint>,
 }
@@ -79,8 +92,13 @@ impl Config {
             default_memory_limit: None,
             log_maximum_bytes: 10 << 20,
             log_maximum_files: 5,
+            volume_refresh: Duration::from_secs(60),
+            storage_check: Duration::from_secs(10),
             name_servers: Vec::new(),
+            resolver_file: "/etc/resolv.conf".into(),
             cluster_domain: "cluster.local".to_owned(),
+            firewall_program: "nft".into(),
+            unselected_pods: Unselected::default(),
             kubelet: None,
         }
     }

@@ -29,7 +29,8 @@ pub enum EnvironmentError {
 /// What the node knows of a pod beyond its specification.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
-    pub pod_address: String,
+    /// The first is the one that `status.podIP` means.
+    pub pod_addresses: Vec<String>,
     pub node_address: String,
     /// What a container without limits may use, as the downward API reports it.
     pub allocatable_cpu_milli: u64,
@@ -197,7 +198,12 @@ pub fn field_value(
             .and_then(|spec| spec.service_account_name.clone())
             .unwrap_or_default(),
         "status.hostIP" | "status.hostIPs" => surroundings.node_address.clone(),
-        "status.podIP" | "status.podIPs" => surroundings.pod_address.clone(),
+        "status.podIP" => surroundings
+            .pod_addresses
+            .first()
+            .cloned()
+            .unwrap_or_default(),
+        "status.podIPs" => surroundings.pod_addresses.join(","),
         _ => return Err(EnvironmentError::UnsupportedField(path.to_owned())),
     })
 }
@@ -322,7 +328,7 @@ mod tests {
             serde_json::from_value(json!({"data": {"t": "aGk="}})).unwrap(),
         );
         let surroundings = Surroundings {
-            pod_address: "10.0.0.9".into(),
+            pod_addresses: vec!["10.0.0.9".into(), "fd00::9".into()],
             ..Surroundings::default()
         };
         let container = &pod.spec.as_ref().unwrap().containers[0];

@@ -13,10 +13,12 @@ pub mod endpoints;
 mod environment;
 mod errors;
 mod events;
+mod eviction;
 mod grpc_health;
 pub mod kubelet;
 pub mod logs;
 mod names;
+pub mod network;
 mod node;
 mod pod_images;
 pub mod pod_lifecycle;
@@ -28,8 +30,15 @@ mod quantity;
 mod registration;
 pub mod runtime;
 pub mod scheduler;
+mod trees;
+mod unverified_tls;
 pub mod volume_provisioner;
 mod volumes;
+
+/// The control group below which all of a node's are, by its data directory.
+pub fn control_group(data_dir: &std::path::Path) -> String {
+    names::Names::of(data_dir).control_group
+}
 
 pub use config::Config;
 pub use node::{Node, StartError};

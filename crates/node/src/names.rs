@@ -21,8 +21,8 @@ pub fn short_hash(data: impl AsRef<[u8]>, bytes: usize) -> String {
 pub struct Names {
     /// Eight hexadecimal digits.
     pub tag: String,
-    /// The bridge's interface name.
-    pub bridge: String,
+    /// The interface that holds the node's own address among pods.
+    pub holder: String,
     /// The nftables table.
     pub table: String,
     /// The control group below which every pod's is.
@@ -36,7 +36,7 @@ impl Names {
         let tag = short_hash(data_dir.as_os_str().as_encoded_bytes(), 4);
         let preferred_share = u32::from_str_radix(&tag, 16).unwrap_or(0);
         Self {
-            bridge: format!("asb-{tag}"),
+            holder: format!("asb-{tag}"),
             table: format!("agent_sandbox_{tag}"),
             control_group: format!("agent-sandbox-{tag}"),
             preferred_share,
@@ -44,8 +44,13 @@ impl Names {
         }
     }
 
+    /// How the names of all pods' links begin.
+    pub fn link_prefix(&self) -> String {
+        format!("as{}", &self.tag[..6])
+    }
+
     /// The host's end of a pod's link; interface names hold 15 bytes.
     pub fn link(&self, slot: u32) -> String {
-        format!("as{}{slot:x}", &self.tag[..6])
+        format!("{}{slot:x}", self.link_prefix())
     }
 }

@@ -17,7 +17,10 @@ use crate::config::{Config, image_directory};
 use crate::environment::Surroundings;
 use crate::errors::chain;
 use crate::events::EventSink;
+use crate::eviction::Evictions;
 use crate::kubelet;
+use crate::network::enforcer::Enforcer;
+use crate::network::resolver::Resolver;
 use crate::pod_images::PodImages;
 use crate::pod_worker::{PodWorker, Shared};
 use crate::privileges::{Privileges, ROOTLESS_LIMITS};
@@ -31,7 +34,7 @@ const IMAGE_CHECK: Duration = Duration::from_secs(300);
 const IMAGE_MINIMUM_AGE: jiff::SignedDuration = jiff::SignedDuration::from_secs(120);
 
 /// How often logs are looked at for their size.
-const LOG_CHECK: Duration = Duration::from_secs(10);
+const LOG_CHECK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -102,6 +105,7 @@ impl Node {
         let volumes =
             Volumes::open(&config.data_dir, config.allow_host_path, client.clone()).map_err(io)?;
         let recovered = runtime.recover().await?;
+        let resolver = open_resolver(&mut config, &runtime).await;
         let listening = match &config.kubelet {
             Some(endpoint) => Some(kubelet::listen(endpoint).await?),
             None => None,
@@ -111,7 +115,20 @@ impl Node {
             description.address = listening.address.ip().to_string();
             description.kubelet_port = listening.address.port();
         }
-        let object = registration::register(&client, &description).await?;
+        let enforcer = Arc::new(Enforcer::new(
+            config.node_name.clone(),
+            runtime
+                .network()
+                .layout()
+                .surroundings(config.firewall_program.clone()),
+            config.unselected_pods,
+            match &runtime.shortcomings().firewall {
+                None => Ok(()),
+                Some(reason) => Err(reason.clone()),
+            },
+        ));
+        let holds = enforcer.enforcement().borrow().clone();
+        let object = registration::register(&client, &description, &holds).await?;
         let events = EventSink::new(client.clone(), "kubelet", &config.node_name);
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
@@ -123,9 +140,11 @@ impl Node {
             client: client.clone(),
             events,
             volumes: volumes.clone(),
+            enforcer,
+            evictions: Evictions::default(),
             plain_patches: std::sync::atomic::AtomicBool::new(false),
             surroundings: Surroundings {
-                pod_address: String::new(),
+                pod_addresses: Vec::new(),
                 node_address: runtime.node_address().to_string(),
                 allocatable_cpu_milli: machine.cpus * 1000,
                 allocatable_memory: machine.memory_bytes,
@@ -137,7 +156,10 @@ impl Node {
             recovered,
             object,
             description,
-            listening,
+            Serving {
+                listening,
+                resolver,
+            },
             shutdown,
         ));
         Ok(Self {
@@ -180,8 +202,12 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
     let mut problems = Vec::new();
     if let Some(reason) = &shortcomings.firewall {
         problems.push(format!(
-            "isolation rules and egress NAT are not installed: {reason}"
+            "pods reach nobody but the node, since nothing can judge their traffic: {reason}"
         ));
+    }
+    let without_ipv6 = runtime.network().layout().without_ipv6();
+    if let Some(reason) = without_ipv6 {
+        tracing::info!(reason, "pods get no IPv6 addresses");
     }
     if !shortcomings.controllers.is_empty() && Privileges::current() == Privileges::Root {
         problems.push(format!(
@@ -200,7 +226,37 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
         maximum_pods: config.maximum_pods,
         machine,
         problems,
+        without_ipv6: without_ipv6.map(str::to_owned),
         rootless: Privileges::current() == Privileges::Rootless,
+    }
+}
+
+/// What the node has sockets for.
+struct Serving {
+    listening: Option<kubelet::Listening>,
+    resolver: Option<Resolver>,
+}
+
+/// Opens the cluster's DNS for pods, unless there is another. Where it cannot be had, pods ask the machine's resolvers.
+async fn open_resolver(config: &mut Config, runtime: &NativeRuntime) -> Option<Resolver> {
+    if !config.name_servers.is_empty() {
+        return None;
+    }
+    let addresses = runtime.network().layout().node_addresses();
+    let file = std::fs::read_to_string(&config.resolver_file).unwrap_or_default();
+    match Resolver::bind(&addresses, &config.cluster_domain, &file).await {
+        Ok(resolver) => {
+            config.name_servers = addresses
+                .first()
+                .map(ToString::to_string)
+                .into_iter()
+                .collect();
+            Some(resolver)
+        }
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "pods have no cluster DNS and ask the machine's resolvers");
+            None
+        }
     }
 }
 
@@ -209,7 +265,7 @@ async fn serve(
     recovered: Vec<RecoveredPod>,
     object: k8s_openapi::api::core::v1::Node,
     description: Description,
-    listening: Option<kubelet::Listening>,
+    serving: Serving,
     shutdown: CancellationToken,
 ) {
     let mut tasks = JoinSet::new();
@@ -226,14 +282,26 @@ async fn serve(
             runtime.rotate_logs().await;
         }
     });
+    let (evicting, stop) = (shared.clone(), shutdown.clone());
+    tasks.spawn(async move { evicting.evictions.run(&evicting.config, stop).await });
     tasks.spawn(collect_images(shared.clone(), shutdown.clone()));
     tasks.spawn(registration::heartbeat(
         shared.client.clone(),
         object,
         description,
+        shared.enforcer.enforcement(),
         shutdown.clone(),
     ));
-    if let Some(listening) = listening {
+    tasks.spawn(
+        shared
+            .enforcer
+            .clone()
+            .run(shared.client.clone(), shutdown.clone()),
+    );
+    if let Some(resolver) = serving.resolver {
+        tasks.spawn(resolver.run(shared.client.clone(), shutdown.clone()));
+    }
+    if let Some(listening) = serving.listening {
         tasks.spawn(listening.serve(
             shared.runtime.clone(),
             shared.client.clone(),

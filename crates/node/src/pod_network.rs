@@ -33,7 +33,7 @@ pub fn sandbox_spec(pod: &Pod, config: &Config) -> PodSandboxSpec {
             config.cluster_domain
         )
     });
-    let host_resolver = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let host_resolver = std::fs::read_to_string(&config.resolver_file).unwrap_or_default();
     PodSandboxSpec {
         identity: PodIdentity {
             uid: metadata.uid.clone().unwrap_or_default(),
@@ -78,11 +78,12 @@ fn resolver(spec: &PodSpec, namespace: &str, host: &str, config: &Config) -> Str
         "None" => (Vec::new(), Vec::new(), Vec::new()),
         "ClusterFirst" | "ClusterFirstWithHostNet" if !config.name_servers.is_empty() => {
             let domain = &config.cluster_domain;
-            let searches = vec![
+            let mut searches = vec![
                 format!("{namespace}.svc.{domain}"),
                 format!("svc.{domain}"),
                 domain.clone(),
             ];
+            searches.extend(of_host("search"));
             (
                 config.name_servers.clone(),
                 searches,
@@ -153,7 +154,7 @@ mod tests {
         );
         assert_eq!(
             resolved(json!({"containers": containers}), &["10.0.0.1"]),
-            "nameserver 10.0.0.1\nsearch ns.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n"
+            "nameserver 10.0.0.1\nsearch ns.svc.cluster.local svc.cluster.local cluster.local lan\noptions ndots:5\n"
         );
         let own = json!({"containers": containers, "dnsPolicy": "None",
             "dnsConfig": {"nameservers": ["8.8.8.8", "1.1.1.1"], "searches": ["a"], "options": [{"name": "ndots", "value": "2"}]}});

@@ -3,6 +3,7 @@
 //! Actions run as tasks of their own and come back as events, so that a slow start never delays a deletion.
 
 mod actions;
+mod preparing;
 mod publishing;
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,6 +21,8 @@ use tokio::task::JoinHandle;
 use crate::config::Config;
 use crate::environment::Surroundings;
 use crate::events::{EventSink, Severity};
+use crate::eviction::Evictions;
+use crate::network::enforcer::Enforcer;
 use crate::pod_images::PodImages;
 use crate::pod_lifecycle::{self, ContainerState, Observed, Phase, Sandbox, Verdict};
 use crate::probes;
@@ -37,6 +40,8 @@ pub struct Shared<R> {
     pub events: EventSink,
     pub volumes: Volumes,
     pub surroundings: Surroundings,
+    pub enforcer: Arc<Enforcer>,
+    pub evictions: Evictions,
     /// The server takes no strategic merge patches.
     pub plain_patches: AtomicBool,
 }
@@ -84,6 +89,7 @@ enum Event {
         run: u32,
         message: String,
     },
+    Condemned(Verdict),
     Published(Box<Result<PodStatus, kube::Error>>),
     Finished(bool),
 }
@@ -106,11 +112,18 @@ pub struct PodWorker<R> {
     publishing: bool,
     publish_after: Option<Timestamp>,
     finishing: bool,
+    /// Frees the pod's sandbox.
+    stopping: Option<JoinHandle<()>>,
+    /// Follows what the pod's volumes show.
+    refreshing: Option<JoinHandle<()>>,
 }
 
 impl<R> Drop for PodWorker<R> {
     fn drop(&mut self) {
+        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+        self.shared.evictions.forget(uid);
         self.probes.values().flatten().for_each(JoinHandle::abort);
+        self.refreshing.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -140,6 +153,8 @@ impl<R: Runtime> PodWorker<R> {
             publishing: false,
             publish_after: None,
             finishing: false,
+            stopping: None,
+            refreshing: None,
         };
         if let Some(recovered) = recovered {
             worker.adopt(recovered);
@@ -151,12 +166,30 @@ impl<R: Runtime> PodWorker<R> {
                     .tell(pod, None, Severity::Warning, "Unsupported", text);
             }
         }
+        worker.watch_storage();
         worker
+    }
+
+    /// Lets the node say when the pod holds too much of the disk.
+    fn watch_storage(&self) {
+        let (sender, mut verdicts) = mpsc::unbounded_channel();
+        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+        self.shared.evictions.watch(uid, &self.pod, sender);
+        let events = self.sender.clone();
+        tokio::spawn(async move {
+            while let Some(verdict) = verdicts.recv().await {
+                let _ = events.send(Event::Condemned(verdict));
+            }
+        });
     }
 
     /// Takes over what an earlier run of the node left.
     fn adopt(&mut self, recovered: RecoveredPod) {
         // Without its namespaces a pod starts over, as after a reboot; what ran has ended.
+        if let Some(sandbox) = &recovered.sandbox {
+            self.shared.enforcer.attach(&self.pod, sandbox.addresses());
+            self.keep_volumes_fresh(sandbox);
+        }
         self.sandbox = recovered.sandbox.map_or(Sandbox::Missing, Sandbox::Ready);
         for found in recovered.containers {
             let name = found.id.container.clone();
@@ -280,7 +313,10 @@ impl<R: Runtime> PodWorker<R> {
     /// Takes an event in; true when the pod is gone for good.
     fn take(&mut self, event: Event) -> bool {
         match event {
-            Event::SandboxReady(sandbox) => self.sandbox = Sandbox::Ready(sandbox),
+            Event::SandboxReady(sandbox) => {
+                self.keep_volumes_fresh(&sandbox);
+                self.sandbox = Sandbox::Ready(sandbox);
+            }
             Event::SandboxWaits { reason, message } => {
                 self.shared.events.tell(
                     &self.pod,
@@ -346,6 +382,7 @@ impl<R: Runtime> PodWorker<R> {
                     state.unhealthy = Some(message);
                 }
             }
+            Event::Condemned(verdict) => self.condemn(verdict),
             Event::Published(result) => self.status_published(*result),
             Event::Finished(done) => {
                 self.finishing = false;
@@ -353,6 +390,21 @@ impl<R: Runtime> PodWorker<R> {
             }
         }
         false
+    }
+
+    /// The node ends the pod on its own account.
+    fn condemn(&mut self, verdict: Verdict) {
+        if self.verdict.is_some() || self.pod.metadata.deletion_timestamp.is_some() {
+            return;
+        }
+        self.shared.events.tell(
+            &self.pod,
+            None,
+            Severity::Warning,
+            &verdict.reason,
+            verdict.message.clone(),
+        );
+        self.verdict = Some(verdict);
     }
 
     fn started(&mut self, container: &str, run: u32, started: StartedContainer) {

@@ -14,10 +14,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::errors::chain;
+use crate::network::enforcer::Enforcement;
 use crate::privileges::ROOTLESS_LIMITS;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
@@ -47,6 +49,8 @@ pub struct Description {
     pub machine: Machine,
     /// Sentences about what does not work here; empty when all is well.
     pub problems: Vec<String>,
+    /// Why pods have no IPv6 addresses, when they have none.
+    pub without_ipv6: Option<String>,
     /// Whether the node does without root.
     pub rootless: bool,
 }
@@ -85,6 +89,7 @@ fn quantity(value: &impl ToString) -> Quantity {
 /// The node's status. Pure.
 pub fn status(
     description: &Description,
+    enforcement: &Enforcement,
     previous: Option<&NodeStatus>,
     now: Timestamp,
 ) -> NodeStatus {
@@ -115,7 +120,7 @@ pub fn status(
                 address: description.name.clone(),
             },
         ]),
-        conditions: Some(conditions(description, previous, now)),
+        conditions: Some(conditions(description, enforcement, previous, now)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint {
                 port: i32::from(description.kubelet_port),
@@ -138,6 +143,7 @@ pub fn status(
 
 fn conditions(
     description: &Description,
+    enforcement: &Enforcement,
     previous: Option<&NodeStatus>,
     now: Timestamp,
 ) -> Vec<NodeCondition> {
@@ -147,10 +153,29 @@ fn conditions(
             "NetworkUnavailable",
             "False",
             "RouteCreated",
-            "pods have addresses and a way out".to_owned(),
+            match &description.without_ipv6 {
+                None => "pods have addresses and a way out".to_owned(),
+                Some(reason) => {
+                    format!("pods have addresses and a way out, but no IPv6: {reason}")
+                }
+            },
         )
     } else {
         ("NetworkUnavailable", "False", "Degraded", problems)
+    };
+    let policies = match enforcement {
+        Ok(()) => (
+            "NetworkPolicyEnforced",
+            "True",
+            "RulesInForce",
+            "network policies are enforced".to_owned(),
+        ),
+        Err(reason) => (
+            "NetworkPolicyEnforced",
+            "False",
+            "RulesRefused",
+            format!("pods that a network policy selects are not run: {reason}"),
+        ),
     };
     let table = [
         (
@@ -178,6 +203,7 @@ fn conditions(
             "there are process numbers".to_owned(),
         ),
         network,
+        policies,
     ];
     let rootless = description
         .rootless
@@ -247,6 +273,7 @@ fn labels(name: &str) -> BTreeMap<String, String> {
 pub async fn register(
     client: &Client,
     description: &Description,
+    enforcement: &Enforcement,
 ) -> Result<Node, RegistrationError> {
     let failed = |source| RegistrationError::Register {
         name: description.name.clone(),
@@ -281,12 +308,23 @@ pub async fn register(
         }
         Err(error) => return Err(failed(error)),
     }
-    report(&nodes, description).await.map_err(failed)
+    report(&nodes, description, enforcement)
+        .await
+        .map_err(failed)
 }
 
-async fn report(nodes: &Api<Node>, description: &Description) -> Result<Node, kube::Error> {
+async fn report(
+    nodes: &Api<Node>,
+    description: &Description,
+    enforcement: &Enforcement,
+) -> Result<Node, kube::Error> {
     let current = nodes.get(&description.name).await?;
-    let status = status(description, current.status.as_ref(), Timestamp::now());
+    let status = status(
+        description,
+        enforcement,
+        current.status.as_ref(),
+        Timestamp::now(),
+    );
     nodes
         .patch_status(
             &description.name,
@@ -301,6 +339,7 @@ pub async fn heartbeat(
     client: Client,
     node: Node,
     description: Description,
+    mut enforcement: watch::Receiver<Enforcement>,
     shutdown: CancellationToken,
 ) {
     let leases = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
@@ -311,14 +350,17 @@ pub async fn heartbeat(
             tracing::warn!(error = %chain(&error), "cannot renew the node's lease");
         }
         beat = beat.wrapping_add(1);
-        if beat.is_multiple_of(STATUS_BEATS)
-            && let Err(error) = report(&nodes, &description).await
+        let changed = enforcement.has_changed().unwrap_or(false);
+        let enforced = enforcement.borrow_and_update().clone();
+        if (changed || beat.is_multiple_of(STATUS_BEATS))
+            && let Err(error) = report(&nodes, &description, &enforced).await
         {
             tracing::warn!(error = %chain(&error), "cannot report the node's status");
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep(HEARTBEAT) => {}
+            Ok(()) = enforcement.changed() => enforcement.mark_changed(),
         }
     }
 }

@@ -303,7 +303,7 @@ impl Provisioner {
             return patched.map(drop).map_err(failed("releasing the volume"));
         }
         let path = claim_directory(&self.data_dir, name);
-        match std::fs::remove_dir_all(&path) {
+        match crate::trees::remove(&path) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(ProvisionError::Directory {
                     path: path.display().to_string(),

@@ -1,4 +1,8 @@
-//! After pods have come and gone in every state, with the node stopped in between, the machine is as it was.
+//! After pods have come and gone in every state, with the node killed in between, the machine is as it was.
+//!
+//! The node is a process of its own here, so that it can be killed as the kernel would kill it. This program is both: with `--node` it
+//! is the node, else it is the test. `--pods` says how many pods (a few by default; `cargo xtask test-leaks` asks for a thousand), `--seed`
+//! repeats a run.
 
 #![expect(
     clippy::unwrap_used,
@@ -8,104 +12,267 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
 
-use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams};
-use serde_json::json;
-use support::Machine;
+use agent_sandbox_node::{Config, Node};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use support::eventually_within;
+use support::internet::on_own_network;
+use tokio_util::sync::CancellationToken;
 
-/// What the machine has of the things a node makes.
-#[derive(Debug, PartialEq, Eq)]
-struct Inventory {
-    links: BTreeSet<String>,
-    mounts: usize,
-    groups: BTreeSet<String>,
-    agents: BTreeSet<String>,
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let after = |flag: &str| {
+        let at = arguments.iter().position(|argument| argument == flag)?;
+        arguments.get(at + 1).cloned()
+    };
+    if let Some(data_dir) = after("--node") {
+        let kubeconfig = after("--kubeconfig").unwrap();
+        be_the_node(Path::new(&data_dir), Path::new(&kubeconfig));
+        return;
+    }
+    if arguments.iter().any(|argument| argument == "--list") {
+        println!("pods_in_every_state_leave_nothing_behind_when_the_node_is_killed: test");
+        return;
+    }
+    let pods = after("--pods").map_or(48, |text| text.parse().unwrap());
+    let seed = after("--seed").map_or(u64::from(std::process::id()), |text| text.parse().unwrap());
+    println!("{pods} pods, --seed {seed}");
+    on_own_network(move || pods_leave_nothing_behind_when_the_node_is_killed(pods, seed));
+    println!("nothing is left");
 }
 
-fn inventory() -> Inventory {
-    let names = |path: &str| -> BTreeSet<String> {
+fn be_the_node(data_dir: &Path, kubeconfig: &Path) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig).unwrap();
+        let options = kube::config::KubeConfigOptions::default();
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options);
+        let client = Client::try_from(config.await.unwrap()).unwrap();
+        let mut config = Config::new(data_dir);
+        "test-node".clone_into(&mut config.node_name);
+        let shutdown = CancellationToken::new();
+        let node = Node::start(config, client, shutdown.clone()).await.unwrap();
+        std::fs::write(data_dir.with_extension("up"), "").unwrap();
+        // Told to stop for good, it gives the machine back.
+        let stop = data_dir.with_extension("stop");
+        while !stop.exists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        shutdown.cancel();
+        node.dismantle().await.unwrap();
+    });
+}
+
+/// A generator good enough to choose by, and the same for a seed.
+struct Choices(u64);
+
+impl Choices {
+    fn below(&mut self, count: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (value ^ (value >> 31)) % count
+    }
+}
+
+/// What the machine has of the things that this node makes.
+fn left_behind(data_dir: &Path) -> BTreeSet<String> {
+    let names = |path: &Path| -> Vec<String> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
         entries
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect()
     };
-    let mut groups = BTreeSet::new();
-    for hierarchy in names("/sys/fs/cgroup") {
-        let found = names(&format!("/sys/fs/cgroup/{hierarchy}"));
-        groups.extend(
-            found
-                .into_iter()
-                .filter(|name| name.starts_with("agent-sandbox-")),
-        );
+    let mut found = BTreeSet::new();
+    let links = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let links = links
+        .lines()
+        .skip(2)
+        .filter_map(|line| line.split(':').next());
+    found.extend(
+        links
+            .map(str::trim)
+            .filter(|link| link.starts_with("as"))
+            .map(|link| format!("link {link}")),
+    );
+    let rules = Command::new("nft")
+        .args(["list", "tables"])
+        .output()
+        .unwrap();
+    let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
+    found.extend(rules.lines().map(|table| format!("nft {table}")));
+    let shown = data_dir.display().to_string();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts = mounts.lines().filter(|line| line.contains(&shown));
+    found.extend(mounts.map(|line| format!("mount {line}")));
+    let group = agent_sandbox_node::control_group(data_dir);
+    for hierarchy in names(Path::new("/sys/fs/cgroup")) {
+        let path = Path::new("/sys/fs/cgroup").join(hierarchy).join(&group);
+        if path.exists() {
+            found.insert(format!("control group {}", path.display()));
+        }
     }
-    let agents = names("/proc").into_iter().filter(|pid| {
-        std::fs::read(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|line| line.starts_with(b"sandbox-init"))
-    });
-    Inventory {
-        links: names("/sys/class/net"),
-        mounts: std::fs::read_to_string("/proc/self/mountinfo")
-            .unwrap()
-            .lines()
-            .count(),
-        groups,
-        agents: agents.collect(),
+    for pid in names(Path::new("/proc")) {
+        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        if groups.contains(&group) {
+            found.insert(format!("process {pid}"));
+        }
     }
+    for directory in ["pods", "run/slots", "memory"] {
+        let below = names(&data_dir.join(directory));
+        found.extend(below.into_iter().map(|name| format!("{directory}/{name}")));
+    }
+    found
 }
 
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+struct NodeProcess {
+    child: Child,
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn pods_in_every_state_leave_nothing_behind() {
-    const ROUNDS: usize = 4;
-    const PODS: usize = 12;
-    let before = inventory();
-    let mut machine = Machine::start().await;
-    let mut open = Vec::new();
-    for round in 0..ROUNDS {
-        for number in 0..PODS {
-            let script = [
-                "sleep 1000",
-                "exit 1",
-                "exit 0",
-                "trap '' TERM; while :; do sleep 0.05; done",
-            ][number % 4];
-            let spec = json!({"terminationGracePeriodSeconds": 1,
-                "restartPolicy": if number % 3 == 0 { "Never" } else { "Always" },
-                "volumes": [{"name": "m", "emptyDir": {"medium": "Memory"}}],
-                "containers": [{"name": "c", "image": "host", "command": ["sh", "-c", script],
-                    "volumeMounts": [{"name": "m", "mountPath": "/m"}]}]});
-            machine.create(&format!("p-{round}-{number}"), spec).await;
-        }
-        if round % 2 == 0 {
-            // Stopped while pods are starting, running and ending.
-            machine.stop_node().await;
-            machine.start_node().await;
-        } else {
-            machine.ready(&format!("p-{round}-0")).await;
-        }
-        for pod in machine.pods().list(&ListParams::default()).await.unwrap() {
-            machine
-                .pods()
-                .delete(&pod.name_any(), &DeleteParams::default())
-                .await
-                .unwrap();
-        }
-        for number in 0..PODS {
-            machine.gone(&format!("p-{round}-{number}")).await;
-        }
-        let pods = machine.config.data_dir.join("pods");
-        support::eventually("the pods to be gone from the machine", || async {
-            support::entries(&pods).is_empty().then_some(())
+impl NodeProcess {
+    async fn start(data_dir: &Path, kubeconfig: &Path) -> Self {
+        let up = data_dir.with_extension("up");
+        let _ = std::fs::remove_file(&up);
+        let child = Command::new(std::env::current_exe().unwrap())
+            .arg("--node")
+            .arg(data_dir)
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .spawn()
+            .unwrap();
+        let node = Self { child };
+        eventually_within(PATIENCE, "the node to be up", || async {
+            up.exists().then_some(())
         })
         .await;
-        open.push(descriptors());
+        node
     }
-    let grown = open.last().unwrap().saturating_sub(open[1]);
-    assert!(grown <= 8, "descriptors grow with every round: {open:?}");
-    machine.finish().await;
-    assert_eq!(inventory(), before);
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn spec(number: u64, choices: &mut Choices) -> Value {
+    let script = [
+        "sleep 1000",
+        "exit 1",
+        "exit 0",
+        "trap '' TERM; while :; do sleep 0.05; done",
+        "(sleep 1000 &) ; sleep 1000",
+    ][usize::try_from(choices.below(5)).unwrap()];
+    let policy = ["Never", "Always", "OnFailure"][usize::try_from(choices.below(3)).unwrap()];
+    let container = |name: &str| {
+        json!({"name": name, "image": "host", "command": ["sh", "-c", script],
+            "volumeMounts": [{"name": "m", "mountPath": "/m"}, {"name": "d", "mountPath": "/d"}]})
+    };
+    let mut containers = vec![container("c")];
+    if choices.below(4) == 0 {
+        containers.push(container("second"));
+    }
+    json!({"metadata": {"name": format!("p-{number}"), "labels": {"round": "x"}}, "spec": {
+        "terminationGracePeriodSeconds": 1, "restartPolicy": policy, "containers": containers,
+        "volumes": [{"name": "m", "emptyDir": {"medium": "Memory"}}, {"name": "d", "emptyDir": {}}]}})
+}
+
+async fn pods_leave_nothing_behind_when_the_node_is_killed(total: u64, seed: u64) {
+    const AT_ONCE: u64 = 24;
+    let mut choices = Choices(seed);
+    let directory = tempfile::Builder::new()
+        .prefix("node-leaks-")
+        .tempdir()
+        .unwrap();
+    let data_dir = directory.path().join("data");
+    std::fs::create_dir(&data_dir).unwrap();
+    let server = std::sync::Arc::new(
+        apiserver::Server::open(apiserver::Config::in_memory())
+            .await
+            .unwrap(),
+    );
+    support::internet::bring_up_loopback().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let kubeconfig = directory.path().join("kubeconfig");
+    server.write_kubeconfig(&kubeconfig, &url).unwrap();
+    let shutdown = CancellationToken::new();
+    let (serving, stop) = (server.clone(), shutdown.clone());
+    tokio::spawn(async move { serving.serve(listener, stop).await });
+    let client = server.client();
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "t"}})).unwrap();
+    let namespaces = Api::<Namespace>::all(client.clone());
+    namespaces
+        .create(&PostParams::default(), &namespace)
+        .await
+        .unwrap();
+    tokio::spawn(agent_sandbox_node::scheduler::run(
+        client.clone(),
+        "test-node".to_owned(),
+        shutdown.clone(),
+    ));
+    let pods = Api::<Pod>::namespaced(client, "t");
+    let mut node = NodeProcess::start(&data_dir, &kubeconfig).await;
+    let mut made = 0;
+    while made < total {
+        for _ in 0..AT_ONCE.min(total - made) {
+            let pod = serde_json::from_value(spec(made, &mut choices)).unwrap();
+            pods.create(&PostParams::default(), &pod).await.unwrap();
+            made += 1;
+        }
+        // Somewhere between nothing started and everything running or over.
+        tokio::time::sleep(Duration::from_millis(choices.below(700))).await;
+        let listed = pods.list(&ListParams::default()).await.unwrap();
+        for pod in &listed {
+            let parameters = match choices.below(4) {
+                0 => DeleteParams::default().grace_period(0),
+                1 => continue,
+                _ => DeleteParams::default(),
+            };
+            let _ = pods.delete(&pod.name_any(), &parameters).await;
+        }
+        if choices.below(2) == 0 {
+            tokio::time::sleep(Duration::from_millis(choices.below(300))).await;
+            node.kill();
+            // Some go while nobody looks after them.
+            for pod in pods
+                .list(&ListParams::default())
+                .await
+                .unwrap()
+                .iter()
+                .step_by(3)
+            {
+                let now = DeleteParams::default().grace_period(0);
+                let _ = pods.delete(&pod.name_any(), &now).await;
+            }
+            node = NodeProcess::start(&data_dir, &kubeconfig).await;
+        }
+    }
+    for pod in pods.list(&ListParams::default()).await.unwrap() {
+        let _ = pods.delete(&pod.name_any(), &DeleteParams::default()).await;
+    }
+    eventually_within(PATIENCE, "the pods to be gone from the API", || async {
+        let left = pods.list(&ListParams::default()).await.unwrap();
+        left.items.is_empty().then_some(())
+    })
+    .await;
+    let below = data_dir.join("pods");
+    eventually_within(PATIENCE, "the pods to be gone from the machine", || async {
+        support::entries(&below).is_empty().then_some(())
+    })
+    .await;
+    std::fs::write(data_dir.with_extension("stop"), "").unwrap();
+    let ended = node.child.wait().unwrap();
+    assert!(ended.success(), "the node ended with {ended}");
+    shutdown.cancel();
+    let left = left_behind(&data_dir);
+    assert!(left.is_empty(), "left behind: {left:#?}");
 }

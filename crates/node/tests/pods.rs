@@ -527,3 +527,129 @@ async fn pods_survive_a_restart_of_the_node_and_those_gone_meanwhile_are_removed
     .await;
     machine.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mounted_objects_follow_their_originals() {
+    let machine =
+        Machine::start_with(|config| config.volume_refresh = std::time::Duration::from_millis(50))
+            .await;
+    let maps = Api::<ConfigMap>::namespaced(machine.client.clone(), "t");
+    let object = |data: serde_json::Value| json!({"metadata": {"name": "m"}, "data": data});
+    let map = serde_json::from_value(object(json!({"a": "1", "b": "2"}))).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    let spec = json!({"containers": [{"name": "c", "image": "host", "command": ["sleep", "1000"],
+            "volumeMounts": [{"name": "m", "mountPath": "/config"}]}],
+        "volumes": [{"name": "m", "configMap": {"name": "m"}}]});
+    machine.create("p", spec).await;
+    let pod = machine.ready("p").await;
+    let shown = || async {
+        let script = "cd /config && for f in *; do echo $f=$(cat $f); done";
+        machine.exec(&pod, &["sh", "-c", script]).await.1
+    };
+    assert_eq!(shown().await, "a=1\nb=2\n");
+    let map = serde_json::from_value(object(json!({"a": "changed", "c": "new"}))).unwrap();
+    maps.replace("m", &PostParams::default(), &map)
+        .await
+        .unwrap();
+    eventually("the volume to follow", || async {
+        (shown().await == "a=changed\nc=new\n").then_some(())
+    })
+    .await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_knows_its_size_and_an_attached_client_talks_to_the_command() {
+    use agent_sandbox_node::runtime::agent::Output;
+    use agent_sandbox_node::runtime::{ContainerId, Runtime};
+    let machine = Machine::start().await;
+    let mut container = shell("while read line; do echo got $line; done; echo over");
+    container["stdin"] = json!(true);
+    container["stdinOnce"] = json!(true);
+    machine
+        .create(
+            "p",
+            json!({"restartPolicy": "Never", "containers": [container]}),
+        )
+        .await;
+    let pod = machine.ready("p").await;
+    let id = ContainerId {
+        pod: pod.uid().unwrap(),
+        container: "c".to_owned(),
+        attempt: 0,
+    };
+    let window = |rows: u16, columns: u16| shim_protocol::WindowSize { rows, columns };
+    let request = shim_protocol::ExecRequest {
+        // Says its size at the start and whenever it changes.
+        arguments: [
+            "sh",
+            "-c",
+            "stty size; trap 'stty size; exit 7' WINCH; while :; do sleep 0.05; done",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        environment: Vec::new(),
+        terminal: true,
+        stdin: true,
+        window: Some(window(24, 80)),
+    };
+    let mut session = machine.runtime().exec(&id, request).await.unwrap();
+    let mut said = String::new();
+    let mut resized = false;
+    let code = loop {
+        match session.output.next().await.unwrap() {
+            Output::Stdout(data) | Output::Stderr(data) => {
+                said.push_str(&String::from_utf8_lossy(&data));
+                if !resized && said.contains("24 80") {
+                    session.input.resize(window(50, 132)).await.unwrap();
+                    resized = true;
+                }
+            }
+            Output::Exit(exit) => break exit.code,
+        }
+    };
+    assert_eq!((said.as_str(), code), ("24 80\r\n50 132\r\n", 7));
+    let mut session = machine.runtime().attach(&id, true).await.unwrap();
+    session.input.write(b"hello\n").await.unwrap();
+    let mut said = String::new();
+    while !said.contains("got hello\n") {
+        match session.output.next().await.unwrap() {
+            Output::Stdout(data) => said.push_str(&String::from_utf8_lossy(&data)),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+    // Its input ends with the client, since it is for one client only.
+    session.input.close().await.unwrap();
+    machine.phase("p", "Succeeded").await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_speaks_https_to_a_certificate_that_nobody_vouches_for() {
+    let machine = Machine::start().await;
+    let certified = rcgen::generate_simple_self_signed(["pod.example".to_owned()]).unwrap();
+    let (certificate, key) = (certified.cert.pem(), certified.signing_key.serialize_pem());
+    let secret = json!({"metadata": {"name": "tls"}, "stringData": {"all.pem": format!("{certificate}{key}")}});
+    Api::<Secret>::namespaced(machine.client.clone(), "t")
+        .create(
+            &PostParams::default(),
+            &serde_json::from_value(secret).unwrap(),
+        )
+        .await
+        .unwrap();
+    let server = "import http.server, ssl\ns = http.server.HTTPServer(('', 8443), http.server.SimpleHTTPRequestHandler)\nc = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)\nc.load_cert_chain('/tls/all.pem')\ns.socket = c.wrap_socket(s.socket, server_side=True)\ns.serve_forever()";
+    let spec = |scheme: &str| {
+        json!({"terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "host", "command": ["python3", "-c", server],
+            "readinessProbe": {"httpGet": {"path": "/", "port": 8443, "scheme": scheme}, "periodSeconds": 1},
+            "volumeMounts": [{"name": "tls", "mountPath": "/tls"}]}],
+            "volumes": [{"name": "tls", "secret": {"secretName": "tls"}}]})
+    };
+    machine.create("secured", spec("HTTPS")).await;
+    machine.create("plain", spec("HTTP")).await;
+    machine.ready("secured").await;
+    assert!(
+        !is_ready(&machine.pod("plain").await),
+        "an answer without TLS is none here"
+    );
+    machine.finish().await;
+}

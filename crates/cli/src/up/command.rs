@@ -11,6 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{API_LISTEN, METRICS_LISTEN, Options, Quickstart, ROUTER_LISTEN, Up};
 use crate::data_directory::{self, Running};
+use crate::parts::UnselectedPods;
 use crate::rootless;
 
 /// Run the whole system on this machine: API server, controllers, node and router
@@ -56,6 +57,10 @@ pub struct Arguments {
     /// Do not create the template and the warm pool of the quickstart
     #[arg(long)]
     no_quickstart: bool,
+
+    /// What pods that no network policy selects may do
+    #[arg(long, value_name = "WHAT", default_value = "isolated")]
+    unselected_pods: UnselectedPods,
 }
 
 /// Runs until it is told to stop. A second signal ends it at once.
@@ -94,6 +99,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         } else {
             Quickstart::TemplateAndPool
         },
+        unselected_pods: arguments.unselected_pods.into(),
     })
     .await?;
     if let Some(ready_file) = &arguments.ready_file {

@@ -57,6 +57,7 @@ pub struct Options {
     pub metrics_listen: SocketAddr,
     pub audit: Option<apiserver::audit::Options>,
     pub quickstart: Quickstart,
+    pub unselected_pods: node::network::policy::Unselected,
 }
 
 /// A running system.
@@ -111,7 +112,7 @@ impl Up {
         installation::install(&up.client).await?;
         let controllers = up.start_controllers().await?;
         let router = router_listener.local_addr()?;
-        up.start_node(router).await?;
+        up.start_node(router, options.unselected_pods).await?;
         let proxy = up.start_router(router_listener)?;
         up.serve_router_to_the_bridge(&proxy).await?;
         up.announce_router(router).await?;
@@ -223,13 +224,18 @@ impl Up {
         }
     }
 
-    async fn start_node(&mut self, router: SocketAddr) -> anyhow::Result<()> {
+    async fn start_node(
+        &mut self,
+        router: SocketAddr,
+        unselected_pods: node::network::policy::Unselected,
+    ) -> anyhow::Result<()> {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let certificate = self
             .server
             .issue_node_certificate(NODE_NAME, &[address.ip().to_string()])?;
         let config = node::Config {
             node_name: NODE_NAME.to_owned(),
+            unselected_pods,
             kubelet: Some(node::kubelet::Endpoint {
                 address,
                 authority_pem: certificate.authority_pem,

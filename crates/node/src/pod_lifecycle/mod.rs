@@ -476,7 +476,12 @@ impl Decision<'_> {
     }
 
     fn wind_down(&mut self, spec: &PodSpec) {
-        if self.stop_all(spec, grace_of(spec), "the pod has ended")
+        // What the node ends for its own sake gets no time to go on.
+        let grace = match self.observed.verdict {
+            Some(_) => Duration::ZERO,
+            None => grace_of(spec),
+        };
+        if self.stop_all(spec, grace, "the pod has ended")
             && matches!(self.observed.sandbox, Sandbox::Ready(_))
         {
             self.actions.push(Action::StopSandbox);

@@ -28,13 +28,17 @@ pub fn status(
     now: Timestamp,
 ) -> PodStatus {
     let previous = observed.pod.status.clone().unwrap_or_default();
-    let address = match observed.sandbox {
+    let addresses = match observed.sandbox {
         Sandbox::Ready(sandbox)
         | Sandbox::Stopped {
             address: Some(sandbox),
-        } => Some(sandbox.address.to_string()),
-        _ => previous.pod_ip.clone().filter(|_| outcome.is_over()),
-    };
+        } => {
+            let addresses = sandbox.addresses().into_iter();
+            Some(addresses.map(|ip| PodIP { ip: ip.to_string() }).collect())
+        }
+        _ => previous.pod_ips.clone().filter(|_| outcome.is_over()),
+    }
+    .filter(|addresses: &Vec<PodIP>| !addresses.is_empty());
     let init: Vec<ContainerStatus> = spec
         .init_containers
         .iter()
@@ -57,8 +61,11 @@ pub fn status(
         host_ips: Some(vec![HostIP {
             ip: observed.node_address.clone(),
         }]),
-        pod_ips: address.clone().map(|ip| vec![PodIP { ip }]),
-        pod_ip: address,
+        pod_ip: addresses
+            .as_ref()
+            .and_then(|addresses| addresses.first())
+            .map(|address| address.ip.clone()),
+        pod_ips: addresses,
         start_time: Some(
             previous
                 .start_time

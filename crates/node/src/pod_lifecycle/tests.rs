@@ -30,6 +30,7 @@ fn pod(spec: Value) -> Pod {
 fn sandbox() -> Sandbox {
     Sandbox::Ready(PodSandbox {
         address: Ipv4Addr::new(10, 0, 0, 5),
+        ipv6_address: Some("fd00::5".parse().unwrap()),
         identity_base: 1 << 20,
     })
 }
@@ -145,6 +146,9 @@ fn a_new_pod_gets_a_sandbox_and_then_its_containers_together() {
     let plan = case.plan(0);
     assert_eq!(plan.actions, [start("a", 0, 0), start("b", 0, 0)]);
     assert_eq!(plan.status.pod_ip.as_deref(), Some("10.0.0.5"));
+    let addresses = plan.status.pod_ips.clone().unwrap_or_default();
+    let addresses: Vec<String> = addresses.into_iter().map(|address| address.ip).collect();
+    assert_eq!(addresses, ["10.0.0.5", "fd00::5"]);
 }
 
 #[test]

@@ -6,25 +6,17 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::preparing::{container_of, container_request, prepare, refresh_volumes};
 use super::{Event, PodWorker, Shared};
-use crate::container_spec::{self, Parts};
 use crate::errors::chain;
 use crate::events::Severity;
 use crate::pod_lifecycle::{Action, KILL_AGAIN, Phase, Sandbox};
 use crate::probes::{self, Kind};
-use crate::runtime::{ContainerId, ContainerSpec, PodSandbox, Runtime, StartError};
+use crate::runtime::{ContainerId, PodSandbox, Runtime};
 use crate::volumes::Volumes;
-use crate::{api_objects, environment, pod_network};
-
-fn container_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
-    let spec = pod.spec.as_ref()?;
-    spec.containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten())
-        .find(|container| container.name == name)
-}
 
 impl<R: Runtime> PodWorker<R> {
     fn id(&self, container: &str, run: u32) -> ContainerId {
@@ -68,6 +60,18 @@ impl<R: Runtime> PodWorker<R> {
             };
             let _ = sender.send(event);
         });
+    }
+
+    /// Follows the objects that the pod's volumes show, from now until the pod has ended.
+    pub(super) fn keep_volumes_fresh(&mut self, sandbox: &PodSandbox) {
+        if !Volumes::follows_objects(&self.pod) {
+            return;
+        }
+        let (shared, pod, sandbox) = (self.shared.clone(), self.pod.clone(), sandbox.clone());
+        let task = tokio::spawn(async move { refresh_volumes(&shared, &pod, &sandbox).await });
+        if let Some(earlier) = self.refreshing.replace(task) {
+            earlier.abort();
+        }
     }
 
     fn start(&mut self, container: &str, run: u32, crashes: u32) {
@@ -297,16 +301,21 @@ impl<R: Runtime> PodWorker<R> {
         let Sandbox::Ready(sandbox) = self.sandbox.clone() else {
             return;
         };
+        self.refreshing.take().iter().for_each(JoinHandle::abort);
         self.sandbox = Sandbox::Stopped {
             address: Some(sandbox),
         };
         let (shared, pod) = (self.shared.clone(), self.pod.clone());
-        tokio::spawn(async move {
+        self.stopping = Some(tokio::spawn(async move {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
+            shared.enforcer.detach(&uid).await;
+            if let Err(error) = shared.volumes.release(&uid).await {
+                tracing::warn!(pod = pod.metadata.name, error = %chain(&error), "cannot free a pod's volumes");
+            }
             if let Err(error) = shared.runtime.stop_sandbox(&uid).await {
                 tracing::warn!(pod = pod.metadata.name, error = %chain(&error), "cannot free a pod's sandbox");
             }
-        });
+        }));
     }
 
     /// Removes everything of the pod, then the pod. A failure is retried by deciding again.
@@ -315,6 +324,7 @@ impl<R: Runtime> PodWorker<R> {
             return;
         }
         self.finishing = true;
+        let stopping = self.stopping.take();
         let (shared, pod, sender, gone) = (
             self.shared.clone(),
             self.pod.clone(),
@@ -324,6 +334,10 @@ impl<R: Runtime> PodWorker<R> {
         tokio::spawn(async move {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let mut done = true;
+            // One after the other: both free the same things.
+            if let Some(stopping) = stopping {
+                let _ = stopping.await;
+            }
             if let Err(error) = remove(&shared, &uid).await {
                 tracing::warn!(pod = pod.metadata.name, error = %error, "cannot remove a pod");
                 done = false;
@@ -344,6 +358,7 @@ async fn remove<R: Runtime>(shared: &Shared<R>, uid: &str) -> Result<(), String>
         .release(uid)
         .await
         .map_err(|error| chain(&error))?;
+    shared.enforcer.detach(uid).await;
     shared
         .runtime
         .remove_sandbox(uid)
@@ -376,88 +391,6 @@ async fn delete_object<R: Runtime>(shared: &Shared<R>, pod: &Pod, uid: String) -
             false
         }
     }
-}
-
-/// Everything a pod needs before its first container. A failure comes with the reason to show.
-async fn prepare<R: Runtime>(
-    shared: &Shared<R>,
-    pod: &Pod,
-) -> Result<PodSandbox, (&'static str, String)> {
-    let spec = pod_network::sandbox_spec(pod, &shared.config);
-    let sandbox = shared
-        .runtime
-        .create_sandbox(&spec)
-        .await
-        .map_err(|error| ("FailedCreatePodSandBox", chain(&error)))?;
-    let mut surroundings = shared.surroundings.clone();
-    surroundings.pod_address = sandbox.address.to_string();
-    if pod.spec.as_ref().is_some_and(|spec| {
-        spec.volumes
-            .as_ref()
-            .is_some_and(|volumes| !volumes.is_empty())
-    }) {
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let references = api_objects::references(pod);
-        let objects = api_objects::fetch(&shared.client, namespace, &references)
-            .await
-            .map_err(|error| ("FailedMount", chain(&error)))?;
-        shared
-            .volumes
-            .prepare(pod, &objects, &surroundings, sandbox.identity_base)
-            .await
-            .map_err(|error| ("FailedMount", chain(&error)))?;
-    }
-    Ok(sandbox)
-}
-
-async fn container_request<R: Runtime>(
-    shared: &Shared<R>,
-    pod: &Pod,
-    name: &str,
-    run: u32,
-    crashes: u32,
-    sandbox: &PodSandbox,
-) -> Result<ContainerSpec, StartError> {
-    let configuration = |message: String| StartError::Configuration(message);
-    let container =
-        container_of(pod, name).ok_or_else(|| configuration(format!("no container {name:?}")))?;
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let refers = container.env_from.is_some()
-        || container
-            .env
-            .iter()
-            .flatten()
-            .any(|env| env.value_from.is_some());
-    let objects = if refers || Volumes::needs_claims(pod) {
-        let references = api_objects::references(pod);
-        api_objects::fetch(&shared.client, namespace, &references)
-            .await
-            .map_err(|error| configuration(chain(&error)))?
-    } else {
-        api_objects::Objects::default()
-    };
-    let mut surroundings = shared.surroundings.clone();
-    surroundings.pod_address = sandbox.address.to_string();
-    let environment = environment::resolve(pod, container, &objects, &surroundings)
-        .map_err(|error| configuration(error.to_string()))?;
-    let mounts = shared
-        .volumes
-        .mounts(pod, container, &objects, &environment)
-        .map_err(|error| configuration(chain(&error)))?;
-    let image = shared.images.ensure(pod, container, &shared.config).await?;
-    container_spec::build(
-        pod,
-        container,
-        Parts {
-            image,
-            run,
-            crashes,
-            environment,
-            mounts,
-        },
-        &shared.config,
-    )
-    .map_err(|error| configuration(error.to_string()))
 }
 
 async fn run_hook<R: Runtime>(

@@ -7,12 +7,11 @@ pub mod agent;
 pub mod control_groups;
 pub mod host_image;
 pub mod native;
-pub mod network;
 pub mod seccomp;
 pub mod slots;
 
 use std::future::Future;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -65,8 +64,17 @@ pub struct PodSandboxSpec {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodSandbox {
     pub address: Ipv4Addr,
+    /// Absent on a machine without IPv6.
+    pub ipv6_address: Option<Ipv6Addr>,
     /// The first of the pod's host identities; container id 0 maps to it.
     pub identity_base: u32,
+}
+
+impl PodSandbox {
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let six = self.ipv6_address.map(IpAddr::from);
+        std::iter::once(self.address.into()).chain(six).collect()
+    }
 }
 
 /// What a container's root is made of.
@@ -171,7 +179,7 @@ pub enum RuntimeError {
     #[error("no address is free for another pod")]
     NoFreeSlot,
     #[error(transparent)]
-    Network(#[from] network::NetworkError),
+    Network(#[from] crate::network::links::NetworkError),
     #[error(transparent)]
     ControlGroup(#[from] control_groups::ControlGroupError),
     #[error("the launcher failed: {0}")]

@@ -30,7 +30,6 @@ use tokio_util::sync::CancellationToken;
 use super::agent::{self, Session};
 use super::control_groups::ControlGroups;
 use super::host_image::{self, HostImage};
-use super::network::{self, Network};
 use super::slots::{self, Slots};
 use super::{
     ContainerId, ContainerSpec, PodSandbox, PodSandboxSpec, RecoveredPod, Runtime, RuntimeError,
@@ -39,6 +38,9 @@ use super::{
 use crate::assets::Programs;
 use crate::config::{Config, PodNetwork};
 use crate::names::{Names, short_hash};
+use crate::network::firewall;
+use crate::network::links::{self, Forwarding, Layout, Network};
+use crate::network::namespaces;
 use crate::privileges::Privileges;
 
 const SHARED_MEMORY_BYTES: u64 = 64 << 20;
@@ -72,7 +74,7 @@ struct Running {
 /// What the node has to know that its pods cannot have.
 #[derive(Debug, Clone, Default)]
 pub struct Shortcomings {
-    /// Why pods have no way out, when they have none.
+    /// Why pods' traffic cannot be judged, when it cannot.
     pub firewall: Option<String>,
     /// Controllers without which limits are not enforced.
     pub controllers: Vec<&'static str>,
@@ -128,10 +130,17 @@ impl NativeRuntime {
             address: std::net::Ipv4Addr::new(10, 200 + u8::try_from(share).unwrap_or(0), 0, 0),
             prefix_length: 16,
         });
-        let network = Network::open(names.clone(), range).await?;
-        let firewall = network::install_firewall(&names, range)
+        let layout = Layout::new(names.clone(), range);
+        let surroundings = layout.surroundings(config.firewall_program.clone());
+        let firewall = blocking(move || Ok(firewall::open(&surroundings)))
+            .await?
             .err()
             .map(|error| crate::errors::chain(&error));
+        let forwarding = match firewall {
+            None => Forwarding::On,
+            Some(_) => Forwarding::Off,
+        };
+        let network = Network::open(layout, forwarding).await?;
         let shortcomings = Shortcomings {
             firewall,
             controllers: control_groups.missing(),
@@ -175,6 +184,10 @@ impl NativeRuntime {
         self.slots.network().range()
     }
 
+    pub fn network(&self) -> &Network {
+        self.slots.network()
+    }
+
     /// The address under which pods see the node.
     pub fn node_address(&self) -> std::net::Ipv4Addr {
         self.slots.network().gateway()
@@ -188,6 +201,10 @@ impl NativeRuntime {
     pub async fn dismantle(&self) -> Result<(), RuntimeError> {
         self.slots.drain().await?;
         self.slots.network().close().await?;
+        let program = self.config.firewall_program.clone();
+        let surroundings = self.slots.network().layout().surroundings(program);
+        blocking(move || Ok(firewall::remove(&surroundings).map_err(links::NetworkError::from)?))
+            .await?;
         self.control_groups.remove_parent()?;
         let _ = rustix::mount::unmount(&self.run, rustix::mount::UnmountFlags::DETACH);
         let _ = slots::release_share(&self.registry, self.share);
@@ -227,7 +244,7 @@ impl NativeRuntime {
     ) -> Result<io::Result<std::net::TcpStream>, RuntimeError> {
         let slot = self.sandbox_record(pod).and_then(|record| record.slot);
         let slot = slot.ok_or_else(|| RuntimeError::NoSandbox(pod.to_owned()))?;
-        Ok(network::connect_inside(&self.slots.pins(slot).network, port).await?)
+        Ok(namespaces::connect_inside(&self.slots.pins(slot).network, port).await?)
     }
 
     pub async fn attach(&self, id: &ContainerId, stdin: bool) -> Result<Session, RuntimeError> {
@@ -348,7 +365,7 @@ impl NativeRuntime {
         let _ = self.control_groups.remove_container(&id.pod, &group);
         // The layer goes with the run, as the next run starts from the image again.
         for name in ["upper", "work"] {
-            let _ = fs::remove_dir_all(directory.join(name));
+            let _ = crate::trees::remove(&directory.join(name));
         }
         let _ = fs::remove_file(directory.join("agent.sock"));
         self.images.release(&image_user(id));
@@ -454,17 +471,19 @@ impl Runtime for NativeRuntime {
             )?;
             slot
         };
-        let address = self.slots.network().address(slot);
-        launching::write_pod_files(&directory, spec, address).map_err(failure("a pod's files"))?;
+        let sandbox = PodSandbox {
+            address: self.slots.network().address(slot),
+            ipv6_address: self.slots.network().ipv6_address(slot),
+            identity_base: self.slots.identities(slot).base,
+        };
+        launching::write_pod_files(&directory, spec, &sandbox.addresses())
+            .map_err(failure("a pod's files"))?;
         if spec.containers > 1 {
             self.slots
                 .make_shared_memory(slot, SHARED_MEMORY_BYTES)
                 .map_err(failure("a pod's shared memory"))?;
         }
-        Ok(PodSandbox {
-            address,
-            identity_base: self.slots.identities(slot).base,
-        })
+        Ok(sandbox)
     }
 
     async fn start(&self, spec: ContainerSpec) -> Result<StartedContainer, StartError> {
@@ -535,7 +554,7 @@ impl Runtime for NativeRuntime {
     async fn remove_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
         self.stop_sandbox(pod).await?;
         let directory = self.pod_directory(pod);
-        blocking(move || match fs::remove_dir_all(&directory) {
+        blocking(move || match crate::trees::remove(&directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(failure("to remove a pod")(error))
             }

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::RuntimeError;
-use super::network::Network;
+use crate::network::links::Network;
 use crate::privileges::Privileges;
 
 /// Identities per pod: all that 16 bits hold, as container images expect.

@@ -10,6 +10,7 @@
 //! when mounted, since the next pod that uses them has another range.
 
 mod content;
+mod refresh;
 
 use std::fs;
 use std::io;
@@ -24,6 +25,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use shim_protocol::{BindSource, Mount, MountKind};
 
 use self::content::{File, Medium};
+pub use self::refresh::Tokens;
 use crate::api_objects::Objects;
 use crate::environment::{self, Surroundings};
 use crate::quantity;
@@ -351,21 +353,21 @@ impl Volumes {
             .any(|volume| claim_name(pod, volume).is_some())
     }
 
-    /// Frees what a pod's volumes hold of the machine's memory; directories go with the pod's own.
+    /// Frees what a pod's volumes hold of the machine's memory and disk; claims stay.
     pub async fn release(&self, uid: &str) -> Result<(), VolumeError> {
         let directory = self.data_dir.join("memory").join(uid);
+        let on_disk = self.data_dir.join("pods").join(uid).join("volumes");
         let uid = uid.to_owned();
         tokio::task::spawn_blocking(move || {
             for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
                 let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
             }
-            match fs::remove_dir_all(&directory) {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => Err(VolumeError::Io {
+            crate::trees::remove(&directory)
+                .and_then(|()| crate::trees::remove(&on_disk))
+                .map_err(|source| VolumeError::Io {
                     volume: uid,
                     source,
-                }),
-                _ => Ok(()),
-            }
+                })
         })
         .await
         .unwrap_or(Ok(()))
@@ -484,15 +486,22 @@ fn write_files(root: &Path, files: &[File], base: u32, group: Option<u32>) -> io
             fs::create_dir_all(&parent)?;
             give(&parent, base, group, 0o755)?;
         }
-        fs::write(&path, &file.content)?;
+        if fs::read(&path).is_ok_and(|found| found == file.content) {
+            continue;
+        }
+        // Whoever reads it sees the old file or the new one, whole.
+        let name = file.path.file_name().unwrap_or_default().to_string_lossy();
+        let new = path.with_file_name(format!("..new-{name}"));
+        fs::write(&new, &file.content)?;
         // A group that was asked for must be able to read what is in the volume.
         let mode = if group.is_some() {
             file.mode | 0o040
         } else {
             file.mode
         };
-        chown(&path, Some(base), Some(base + group.unwrap_or(0)))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        chown(&new, Some(base), Some(base + group.unwrap_or(0)))?;
+        fs::set_permissions(&new, fs::Permissions::from_mode(mode))?;
+        fs::rename(&new, &path)?;
     }
     Ok(())
 }

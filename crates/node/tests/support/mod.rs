@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test binary uses its own part of this")]
 
+pub mod internet;
+
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +19,8 @@ pub struct Machine {
     pub client: Client,
     pub node: Option<Node>,
     pub config: Config,
-    server: apiserver::Server,
+    server: Option<apiserver::Server>,
+    finished: bool,
     shutdown: CancellationToken,
     node_shutdown: CancellationToken,
     directory: Option<tempfile::TempDir>,
@@ -85,7 +88,8 @@ impl Machine {
             client,
             node: None,
             config,
-            server,
+            server: Some(server),
+            finished: false,
             node_shutdown: shutdown.child_token(),
             shutdown,
             directory: Some(directory),
@@ -260,11 +264,78 @@ impl Machine {
         node.dismantle()
             .await
             .unwrap_or_else(|error| panic!("dismantling: {error:?}"));
-        self.server.shutdown().await;
+        self.finished = true;
+        self.server.take().unwrap().shutdown().await;
         let data = self.directory.take().unwrap();
         let left = leftovers(data.path());
         assert!(left.is_empty(), "left behind: {left:#?}");
     }
+}
+
+/// A test that failed before it had finished gives the machine back all the same.
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        self.shutdown.cancel();
+        let data_dir = self.config.data_dir.clone();
+        let data_dir = data_dir.canonicalize().unwrap_or(data_dir);
+        // On a thread of its own, which is in the same network namespace and in no runtime.
+        let cleaning = std::thread::spawn(move || clean_up(&data_dir));
+        let _ = cleaning.join();
+    }
+}
+
+fn clean_up(data_dir: &Path) {
+    let group = node::control_group(data_dir);
+    let tag = group.trim_start_matches("agent-sandbox-").to_owned();
+    let mut groups: Vec<PathBuf> = entries(Path::new("/sys/fs/cgroup"))
+        .iter()
+        .map(|hierarchy| hierarchy.join(&group))
+        .chain([Path::new("/sys/fs/cgroup").join(&group)])
+        .filter(|path| path.exists())
+        .collect();
+    let mut next = 0;
+    while let Some(path) = groups.get(next).cloned() {
+        groups.extend(entries(&path).into_iter().filter(|below| below.is_dir()));
+        next += 1;
+    }
+    for round in 0..100 {
+        let mut left = false;
+        for path in groups.iter().rev() {
+            for pid in std::fs::read_to_string(path.join("cgroup.procs"))
+                .unwrap_or_default()
+                .lines()
+            {
+                let pid = pid.parse().ok().and_then(rustix::process::Pid::from_raw);
+                if let Some(pid) = pid {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            let _ = std::fs::remove_dir(path);
+            left |= path.exists();
+        }
+        if !left {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10 + round));
+    }
+    let shown = data_dir.display().to_string();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for point in mounts
+        .lines()
+        .rev()
+        .filter_map(|line| line.split(' ').nth(4))
+        .filter(|point| point.starts_with(&shown))
+    {
+        let _ = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
+    }
+    let _ = std::process::Command::new("nft")
+        .args(["delete", "table", "inet", &format!("agent_sandbox_{tag}")])
+        .stderr(std::process::Stdio::null())
+        .status();
+    internet::remove_links(&format!("asb-{tag}"), &format!("as{}", &tag[..6]));
 }
 
 pub fn is_ready(pod: &Pod) -> bool {

@@ -1,6 +1,7 @@
 //! The container's log: one line per line of output, in the format Kubernetes nodes keep (`time stream flag text`).
 //!
-//! Files are rotated by the node, which hands a new one over; a line is never split between two files.
+//! Files are rotated by the node, which hands a new one over; a line is never split between two files. A container that writes
+//! faster than the node rotates loses lines, and the log says so.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,6 +9,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longer lines are written in pieces, all but the last marked partial.
 const LONGEST_PIECE: usize = 16 << 10;
+
+/// No file grows past this: the disk is everybody's.
+const LARGEST_FILE: u64 = 64 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
@@ -19,6 +23,9 @@ pub enum Stream {
 pub struct Log {
     file: File,
     unfinished: [Vec<u8>; 2],
+    /// Bytes written to this file, and not written for want of room.
+    written: u64,
+    dropped: u64,
 }
 
 impl Log {
@@ -26,21 +33,37 @@ impl Log {
         Self {
             file,
             unfinished: [Vec::new(), Vec::new()],
+            written: 0,
+            dropped: 0,
         }
     }
 
     pub fn replace(&mut self, file: File) {
         self.file = file;
+        self.written = 0;
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            let note = format!("({dropped} bytes of log were dropped: they came too fast)");
+            let mut text = Vec::new();
+            push_line(&mut text, &now(), Stream::Stderr, b"F", note.as_bytes());
+            self.append(&text);
+        }
+    }
+
+    fn append(&mut self, text: &[u8]) {
+        let length = u64::try_from(text.len()).unwrap_or(u64::MAX);
+        if self.written + length > LARGEST_FILE {
+            self.dropped += length;
+            return;
+        }
+        self.written += length;
+        // A full disk loses lines; it must not stop the container.
+        let _ = self.file.write_all(text);
     }
 
     pub fn write(&mut self, stream: Stream, data: &[u8]) {
         let mut text = Vec::with_capacity(data.len() + 64);
-        let stamp = timestamp(
-            SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_nanos(),
-        );
+        let stamp = now();
         let unfinished = &mut self.unfinished[stream as usize];
         for piece in data.split_inclusive(|&byte| byte == b'\n') {
             let mut rest = piece;
@@ -58,8 +81,7 @@ impl Log {
                 unfinished.clear();
             }
         }
-        // A full disk loses lines; it must not stop the container.
-        let _ = self.file.write_all(&text);
+        self.append(&text);
     }
 
     /// Writes what has no line end yet; the command has ended.
@@ -83,6 +105,11 @@ fn push_line(text: &mut Vec<u8>, stamp: &str, stream: Stream, flag: &[u8], line:
     text.push(b' ');
     text.extend_from_slice(line);
     text.push(b'\n');
+}
+
+fn now() -> String {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    timestamp(since_epoch.unwrap_or_default().as_nanos())
 }
 
 /// RFC 3339 with nanoseconds, in UTC.
@@ -170,6 +197,26 @@ mod tests {
                 "stdout F end"
             ]
         );
+    }
+
+    #[test]
+    fn a_flood_ends_at_the_largest_file_and_is_told_in_the_next() {
+        let (first, second) = (tempfile(), tempfile());
+        let mut log = Log::new(first.try_clone().unwrap());
+        let line = [vec![b'z'; 8 << 10], b"\n".to_vec()].concat();
+        for _ in 0..9 << 10 {
+            log.write(Stream::Stdout, &line);
+        }
+        assert!(first.metadata().unwrap().len() <= LARGEST_FILE);
+        log.replace(second.try_clone().unwrap());
+        log.write(Stream::Stdout, b"after\n");
+        let mut text = String::new();
+        let mut second = second;
+        second.rewind().unwrap();
+        second.read_to_string(&mut text).unwrap();
+        let mut lines = text.lines();
+        assert!(lines.next().unwrap().contains("bytes of log were dropped"));
+        assert!(lines.next().unwrap().ends_with("stdout F after"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
@@ -230,7 +230,7 @@ fn prepare_directories(launch: &Launch) -> io::Result<()> {
     let base = launch.identities.base;
     for path in [&launch.root.upper, &launch.root.work] {
         // A leftover of a start that was cut short; an overlay refuses a used work directory.
-        let _ = fs::remove_dir_all(path);
+        let _ = crate::trees::remove(path);
         fs::create_dir_all(path)?;
     }
     chown(&launch.root.upper, Some(base), Some(base))?;
@@ -302,14 +302,16 @@ pub(super) fn start_ticks(pid: i32) -> Option<u64> {
 pub(super) fn write_pod_files(
     directory: &Path,
     spec: &PodSandboxSpec,
-    address: Ipv4Addr,
+    addresses: &[IpAddr],
 ) -> io::Result<()> {
     let mut hosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned();
     let own = spec
         .fully_qualified_name
         .as_ref()
         .map_or_else(String::new, |name| format!("{name}\t"));
-    let _ = writeln!(hosts, "{address}\t{own}{}", spec.hostname);
+    for address in addresses {
+        let _ = writeln!(hosts, "{address}\t{own}{}", spec.hostname);
+    }
     for (address, names) in &spec.host_aliases {
         let _ = writeln!(hosts, "{address}\t{}", names.join("\t"));
     }

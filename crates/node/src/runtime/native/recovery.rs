@@ -43,7 +43,7 @@ impl NativeRuntime {
             let directory = self.pods.join(&uid);
             let Some(record) = read::<SandboxRecord>(&directory.join("sandbox.json")) else {
                 // The node died before it had written what this is; nothing can run in it.
-                let _ = fs::remove_dir_all(&directory);
+                let _ = crate::trees::remove(&directory);
                 continue;
             };
             let sandbox = record
@@ -51,6 +51,7 @@ impl NativeRuntime {
                 .filter(|slot| self.slots.is_intact(*slot))
                 .map(|slot| PodSandbox {
                     address: self.slots.network().address(slot),
+                    ipv6_address: self.slots.network().ipv6_address(slot),
                     identity_base: self.slots.identities(slot).base,
                 });
             let containers = self.recover_containers(&uid);
@@ -136,7 +137,7 @@ impl NativeRuntime {
         let group = control_group_name(id);
         self.control_groups.kill(&id.pod, &group);
         let _ = self.control_groups.remove_container(&id.pod, &group);
-        let _ = fs::remove_dir_all(self.container_directory(id));
+        let _ = crate::trees::remove(&self.container_directory(id));
     }
 
     fn remove_stray_groups(&self, pods: &[RecoveredPod]) {

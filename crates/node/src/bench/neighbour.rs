@@ -1,0 +1,114 @@
+//! How a well-behaved pod fares beside one that means harm.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde::Serialize;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{BenchError, Distribution, remove_pod, start_pod};
+
+const REQUESTS: usize = 300;
+const PAUSE: Duration = Duration::from_millis(5);
+/// How long an attack gets to unfold.
+const UNFOLD: Duration = Duration::from_secs(2);
+
+/// Each goes on until it is killed.
+const ATTACKS: [(&str, &str); 7] = [
+    (
+        "fork bomb",
+        "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.01)",
+    ),
+    (
+        "memory bomb",
+        "x = []\nwhile True: x.append(bytearray(4 << 20))",
+    ),
+    (
+        "processor hog",
+        "import os\n[os.fork() for _ in range(4)]\nwhile True: pass",
+    ),
+    (
+        "disk filling",
+        "f = open('/tmp/x', 'wb')\nwhile True:\n    f.write(bytes(1 << 20)); f.flush()\n    if f.tell() > 256 << 20: f.seek(0)",
+    ),
+    (
+        "descriptors",
+        "import os\nwhile True:\n    held = []\n    try:\n        while True: held.append(os.open('/dev/null', 0))\n    except OSError:\n        for d in held: os.close(d)",
+    ),
+    (
+        "log flood",
+        "import sys\nwhile True: sys.stdout.write('x' * 1000 + '\\n')",
+    ),
+    (
+        "connection flood",
+        "import socket, itertools\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nfor n in itertools.count():\n    try: s.sendto(b'x', ('192.0.2.1', n % 65535 + 1))\n    except OSError: pass",
+    ),
+];
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Beside {
+    pub attack: &'static str,
+    /// Requests to the neighbour while the attack goes on.
+    pub latency: Distribution,
+    /// How many times the quiet median it is.
+    pub ratio: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Neighbourhood {
+    pub quiet: Distribution,
+    pub attacks: Vec<Beside>,
+}
+
+pub async fn run(client: Client, namespace: &str) -> Result<Neighbourhood, BenchError> {
+    let pods = Api::<Pod>::namespaced(client, namespace);
+    let (_, _, neighbour) = start_pod(&pods, "neighbour").await?;
+    let address = neighbour.status.and_then(|status| status.pod_ip);
+    let address = address.and_then(|address| address.parse().ok());
+    let address = address.ok_or_else(|| BenchError::NotReady("neighbour".to_owned()))?;
+    let address = SocketAddr::new(address, 8888);
+    let quiet = latency(address).await;
+    let mut attacks = Vec::new();
+    for (attack, script) in ATTACKS {
+        let object = json!({"metadata": {"name": "attacker"}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": "c",
+            "image": "host", "command": ["python3", "-c", script], "resources": {"limits": {"memory": "512Mi"}}}]}});
+        let object: Pod = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
+        pods.create(&PostParams::default(), &object).await?;
+        tokio::time::sleep(UNFOLD).await;
+        let during = latency(address).await;
+        remove_pod(&pods, "attacker").await?;
+        attacks.push(Beside {
+            attack,
+            latency: during,
+            ratio: during.p50_ms / quiet.p50_ms,
+        });
+    }
+    remove_pod(&pods, "neighbour").await?;
+    Ok(Neighbourhood { quiet, attacks })
+}
+
+async fn latency(address: SocketAddr) -> Distribution {
+    let mut sample = Vec::new();
+    for _ in 0..REQUESTS {
+        let began = Instant::now();
+        // A request that fails took as long as it took.
+        let _ = request(address).await;
+        sample.push(began.elapsed());
+        tokio::time::sleep(PAUSE).await;
+    }
+    Distribution::of(sample)
+}
+
+async fn request(address: SocketAddr) -> std::io::Result<()> {
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nhost: neighbour\r\nconnection: close\r\n\r\n")
+        .await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    Ok(())
+}

@@ -1,0 +1,327 @@
+//! Keeps the rules in force in step with the API: watches network policies, namespaces and pods, compiles, and applies the
+//! difference.
+//!
+//! A pod whose address the rules do not know gets nowhere and is reached only by the node, so it does not matter how late a watch
+//! is. An address is given up only when no rule names it any more.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::runtime::watcher::Event;
+use kube::{Client, ResourceExt};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::firewall::{self, FirewallError, Surroundings};
+use super::policy::{self, PodFacts, Rules, Unselected, World};
+use super::watched::{Watched, follow, key};
+use crate::errors::chain;
+use crate::kubelet::is_mirror;
+
+/// How long after a failure the rules are tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long an ended pod's address is kept from others for want of rules that no longer name it.
+const FORGET: Duration = Duration::from_secs(10);
+
+/// A pod as the watch shows it.
+#[derive(Debug)]
+struct SeenPod {
+    facts: PodFacts,
+    /// Runs here, so that its address is what the node says it is.
+    own: bool,
+}
+
+impl SeenPod {
+    fn of(pod: &Pod, node_name: &str) -> Self {
+        let mut facts = PodFacts::of(pod);
+        let spec = pod.spec.as_ref();
+        let own =
+            spec.and_then(|spec| spec.node_name.as_deref()) == Some(node_name) && !is_mirror(pod);
+        let status = pod.status.as_ref();
+        let over = status
+            .and_then(|status| status.phase.as_deref())
+            .is_some_and(|phase| phase == "Succeeded" || phase == "Failed");
+        let is_machine = spec.and_then(|spec| spec.host_network) == Some(true);
+        // The address of a pod that has ended is another's by now; that of a machine is not a pod's.
+        if !over && !is_machine {
+            let listed = status
+                .into_iter()
+                .flat_map(|status| status.pod_ips.iter().flatten());
+            facts.addresses = listed
+                .filter_map(|address| address.ip.parse().ok())
+                .collect();
+        }
+        Self { facts, own }
+    }
+}
+
+#[derive(Debug)]
+struct Attached {
+    facts: PodFacts,
+    addresses: Vec<IpAddr>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Counts changes, so that one can wait until its own is in force.
+    wanted: u64,
+    attached: HashMap<String, Attached>,
+    pods: Watched<SeenPod>,
+    namespaces: Watched<(String, BTreeMap<String, String>)>,
+    policies: Watched<NetworkPolicy>,
+}
+
+impl State {
+    fn is_complete(&self) -> bool {
+        self.pods.complete && self.namespaces.complete && self.policies.complete
+    }
+}
+
+/// Whether policies hold on this node; the reason when they do not.
+pub type Enforcement = Result<(), String>;
+
+#[derive(Debug)]
+pub struct Enforcer {
+    node_name: String,
+    surroundings: Surroundings,
+    unselected: Unselected,
+    state: Mutex<State>,
+    changed: Notify,
+    in_force: watch::Sender<u64>,
+    enforcement: watch::Sender<Enforcement>,
+}
+
+impl Enforcer {
+    /// `usable` says whether the rules of `surroundings` could be opened.
+    pub fn new(
+        node_name: String,
+        surroundings: Surroundings,
+        unselected: Unselected,
+        usable: Enforcement,
+    ) -> Self {
+        Self {
+            node_name,
+            surroundings,
+            unselected,
+            state: Mutex::default(),
+            changed: Notify::new(),
+            in_force: watch::Sender::new(0),
+            enforcement: watch::Sender::new(usable),
+        }
+    }
+
+    /// Whether policies hold, now and from now on.
+    pub fn enforcement(&self) -> watch::Receiver<Enforcement> {
+        self.enforcement.subscribe()
+    }
+
+    fn change<T>(&self, work: impl FnOnce(&mut State) -> T) -> (u64, T) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = work(&mut state);
+        state.wanted += 1;
+        let number = state.wanted;
+        drop(state);
+        self.changed.notify_one();
+        (number, answer)
+    }
+
+    /// A pod of this node has these addresses from now on.
+    pub fn attach(&self, pod: &Pod, addresses: Vec<IpAddr>) {
+        let facts = PodFacts::of(pod);
+        let uid = key(pod);
+        self.change(|state| state.attached.insert(uid, Attached { facts, addresses }));
+    }
+
+    /// A pod of this node has no address any more. When this returns no rule names it, so that another may have it.
+    pub async fn detach(&self, uid: &str) {
+        let (number, known) = self.change(|state| state.attached.remove(uid).is_some());
+        if !known || self.enforcement.borrow().is_err() {
+            return;
+        }
+        let mut in_force = self.in_force.subscribe();
+        let forgotten = in_force.wait_for(|applied| *applied >= number);
+        if tokio::time::timeout(FORGET, forgotten).await.is_err() {
+            tracing::warn!(uid, "rules still name the address of a pod that is gone");
+        }
+    }
+
+    /// Why a pod must not run: policies that select it would not hold.
+    pub fn refusal(&self, pod: &Pod) -> Option<String> {
+        let reason = self.enforcement.borrow().clone().err()?;
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.policies.complete {
+            return Some(format!(
+                "network policies are not known yet, and could not be enforced: {reason}"
+            ));
+        }
+        let selecting = policy::selecting(&PodFacts::of(pod), state.policies.objects.values());
+        (!selecting.is_empty()).then(|| {
+            format!(
+                "network policy {} selects the pod and cannot be enforced on this node: {reason}",
+                selecting.join(", ")
+            )
+        })
+    }
+
+    /// Watches and enforces until told to stop. The rules stay in force after that, as pods run on.
+    pub async fn run(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
+        let watching = self.clone().watch(client);
+        let enforcing = self.enforce();
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = watching => {}
+            () = enforcing => {}
+        }
+    }
+
+    async fn watch(self: Arc<Self>, client: Client) {
+        let own = |event| {
+            let node = &self.node_name;
+            self.take(event, |state, event| {
+                state.pods.take(event, |pod: Pod| SeenPod::of(&pod, node))
+            });
+        };
+        let pods = follow::<Pod>(&client, own);
+        let namespaces = follow::<Namespace>(&client, |event| {
+            self.take(event, |state, event| {
+                state.namespaces.take(event, |namespace: Namespace| {
+                    (namespace.name_any(), namespace.labels().clone())
+                })
+            });
+        });
+        let policies = follow::<NetworkPolicy>(&client, |event| {
+            self.take(event, |state, event| {
+                state.policies.take(event, |policy| policy)
+            });
+        });
+        tokio::join!(pods, namespaces, policies);
+    }
+
+    fn take<K>(&self, event: Event<K>, take: impl FnOnce(&mut State, Event<K>) -> bool) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if take(&mut state, event) {
+            state.wanted += 1;
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// What is to be compiled now, and the number of the last change in it; nothing before the watches are complete.
+    fn world(&self) -> Option<(u64, World)> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.is_complete() {
+            return None;
+        }
+        let judged = |attached: &Attached, facts: &PodFacts| PodFacts {
+            addresses: attached.addresses.clone(),
+            judged: true,
+            ..facts.clone()
+        };
+        let unseen = state
+            .attached
+            .iter()
+            .filter(|(uid, _)| !state.pods.objects.contains_key(*uid))
+            .map(|(_, attached)| judged(attached, &attached.facts));
+        let seen =
+            state
+                .pods
+                .objects
+                .iter()
+                .filter_map(|(uid, seen)| match state.attached.get(uid) {
+                    Some(attached) => Some(judged(attached, &seen.facts)),
+                    None if seen.own => None,
+                    None => Some(seen.facts.clone()),
+                });
+        let world = World {
+            pods: seen.chain(unseen).collect(),
+            namespaces: state.namespaces.objects.values().cloned().collect(),
+            policies: state.policies.objects.values().cloned().collect(),
+            unselected: self.unselected,
+            resolver: self.surroundings.resolver.clone(),
+        };
+        Some((state.wanted, world))
+    }
+
+    async fn enforce(&self) {
+        if self.enforcement.borrow().is_err() {
+            // Pods' links lead nowhere for this run of the node; nothing is to be judged.
+            return std::future::pending().await;
+        }
+        let mut in_force: Option<Rules> = None;
+        let mut known_problems = std::collections::BTreeSet::new();
+        loop {
+            self.changed.notified().await;
+            let Some((number, world)) = self.world() else {
+                continue;
+            };
+            let compiled = policy::compile(&world);
+            for problem in compiled.problems.difference(&known_problems) {
+                tracing::warn!("{problem}");
+            }
+            known_problems = compiled.problems;
+            match apply(&self.surroundings, in_force.as_ref(), &compiled.rules).await {
+                Ok(()) => {
+                    in_force = Some(compiled.rules);
+                    self.in_force.send_replace(number);
+                    self.tell(&Ok(()));
+                }
+                Err(error) => {
+                    in_force = None;
+                    self.tell(&Err(chain(&error)));
+                    tokio::time::sleep(RETRY).await;
+                    self.changed.notify_one();
+                }
+            }
+        }
+    }
+
+    fn tell(&self, enforcement: &Enforcement) {
+        self.enforcement.send_if_modified(|known| {
+            if *known == *enforcement {
+                return false;
+            }
+            match enforcement {
+                Ok(()) => tracing::info!("network policies are enforced"),
+                Err(reason) => tracing::error!(reason, "network policies cannot be enforced"),
+            }
+            known.clone_from(enforcement);
+            true
+        });
+    }
+}
+
+/// Puts rules into force: the difference to what is in force, or all of them where that is not known or the difference is refused.
+async fn apply(
+    surroundings: &Surroundings,
+    in_force: Option<&Rules>,
+    rules: &Rules,
+) -> Result<(), FirewallError> {
+    let change = match in_force {
+        None => None,
+        Some(in_force) => match surroundings.change(in_force, rules) {
+            None => return Ok(()),
+            Some(change) => Some(change),
+        },
+    };
+    let whole = surroundings.whole(rules);
+    let program = surroundings.program.clone();
+    let work = move || {
+        if let Some(change) = change {
+            match firewall::run(&program, &change) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), "a change of rules was refused; all of them are replaced");
+                }
+            }
+        }
+        firewall::run(&program, &whole)
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(FirewallError::Refused(error.to_string())),
+    }
+}

@@ -1,0 +1,476 @@
+//! Pods' links: a namespace has one, and it leads to the node alone.
+//!
+//! Links are routed, not bridged: the node has a route to each pod's addresses, and a pod has one route, to the node. Two pods
+//! share no wire, so that neither can pretend to be the other or the node on it, and everything between them passes the
+//! node's rules ([`firewall`](super::firewall)). Both ends know each other's hardware address beforehand; nothing is asked.
+//!
+//! All is done over netlink. Which traffic may pass is not known here.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use futures::TryStreamExt;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkMessage};
+use rtnetlink::packet_route::route::RouteScope;
+use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
+
+use super::address_block::AddressBlock;
+use super::firewall::Surroundings;
+use super::namespaces::{in_namespace, open_namespace};
+use crate::config::PodNetwork;
+use crate::names::{Names, short_hash};
+
+/// A link has two ends and no third, so that all pods can have the same hardware addresses; the second digit says that they
+/// are made up.
+const NODE_END: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
+const POD_END: [u8; 6] = [0x02, 0, 0, 0, 0, 0x02];
+
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    #[error("opening a netlink socket")]
+    Socket(#[source] std::io::Error),
+    #[error("{operation}")]
+    Netlink {
+        operation: String,
+        #[source]
+        source: rtnetlink::Error,
+    },
+    #[error("link {0} does not exist")]
+    NoSuchLink(String),
+    #[error("a route to {0} cannot be written down")]
+    Route(AddressBlock),
+    #[error("entering the network namespace {path}")]
+    Enter {
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the thread that configures a pod's network died")]
+    ThreadDied,
+    #[error(transparent)]
+    Firewall(#[from] super::firewall::FirewallError),
+}
+
+trait Naming<T> {
+    fn naming(self, operation: impl std::fmt::Display) -> Result<T, NetworkError>;
+}
+
+impl<T> Naming<T> for Result<T, rtnetlink::Error> {
+    fn naming(self, operation: impl std::fmt::Display) -> Result<T, NetworkError> {
+        self.map_err(|source| NetworkError::Netlink {
+            operation: operation.to_string(),
+            source,
+        })
+    }
+}
+
+/// An IPv6 network that pods take their addresses from: a private one, made from the node's name on its machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodNetwork6 {
+    prefix: u64,
+}
+
+impl PodNetwork6 {
+    fn of(names: &Names) -> Self {
+        let digits = short_hash(names.control_group.as_bytes(), 5);
+        let site = u64::from_str_radix(&digits, 16).unwrap_or(0);
+        Self {
+            prefix: (0xfd << 56) | (site << 16),
+        }
+    }
+
+    pub fn host(&self, number: u32) -> Ipv6Addr {
+        Ipv6Addr::from_bits((u128::from(self.prefix) << 64) | u128::from(number))
+    }
+
+    pub fn block(&self) -> AddressBlock {
+        AddressBlock::new(self.host(0).into(), 64)
+    }
+}
+
+/// Whether the kernel's settings let the node use IPv6; the reason when they do not.
+fn ipv6_is_usable() -> Result<(), String> {
+    match std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6") {
+        Err(_) => Err("this kernel has no IPv6".to_owned()),
+        Ok(text) if text.trim() != "0" => {
+            Err("IPv6 is switched off (net.ipv6.conf.default.disable_ipv6)".to_owned())
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Whether what a pod sends may leave its link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forwarding {
+    On,
+    /// Nothing judges what pods send, so none of it goes any further than the node.
+    Off,
+}
+
+/// Which addresses a node and its pods have. Pure but for asking whether there is IPv6.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    pub names: Names,
+    pub range: PodNetwork,
+    /// Absent where there is no IPv6, with the reason.
+    range6: Result<PodNetwork6, String>,
+}
+
+impl Layout {
+    pub fn new(names: Names, range: PodNetwork) -> Self {
+        let range6 = ipv6_is_usable().map(|()| PodNetwork6::of(&names));
+        Self {
+            names,
+            range,
+            range6,
+        }
+    }
+
+    /// Where pods find the node.
+    pub fn node_addresses(&self) -> Vec<IpAddr> {
+        let six = self.range6.as_ref().ok().map(|range| range.host(1).into());
+        std::iter::once(self.range.host(1).into())
+            .chain(six)
+            .collect()
+    }
+
+    /// Where pods' addresses come from.
+    pub fn ranges(&self) -> Vec<AddressBlock> {
+        let four = AddressBlock::new(self.range.address.into(), self.range.prefix_length);
+        let six = self.range6.as_ref().ok().map(PodNetwork6::block);
+        std::iter::once(four).chain(six).collect()
+    }
+
+    /// Why pods have no IPv6 address, when they have none.
+    pub fn without_ipv6(&self) -> Option<&str> {
+        self.range6.as_ref().err().map(String::as_str)
+    }
+
+    /// What the rules of this network have to know of it.
+    pub fn surroundings(&self, firewall_program: PathBuf) -> Surroundings {
+        Surroundings::new(
+            firewall_program,
+            &self.names,
+            self.ranges(),
+            self.node_addresses(),
+        )
+    }
+}
+
+/// The node's side of the pods' network.
+#[derive(Debug, Clone)]
+pub struct Network {
+    layout: Layout,
+    handle: Handle,
+    holder: u32,
+    forwarding: Forwarding,
+}
+
+impl Network {
+    /// Makes the interface that holds the node's addresses, or finds the one an earlier run left.
+    pub async fn open(layout: Layout, forwarding: Forwarding) -> Result<Self, NetworkError> {
+        let (connection, handle, _) = new_connection().map_err(NetworkError::Socket)?;
+        tokio::spawn(connection);
+        let name = &layout.names.holder;
+        let holder = if let Ok(index) = index_of(&handle, name).await {
+            index
+        } else {
+            // A bridge without ports: what every kernel with containers has that can hold an address.
+            let add = handle.link().add(LinkBridge::new(name).build());
+            add.execute()
+                .await
+                .naming(format_args!("making interface {name}"))?;
+            index_of(&handle, name).await?
+        };
+        if layout.range6.is_ok() {
+            set_ipv6(name);
+        }
+        up(&handle, holder).await?;
+        for address in layout.node_addresses() {
+            add_address(&handle, holder, address)
+                .await
+                .naming("giving the node its address among pods")?;
+        }
+        if forwarding == Forwarding::On {
+            forward_everything(layout.range6.is_ok());
+        }
+        Ok(Self {
+            layout,
+            handle,
+            holder,
+            forwarding,
+        })
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub fn gateway(&self) -> Ipv4Addr {
+        self.layout.range.host(1)
+    }
+
+    pub fn range(&self) -> PodNetwork {
+        self.layout.range
+    }
+
+    /// The address of the pod in `slot`.
+    pub fn address(&self, slot: u32) -> Ipv4Addr {
+        self.layout.range.host(slot + 2)
+    }
+
+    pub fn ipv6_address(&self, slot: u32) -> Option<Ipv6Addr> {
+        let range = self.layout.range6.as_ref().ok()?;
+        Some(range.host(slot + 2))
+    }
+
+    fn addresses(&self, slot: u32) -> Vec<IpAddr> {
+        let six = self.ipv6_address(slot).map(IpAddr::from);
+        std::iter::once(self.address(slot).into())
+            .chain(six)
+            .collect()
+    }
+
+    /// Connects the namespace pinned at `pin` to the node.
+    pub async fn connect(&self, slot: u32, pin: &Path) -> Result<(), NetworkError> {
+        let name = self.layout.names.link(slot);
+        let namespace = open_namespace(pin)?;
+        self.disconnect(slot).await?;
+        // The pod's end is born in the pod's namespace, under the name it keeps.
+        let peer = LinkUnspec::new_with_name("eth0")
+            .address(POD_END.to_vec())
+            .setns_by_fd(namespace.as_raw_fd())
+            .build();
+        let link = LinkVeth::new(&name, "eth0")
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+            .address(NODE_END.to_vec())
+            .build();
+        self.handle
+            .link()
+            .add(link)
+            .execute()
+            .await
+            .naming(format_args!("making link {name}"))?;
+        let index = index_of(&self.handle, &name).await?;
+        self.configure_outside(&name, index, slot).await?;
+        let (own, node) = (self.addresses(slot), self.layout.node_addresses());
+        let forwarding = self.forwarding;
+        in_namespace(namespace, move || configure_inside(&own, &node, forwarding)).await?
+    }
+
+    async fn configure_outside(
+        &self,
+        name: &str,
+        index: u32,
+        slot: u32,
+    ) -> Result<(), NetworkError> {
+        if self.layout.range6.is_ok() {
+            set_ipv6(name);
+        }
+        let forward = if self.forwarding == Forwarding::On {
+            "1"
+        } else {
+            "0"
+        };
+        let _ = std::fs::write(
+            format!("/proc/sys/net/ipv4/conf/{name}/forwarding"),
+            forward,
+        );
+        up(&self.handle, index).await?;
+        let node = self.layout.node_addresses();
+        for address in self.addresses(slot) {
+            // The pod knows the way back to this address of the node's, and perhaps to no other.
+            let mut own = node.iter().copied();
+            let source = own.find(|own| own.is_ipv4() == address.is_ipv4());
+            let way = Way::Directly { source };
+            route(&self.handle, AddressBlock::single(address), way, index).await?;
+            neighbour(&self.handle, index, address, POD_END).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a pod's link, if there is one. Its routes go with it.
+    pub async fn disconnect(&self, slot: u32) -> Result<(), NetworkError> {
+        let name = self.layout.names.link(slot);
+        match index_of(&self.handle, &name).await {
+            Ok(index) => self
+                .handle
+                .link()
+                .del(index)
+                .execute()
+                .await
+                .naming(format_args!("removing link {name}")),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes the node's own interface; every pod must be gone.
+    pub async fn close(&self) -> Result<(), NetworkError> {
+        self.handle
+            .link()
+            .del(self.holder)
+            .execute()
+            .await
+            .naming("removing the interface of the node's addresses")
+    }
+}
+
+/// Lets an interface carry IPv6 without taking an address of its own: that would be a way from pods to the machine.
+fn set_ipv6(interface: &str) {
+    const NO_ADDRESS_OF_ITS_OWN: &str = "1";
+    let base = format!("/proc/sys/net/ipv6/conf/{interface}");
+    let _ = std::fs::write(format!("{base}/addr_gen_mode"), NO_ADDRESS_OF_ITS_OWN);
+    let _ = std::fs::write(format!("{base}/accept_ra"), "0");
+    let _ = std::fs::write(format!("{base}/disable_ipv6"), "0");
+}
+
+/// Makes the machine forward packets, without which pods reach nobody. Rules keep it to pods' own traffic.
+fn forward_everything(ipv6: bool) {
+    const HEED_ALL_THE_SAME: &str = "2";
+    let _ = std::fs::write("/proc/sys/net/ipv4/ip_forward", "1");
+    let all = "/proc/sys/net/ipv6/conf/all/forwarding";
+    if !ipv6 || std::fs::read_to_string(all).is_ok_and(|text| text.trim() == "1") {
+        return;
+    }
+    // A machine that forwards ignores the router advertisements that gave it its own address and route, unless it is told
+    // to heed them all the same.
+    let interfaces = std::fs::read_dir("/proc/sys/net/ipv6/conf");
+    for interface in interfaces.into_iter().flatten().flatten() {
+        let setting = interface.path().join("accept_ra");
+        if std::fs::read_to_string(&setting).is_ok_and(|text| text.trim() == "1") {
+            let _ = std::fs::write(&setting, HEED_ALL_THE_SAME);
+        }
+    }
+    let _ = std::fs::write(all, "1");
+}
+
+async fn add_address(handle: &Handle, link: u32, address: IpAddr) -> Result<(), rtnetlink::Error> {
+    let block = if address.is_ipv4() { 32 } else { 128 };
+    let mut add = handle.address().add(link, address, block).replace();
+    if address.is_ipv6() {
+        // Nobody else is on the link who could have the address, and asking takes a second.
+        add.message_mut()
+            .attributes
+            .push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    add.execute().await
+}
+
+/// How a route leads out of a link.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// Whoever is meant is at the other end. Those who have no address yet take this one.
+    Directly {
+        source: Option<IpAddr>,
+    },
+    Through(IpAddr),
+}
+
+async fn route(handle: &Handle, to: AddressBlock, way: Way, link: u32) -> Result<(), NetworkError> {
+    let unwritable = |_| NetworkError::Route(to);
+    let mut builder = RouteMessageBuilder::<IpAddr>::new()
+        .output_interface(link)
+        .destination_prefix(to.address(), to.length())
+        .map_err(unwritable)?;
+    match way {
+        Way::Through(gateway) => {
+            builder = builder.gateway(gateway).map_err(unwritable)?.onlink();
+        }
+        Way::Directly { source } => {
+            if to.is_ipv4() {
+                builder = builder.scope(RouteScope::Link);
+            }
+            if let Some(source) = source {
+                builder = builder.pref_source(source).map_err(unwritable)?;
+            }
+        }
+    }
+    handle
+        .route()
+        .add(builder.build())
+        .replace()
+        .execute()
+        .await
+        .naming(format_args!("setting the route to {to}"))
+}
+
+async fn neighbour(
+    handle: &Handle,
+    link: u32,
+    address: IpAddr,
+    hardware: [u8; 6],
+) -> Result<(), NetworkError> {
+    handle
+        .neighbours()
+        .add(link, address)
+        .link_layer_address(&hardware)
+        .replace()
+        .execute()
+        .await
+        .naming(format_args!("saying where {address} is"))
+}
+
+async fn index_of(handle: &Handle, name: &str) -> Result<u32, NetworkError> {
+    let missing = || NetworkError::NoSuchLink(name.to_owned());
+    let found: Option<LinkMessage> = handle
+        .link()
+        .get()
+        .match_name(name.to_owned())
+        .execute()
+        .try_next()
+        .await
+        .map_err(|_| missing())?;
+    found.map(|link| link.header.index).ok_or_else(missing)
+}
+
+async fn up(handle: &Handle, index: u32) -> Result<(), NetworkError> {
+    let message = LinkUnspec::new_with_index(index).up().build();
+    handle
+        .link()
+        .set(message)
+        .execute()
+        .await
+        .naming("bringing a link up")
+}
+
+fn configure_inside(
+    own: &[IpAddr],
+    node: &[IpAddr],
+    forwarding: Forwarding,
+) -> Result<(), NetworkError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .map_err(NetworkError::Socket)?;
+    runtime.block_on(async move {
+        let (connection, handle, _) = new_connection().map_err(NetworkError::Socket)?;
+        let connection = tokio::spawn(connection);
+        let loopback = index_of(&handle, "lo").await?;
+        up(&handle, loopback).await?;
+        let link = index_of(&handle, "eth0").await?;
+        up(&handle, link).await?;
+        for address in own {
+            add_address(&handle, link, *address)
+                .await
+                .naming(format_args!("giving the pod address {address}"))?;
+        }
+        for address in node {
+            neighbour(&handle, link, *address, NODE_END).await?;
+            let way = Way::Directly { source: None };
+            route(&handle, AddressBlock::single(*address), way, link).await?;
+            if forwarding == Forwarding::On {
+                route(
+                    &handle,
+                    AddressBlock::new(*address, 0),
+                    Way::Through(*address),
+                    link,
+                )
+                .await?;
+            }
+        }
+        connection.abort();
+        Ok(())
+    })
+}

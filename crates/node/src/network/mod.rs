@@ -1,0 +1,21 @@
+//! The pods' network: links and addresses, which traffic may pass, and names.
+//!
+//! ```text
+//! links      one routed link per pod; no two pods share a wire
+//! policy     network policies → rules (pure)
+//! firewall   rules → one nftables transaction (pure), and the program that puts it into force
+//! enforcer   watches policies, pods and namespaces, and keeps the two above in step
+//! resolver   the cluster's names for pods, on the node's own address
+//! ```
+//!
+//! Nothing here knows how a container is started. The rest of the node tells the enforcer which pod got which address, and
+//! asks it whether a pod may run.
+
+pub mod address_block;
+pub mod enforcer;
+pub mod firewall;
+pub mod links;
+pub mod namespaces;
+pub mod policy;
+pub mod resolver;
+mod watched;

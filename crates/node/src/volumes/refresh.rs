@@ -1,0 +1,120 @@
+//! Volumes that follow config maps, secrets, tokens and the pod's own fields while the pod runs.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, Volume};
+
+use super::content::{self, File, Medium};
+use super::{VolumeError, Volumes, write_files};
+use crate::api_objects::Objects;
+use crate::environment::Surroundings;
+
+/// Whether tokens in volumes are asked for again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tokens {
+    Renew,
+    Keep,
+}
+
+fn is_content(volume: &Volume) -> bool {
+    volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.projected.is_some()
+        || volume.downward_api.is_some()
+}
+
+fn has_token(volume: &Volume) -> bool {
+    let projected = volume.projected.iter();
+    let mut sources = projected.flat_map(|projected| projected.sources.iter().flatten());
+    sources.any(|source| source.service_account_token.is_some())
+}
+
+impl Volumes {
+    /// Whether something in the pod's volumes follows objects of the API.
+    pub fn follows_objects(pod: &Pod) -> bool {
+        let volumes = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.volumes.iter().flatten());
+        volumes.into_iter().any(is_content)
+    }
+
+    /// The shortest time for which a token in the pod's volumes was asked to be good.
+    pub fn token_lifetime(pod: &Pod) -> Option<Duration> {
+        const DEFAULT_SECONDS: i64 = 3600;
+        let volumes = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.volumes.iter().flatten());
+        let sources = volumes.flat_map(|volume| {
+            let projected = volume.projected.iter();
+            projected.flat_map(|projected| projected.sources.iter().flatten())
+        });
+        let tokens = sources.filter_map(|source| source.service_account_token.as_ref());
+        let seconds = tokens.map(|token| token.expiration_seconds.unwrap_or(DEFAULT_SECONDS));
+        Some(Duration::from_secs(seconds.min()?.unsigned_abs()))
+    }
+
+    /// Writes what has changed in the objects behind a pod's volumes. Each file changes at once; those of one volume one after
+    /// the other. Volumes with tokens are left alone unless the tokens are to be renewed.
+    pub async fn refresh(
+        &self,
+        pod: &Pod,
+        objects: &Objects,
+        surroundings: &Surroundings,
+        identity_base: u32,
+        tokens: Tokens,
+    ) -> Result<(), VolumeError> {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let spec = pod.spec.clone().unwrap_or_default();
+        let security = spec.security_context.as_ref();
+        let group = security.and_then(|security| security.fs_group);
+        let group = group.and_then(|group| u32::try_from(group).ok());
+        for volume in spec.volumes.iter().flatten().filter(|one| is_content(one)) {
+            if tokens == Tokens::Keep && has_token(volume) {
+                continue;
+            }
+            let fresh = self.tokens(pod, volume).await?;
+            let content = content::files(pod, volume, objects, surroundings, &fresh);
+            let content = content.map_err(|source| VolumeError::Content {
+                volume: volume.name.clone(),
+                source,
+            })?;
+            let Some(content) = content else { continue };
+            let path = match content.medium {
+                Medium::Disk => self.on_disk(&uid, &volume.name),
+                Medium::Memory => self.in_memory(&uid, &volume.name),
+            };
+            let written = write_files(&path, &content.files, identity_base, group)
+                .and_then(|()| remove_others(&path, &content.files));
+            written.map_err(|source| VolumeError::Io {
+                volume: volume.name.clone(),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Removes the files of a volume that its objects no longer have.
+fn remove_others(root: &Path, files: &[File]) -> io::Result<()> {
+    let mut directories = vec![PathBuf::new()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(root.join(&directory))? {
+            let entry = entry?;
+            let path = directory.join(entry.file_name());
+            if files.iter().any(|file| file.path == path) {
+                continue;
+            }
+            if files.iter().any(|file| file.path.starts_with(&path)) {
+                directories.push(path);
+            } else {
+                crate::trees::remove(&root.join(path))?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,416 @@
+//! Containers that mean harm: each is contained, its status says what happened, and the node and a neighbour go on.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+mod support;
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+use support::internet::{Internet, on_own_network};
+use support::{Machine, eventually_within};
+
+fn hostile(script: &str, resources: &Value) -> Value {
+    json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "host",
+        "command": ["python3", "-c", script], "resources": resources}]})
+}
+
+/// A neighbour that answers; started before the attack.
+async fn neighbour(machine: &Machine) -> Pod {
+    let spec = json!({"containers": [{"name": "c", "image": "host", "ports": [{"containerPort": 8888}],
+        "readinessProbe": {"httpGet": {"path": "/", "port": 8888}, "periodSeconds": 1}}]});
+    machine.create("neighbour", spec).await;
+    machine.ready("neighbour").await
+}
+
+/// The neighbour runs commands, and the node starts pods, while the attack goes on.
+async fn life_goes_on(machine: &Machine, neighbour: &Pod) {
+    let (code, out, err) = machine.exec(neighbour, &["echo", "alive"]).await;
+    assert_eq!((code, out.as_str()), (0, "alive\n"), "{err}");
+    let spec = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "host", "command": ["true"]}]});
+    machine.create("newcomer", spec).await;
+    machine.phase("newcomer", "Succeeded").await;
+    machine.delete("newcomer").await;
+}
+
+fn end(pod: &Pod) -> (String, i32) {
+    let statuses = pod.status.clone().unwrap().container_statuses.unwrap();
+    let end = statuses[0].state.clone().unwrap().terminated.unwrap();
+    (end.reason.unwrap(), end.exit_code)
+}
+
+fn reason(pod: &Pod) -> (Option<String>, Option<String>) {
+    let status = pod.status.clone().unwrap();
+    (status.reason, status.message)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_bomb_fills_its_own_pod_and_no_other() {
+    let machine = Machine::start().await;
+    let neighbour = neighbour(&machine).await;
+    // Every process starts more, and stays.
+    let bomb = r"
+import os, time
+failed = 0
+while failed < 50:
+    try:
+        if os.fork() == 0: failed = 0
+    except OSError:
+        failed += 1; open('/tmp/full', 'w').close(); time.sleep(0.1)
+time.sleep(1000)
+";
+    machine
+        .create(
+            "bomb",
+            hostile(bomb, &json!({"limits": {"memory": "200Mi", "cpu": "500m"}})),
+        )
+        .await;
+    let pod = machine.ready("bomb").await;
+    let full = machine
+        .config
+        .data_dir
+        .join("pods")
+        .join(pod.metadata.uid.clone().unwrap());
+    let full = full.join("containers/c/0/upper/tmp/full");
+    let over = || async {
+        let ended = machine.pod("bomb").await.status.unwrap().phase.as_deref() == Some("Failed");
+        (full.exists() || ended).then_some(())
+    };
+    eventually_within(Duration::from_secs(30), "the pod to be full", over).await;
+    life_goes_on(&machine, &neighbour).await;
+    machine.delete("bomb").await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_memory_bomb_is_killed_for_it_and_says_so() {
+    let machine = Machine::start().await;
+    let neighbour = neighbour(&machine).await;
+    let bomb = "x = []\nwhile True: x.append(bytearray(4 << 20))";
+    machine
+        .create(
+            "bomb",
+            hostile(bomb, &json!({"limits": {"memory": "64Mi"}})),
+        )
+        .await;
+    let pod = machine.phase("bomb", "Failed").await;
+    assert_eq!(end(&pod), ("OOMKilled".to_owned(), 137));
+    // What is in memory and is no process counts as well.
+    let mut shared = hostile(
+        "f = open('/dev/shm/x', 'wb')\nwhile True: f.write(bytes(1 << 20))",
+        &json!({"limits": {"memory": "32Mi"}}),
+    );
+    shared["volumes"] = json!([{"name": "m", "emptyDir": {"medium": "Memory"}}]);
+    machine.create("shared", shared).await;
+    let pod = machine.phase("shared", "Failed").await;
+    assert!(
+        ["OOMKilled", "Error"].contains(&end(&pod).0.as_str()),
+        "{:?}",
+        end(&pod)
+    );
+    life_goes_on(&machine, &neighbour).await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
+    let machine =
+        Machine::start_with(|config| config.storage_check = Duration::from_millis(100)).await;
+    let neighbour = neighbour(&machine).await;
+    let fill = "import time\nf = open('/data/x', 'wb')\nfor _ in range(64): f.write(bytes(1 << 20)); f.flush()\ntime.sleep(1000)";
+    let mut volume = hostile(fill, &json!({}));
+    volume["volumes"] = json!([{"name": "data", "emptyDir": {"sizeLimit": "8Mi"}}]);
+    volume["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    machine.create("volume", volume).await;
+    let layer = fill.replace("/data/x", "/tmp/x");
+    machine
+        .create(
+            "layer",
+            hostile(&layer, &json!({"limits": {"ephemeral-storage": "8Mi"}})),
+        )
+        .await;
+    let logs = "import sys\nwhile True: sys.stdout.write('x' * 1000 + '\\n')";
+    machine
+        .create(
+            "logs",
+            hostile(
+                logs,
+                &json!({"limits": {"ephemeral-storage": "8Mi", "cpu": "500m"}}),
+            ),
+        )
+        .await;
+    for (name, message) in [
+        (
+            "volume",
+            "Usage of EmptyDir volume \"data\" exceeds the limit \"8Mi\". ",
+        ),
+        (
+            "layer",
+            "Container c exceeded its local ephemeral storage limit \"8Mi\". ",
+        ),
+        (
+            "logs",
+            "Container c exceeded its local ephemeral storage limit \"8Mi\". ",
+        ),
+    ] {
+        let pod = machine.phase(name, "Failed").await;
+        assert_eq!(
+            reason(&pod),
+            (Some("Evicted".to_owned()), Some(message.to_owned())),
+            "{name}"
+        );
+    }
+    let uid = machine.pod("volume").await.metadata.uid.unwrap();
+    let directory = machine
+        .config
+        .data_dir
+        .join("pods")
+        .join(uid)
+        .join("volumes");
+    eventually_within(
+        Duration::from_secs(10),
+        "the space to be given back",
+        || async { (!directory.exists()).then_some(()) },
+    )
+    .await;
+    let events = Api::<Event>::namespaced(machine.client.clone(), "t");
+    let told = events.list(&ListParams::default()).await.unwrap();
+    let told = told
+        .iter()
+        .filter(|event| event.reason.as_deref() == Some("Evicted"))
+        .count();
+    assert_eq!(told, 3);
+    life_goes_on(&machine, &neighbour).await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_takes_the_last_inodes_is_evicted() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    rustix::mount::mount(
+        "tmpfs",
+        &disk,
+        "tmpfs",
+        rustix::mount::MountFlags::empty(),
+        c"nr_inodes=6000,size=400m",
+    )
+    .unwrap();
+    let machine = Machine::start_with(|config| {
+        config.data_dir = disk.join("data");
+        config.storage_check = Duration::from_millis(100);
+    })
+    .await;
+    let neighbour = neighbour(&machine).await;
+    let crowd = r"
+import os, time
+os.mkdir('/tmp/d')
+n = 0
+while True:
+    try:
+        open(f'/tmp/d/{n}', 'w').close(); n += 1
+    except OSError: time.sleep(0.01)
+";
+    machine.create("crowd", hostile(crowd, &json!({}))).await;
+    let pod = machine.phase("crowd", "Failed").await;
+    let (reason, message) = reason(&pod);
+    assert_eq!(reason.as_deref(), Some("Evicted"));
+    assert!(message.unwrap().contains("inodes"));
+    life_goes_on(&machine, &neighbour).await;
+    let runs = machine
+        .pod("neighbour")
+        .await
+        .status
+        .unwrap()
+        .container_statuses
+        .unwrap()[0]
+        .restart_count;
+    assert_eq!(runs, 0, "the neighbour was left alone");
+    machine.finish().await;
+    rustix::mount::unmount(&disk, rustix::mount::UnmountFlags::DETACH).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn descriptors_run_out_for_whoever_opens_them_alone() {
+    let machine = Machine::start().await;
+    let neighbour = neighbour(&machine).await;
+    let exhaust = r"
+import os, time, errno
+held, code = [], 0
+while not code:
+    try: held.append(os.open('/dev/null', 0))
+    except OSError as problem: code = problem.errno
+for one in held[:8]: os.close(one)
+open('/tmp/result', 'w').write(errno.errorcode[code]); time.sleep(1000)
+";
+    machine
+        .create("greedy", hostile(exhaust, &json!({"limits": {"cpu": "1"}})))
+        .await;
+    let pod = machine.ready("greedy").await;
+    let found = eventually_within(
+        Duration::from_secs(30),
+        "the descriptors to run out",
+        || async {
+            let (code, out, _) = machine.exec(&pod, &["cat", "/tmp/result"]).await;
+            (code == 0 && !out.is_empty()).then_some(out)
+        },
+    )
+    .await;
+    assert_eq!(found, "EMFILE");
+    life_goes_on(&machine, &neighbour).await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
+    let machine = Machine::start_with(|config| {
+        config.log_maximum_bytes = 1 << 20;
+        config.log_maximum_files = 3;
+    })
+    .await;
+    let neighbour = neighbour(&machine).await;
+    let flood = "import sys\nwhile True: sys.stdout.write('x' * 1000 + '\\n')";
+    machine
+        .create("flood", hostile(flood, &json!({"limits": {"cpu": "300m"}})))
+        .await;
+    let pod = machine.ready("flood").await;
+    let directory = machine
+        .config
+        .data_dir
+        .join("pods")
+        .join(pod.metadata.uid.clone().unwrap());
+    let directory = directory.join("containers/c");
+    let files = || {
+        let entries = support::entries(&directory).into_iter();
+        let logs =
+            entries.filter(|path| path.file_name().unwrap().to_string_lossy().contains(".log"));
+        logs.map(|path| std::fs::metadata(path).map_or(0, |found| found.len()))
+            .collect::<Vec<u64>>()
+    };
+    eventually_within(
+        Duration::from_secs(30),
+        "the log to be rotated twice",
+        || async { (files().len() == 3).then_some(()) },
+    )
+    .await;
+    life_goes_on(&machine, &neighbour).await;
+    // The shim lets no file grow past its own bound, however late the node is.
+    assert!(
+        files().iter().all(|size| *size <= 64 << 20),
+        "{:?}",
+        files()
+    );
+    assert!(files().len() <= 3);
+    let id = agent_sandbox_node::runtime::ContainerId {
+        pod: pod.metadata.uid.clone().unwrap(),
+        container: "c".into(),
+        attempt: 0,
+    };
+    // Just after a rotation there may be fewer lines in the newest file.
+    eventually_within(Duration::from_secs(20), "the last three lines", || async {
+        let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
+        let options = agent_sandbox_node::logs::LogOptions {
+            tail_lines: Some(3),
+            ..Default::default()
+        };
+        agent_sandbox_node::logs::stream(machine.runtime(), &id, options, sender)
+            .await
+            .unwrap();
+        let mut lines = Vec::new();
+        while let Some(line) = receiver.recv().await {
+            lines.push(line.len());
+        }
+        (lines == [1001; 3]).then_some(())
+    })
+    .await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cpu_hog_is_throttled_to_its_limit() {
+    let machine = Machine::start().await;
+    let neighbour = neighbour(&machine).await;
+    let hog = "import os\n[os.fork() for _ in range(3)]\nwhile True: pass";
+    machine
+        .create("hog", hostile(hog, &json!({"limits": {"cpu": "200m"}})))
+        .await;
+    let pod = machine.ready("hog").await;
+    // What its processes used of the processor while a while passed, by their own account.
+    let measure = r"
+import os, time
+def used(): return sum(sum(map(int, open(f'/proc/{p}/stat').read().rsplit(')', 1)[1].split()[11:13])) for p in os.listdir('/proc') if p.isdigit())
+a, t = used(), time.monotonic(); time.sleep(2)
+print((used() - a) / os.sysconf('SC_CLK_TCK') / (time.monotonic() - t))
+";
+    let (code, out, err) = machine.exec(&pod, &["python3", "-c", measure]).await;
+    assert_eq!(code, 0, "{err}");
+    let share: f64 = out.trim().parse().unwrap();
+    assert!(
+        share < 0.45,
+        "uses {share} of a processor with a limit of 0.2"
+    );
+    life_goes_on(&machine, &neighbour).await;
+    machine.finish().await;
+}
+
+#[test]
+fn a_flood_of_connections_ends_at_the_pods_share() {
+    on_own_network(|| async {
+        let _internet = Internet::beside_machine().await;
+        let machine = Machine::start().await;
+        let neighbour = neighbour(&machine).await;
+        // Datagrams to many ports make a connection each in the kernel's table.
+        let flood = r"
+import socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for port in range(1, 20000):
+    try: s.sendto(b'x', ('203.0.113.1', port))
+    except OSError: pass
+open('/tmp/done', 'w').close(); time.sleep(1000)
+";
+        machine.create("flood", hostile(flood, &json!({}))).await;
+        let pod = machine.ready("flood").await;
+        eventually_within(Duration::from_secs(30), "the flood to be over", || async {
+            let (code, ..) = machine.exec(&pod, &["test", "-e", "/tmp/done"]).await;
+            (code == 0).then_some(())
+        })
+        .await;
+        let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap();
+        let count: u32 = count.trim().parse().unwrap();
+        assert!(
+            (1000..6000).contains(&count),
+            "{count} connections are known"
+        );
+        life_goes_on(&machine, &neighbour).await;
+        machine.finish().await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_too_deep_to_walk_goes_with_its_pod() {
+    let machine = Machine::start().await;
+    let deep = r"
+import os, time
+for _ in range(2000):
+    os.mkdir('directory'); os.chdir('directory')
+open('/tmp/done', 'w').close(); time.sleep(1000)
+";
+    let mut spec = hostile(deep, &json!({}));
+    spec["containers"][0]["workingDir"] = json!("/tmp");
+    machine.create("deep", spec).await;
+    let pod = machine.ready("deep").await;
+    eventually_within(Duration::from_secs(60), "the tree to be made", || async {
+        let (code, ..) = machine.exec(&pod, &["test", "-e", "/tmp/done"]).await;
+        (code == 0).then_some(())
+    })
+    .await;
+    machine.delete("deep").await;
+    machine.finish().await;
+}
