@@ -145,7 +145,7 @@ impl Arguments {
                     .enable_all()
                     .build()?;
                 runtime.block_on(async {
-                    tokio::spawn(async move { measure(within, &path).await }).await?
+                    tokio::spawn(async move { Box::pin(measure(within, &path)).await }).await?
                 })?;
             }
         }
@@ -167,20 +167,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             }
         }
         What::Api { .. } => {
-            let report = apiserver::bench::run(&apiserver::bench::Options::new(directory)).await?;
-            let mut table = Table::new(&["WHAT", "MEDIAN", "LOWEST", "HIGHEST", "UNIT"]);
-            for figure in report.measurements {
-                let number = |value: f64| format!("{value:.1}");
-                let (median, lowest, highest) = (figure.median, figure.lowest, figure.highest);
-                table.row(vec![
-                    figure.name,
-                    number(median),
-                    number(lowest),
-                    number(highest),
-                    figure.unit.to_owned(),
-                ]);
-            }
-            print!("{}", table.render());
+            print_api(apiserver::bench::run(&apiserver::bench::Options::new(directory)).await?);
         }
         What::Claims(arguments) => arguments.measure(directory).await?,
         What::Reconcile { cached, claims } => claims::reconcile(cached, claims).await?,
@@ -258,6 +245,22 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+fn print_api(report: apiserver::bench::Report) {
+    let mut table = Table::new(&["WHAT", "MEDIAN", "LOWEST", "HIGHEST", "UNIT"]);
+    for figure in report.measurements {
+        let number = |value: f64| format!("{value:.1}");
+        let (median, lowest, highest) = (figure.median, figure.lowest, figure.highest);
+        table.row(vec![
+            figure.name,
+            number(median),
+            number(lowest),
+            number(highest),
+            figure.unit.to_owned(),
+        ]);
+    }
+    print!("{}", table.render());
 }
 
 async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {

@@ -200,10 +200,10 @@ impl Widths {
     pub fn line(&self, row: &[String]) -> String {
         const GAP: usize = 3;
         let cells = row.iter().zip(&self.0);
-        let line: String = cells
+        let aligned: Vec<String> = cells
             .map(|(cell, width)| format!("{cell:<width$}", width = width + GAP))
             .collect();
-        format!("{}\n", line.trim_end())
+        format!("{}\n", aligned.concat().trim_end())
     }
 }
 

@@ -179,14 +179,14 @@ impl Progress {
         }
     }
 
-    pub fn say(&self, step: &str) {
+    pub fn say(self, step: &str) {
         if self.shown {
             eprint!("\r\x1b[K{step} …");
         }
     }
 
     /// Leaves the line empty for what comes.
-    pub fn finish(&self) {
+    pub fn finish(self) {
         if self.shown {
             eprint!("\r\x1b[K");
         }

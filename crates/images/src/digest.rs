@@ -33,12 +33,7 @@ impl Digest {
     }
 
     pub(crate) fn from_hash(hash: Sha256) -> Self {
-        Self(
-            hash.finalize()
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect(),
-        )
+        Self(format!("{:x}", hash.finalize()))
     }
 
     /// The hexadecimal digits alone.

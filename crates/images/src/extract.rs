@@ -241,7 +241,7 @@ impl Extraction {
                 Err(Errno::NOENT) => {
                     let name = part.as_os_str();
                     // A dangling symlink is in the way of the directory the archive takes for granted.
-                    self.clear(parent.as_fd(), name)?;
+                    clear(parent.as_fd(), name)?;
                     make_directory_in(parent.as_fd(), name, 0o755)?;
                     self.open(&prefix)?
                 }
@@ -305,7 +305,7 @@ impl Extraction {
     ) -> io::Result<()> {
         let existing = kind_of(parent, name)?;
         if existing != Some(FileType::Directory) {
-            self.clear(parent, name)?;
+            clear(parent, name)?;
             make_directory_in(parent, name, 0o700)?;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -324,7 +324,7 @@ impl Extraction {
         name: &OsStr,
         content: &mut impl Read,
     ) -> io::Result<()> {
-        self.clear(parent, name)?;
+        clear(parent, name)?;
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let mut file = File::from(rustix::fs::openat(
@@ -345,13 +345,13 @@ impl Extraction {
     }
 
     fn make_symlink(&self, entry: &Entry, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-        self.clear(parent, name)?;
+        clear(parent, name)?;
         rustix::fs::symlinkat(OsStr::from_bytes(&entry.link), parent, name)?;
         self.give(parent, name, entry)
     }
 
     fn make_fifo(&self, entry: &Entry, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-        self.clear(parent, name)?;
+        clear(parent, name)?;
         let mode = Mode::from_raw_mode(entry.mode);
         rustix::fs::mknodat(parent, name, FileType::Fifo, mode, 0)?;
         self.give(parent, name, entry)
@@ -392,18 +392,9 @@ impl Extraction {
         if stat(parent, name).is_ok_and(|existing| same(&existing, &target_stat)) {
             return Ok(None);
         }
-        self.clear(parent, name)?;
+        clear(parent, name)?;
         rustix::fs::linkat(&target_parent, target_name, parent, name, AtFlags::empty())?;
         Ok(None)
-    }
-
-    /// Removes what an earlier entry put in this place.
-    fn clear(&self, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-        match kind_of(parent, name)? {
-            None => Ok(()),
-            Some(FileType::Directory) => remove_tree(parent, name),
-            Some(_) => Ok(rustix::fs::unlinkat(parent, name, AtFlags::empty())?),
-        }
     }
 
     /// Owner, mode and attributes, in the order in which the kernel keeps them.
@@ -482,6 +473,15 @@ fn make_directory_in(parent: BorrowedFd<'_>, name: &OsStr, mode: u32) -> io::Res
 
 fn make_whiteout(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {
     rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0)
+}
+
+/// Removes what an earlier entry put in this place.
+fn clear(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    match kind_of(parent, name)? {
+        None => Ok(()),
+        Some(FileType::Directory) => remove_tree(parent, name),
+        Some(_) => Ok(rustix::fs::unlinkat(parent, name, AtFlags::empty())?),
+    }
 }
 
 fn kind_of(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<Option<FileType>> {

@@ -316,7 +316,7 @@ impl Files {
     fn blob(&self, digest: &Digest) -> Result<Vec<u8>, LoadError> {
         let path = blob_path(digest);
         let bytes = self.small(&path)?;
-        self.compare(path, digest, Digest::of(&bytes))?;
+        self.compare(&path, digest, Digest::of(&bytes))?;
         Ok(bytes)
     }
 
@@ -326,10 +326,10 @@ impl Files {
             path: path.to_owned(),
             source,
         })?;
-        self.compare(path.to_owned(), expected, reader.digest())
+        self.compare(path, expected, reader.digest())
     }
 
-    fn compare(&self, path: String, expected: &Digest, actual: Digest) -> Result<(), LoadError> {
+    fn compare(&self, path: &str, expected: &Digest, actual: Digest) -> Result<(), LoadError> {
         if actual == *expected {
             return Ok(());
         }

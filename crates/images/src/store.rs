@@ -28,6 +28,9 @@ use crate::extract::{self, Extracted};
 use crate::manifest::Configuration;
 use crate::reference::Reference;
 
+/// How many digits of an image's identity name it, at the least.
+const SHORTEST_IDENTITY: usize = 8;
+
 /// How long a removal waits for pulls to end.
 const EXCLUSIVE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -283,14 +286,15 @@ impl Store {
         names: &[Reference],
     ) -> Result<Image, StoreError> {
         self.write("images", &record_name(&record.id), record)?;
+        let image = &record.id;
         for name in names {
             let text = name.to_string();
             let file = name_file(&text);
-            let named = NameRecord {
+            let record = NameRecord {
                 name: text,
-                image: record.id.clone(),
+                image: image.clone(),
             };
-            self.write("names", &file, &named)?;
+            self.write("names", &file, &record)?;
         }
         Ok(self.image_of(record.clone()))
     }
@@ -440,10 +444,9 @@ impl Store {
         });
         let by_identity = || {
             let hex = name.strip_prefix("sha256:").unwrap_or(name);
-            const SHORTEST: usize = 8;
             let mut found = images
                 .iter()
-                .filter(|image| hex.len() >= SHORTEST && image.id.hex().starts_with(hex));
+                .filter(|image| hex.len() >= SHORTEST_IDENTITY && image.id.hex().starts_with(hex));
             match (found.next(), found.next()) {
                 (Some(image), None) => Some((image, None)),
                 _ => None,

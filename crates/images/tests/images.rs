@@ -65,7 +65,8 @@ fn chain(error: &Arc<PullError>) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&**error);
     while let Some(cause) = source {
-        text.push_str(&format!(": {cause}"));
+        text += ": ";
+        text += &cause.to_string();
         source = cause.source();
     }
     text

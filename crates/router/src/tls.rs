@@ -74,7 +74,7 @@ impl TlsMaterial {
                     tracing::info!("the certificate was reloaded");
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the changed certificate cannot be used; the one before stays, so mend the files")
+                    tracing::warn!(%error, "the changed certificate cannot be used; the one before stays, so mend the files");
                 }
             }
         }

@@ -72,14 +72,14 @@ impl Exporter {
         S: Subscriber + for<'span> LookupSpan<'span> + Send + Sync,
     {
         let tracer: SdkTracer = self.provider.tracer(SCOPE);
-        let traced = TRACED.map(|name| (name, LevelFilter::DEBUG));
+        let spans = TRACED.map(|name| (name, LevelFilter::DEBUG));
         tracing_opentelemetry::layer()
             .with_tracer(tracer)
             .with_location(false)
             .with_threads(false)
             .with_target(false)
             .with_tracked_inactivity(false)
-            .with_filter(Targets::new().with_targets(traced))
+            .with_filter(Targets::new().with_targets(spans))
     }
 
     /// Sends what is left, and exports nothing more.

@@ -1,5 +1,7 @@
 //! Every recorded exchange, asked of the embedded server, or of the one that `CONFORMANCE_KUBECONFIG` names.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -69,8 +69,8 @@ impl Arguments {
                 anyhow::Ok(report)
             };
             let measuring = measuring.inspect(|_| shutdown.cancel());
-            let (served, report) = tokio::join!(serving, measuring);
-            served?;
+            let (end, report) = tokio::join!(serving, measuring);
+            end?;
             report?
         } else {
             self.run(server.client(), Controllers::Here).await?

@@ -411,11 +411,14 @@ fn count(number: usize) -> f64 {
     number as f64
 }
 
+/// How a figure is read from what was measured.
+type Reading = Box<dyn Fn(&Figures) -> f64>;
+
 /// One row per figure, one column per contender, and how ours compares where there is a peer.
 fn table(arguments: &Arguments, measured: &[(&str, Figures)]) -> Table {
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1_000.0;
     let burst = count(arguments.burst);
-    let rows: Vec<(String, Box<dyn Fn(&Figures) -> f64>)> = vec![
+    let rows: Vec<(String, Reading)> = vec![
         (
             format!("filling a pool of {}, s", arguments.pool),
             Box::new(|figures| figures.filled.as_secs_f64()),

@@ -49,9 +49,8 @@ pub struct Driven {
 
 /// Carries a recipe out. What it made is deleted afterwards, whatever came of it.
 pub async fn drive(place: &Place, recipe: &Recipe, progress: &Progress) -> anyhow::Result<Driven> {
-    let driven = Driver::prepare(place, recipe, progress).await;
-    let driven = match driven {
-        Ok(mut driver) => driver.run().await,
+    let driven = match Driver::prepare(place, recipe, progress).await {
+        Ok(mut prepared) => prepared.run().await,
         Err(error) => Err(error),
     };
     let removed = remove_namespace(place).await;

@@ -262,6 +262,7 @@ async fn load_up(
         metrics_listen: any_port,
         audit: None,
         quickstart: Quickstart::Nothing,
+        unselected_pods: node::network::policy::Unselected::default(),
     })
     .await?;
     let place = Place {

@@ -36,6 +36,10 @@ impl Name {
 /// Latencies that must not be exceeded, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[expect(
+    clippy::struct_field_names,
+    reason = "the unit belongs to the names in the results"
+)]
 pub struct Limits {
     pub p50_ms: f64,
     pub p90_ms: f64,

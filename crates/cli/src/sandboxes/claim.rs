@@ -50,15 +50,12 @@ pub struct Source {
 impl Source {
     /// What to create; from the quickstart's template when nothing is named.
     pub fn wanted(&self) -> sdk::CreateOptions {
-        let wanted = match &self.pool {
-            Some(pool) => sdk::CreateOptions::from_pool(pool),
-            None => {
-                let template = self.template.as_deref();
-                sdk::CreateOptions::from_template(
-                    template.unwrap_or(crate::up::QUICKSTART_TEMPLATE),
-                )
-            }
-        };
+        let template = self.template.as_deref();
+        let template = template.unwrap_or(crate::up::QUICKSTART_TEMPLATE);
+        let wanted = self.pool.as_ref().map_or_else(
+            || sdk::CreateOptions::from_template(template),
+            sdk::CreateOptions::from_pool,
+        );
         // The API refuses variables for a sandbox that runs already.
         let cold = self.pool.is_none() && !self.env.is_empty();
         let wanted = if cold {

@@ -20,6 +20,7 @@ use crate::output::chain;
 
 /// Delete claims, and their sandboxes with them
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct DeleteArguments {
     /// Every claim, warm pool and sandbox of the namespace; templates stay
     #[arg(long, conflicts_with = "names")]

@@ -84,11 +84,12 @@ fn description<Kind: Shown>(object: &Kind, events: &[Event], now: Timestamp) -> 
     let titles = columns::header::<Kind>(true, Detail::Wide);
     let cells = columns::row(object, true, Detail::Wide, now);
     let width = titles.iter().map(|title| title.len()).max().unwrap_or(0) + 2;
-    let mut text: String = titles
+    let lines: Vec<String> = titles
         .iter()
         .zip(cells)
         .map(|(title, cell)| format!("{:<width$} {cell}\n", sentence_case(title) + ":"))
         .collect();
+    let mut text = lines.concat();
     let conditions = object.conditions();
     if !conditions.is_empty() {
         let mut table = Table::new(&["CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"]);

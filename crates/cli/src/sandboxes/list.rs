@@ -179,7 +179,9 @@ impl<Kind: Shown> Printer<Kind> {
                 .iter()
                 .map(|object| columns::row(object, self.with_namespace, detail, now)),
         );
-        rows.iter().for_each(|row| self.widths.fit(row));
+        for row in &rows {
+            self.widths.fit(row);
+        }
         let lines: String = rows.iter().map(|row| self.widths.line(row)).collect();
         print_text(&lines)
     }

@@ -99,7 +99,7 @@ impl Overview {
         let mut overview = Self::default();
         for claim in &observed.claims {
             if is_ready(
-                &claim
+                claim
                     .status
                     .as_ref()
                     .map_or(&[][..], |status| &status.conditions),
@@ -351,14 +351,13 @@ fn pod_trouble(observed: &Observed, namespace: Option<&str>, sandbox: &str) -> O
             .clone()
             .or_else(|| condition.reason.clone());
     }
-    let containers = status
+    let mut containers = status
         .init_container_statuses
         .iter()
         .chain(&status.container_statuses)
         .flatten();
     containers
-        .filter_map(container_trouble)
-        .next()
+        .find_map(container_trouble)
         .or_else(|| status.message.clone())
 }
 

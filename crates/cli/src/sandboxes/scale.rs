@@ -63,9 +63,9 @@ pub async fn scale(arguments: ScaleArguments) -> anyhow::Result<ExitCode> {
                 || (wanted == 0 && pool.is_some_and(|pool| pool.status.is_none()))
         };
         let waiting = tokio::time::timeout(arguments.timeout, await_condition(pools, name, full));
-        let waited = waiting.await;
+        let outcome = waiting.await;
         progress.finish();
-        waited.with_context(|| {
+        outcome.with_context(|| {
             format!("pool {name} is not full yet; `agent-sandbox get pool/{name}` says why")
         })??;
     }

@@ -1,5 +1,7 @@
 //! The real binary, as a newcomer uses it. Needs root: it starts containers.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 mod crash;
 mod machine;
 mod rootless;

@@ -20,11 +20,11 @@ pub fn parse(text: &str) -> BTreeMap<String, Family> {
             let (name, help) = rest.split_once(' ').expect("a help text");
             assert!(!families.contains_key(name), "{name} is told of twice");
             name.clone_into(&mut current);
-            families.entry(current.clone()).or_default().help = help.to_owned();
+            help.clone_into(&mut families.entry(current.clone()).or_default().help);
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').expect("a type");
             assert_eq!(name, current, "help and type stand together");
-            families.entry(current.clone()).or_default().kind = kind.to_owned();
+            kind.clone_into(&mut families.entry(current.clone()).or_default().kind);
         } else {
             let sample = sample(line);
             assert!(

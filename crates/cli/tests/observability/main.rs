@@ -1,5 +1,7 @@
 //! What the running binary shows of itself: metrics and traces. Needs root: it starts containers.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 #[path = "../end_to_end/support.rs"]
 #[expect(dead_code, reason = "each test program uses a part of it")]
 mod support;

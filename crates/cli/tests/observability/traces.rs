@@ -1,5 +1,6 @@
 //! One trace from the call of a client to the command in the sandbox, as a collector receives it.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
 use rustix::process::Signal;
@@ -119,11 +120,10 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     let request = parent_of(execution.unwrap()).unwrap();
     assert_eq!(request.name, "POST sandbox");
     assert_eq!(parent_of(request).unwrap().name, "sandbox-client.run");
-    let hexadecimal: String = root
-        .trace
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let mut hexadecimal = String::new();
+    for byte in &root.trace {
+        write!(hexadecimal, "{byte:02x}").unwrap();
+    }
     assert_eq!(
         told.stdout.trim().get(3..35),
         Some(hexadecimal.as_str()),

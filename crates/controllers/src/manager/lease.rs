@@ -121,7 +121,7 @@ impl Candidate {
                     }
                 }
                 Err(error) => {
-                    warn!(%error, "cannot contend for the lease; the API server must be reachable, and leases must be allowed to this account")
+                    warn!(%error, "cannot contend for the lease; the API server must be reachable, and leases must be allowed to this account");
                 }
             }
             tokio::time::sleep(self.timing.retry_interval).await;

@@ -35,7 +35,7 @@ async fn a_crash_before_any_write_of_an_adoption_is_made_good() {
     for (prevented, owner_at_crash) in crashes {
         let cluster = Cluster::start().await;
         let (tap, client) = Tap::on(cluster.client.clone());
-        let controllers = cluster.controllers_through(client);
+        let controllers = Cluster::controllers_through(client);
         cluster.create(&template("py")).await;
         cluster.create(&pool("warm", "py", 1)).await;
         cluster.pool_ready("warm", 1).await;

@@ -41,7 +41,10 @@ async fn a_sandbox_that_refuses_is_released_reported_and_not_counted() {
     let calls = scene.runtimes.calls.lock().unwrap().clone();
     let released = calls[0].sandbox.to_string();
     for sandbox in &held {
-        assert_ne!(sandbox.status.as_ref().unwrap().pod_ips, [released.clone()]);
+        assert_ne!(
+            sandbox.status.as_ref().unwrap().pod_ips,
+            std::slice::from_ref(&released)
+        );
     }
     let tokens: BTreeSet<&str> = calls.iter().map(|call| call.token.as_str()).collect();
     assert_eq!(tokens.len(), 3, "each sandbox has a token of its own");

@@ -186,11 +186,11 @@ impl Cluster {
 
     /// Starts the controllers with the defaults of the command line.
     pub fn controllers(&self) -> Controllers {
-        self.controllers_through(self.client.clone())
+        Self::controllers_through(self.client.clone())
     }
 
     /// Starts the controllers with a client of the test's own.
-    pub fn controllers_through(&self, client: Client) -> Controllers {
+    pub fn controllers_through(client: Client) -> Controllers {
         let (shutdown, abort) = (CancellationToken::new(), CancellationToken::new());
         let observations = Arc::new(Observations::default());
         let config = Config {

@@ -154,25 +154,22 @@ impl Session<'_> {
         let own_scope = format!("repository:{}:pull", self.reference.repository());
         let mut query: Vec<(&str, &str)> = vec![("scope", scope.unwrap_or(&own_scope))];
         query.extend(service.map(|service| ("service", service)));
-        let request = match self.credential {
-            Some(Credential::IdentityToken(refresh)) => {
-                query.extend([
-                    ("grant_type", "refresh_token"),
-                    ("client_id", CLIENT),
-                    ("refresh_token", refresh),
-                ]);
-                Request::post(realm)
-                    .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-                    .body(Full::new(Bytes::from(encode(&query))))
+        let request = if let Some(Credential::IdentityToken(refresh)) = self.credential {
+            query.extend([
+                ("grant_type", "refresh_token"),
+                ("client_id", CLIENT),
+                ("refresh_token", refresh),
+            ]);
+            Request::post(realm)
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(Full::new(Bytes::from(encode(&query))))
+        } else {
+            let joint = if realm.contains('?') { '&' } else { '?' };
+            let mut request = Request::get(format!("{realm}{joint}{}", encode(&query)));
+            if let Some(value) = self.basic() {
+                request = request.header(AUTHORIZATION, value);
             }
-            _ => {
-                let joint = if realm.contains('?') { '&' } else { '?' };
-                let mut request = Request::get(format!("{realm}{joint}{}", encode(&query)));
-                if let Some(value) = self.basic() {
-                    request = request.header(AUTHORIZATION, value);
-                }
-                request.body(Full::default())
-            }
+            request.body(Full::default())
         };
         let request = request.map_err(|_| RegistryError::Answer {
             url: realm.to_owned(),

@@ -3,7 +3,8 @@
 #![allow(dead_code, reason = "every test binary uses its own part of this")]
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
@@ -13,11 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 pub fn digest(bytes: &[u8]) -> String {
-    let hex: String = sha2::Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    format!("sha256:{hex}")
+    format!("sha256:{:x}", sha2::Sha256::digest(bytes))
 }
 
 pub fn architecture() -> &'static str {
@@ -267,7 +264,7 @@ async fn serve(
         given.body.len()
     );
     for (name, value) in &given.headers {
-        reply.push_str(&format!("{name}: {value}\r\n"));
+        write!(reply, "{name}: {value}\r\n").unwrap();
     }
     reply.push_str("\r\n");
     stream.write_all(reply.as_bytes()).await?;
