@@ -1,3 +1,5 @@
+//! The Rust of docs/quickstart.md: below this line it is that page's, to the letter.
+
 use sdk::process::{Event, Start};
 use sdk::{Client, CreateOptions, Options};
 
