@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use node::privileges::{Privileges, ROOTLESS_LIMITS};
 use tempfile::TempDir;
 
 use crate::connection::{self, Connected};
@@ -92,6 +93,9 @@ impl Embedded {
         let parent = data_directory::default_path()?;
         data_directory::create(&parent)?;
         rootless::enter(&parent.join("bin"), &[])?;
+        if Privileges::current() == Privileges::Rootless {
+            eprintln!("{ROOTLESS_LIMITS}");
+        }
         let data_directory = tempfile::Builder::new().prefix("run-").tempdir_in(parent)?;
         let any_port = ([127, 0, 0, 1], 0).into();
         let up = Up::start(Options {

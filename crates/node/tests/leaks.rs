@@ -123,7 +123,10 @@ fn left_behind(data_dir: &Path) -> BTreeSet<String> {
     }
     for pid in names(Path::new("/proc")) {
         let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        if groups.contains(&group) {
+        // What has ended waits for its parent to notice, which is init where the node was killed.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let has_ended = stat.contains(") Z ");
+        if groups.contains(&group) && !has_ended {
             found.insert(format!("process {pid}"));
         }
     }

@@ -192,9 +192,9 @@ async fn what_cannot_start_says_why() {
         ),
         (
             "image",
-            json!({"containers": [{"name": "c", "image": "registry.example/no:v1"}]}),
-            "ErrImagePull",
-            "registry.example/no:v1",
+            json!({"containers": [{"name": "c", "image": "127.0.0.1:1/no:v1"}]}),
+            "ImagePullBackOff",
+            "127.0.0.1:1/no:v1",
         ),
         (
             "privileged",
@@ -584,7 +584,7 @@ async fn a_terminal_knows_its_size_and_an_attached_client_talks_to_the_command()
         arguments: [
             "sh",
             "-c",
-            "stty size; trap 'stty size; exit 7' WINCH; while :; do sleep 0.05; done",
+            "trap 'stty size; exit 7' WINCH; stty size; while :; do sleep 0.05; done",
         ]
         .map(str::to_owned)
         .to_vec(),

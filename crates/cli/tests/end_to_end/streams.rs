@@ -39,7 +39,8 @@ async fn within<T>(work: impl Future<Output = T>) -> T {
 
 /// A pod that says what it hears, and serves HTTP on its own loopback.
 async fn talker(client: &Client) -> Api<Pod> {
-    let script = "echo ready; python3 -m http.server --bind 127.0.0.1 8000 >/dev/null 2>&1 & \
+    let script = "python3 -m http.server --bind 127.0.0.1 8000 >/dev/null 2>&1 & \
+                  until bash -c ': </dev/tcp/127.0.0.1/8000' 2>/dev/null; do sleep 0.05; done; echo ready; \
                   while read line; do echo heard $line; done";
     let pod = json!({
         "metadata": {"name": "talker"},

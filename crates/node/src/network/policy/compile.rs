@@ -366,11 +366,22 @@ impl<'a> Compiler<'a> {
         name: &str,
         protocol: Protocol,
     ) -> Vec<Rule> {
+        let blocks = self.blocks_of(clause);
+        let in_a_block = |address: IpAddr| blocks.iter().any(|block| block.contains(address));
+        let selected = self.pods_of(clause);
         let mut by_number: BTreeMap<u16, Vec<AddressBlock>> = BTreeMap::new();
-        for peer in self.pods_of(clause) {
-            for number in numbers_of(peer, name, protocol) {
-                let addresses = peer.addresses.iter().copied().map(AddressBlock::single);
-                by_number.entry(number).or_default().extend(addresses);
+        for pod in &self.peers {
+            let is_selected = selected.iter().any(|one| std::ptr::eq(*one, pod));
+            let addresses = pod.addresses.iter().copied();
+            let reached: Vec<_> = addresses
+                .filter(|address| is_selected || in_a_block(*address))
+                .map(AddressBlock::single)
+                .collect();
+            if reached.is_empty() {
+                continue;
+            }
+            for number in numbers_of(pod, name, protocol) {
+                by_number.entry(number).or_default().extend(&reached);
             }
         }
         by_number
@@ -391,16 +402,23 @@ impl<'a> Compiler<'a> {
 
     /// The peers of a clause, as a set.
     fn peers(&mut self, clause: &Clause<'_>) -> Peers {
-        let Some(listed) = clause.peers else {
+        if clause.peers.is_none() {
             return Peers::Anyone;
-        };
+        }
         if self.rules.sets.contains_key(&clause.base) {
             return Peers::In(clause.base.clone());
         }
         let pods = self.pods_of(clause);
         let addresses = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
         let mut members: Vec<AddressBlock> = addresses.map(AddressBlock::single).collect();
-        for peer in listed {
+        members.extend(self.blocks_of(clause));
+        self.set(clause.base.clone(), members)
+    }
+
+    /// The addresses that a clause names by their blocks.
+    fn blocks_of(&mut self, clause: &Clause<'_>) -> Vec<AddressBlock> {
+        let mut members = Vec::new();
+        for peer in clause.peers.into_iter().flatten() {
             let Some(block) = &peer.ip_block else {
                 continue;
             };
@@ -417,7 +435,7 @@ impl<'a> Compiler<'a> {
                 }
             }
         }
-        self.set(clause.base.clone(), members)
+        members
     }
 
     /// The pods among the peers of a clause: all of them when it names no peers.
