@@ -197,6 +197,12 @@ async fn what_cannot_start_says_why() {
             "127.0.0.1:1/no:v1",
         ),
         (
+            "class",
+            json!({"runtimeClassName": "gvisor", "containers": [{"name": "c", "image": "host"}]}),
+            "RuntimeClassUnavailable",
+            "runtime class \"gvisor\" has no driver",
+        ),
+        (
             "privileged",
             json!({"containers": [{"name": "c", "image": "host", "securityContext": {"privileged": true}}]}),
             "CreateContainerConfigError",

@@ -25,6 +25,17 @@ pub(super) async fn prepare<R: Runtime>(
     if let Some(message) = shared.enforcer.refusal(pod) {
         return Err(("NetworkPolicyNotEnforced", message));
     }
+    if let Some(class) = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.runtime_class_name.as_deref())
+    {
+        // To run it with less isolation than was asked for would be a lie.
+        let message = format!(
+            "runtime class {class:?} has no driver on this node; leave out runtimeClassName for the built-in isolation"
+        );
+        return Err(("RuntimeClassUnavailable", message));
+    }
     let spec = pod_network::sandbox_spec(pod, &shared.config);
     let sandbox = shared
         .runtime
