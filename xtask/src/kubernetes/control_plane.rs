@@ -174,7 +174,7 @@ impl ControlPlane {
             format!("--tls-cert-file={}", self.file("apiserver.crt")),
             format!("--tls-private-key-file={}", self.file("apiserver.key")),
             format!("--client-ca-file={}", self.file("ca.crt")),
-            format!("--service-account-key-file={}", self.file("accounts.key")),
+            format!("--service-account-key-file={}", self.file("accounts.crt")),
             format!(
                 "--service-account-signing-key-file={}",
                 self.file("accounts.key")
