@@ -29,7 +29,7 @@ enum Run {
     OnANode,
 }
 
-const SUITES: [Suite; 6] = [
+const SUITES: [Suite; 7] = [
     Suite {
         name: "conformance",
         run: Run::Conformance,
@@ -49,6 +49,10 @@ const SUITES: [Suite; 6] = [
     Suite {
         name: "kubectl_streams",
         run: Run::OnANode,
+    },
+    Suite {
+        name: "kruise",
+        run: Run::Script,
     },
     Suite {
         name: "failures",
