@@ -119,10 +119,8 @@ impl Arguments {
             What::Router => print_router(&router::bench::run(&router::bench::Options::default())?),
             What::Sandboxd => {
                 let directory = tempfile::tempdir()?;
-                let measured =
-                    ::sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
-                print_sandboxd(&measured);
                 let figures = sandboxd::measure(directory.path(), STARTS)?;
+                print_sandboxd(&figures.commands);
                 let size = bytes(figures.size);
                 let resident = bytes(figures.resident);
                 println!(
