@@ -125,10 +125,8 @@ impl Arguments {
             }
             What::Sandboxd => {
                 let directory = tempfile::tempdir()?;
-                let measured =
-                    ::sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
-                print_sandboxd(&measured);
                 let figures = sandboxd::measure(directory.path(), STARTS)?;
+                print_sandboxd(&figures.commands);
                 let size = bytes(figures.size);
                 let resident = bytes(figures.resident);
                 println!(
