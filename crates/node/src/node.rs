@@ -115,6 +115,7 @@ impl Node {
         let events = EventSink::new(client.clone(), "kubelet", &config.node_name);
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
+            handlers: runtime.handlers().clone(),
             images: PodImages {
                 images,
                 client: client.clone(),
@@ -227,6 +228,17 @@ async fn serve(
         }
     });
     tasks.spawn(collect_images(shared.clone(), shutdown.clone()));
+    let (handlers, client, name) = (
+        shared.handlers.clone(),
+        shared.client.clone(),
+        shared.config.node_name.clone(),
+    );
+    tasks.spawn(async move {
+        let findings = handlers.findings().await;
+        if let Err(error) = registration::report_handlers(&client, &name, &findings).await {
+            tracing::warn!(error = %chain(&error), "cannot report the node's runtime handlers");
+        }
+    });
     tasks.spawn(registration::heartbeat(
         shared.client.clone(),
         object,

@@ -23,6 +23,7 @@ use crate::events::{EventSink, Severity};
 use crate::pod_images::PodImages;
 use crate::pod_lifecycle::{self, ContainerState, Observed, Phase, Sandbox, Verdict};
 use crate::probes;
+use crate::runtime::handlers::Handlers;
 use crate::runtime::{
     PodSandbox, RecoveredPod, Runtime, StartError, StartedContainer, Termination,
 };
@@ -32,6 +33,7 @@ use crate::volumes::Volumes;
 pub struct Shared<R> {
     pub runtime: Arc<R>,
     pub images: PodImages,
+    pub handlers: Handlers,
     pub client: Client,
     pub config: Config,
     pub events: EventSink,

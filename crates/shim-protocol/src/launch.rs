@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ExecRequest;
+
 /// The host identities a pod's user namespace maps to: container id 0 is host id `base`, and `count` ids follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdentityRange {
@@ -122,6 +124,49 @@ pub struct Process {
     /// Whether standard input stays open for attach; without it the command reads end of file.
     pub stdin: bool,
     pub stdin_once: bool,
+    /// Set where another runtime has the container, and the agent is outside of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<Bundle>,
+}
+
+/// Another runtime makes the container from a bundle. The agent stays outside, runs it, and speaks for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bundle {
+    /// The runtime's program and the options of every call.
+    pub command: Vec<String>,
+    pub identifier: String,
+    /// Where `config.json` is.
+    pub directory: PathBuf,
+}
+
+impl Bundle {
+    /// The call that runs the container to its end.
+    pub fn run(&self) -> Vec<String> {
+        let directory = self.directory.display().to_string();
+        self.call(["run", "--bundle", &directory, &self.identifier])
+    }
+
+    /// The call that runs another command in it.
+    pub fn exec(&self, request: &ExecRequest) -> Vec<String> {
+        let mut words = self.call(["exec"]);
+        words.extend(request.terminal.then(|| "--tty".to_owned()));
+        for (key, value) in &request.environment {
+            words.extend(["--env".to_owned(), format!("{key}={value}")]);
+        }
+        words.push(self.identifier.clone());
+        words.extend(request.arguments.iter().cloned());
+        words
+    }
+
+    /// The call that removes whatever is left of it.
+    pub fn delete(&self) -> Vec<String> {
+        self.call(["delete", "--force", &self.identifier])
+    }
+
+    fn call<const COUNT: usize>(&self, words: [&str; COUNT]) -> Vec<String> {
+        let words = words.into_iter().map(str::to_owned);
+        self.command.iter().cloned().chain(words).collect()
+    }
 }
 
 /// Where the container's traces on the host are.

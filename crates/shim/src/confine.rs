@@ -41,10 +41,23 @@ pub fn protected_executable(path: &Path) -> Result<OwnedFd, Failure> {
     Ok(tree)
 }
 
+/// Executes the agent as it is: what it runs is confined by another runtime.
+pub fn execute_outside(files: Files, status: OwnedFd) -> ! {
+    let report = status.try_clone();
+    let Err(failure) = rustix::process::setsid()
+        .during("starting a session")
+        .and_then(|_| execute_agent(files, status));
+    report_failure(report, &failure)
+}
+
 /// Confines this process and executes the agent. A failure is told to the launcher, and ends the process.
 pub fn enter(container: Container<'_>) -> ! {
     let report = container.status.try_clone();
     let Err(failure) = confine_and_execute(container);
+    report_failure(report, &failure)
+}
+
+fn report_failure(report: std::io::Result<OwnedFd>, failure: &Failure) -> ! {
     if let Ok(report) = report {
         let answer = LaunchAnswer::Failed {
             message: failure.to_string(),
@@ -65,6 +78,10 @@ fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infalli
     rustix::process::setsid().during("starting a session")?;
     take_root(launch, &root)?;
     give_up_privileges(launch)?;
+    execute_agent(files, status)
+}
+
+fn execute_agent(files: Files, status: OwnedFd) -> Result<std::convert::Infallible, Failure> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let Files {
         null,

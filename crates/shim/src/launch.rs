@@ -71,6 +71,9 @@ fn start(launch: &Launch) -> Result<LaunchAnswer, Failure> {
     // The pins of every other pod are mounts; a container's namespace must not keep them alive.
     let _ = rustix::mount::unmount(&launch.hide, UnmountFlags::DETACH);
     let root = mounts::build(launch, user_namespace.as_fd(), shared_memory)?;
+    if launch.process.bundle.is_some() {
+        return start_outside(files);
+    }
 
     rustix::thread::move_into_link_name_space(
         user_namespace.as_fd(),
@@ -100,6 +103,22 @@ fn start(launch: &Launch) -> Result<LaunchAnswer, Failure> {
                 files,
                 status: status_write,
             })
+        }
+        Side::Parent(pid) => {
+            drop(status_write);
+            Ok(await_start(status_read, pid.as_raw_nonzero().get()))
+        }
+    }
+}
+
+/// Starts the agent in the pod's network and a mount namespace with the container's root, for another runtime to go on.
+fn start_outside(files: Files) -> Result<LaunchAnswer, Failure> {
+    let (status_read, status_write) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).during("making a pipe")?;
+    match syscalls::clone_sibling(0).during("cloning the agent")? {
+        Side::Child => {
+            drop(status_read);
+            confine::execute_outside(files, status_write)
         }
         Side::Parent(pid) => {
             drop(status_write);

@@ -72,7 +72,13 @@ pub fn build(
 }
 
 fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
-    let stage = memory_file_system(64 << 10, 0o700, None).during("making the stage")?;
+    // Another runtime enters its root as the container's own user, who must be able to get there.
+    let mode = if launch.process.bundle.is_some() {
+        0o711
+    } else {
+        0o700
+    };
+    let stage = memory_file_system(64 << 10, mode, None).during("making the stage")?;
     attach(stage.as_fd(), CWD, &launch.stage).during("mounting the stage")?;
     rustix::process::chdir(&launch.stage).during("entering the stage")?;
     let mut lower = Vec::new();
@@ -91,7 +97,7 @@ fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd
         attach(tree.as_fd(), CWD, Path::new(&name)).during("mounting a layer")?;
         lower.push(name);
     }
-    rustix::fs::mkdir("root", Mode::from_raw_mode(0o700))
+    rustix::fs::mkdir("root", Mode::from_raw_mode(0o711))
         .during("making the root's mount point")?;
     let overlay = overlay(launch, &lower).during("mounting the overlay")?;
     attach(overlay.as_fd(), CWD, Path::new("root")).during("attaching the overlay")?;

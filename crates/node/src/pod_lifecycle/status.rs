@@ -349,11 +349,14 @@ fn verdicts(
         reason: Some(reason.to_owned()),
         message,
     };
-    let sandbox = Verdict {
-        kind: "PodReadyToStartContainers",
-        holds: matches!(observed.sandbox, Sandbox::Ready(_)),
-        reason: None,
-        message: None,
+    let sandbox = match observed.sandbox {
+        Sandbox::Waiting {
+            reason, message, ..
+        } => no("PodReadyToStartContainers", reason, Some(message.clone())),
+        other => Verdict {
+            holds: matches!(other, Sandbox::Ready(_)),
+            ..yes("PodReadyToStartContainers")
+        },
     };
     let initialized = match (outcome, is_initialized(observed, spec)) {
         (Outcome::Succeeded, _) => Verdict {

@@ -383,7 +383,16 @@ async fn prepare<R: Runtime>(
     shared: &Shared<R>,
     pod: &Pod,
 ) -> Result<PodSandbox, (&'static str, String)> {
-    let spec = pod_network::sandbox_spec(pod, &shared.config);
+    let mut spec = pod_network::sandbox_spec(pod, &shared.config);
+    let class = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.runtime_class_name.as_deref());
+    spec.driver = shared
+        .handlers
+        .resolve(&shared.client, class)
+        .await
+        .map_err(|error| ("RuntimeClassUnavailable", error.to_string()))?;
     let sandbox = shared
         .runtime
         .create_sandbox(&spec)

@@ -5,9 +5,11 @@
 
 pub mod agent;
 pub mod control_groups;
+pub mod handlers;
 pub mod host_image;
 pub mod native;
 pub mod network;
+pub mod oci_spec;
 pub mod seccomp;
 pub mod slots;
 
@@ -59,6 +61,9 @@ pub struct PodSandboxSpec {
     pub shared_processes: bool,
     /// How many containers share `/dev/shm`.
     pub containers: usize,
+    /// The program that has the pod's containers, in place of the node's own runtime.
+    #[serde(default)]
+    pub driver: Option<handlers::Driver>,
 }
 
 /// A pod's namespaces and address.

@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::agent::{self, Session};
 use super::control_groups::ControlGroups;
+use super::handlers::Handlers;
 use super::host_image::{self, HostImage};
 use super::network::{self, Network};
 use super::slots::{self, Slots};
@@ -85,6 +86,7 @@ pub struct NativeRuntime {
     programs: Programs,
     host: HostImage,
     images: Arc<images::Images>,
+    handlers: Handlers,
     control_groups: ControlGroups,
     slots: Arc<Slots>,
     seccomp_programs: Vec<PathBuf>,
@@ -122,6 +124,7 @@ impl NativeRuntime {
         fs::create_dir_all(run.join("stage")).map_err(failure("the stage"))?;
         let host = host_image::prepare(&data_dir.join("images"), &programs.sandboxd)
             .map_err(failure("the image `host`"))?;
+        let handlers = Handlers::probe(data_dir.join("probe"), programs.sandboxd.clone());
         let control_groups = ControlGroups::discover(&names.control_group)?;
         let seccomp_programs = write_seccomp(&data_dir.join("bin"))?;
         let range = config.pod_network.unwrap_or(PodNetwork {
@@ -151,6 +154,7 @@ impl NativeRuntime {
             programs,
             host,
             images,
+            handlers,
             control_groups,
             slots: Arc::new(slots),
             seccomp_programs,
@@ -165,6 +169,11 @@ impl NativeRuntime {
 
     pub fn shortcomings(&self) -> &Shortcomings {
         &self.shortcomings
+    }
+
+    /// The runtime classes of this machine.
+    pub fn handlers(&self) -> &Handlers {
+        &self.handlers
     }
 
     pub fn slots(&self) -> &Arc<Slots> {
@@ -332,6 +341,7 @@ impl NativeRuntime {
         {
             return termination;
         }
+        launching::delete_bundle(&directory);
         let group = control_group_name(id);
         let out_of_memory = self.control_groups.was_out_of_memory(&id.pod, &group);
         let exit: Option<ContainerExit> = fs::read(directory.join("exit.json"))

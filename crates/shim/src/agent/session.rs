@@ -256,9 +256,18 @@ impl Session {
             environment.retain(|(existing, _)| existing != key);
             environment.push((key.clone(), value.clone()));
         }
+        let wrapped;
+        let (arguments, environment) = match &process.bundle {
+            None => (&request.arguments, &environment),
+            // The other runtime starts it inside, with the variables named in the call.
+            Some(bundle) => {
+                wrapped = bundle.exec(request);
+                (&wrapped, &process.environment)
+            }
+        };
         let started = spawn::spawn(&Program {
-            arguments: &request.arguments,
-            environment: &environment,
+            arguments,
+            environment,
             working_directory: &process.working_directory,
             terminal: request.terminal,
             stdin: request.stdin,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use shim_protocol::{
-    BindSource, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Process,
+    BindSource, Bundle, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Process,
     ResourceLimit, RootFilesystem,
 };
 
@@ -18,8 +18,11 @@ use super::{
     ContainerRecord, NativeRuntime, SHARED_MEMORY_BYTES, blocking, control_group_name, failure,
     image_user,
 };
+use crate::runtime::handlers::Driver;
 use crate::runtime::slots::run_shim;
-use crate::runtime::{ContainerSpec, ImageSource, PodSandboxSpec, RuntimeError, StartError};
+use crate::runtime::{
+    ContainerId, ContainerSpec, ImageSource, PodSandboxSpec, RuntimeError, StartError, oci_spec,
+};
 
 /// What a fresh `/proc` shows of the machine rather than of the container.
 const MASKED: [&str; 13] = [
@@ -48,6 +51,10 @@ const READ_ONLY: [&str; 5] = [
 /// Programs read the number of processors here; nothing else of `/sys` is shown.
 const SHOWN_OF_SYS: [&str; 1] = ["/sys/devices/system/cpu"];
 
+/// What another runtime's program may need of the machine.
+const DRIVER_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const BUNDLE_RECORD: &str = "bundle.json";
+
 const OPEN_FILES: u64 = 65_536;
 
 impl NativeRuntime {
@@ -61,7 +68,11 @@ impl NativeRuntime {
             .slot
             .ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
         let image_id = root.id.clone();
-        let launch = self.request(&spec, &sandbox.spec, slot, root);
+        let mut launch = self.request(&spec, &sandbox.spec, slot, root);
+        if let Some(driver) = sandbox.spec.driver {
+            self.hand_over(&mut launch, driver, &spec.id)
+                .map_err(failure("a container's bundle"))?;
+        }
         let (groups, shim) = (self.control_groups.clone(), self.programs.shim.clone());
         let (images, user, stored) = (
             self.images.clone(),
@@ -154,6 +165,7 @@ impl NativeRuntime {
                 terminal: spec.terminal,
                 stdin: spec.stdin,
                 stdin_once: spec.stdin_once,
+                bundle: None,
             },
             files: ContainerFiles {
                 log: self.log_path(&spec.id),
@@ -162,6 +174,40 @@ impl NativeRuntime {
             },
             out_of_memory_score: 500,
         }
+    }
+
+    /// Turns a request into one for a container that another runtime makes.
+    fn hand_over(&self, launch: &mut Launch, driver: Driver, id: &ContainerId) -> io::Result<()> {
+        let program = self.handlers.program(driver);
+        let program = program.ok_or_else(|| io::Error::other("the runtime is gone"))?;
+        let run = Path::new("/run/agent-sandbox");
+        let state = run.join("oci").join(driver.program());
+        fs::create_dir_all(&state)?;
+        launch.stage = run.join("stage");
+        fs::create_dir_all(&launch.stage)?;
+        let bundle = Bundle {
+            command: std::iter::once(program.display().to_string())
+                .chain(driver.options(&state))
+                .collect(),
+            identifier: crate::names::short_hash(id.uri(), 8),
+            directory: launch.files.directory.clone(),
+        };
+        let root = launch.stage.join("root");
+        let configuration = oci_spec::of_launch(launch, &root.display().to_string());
+        fs::create_dir_all(&bundle.directory)?;
+        fs::write(
+            bundle.directory.join("config.json"),
+            configuration.to_string(),
+        )?;
+        let record = serde_json::to_vec(&bundle)?;
+        fs::write(bundle.directory.join(BUNDLE_RECORD), record)?;
+        launch.process.arguments = bundle.run();
+        launch.process.environment = vec![("PATH".to_owned(), DRIVER_PATH.to_owned())];
+        "/".clone_into(&mut launch.process.working_directory);
+        launch.process.bundle = Some(bundle);
+        // Its calls are many more than a container's.
+        launch.seccomp_programs.clear();
+        Ok(())
     }
 
     fn mounts(&self, spec: &ContainerSpec, of_image: Vec<Mount>, directory: &Path) -> Vec<Mount> {
@@ -193,6 +239,23 @@ impl NativeRuntime {
         mounts.extend(own);
         mounts
     }
+}
+
+/// Removes what another runtime still has of a container that ended or was killed.
+pub(super) fn delete_bundle(directory: &Path) {
+    let bundle = fs::read(directory.join(BUNDLE_RECORD))
+        .ok()
+        .and_then(|text| serde_json::from_slice::<Bundle>(&text).ok());
+    let Some(bundle) = bundle else { return };
+    let words = bundle.delete();
+    let Some((program, arguments)) = words.split_first() else {
+        return;
+    };
+    // One that ended by itself is gone already, and the runtime says so.
+    let _ = std::process::Command::new(program)
+        .args(arguments)
+        .stdin(std::process::Stdio::null())
+        .output();
 }
 
 pub(super) fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
