@@ -4,6 +4,7 @@
 //! `operatingMode: Suspended`. [`SandboxSpec::suspension`] is the only place that reads either.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -154,12 +155,19 @@ pub struct SandboxStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct PodTemplate {
-    /// The pod's spec, as in core/v1.
-    pub spec: PodSpec,
+    /// The pod's spec, as in core/v1. Sandboxes of one template may share it in memory.
+    pub spec: Arc<PodSpec>,
 
     /// Labels and annotations of the pod.
     #[serde(default, skip_serializing_if = "PodMetadata::is_empty")]
     pub metadata: PodMetadata,
+}
+
+impl PodTemplate {
+    /// The pod's spec, no longer shared with anybody.
+    pub fn spec_mut(&mut self) -> &mut PodSpec {
+        Arc::make_mut(&mut self.spec)
+    }
 }
 
 /// Labels and annotations for a pod.

@@ -2,6 +2,7 @@
 
 mod claims;
 mod idle;
+mod node;
 mod sandboxd;
 mod versus;
 mod wrk;
@@ -67,16 +68,7 @@ enum What {
         replicas: usize,
     },
     /// The node: cold pods, exec, memory, beside runc and bubblewrap where they are installed
-    Node {
-        #[arg(long, default_value_t = 30)]
-        pods: usize,
-        /// Instead: this many idle pods at once, what each costs, and the last against the first
-        #[arg(long, value_name = "PODS", conflicts_with = "hostile")]
-        density: Option<usize>,
-        /// Instead: requests to a pod while another means harm
-        #[arg(long)]
-        hostile: bool,
-    },
+    Node(node::Arguments),
     /// The router, beside nginx where it is installed
     Router,
     /// The in-sandbox runtime: commands a second; size, start and memory of its binary
@@ -189,37 +181,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             );
             server.shutdown().await;
         }
-        What::Node { hostile: true, .. } => {
-            let up = start(directory, Quickstart::Nothing).await?;
-            let report = node::bench::neighbour::run(up.client(), "default").await;
-            up.stop_with_sandboxes().await?;
-            println!("{}", serde_json::to_string_pretty(&report?)?);
-        }
-        What::Node {
-            density: Some(count),
-            ..
-        } => {
-            let up = start(directory, Quickstart::Nothing).await?;
-            let runtime = up.node().context("the node runs")?.runtime().clone();
-            let report = node::bench::density::run(up.client(), &runtime, "default", count).await;
-            up.stop_with_sandboxes().await?;
-            println!("{}", serde_json::to_string_pretty(&report?)?);
-        }
-        What::Node { pods, .. } => {
-            let up = start(directory, Quickstart::Nothing).await?;
-            let options = node::bench::Options {
-                pods,
-                ..node::bench::Options::default()
-            };
-            let report = node::bench::run(
-                up.client(),
-                up.node().context("the node runs")?.runtime(),
-                &options,
-            )
-            .await?;
-            println!("{}", serde_json::to_string_pretty(&report)?);
-            up.stop_with_sandboxes().await?;
-        }
+        What::Node(arguments) => arguments.measure(directory).await?,
         What::Idle { seconds } => {
             let up = start(directory, Quickstart::TemplateAndPool).await?;
             let figures = idle::measure(&up, Duration::from_secs(seconds)).await;
@@ -272,7 +234,7 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
         metrics_listen: any_port,
         audit: None,
         quickstart,
-        unselected_pods: node::network::policy::Unselected::default(),
+        unselected_pods: ::node::network::policy::Unselected::default(),
         plain_registries: Vec::new(),
     })
     .await

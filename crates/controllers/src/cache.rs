@@ -20,6 +20,7 @@ use kube::runtime::watcher::Event;
 
 use crate::cached::{Cached, controller_of, resource_version};
 use crate::key::ObjectKey;
+use crate::pod_specs::PodSpecs;
 
 /// How many deletions are remembered, to refuse answers to writes that came before them.
 const REMEMBERED_DELETIONS: usize = 8_192;
@@ -74,6 +75,7 @@ struct Inner<K> {
     label: Option<&'static str>,
     contents: RwLock<Contents<K>>,
     subscribers: RwLock<Vec<Subscriber<K>>>,
+    specs: PodSpecs,
     synced: tokio::sync::watch::Sender<bool>,
     followed: AtomicBool,
 }
@@ -112,6 +114,7 @@ impl<K: Cached> Cache<K> {
             label,
             contents: RwLock::new(contents),
             subscribers: RwLock::new(Vec::new()),
+            specs: PodSpecs::default(),
             synced: tokio::sync::watch::Sender::new(false),
             followed: AtomicBool::new(false),
         }))
@@ -197,9 +200,8 @@ impl<K: Cached> Cache<K> {
     }
 
     /// Takes in the answer to a write of our own and returns it as it is cached from now on.
-    pub fn learn(&self, mut object: K, before_write: Epoch) -> Arc<K> {
-        object.slim();
-        let object = Arc::new(object);
+    pub fn learn(&self, object: K, before_write: Epoch) -> Arc<K> {
+        let (key, object) = self.compact(object);
         let outcome = {
             let mut contents = self.write();
             let stale = contents.epoch != before_write.0
@@ -209,7 +211,7 @@ impl<K: Cached> Cache<K> {
             if stale {
                 Put::Known
             } else {
-                contents.put(ObjectKey::of(object.as_ref()), Arc::clone(&object))
+                contents.put(key, Arc::clone(&object))
             }
         };
         if let Put::Changed { before } = outcome {
@@ -241,10 +243,8 @@ impl<K: Cached> Cache<K> {
         }
     }
 
-    fn apply_object(&self, mut object: K) {
-        object.slim();
-        let object = Arc::new(object);
-        let key = ObjectKey::of(object.as_ref());
+    fn apply_object(&self, object: K) {
+        let (key, object) = self.compact(object);
         let outcome = {
             let mut contents = self.write();
             if let Some(seen) = &mut contents.listing {
@@ -255,6 +255,14 @@ impl<K: Cached> Cache<K> {
         if let Put::Changed { before } = outcome {
             self.publish(before.as_ref(), Some(&object));
         }
+    }
+
+    /// An object as it is to be kept.
+    fn compact(&self, mut object: K) -> (ObjectKey, Arc<K>) {
+        let key = ObjectKey::of(&object);
+        object.slim();
+        object.share(self.get(&key).as_deref(), &self.0.specs);
+        (key, Arc::new(object))
     }
 
     fn apply_deletion(&self, object: &K) {

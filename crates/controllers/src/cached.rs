@@ -1,17 +1,19 @@
 //! What it takes for a kind to be cached, and what is dropped from its objects to keep the cache small.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
-use k8s_openapi::api::core::v1::{
-    PersistentVolumeClaim, Pod, PodSpec, PodStatus, Service, ServiceSpec,
-};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service, ServiceSpec};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Resource;
 use kube::core::NamespaceResourceScope;
+use planner::sandbox::ObservedPod;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::pod_specs::PodSpecs;
 
 /// A namespaced kind that is watched and cached as a whole.
 pub trait Cached:
@@ -28,36 +30,29 @@ pub trait Cached:
     fn slim(&mut self) {
         self.meta_mut().managed_fields = None;
     }
+
+    /// Shares what is equal to what others hold already. `before` is the object as it was known until now.
+    fn share(&mut self, _before: Option<&Self>, _specs: &PodSpecs) {}
 }
 
-impl Cached for Sandbox {}
+impl Cached for Sandbox {
+    /// Sandboxes of one template differ in their names, while the pod's spec is most of each.
+    fn share(&mut self, before: Option<&Self>, specs: &PodSpecs) {
+        let spec = &mut self.spec.pod_template.spec;
+        match before.map(|before| &before.spec.pod_template.spec) {
+            Some(known) if known == spec => *spec = Arc::clone(known),
+            _ => specs.share(spec),
+        }
+    }
+}
+
+impl Cached for ObservedPod {}
 impl Cached for SandboxClaim {}
 impl Cached for SandboxTemplate {}
 impl Cached for SandboxWarmPool {}
 impl Cached for NetworkPolicy {}
 impl Cached for api::kruise::SandboxSet {}
 impl Cached for api::kruise::SandboxClaim {}
-
-impl Cached for Pod {
-    /// A pod's spec is decided by its sandbox and never read back, but for the node it was bound to. A pod is most of what the
-    /// cache would hold otherwise.
-    fn slim(&mut self) {
-        self.metadata.managed_fields = None;
-        self.spec = self.spec.take().map(|spec| PodSpec {
-            node_name: spec.node_name,
-            ..PodSpec::default()
-        });
-        self.status = self.status.take().map(|status| PodStatus {
-            conditions: status.conditions,
-            message: status.message,
-            phase: status.phase,
-            pod_ip: status.pod_ip,
-            pod_ips: status.pod_ips,
-            reason: status.reason,
-            ..PodStatus::default()
-        });
-    }
-}
 
 impl Cached for Service {
     /// Of services, only identity, ownership, selector and cluster address matter.

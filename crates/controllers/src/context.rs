@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, kruise, labels};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Client;
+use planner::sandbox::ObservedPod;
 
 use crate::cache::Cache;
 use crate::clock::{Clock, Random};
@@ -34,7 +35,7 @@ pub struct Context {
 pub struct Caches {
     pub sandboxes: Cache<Sandbox>,
     /// Only pods that carry a sandbox's name hash: a cluster may run far more of others.
-    pub pods: Cache<Pod>,
+    pub pods: Cache<ObservedPod>,
     /// All services, since one that a sandbox does not own counts too when it has the sandbox's name.
     pub services: Cache<Service>,
     /// Only claims that carry a sandbox's name hash.

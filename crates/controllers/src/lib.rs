@@ -37,6 +37,7 @@ pub mod key;
 pub mod kruise;
 pub mod manager;
 pub mod metrics;
+pub mod pod_specs;
 pub mod queue;
 pub mod rbac;
 pub mod runtime;

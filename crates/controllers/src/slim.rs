@@ -210,9 +210,9 @@ impl<'de> Visitor<'de> for NameVisitor {
 #[cfg(test)]
 mod tests {
     use api::Sandbox;
-    use k8s_openapi::api::core::v1::Pod;
     use kube::ResourceExt;
     use kube::core::WatchEvent;
+    use planner::sandbox::ObservedPod;
     use serde_json::{Value, json};
 
     use super::*;
@@ -234,9 +234,9 @@ mod tests {
 
     #[test]
     fn only_the_managed_fields_are_missing() {
-        let mut expected: Pod = serde_json::from_value(pod()).unwrap();
+        let mut expected: ObservedPod = serde_json::from_value(pod()).unwrap();
         expected.metadata.managed_fields = None;
-        let Slim(decoded) = serde_json::from_str::<Slim<Pod>>(&pod().to_string()).unwrap();
+        let Slim(decoded) = serde_json::from_str::<Slim<ObservedPod>>(&pod().to_string()).unwrap();
         assert_eq!(decoded, expected);
         assert_eq!(decoded.labels()["managedFields"], "a label");
     }
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn watches_decode_so_too() {
         let event = json!({ "type": "MODIFIED", "object": pod() }).to_string();
-        let event: WatchEvent<Slim<Pod>> = serde_json::from_str(&event).unwrap();
+        let event: WatchEvent<Slim<ObservedPod>> = serde_json::from_str(&event).unwrap();
         let WatchEvent::Modified(Slim(decoded)) = event else {
             panic!("{event:?}");
         };
@@ -260,7 +260,7 @@ mod tests {
             error.to_string().contains("invalid type: integer `7`"),
             "{error}"
         );
-        let empty = serde_json::from_str::<Slim<Pod>>("{}").unwrap();
-        assert_eq!(empty.0, Pod::default());
+        let empty = serde_json::from_str::<Slim<ObservedPod>>("{}").unwrap();
+        assert_eq!(empty.0, ObservedPod::default());
     }
 }

@@ -190,7 +190,11 @@ impl<'a, K: Cached> Writer<'a, K> {
         Ok(answer.map(|object| self.cache.learn(object, epoch)))
     }
 
-    pub async fn create(&self, key: &ObjectKey, object: &K) -> Result<Arc<K>, WriteError> {
+    pub async fn create(
+        &self,
+        key: &ObjectKey,
+        object: &impl Serialize,
+    ) -> Result<Arc<K>, WriteError> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
         let params = PostParams {

@@ -233,7 +233,7 @@ async fn an_orphan_is_taken_in_and_an_impostor_deleted() {
         ..Default::default()
     };
     impostor.status = None;
-    impostor.spec.pod_template.spec.containers[0].image = Some("evil".into());
+    impostor.spec.pod_template.spec_mut().containers[0].image = Some("evil".into());
     cluster.create(&impostor).await;
     cluster.gone::<Sandbox>("impostor").await;
     let orphan = json!({ "metadata": { "ownerReferences": null } });

@@ -3,6 +3,7 @@
 //! Owners, names and conditions are the callers' business.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use api::names::name_hash;
 use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata, PodTemplate};
@@ -45,7 +46,7 @@ impl<'a> Blueprint<'a> {
 
     /// The pod spec of sandboxes of this template, with the secure defaults.
     pub fn pod_spec(&self) -> PodSpec {
-        let mut spec = self.template.spec.pod_template.spec.clone();
+        let mut spec = PodSpec::clone(&self.template.spec.pod_template.spec);
         pod_defaults::apply(&self.template.spec, &mut spec);
         spec
     }
@@ -71,7 +72,7 @@ impl<'a> Blueprint<'a> {
     ) -> Sandbox {
         let spec = SandboxSpec {
             pod_template: PodTemplate {
-                spec: pod_spec,
+                spec: Arc::new(pod_spec),
                 metadata: pod_metadata,
             },
             volume_claim_templates,
@@ -144,7 +145,7 @@ mod tests {
     fn template(image: &str) -> SandboxTemplate {
         let mut template = SandboxTemplate::default();
         template.metadata.name = Some("py".into());
-        template.spec.pod_template.spec.containers = vec![Container {
+        template.spec.pod_template.spec_mut().containers = vec![Container {
             name: "main".into(),
             image: Some(image.into()),
             ..Container::default()
@@ -172,7 +173,7 @@ mod tests {
             name: "scratch".into(),
             ..Volume::default()
         };
-        with.spec.pod_template.spec.volumes = Some(vec![Volume {
+        with.spec.pod_template.spec_mut().volumes = Some(vec![Volume {
             empty_dir: Some(EmptyDirVolumeSource::default()),
             ..volume.clone()
         }]);

@@ -13,7 +13,7 @@ fn at(second: i64) -> Timestamp {
 
 fn pod_template(image: &str) -> PodTemplate {
     let mut template = PodTemplate::default();
-    template.spec.containers = vec![Container {
+    template.spec_mut().containers = vec![Container {
         name: "main".into(),
         image: Some(image.into()),
         ..Container::default()
@@ -317,7 +317,7 @@ fn an_orphan_is_taken_in_only_if_it_is_what_the_set_makes() {
         sandbox
     };
     let mut forged = orphaned(made(&set, "forged"));
-    forged.spec.pod_template.spec.containers[0].image = Some("evil".into());
+    forged.spec.pod_template.spec_mut().containers[0].image = Some("evil".into());
     let plan = plan(&set, vec![orphaned(made(&set, "a")), forged]);
     let adopted: Vec<&str> = plan
         .adoptions

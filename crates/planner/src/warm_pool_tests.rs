@@ -13,7 +13,7 @@ fn template(name: &str, image: &str) -> SandboxTemplate {
     let mut template = SandboxTemplate::default();
     template.metadata.name = Some(name.into());
     template.metadata.namespace = Some("ns".into());
-    template.spec.pod_template.spec.containers = vec![Container {
+    template.spec.pod_template.spec_mut().containers = vec![Container {
         name: "main".into(),
         image: Some(image.into()),
         ..Container::default()
@@ -180,7 +180,7 @@ fn orphans_are_vetted_by_what_they_would_run() {
         sandbox
     };
     let mut spoofed = orphan("spoofed");
-    spoofed.spec.pod_template.spec.containers[0].image = Some("evil".into());
+    spoofed.spec.pod_template.spec_mut().containers[0].image = Some("evil".into());
     let mut foreign = orphan("foreign");
     foreign.metadata.owner_references = Some(vec![OwnerReference {
         uid: "somebody".into(),

@@ -122,7 +122,7 @@ impl Cluster {
 /// A sandbox with one container.
 pub fn sandbox(name: &str, mut spec: SandboxSpec) -> Sandbox {
     if spec.pod_template.spec.containers.is_empty() {
-        spec.pod_template.spec.containers = vec![Container {
+        spec.pod_template.spec_mut().containers = vec![Container {
             name: "main".to_owned(),
             image: Some("host".to_owned()),
             ..Container::default()

@@ -13,8 +13,8 @@ use crate::store::ResourceId;
 pub struct CustomVersion {
     /// The compiled schema; none keeps every field.
     pub schema: Option<Schema>,
-    /// The schema as written, for OpenAPI.
-    pub open_api: Value,
+    /// The schema as written, for OpenAPI. It is text because it is read seldom: parsed, it would take ten times the memory.
+    pub open_api: Option<Box<str>>,
     /// The columns of its tables.
     pub printer: Printer,
     /// What clients of a deprecated version are told.
@@ -116,13 +116,9 @@ pub fn resources_of(
 fn compile(version: &Value, group: &str, kind: &str, origin: (String, i64)) -> CustomVersion {
     let open_api = version
         .pointer("/schema/openAPIV3Schema")
-        .cloned()
-        .unwrap_or_default();
+        .filter(|schema| schema.is_object());
     // Definitions are validated before they are stored, so a schema that fails here kept every field when it was written, too.
-    let schema = open_api
-        .is_object()
-        .then(|| Schema::compile(&open_api, "openAPIV3Schema").ok())
-        .flatten();
+    let schema = open_api.and_then(|schema| Schema::compile(schema, "openAPIV3Schema").ok());
     let deprecated = version["deprecated"] == true;
     let name = version["name"].as_str().unwrap_or_default();
     let deprecation = deprecated.then(|| {
@@ -142,7 +138,7 @@ fn compile(version: &Value, group: &str, kind: &str, origin: (String, i64)) -> C
         .unwrap_or_else(|_| Printer::builtin(""));
     CustomVersion {
         schema,
-        open_api,
+        open_api: open_api.map(|schema| schema.to_string().into()),
         printer,
         deprecation,
         selectable_fields,

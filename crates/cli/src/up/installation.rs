@@ -1,7 +1,6 @@
 //! What the API server must hold before the parts start: the kinds, and the system's namespace.
 
 use anyhow::Context;
-use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -15,15 +14,12 @@ use crate::assets;
 /// Installs the kinds of every dialect and the system's namespace, or brings them up to date.
 pub async fn install(client: &Client) -> anyhow::Result<()> {
     create_namespace(client, api::SYSTEM_NAMESPACE).await?;
-    let documents = assets::CRDS.into_iter().chain([assets::KRUISE_CRDS]);
-    let definitions = documents.map(parse).collect::<Result<Vec<_>, _>>()?;
-    try_join_all(
-        definitions
-            .into_iter()
-            .flatten()
-            .map(|crd| install_kind(client, crd)),
-    )
-    .await?;
+    // One after the other: read all at once, the kinds would take more memory than all that comes after.
+    for documents in assets::CRDS.into_iter().chain([assets::KRUISE_CRDS]) {
+        for crd in parse(documents)? {
+            install_kind(client, crd).await?;
+        }
+    }
     for (name, handler) in RUNTIME_CLASSES {
         create_runtime_class(client, name, handler).await?;
     }

@@ -12,6 +12,7 @@ mod reconcile;
 mod report;
 mod requests;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::sandbox::PodTemplate;
@@ -286,10 +287,10 @@ async fn make_pool(client: &Client, options: &Options) -> Result<(), Error> {
         ..Container::default()
     };
     let pod_template = PodTemplate {
-        spec: PodSpec {
+        spec: Arc::new(PodSpec {
             containers: vec![container],
             ..PodSpec::default()
-        },
+        }),
         ..PodTemplate::default()
     };
     let template = SandboxTemplate::new(

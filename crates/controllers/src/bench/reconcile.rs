@@ -116,10 +116,10 @@ async fn suspended_sandboxes(client: &Client, namespace: &str, count: usize) -> 
     };
     let spec = SandboxSpec {
         pod_template: PodTemplate {
-            spec: PodSpec {
+            spec: Arc::new(PodSpec {
                 containers: vec![container],
                 ..PodSpec::default()
-            },
+            }),
             ..PodTemplate::default()
         },
         replicas: Some(0),

@@ -1,11 +1,11 @@
 use std::sync::Mutex;
 
-use k8s_openapi::api::core::v1::Pod;
+use planner::sandbox::ObservedPod;
 use serde_json::json;
 
 use super::*;
 
-fn pod(name: &str, version: u64, owner: &str) -> Pod {
+fn pod(name: &str, version: u64, owner: &str) -> ObservedPod {
     serde_json::from_value(json!({
         "metadata": {
             "name": name,
@@ -21,13 +21,13 @@ fn pod(name: &str, version: u64, owner: &str) -> Pod {
     .unwrap()
 }
 
-fn synced(pods: Vec<Pod>) -> Cache<Pod> {
+fn synced(pods: Vec<ObservedPod>) -> Cache<ObservedPod> {
     let cache = Cache::new(Some("kept"));
     list(&cache, pods);
     cache
 }
 
-fn list(cache: &Cache<Pod>, pods: Vec<Pod>) {
+fn list(cache: &Cache<ObservedPod>, pods: Vec<ObservedPod>) {
     cache.apply(Event::Init);
     for pod in pods {
         cache.apply(Event::InitApply(pod));
@@ -35,7 +35,7 @@ fn list(cache: &Cache<Pod>, pods: Vec<Pod>) {
     cache.apply(Event::InitDone);
 }
 
-fn version(cache: &Cache<Pod>, name: &str) -> Option<u64> {
+fn version(cache: &Cache<ObservedPod>, name: &str) -> Option<u64> {
     let found = cache.get(&ObjectKey::new("default", name))?;
     resource_version(found.as_ref())
 }
@@ -44,11 +44,12 @@ fn version(cache: &Cache<Pod>, name: &str) -> Option<u64> {
 type Versions = Arc<Mutex<Vec<(Option<u64>, Option<u64>)>>>;
 
 /// Records each change as the versions before and after it.
-fn changes(cache: &Cache<Pod>) -> Versions {
+fn changes(cache: &Cache<ObservedPod>) -> Versions {
     let log = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&log);
     cache.subscribe(move |change| {
-        let version = |pod: Option<&Arc<Pod>>| pod.and_then(|pod| resource_version(pod.as_ref()));
+        let version =
+            |pod: Option<&Arc<ObservedPod>>| pod.and_then(|pod| resource_version(pod.as_ref()));
         noted
             .lock()
             .unwrap()

@@ -165,7 +165,7 @@ async fn within<T>(
 async fn fill_set(client: &Client, replicas: usize) -> Result<(), Error> {
     let sets = Api::<SandboxSet>::namespaced(client.clone(), NAMESPACE);
     let mut template = PodTemplate::default();
-    template.spec.containers = vec![Container {
+    template.spec_mut().containers = vec![Container {
         name: "main".to_owned(),
         image: Some("bench".to_owned()),
         ..Container::default()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::Sandbox;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use planner::sandbox::{DeletionCause, Effect, Observed, Outcome, Plan, Trouble};
 
 use super::{CONTROLLER, FIELD_MANAGER, publish};
@@ -124,7 +124,7 @@ impl Applying<'_> {
     }
 
     async fn carry_out_on_pod(&mut self, effect: &Effect) -> Result<(), WriteError> {
-        let pods = Writer::<Pod>::new(self.context, &self.context.caches.pods, FIELD_MANAGER);
+        let pods = Writer::new(self.context, &self.context.caches.pods, FIELD_MANAGER);
         match effect {
             Effect::CreatePod(_) if self.volumes_are_missing => {}
             Effect::CreatePod(pod) => {

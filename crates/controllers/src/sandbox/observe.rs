@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::Sandbox;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use planner::sandbox::{Observed, claim_name, pod_name};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use planner::sandbox::{Observed, ObservedPod, claim_name, pod_name};
 
 use super::FIELD_MANAGER;
 use crate::context::Context;
@@ -63,7 +63,7 @@ async fn pods(
     key: &ObjectKey,
     sandbox: &Sandbox,
     freshness: Freshness,
-) -> Result<Vec<Arc<Pod>>, WriteError> {
+) -> Result<Vec<Arc<ObservedPod>>, WriteError> {
     let cache = &context.caches.pods;
     let writer = Writer::new(context, cache, FIELD_MANAGER);
     let annotated = key.sibling(pod_name(sandbox));

@@ -347,7 +347,7 @@ pub fn message_of(claim: &SandboxClaim) -> String {
 
 pub fn template(name: &str) -> SandboxTemplate {
     let mut template = SandboxTemplate::new(name, api::SandboxTemplateSpec::default());
-    template.spec.pod_template.spec.containers = vec![Container {
+    template.spec.pod_template.spec_mut().containers = vec![Container {
         name: "main".into(),
         image: Some("image-v1".into()),
         env: Some(vec![EnvVar {

@@ -57,7 +57,7 @@ fn template() -> SandboxTemplate {
     template.metadata.name = Some("py".into());
     template.metadata.namespace = Some("ns".into());
     template.spec.pod_template.metadata.labels = Some(pairs(&[("app", "demo")]));
-    template.spec.pod_template.spec.containers = vec![Container {
+    template.spec.pod_template.spec_mut().containers = vec![Container {
         name: "main".into(),
         ..Container::default()
     }];
@@ -619,7 +619,7 @@ fn an_orphan_is_only_taken_if_it_runs_what_the_template_says() {
         ..World::of(claim())
     };
     assert!(matches!(world.decide().effects[1], Effect::Transfer { .. }));
-    orphan.spec.pod_template.spec.containers[0].image = Some("evil".into());
+    orphan.spec.pod_template.spec_mut().containers[0].image = Some("evil".into());
     world.candidate = Some(orphan);
     assert!(matches!(world.decide().effects[1], Effect::Create { .. }));
 }

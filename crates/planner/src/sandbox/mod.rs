@@ -14,6 +14,7 @@
 //! is observed now.
 
 mod metadata;
+mod observed_pod;
 mod pod;
 mod service;
 mod status;
@@ -37,6 +38,7 @@ use serde_json::Value;
 use crate::expiry::{Deadlines, Expiry, expiry};
 use crate::ownership::{Ownership, Version, ownership};
 
+pub use observed_pod::ObservedPod;
 pub use pod::{Loss, current_pod, loss, pod_name};
 pub use status::{Outcome, Trouble, status};
 pub use volume_claims::claim_name;
@@ -75,7 +77,7 @@ impl Adoption {
 pub struct Observed {
     pub sandbox: Arc<Sandbox>,
     /// Every pod that may be the sandbox's: the one its annotation names, the one of its own name, those it controls.
-    pub pods: Vec<Arc<Pod>>,
+    pub pods: Vec<Arc<ObservedPod>>,
     /// The service of the sandbox's name.
     pub service: Option<Arc<Service>>,
     /// The volume claims of the names that the sandbox's templates give.

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Sandbox, labels};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
+use super::observed_pod::{ObservedPod, State};
 use super::{DeletionCause, Effect, Observed, Plan, Problem, Settings, metadata, volume_claims};
 use crate::ownership::{
     Named, Ownership, Version, controller_reference, ownership, with_controller,
@@ -48,12 +49,12 @@ pub fn pod_name(sandbox: &Sandbox) -> &str {
 }
 
 /// The pod that is, or may become, the sandbox's.
-pub fn current_pod(observed: &Observed) -> Option<&Arc<Pod>> {
+pub fn current_pod(observed: &Observed) -> Option<&Arc<ObservedPod>> {
     annotated_pod(observed).or_else(|| named(observed, observed.name()))
 }
 
 /// Why the pod was lost, if it was.
-pub fn loss(pod: &Pod) -> Option<Loss> {
+pub fn loss(pod: &ObservedPod) -> Option<Loss> {
     let status = pod.status.as_ref()?;
     if status.phase.as_deref() != Some("Failed") {
         return None;
@@ -131,7 +132,7 @@ pub(super) fn delete_owned(observed: &Observed, cause: &DeletionCause, plan: &mu
     }
 }
 
-fn delete_strays(observed: &Observed, current: &Pod, plan: &mut Plan) {
+fn delete_strays(observed: &Observed, current: &ObservedPod, plan: &mut Plan) {
     for pod in &observed.pods {
         if pod.metadata.name != current.metadata.name {
             delete_if_owned(observed, pod, &DeletionCause::Stray, plan);
@@ -139,7 +140,7 @@ fn delete_strays(observed: &Observed, current: &Pod, plan: &mut Plan) {
     }
 }
 
-fn delete_if_owned(observed: &Observed, pod: &Pod, cause: &DeletionCause, plan: &mut Plan) {
+fn delete_if_owned(observed: &Observed, pod: &ObservedPod, cause: &DeletionCause, plan: &mut Plan) {
     if observed.owns(&pod.metadata) && pod.metadata.deletion_timestamp.is_none() {
         plan.effects.push(Effect::DeletePod {
             name: name_of(pod),
@@ -159,7 +160,7 @@ fn create(observed: &Observed, recreations: u32, plan: &mut Plan) {
     if recreations > 0 {
         annotations.insert(labels::POD_RECREATIONS.to_owned(), recreations.to_string());
     }
-    let mut spec = observed.sandbox.spec.pod_template.spec.clone();
+    let mut spec = PodSpec::clone(&observed.sandbox.spec.pod_template.spec);
     volume_claims::merge_volumes(observed, &mut spec);
     plan.effects.push(Effect::CreatePod(Box::new(Pod {
         metadata: ObjectMeta {
@@ -175,7 +176,7 @@ fn create(observed: &Observed, recreations: u32, plan: &mut Plan) {
     })));
 }
 
-fn adopt(observed: &Observed, pod: &Pod) -> Effect {
+fn adopt(observed: &Observed, pod: &ObservedPod) -> Effect {
     let mut patch = metadata::drift(observed, &pod.metadata).unwrap_or_default();
     let owner = controller_reference(observed.sandbox.as_ref());
     let owners = with_controller(&pod.metadata, owner);
@@ -187,7 +188,7 @@ fn adopt(observed: &Observed, pod: &Pod) -> Effect {
     }
 }
 
-fn keep_in_step(observed: &Observed, pod: &Pod, plan: &mut Plan) {
+fn keep_in_step(observed: &Observed, pod: &ObservedPod, plan: &mut Plan) {
     if let Some(patch) = metadata::drift(observed, &pod.metadata) {
         plan.effects.push(Effect::UpdatePodMetadata {
             name: name_of(pod),
@@ -198,7 +199,7 @@ fn keep_in_step(observed: &Observed, pod: &Pod, plan: &mut Plan) {
 }
 
 /// Replaces a lost pod, now or when its delay is over.
-fn replace(observed: &Observed, pod: &Pod, loss: Loss, now: Timestamp, plan: &mut Plan) {
+fn replace(observed: &Observed, pod: &ObservedPod, loss: Loss, now: Timestamp, plan: &mut Plan) {
     let lost_at = lost_at(pod).unwrap_or(now);
     let losses = losses_before(pod, lost_at);
     let delay = recreation_delay(losses);
@@ -229,7 +230,7 @@ fn recreation_delay(losses: u32) -> Duration {
 }
 
 /// How many pods in a row were lost before this one.
-fn losses_before(pod: &Pod, lost_at: Timestamp) -> u32 {
+fn losses_before(pod: &ObservedPod, lost_at: Timestamp) -> u32 {
     let created_at = pod.metadata.creation_timestamp.as_ref();
     let was_stable =
         created_at.is_some_and(|created| lost_at.duration_since(created.0) >= STABLE_AFTER);
@@ -243,8 +244,8 @@ fn losses_before(pod: &Pod, lost_at: Timestamp) -> u32 {
 }
 
 /// When the pod was lost: when the last of its conditions changed.
-fn lost_at(pod: &Pod) -> Option<Timestamp> {
-    let conditions = |status: &PodStatus| {
+fn lost_at(pod: &ObservedPod) -> Option<Timestamp> {
+    let conditions = |status: &State| {
         status
             .conditions
             .iter()
@@ -270,17 +271,17 @@ fn annotated_name(sandbox: &Sandbox) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-fn annotated_pod(observed: &Observed) -> Option<&Arc<Pod>> {
+fn annotated_pod(observed: &Observed) -> Option<&Arc<ObservedPod>> {
     named(observed, annotated_name(&observed.sandbox)?)
 }
 
-fn named<'a>(observed: &'a Observed, name: &str) -> Option<&'a Arc<Pod>> {
+fn named<'a>(observed: &'a Observed, name: &str) -> Option<&'a Arc<ObservedPod>> {
     observed
         .pods
         .iter()
         .find(|pod| pod.metadata.name.as_deref() == Some(name))
 }
 
-fn name_of(pod: &Pod) -> String {
+fn name_of(pod: &ObservedPod) -> String {
     pod.metadata.name.clone().unwrap_or_default()
 }

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use api::conditions::{ConditionType, Finding, Reason, merge, remove};
 use api::sandbox::{OperatingMode, Suspension};
 use api::{SandboxStatus, labels};
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Observed, Problem, Settings, Stage, current_pod, loss, service};
+use super::{Observed, ObservedPod, Problem, Settings, Stage, current_pod, loss, service};
 use crate::ownership::{Ownership, ownership};
 
 /// What is there after a plan was carried out.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The sandbox's pod, if it has one.
-    pub pod: Option<Arc<Pod>>,
+    pub pod: Option<Arc<ObservedPod>>,
     /// The service that the sandbox uses, if there is one.
     pub service: Option<Arc<Service>>,
     pub trouble: Vec<Trouble>,
@@ -161,7 +161,7 @@ fn finished(outcome: &Outcome) -> Option<Finding> {
     Some(Finding::new(ConditionType::Finished, true, reason, message))
 }
 
-fn end_of(pod: &Pod) -> Option<(Reason, &'static str)> {
+fn end_of(pod: &ObservedPod) -> Option<(Reason, &'static str)> {
     match phase(pod) {
         "Succeeded" => Some((Reason::PodSucceeded, "Pod completed successfully")),
         "Failed" if loss(pod).is_none() => Some((Reason::PodFailed, "Pod failed")),
@@ -248,7 +248,7 @@ fn suspension_message(observed: &Observed, outcome: &Outcome) -> String {
     }
 }
 
-fn pod_readiness(pod: Option<&Pod>) -> (bool, String) {
+fn pod_readiness(pod: Option<&ObservedPod>) -> (bool, String) {
     let Some(pod) = pod else {
         return (false, "Pod does not exist".to_owned());
     };
@@ -271,21 +271,21 @@ fn pod_readiness(pod: Option<&Pod>) -> (bool, String) {
     }
 }
 
-fn phase(pod: &Pod) -> &str {
+fn phase(pod: &ObservedPod) -> &str {
     pod.status
         .as_ref()
         .and_then(|status| status.phase.as_deref())
         .unwrap_or("Pending")
 }
 
-fn has_ready_condition(pod: &Pod) -> bool {
+fn has_ready_condition(pod: &ObservedPod) -> bool {
     pod.status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn pod_ips(pod: &Pod) -> Vec<String> {
+fn pod_ips(pod: &ObservedPod) -> Vec<String> {
     let Some(status) = &pod.status else {
         return Vec::new();
     };
@@ -303,7 +303,7 @@ fn pod_ips(pod: &Pod) -> Vec<String> {
 }
 
 /// The node, once the pod has begun to run there: a binding alone is not worth a write.
-fn node_name(pod: &Pod) -> Option<String> {
+fn node_name(pod: &ObservedPod) -> Option<String> {
     if phase(pod) == "Pending" {
         return None;
     }

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::time::Duration;
 
 use super::super::{Adoption, DeletionCause, Effect, Loss, Problem, loss};
-use super::world::{NAME, World, other_owner, pod, ready_pod, sandbox};
+use super::world::{NAME, World, other_owner, pod, read, ready_pod, sandbox};
 
 fn running() -> World {
     World::new(sandbox(SandboxSpec::default()))
@@ -195,7 +195,7 @@ fn only_what_took_the_pod_away_counts_as_a_loss() {
                 ..PodCondition::default()
             }]);
         }
-        loss(&pod).map(|loss| loss.reason)
+        loss(&read(&pod)).map(|loss| loss.reason)
     };
     let table = [
         (None, false, None),
@@ -218,7 +218,7 @@ fn only_what_took_the_pod_away_counts_as_a_loss() {
     }
     let mut alive = ready_pod(NAME);
     alive.status.as_mut().unwrap().reason = Some("Evicted".to_owned());
-    assert_eq!(loss(&alive), None);
+    assert_eq!(loss(&read(&alive)), None);
 }
 
 fn evict(world: &mut World) {

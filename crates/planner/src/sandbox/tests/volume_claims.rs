@@ -36,7 +36,7 @@ fn claim(name: &str) -> PersistentVolumeClaim {
 #[test]
 fn each_template_becomes_a_claim_that_the_pod_can_mount() {
     let mut world = world(vec![template("work"), template("cache")]);
-    world.spec_mut().pod_template.spec.volumes = Some(vec![
+    world.spec_mut().pod_template.spec_mut().volumes = Some(vec![
         Volume {
             name: "work".to_owned(),
             empty_dir: Some(EmptyDirVolumeSource::default()),

@@ -15,7 +15,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::super::{
-    Adoption, Effect, Observed, Outcome, Plan, Problem, Settings, Trouble, decide, status,
+    Adoption, Effect, Observed, ObservedPod, Outcome, Plan, Problem, Settings, Trouble, decide,
+    status,
 };
 use crate::ownership::{Version, controller_reference};
 
@@ -47,7 +48,7 @@ pub fn sandbox(spec: SandboxSpec) -> Sandbox {
     sandbox.metadata.uid = Some("uid-of-box".to_owned());
     sandbox.metadata.resource_version = Some("1".to_owned());
     sandbox.metadata.generation = Some(1);
-    sandbox.spec.pod_template.spec.containers = vec![Container {
+    sandbox.spec.pod_template.spec_mut().containers = vec![Container {
         name: "main".to_owned(),
         image: Some("host".to_owned()),
         ..Container::default()
@@ -194,7 +195,7 @@ impl World {
     pub fn observed(&self) -> Observed {
         Observed {
             sandbox: Arc::new(self.sandbox().clone()),
-            pods: self.pods.iter().cloned().map(Arc::new).collect(),
+            pods: self.pods.iter().map(read).map(Arc::new).collect(),
             service: self.service.clone().map(Arc::new),
             volume_claims: self.volume_claims.iter().cloned().map(Arc::new).collect(),
         }
@@ -344,6 +345,11 @@ impl World {
         self.version += 1;
         self.version
     }
+}
+
+/// A pod as a controller reads it from the API server.
+pub fn read(pod: &Pod) -> ObservedPod {
+    serde_json::from_value(serde_json::to_value(pod).unwrap()).unwrap()
 }
 
 fn stamp(metadata: &mut ObjectMeta, version: u64) {
