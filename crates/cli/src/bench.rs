@@ -251,6 +251,7 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
         audit: None,
         quickstart,
         unselected_pods: ::node::network::policy::Unselected::default(),
+        plain_registries: Vec::new(),
     })
     .await
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ::sandboxd::bench::Measurement;
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 
 use super::Sample;
 
