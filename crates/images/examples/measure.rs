@@ -63,12 +63,12 @@ async fn main() {
     let mut content = content_of("v1", &image);
     content.extend(content_of("v2", &sharing));
     let registry = FakeServer::registry(content).await;
-    let unpacked = f64::from(LAYERS) * (FILES_PER_LAYER * FILE_BYTES) as f64 / 1e6;
+    let unpacked = usize::from(LAYERS) * FILES_PER_LAYER * FILE_BYTES / 1_000_000;
     let compressed: usize = image.layers.iter().map(Vec::len).sum();
     println!(
-        "an image of {LAYERS} layers with {} files, {unpacked:.0} MB, {:.0} MB compressed; {RUNS} runs",
+        "an image of {LAYERS} layers with {} files, {unpacked} MB, {} MB compressed; {RUNS} runs",
         usize::from(LAYERS) * FILES_PER_LAYER,
-        compressed as f64 / 1e6
+        compressed / 1_000_000
     );
     let (mut absent, mut shared, mut present) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..RUNS {
