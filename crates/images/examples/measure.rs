@@ -17,8 +17,8 @@ use serde_json::json;
 use support::{FakeServer, Item, TestImage, content_of, layer};
 
 const LAYERS: u8 = 4;
-const FILES_PER_LAYER: u32 = 400;
-const FILE_BYTES: u32 = 64 << 10;
+const FILES_PER_LAYER: usize = 400;
+const FILE_BYTES: usize = 64 << 10;
 const RUNS: usize = 5;
 
 /// Files that compress to about half, as programs do.
@@ -63,12 +63,12 @@ async fn main() {
     let mut content = content_of("v1", &image);
     content.extend(content_of("v2", &sharing));
     let registry = FakeServer::registry(content).await;
-    let unpacked = f64::from(LAYERS) * f64::from(FILES_PER_LAYER * FILE_BYTES) / 1e6;
+    let unpacked = usize::from(LAYERS) * FILES_PER_LAYER * FILE_BYTES / 1_000_000;
     let compressed: usize = image.layers.iter().map(Vec::len).sum();
-    let compressed = f64::from(u32::try_from(compressed).unwrap()) / 1e6;
     println!(
-        "an image of {LAYERS} layers with {} files, {unpacked:.0} MB, {compressed:.0} MB compressed; {RUNS} runs",
-        u32::from(LAYERS) * FILES_PER_LAYER,
+        "an image of {LAYERS} layers with {} files, {unpacked} MB, {} MB compressed; {RUNS} runs",
+        usize::from(LAYERS) * FILES_PER_LAYER,
+        compressed / 1_000_000
     );
     let (mut absent, mut shared, mut present) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..RUNS {

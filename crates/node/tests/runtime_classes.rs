@@ -196,22 +196,22 @@ async fn serves_and_survives(driver: Driver) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_runc_lives_like_any_other() {
-    lives_like_any_other(Driver::Runc).await;
+    Box::pin(lives_like_any_other(Driver::Runc)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_runc_serves_and_survives_the_node() {
-    serves_and_survives(Driver::Runc).await;
+    Box::pin(serves_and_survives(Driver::Runc)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_gvisor_lives_like_any_other() {
-    lives_like_any_other(Driver::Runsc).await;
+    Box::pin(lives_like_any_other(Driver::Runsc)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_gvisor_serves_and_survives_the_node() {
-    serves_and_survives(Driver::Runsc).await;
+    Box::pin(serves_and_survives(Driver::Runsc)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
