@@ -3,6 +3,7 @@
 mod claims;
 mod idle;
 mod node;
+mod process;
 mod sandboxd;
 mod versus;
 mod wrk;
@@ -37,9 +38,12 @@ enum What {
         /// Over HTTPS instead of in process, under the load of wrk: creates and gets
         #[arg(long)]
         wrk: bool,
-        /// With --wrk, measure the server that this kubeconfig names instead of a new embedded one
+        /// With --wrk, measure in the same run the server that this kubeconfig of an administrator names
         #[arg(long, value_name = "KUBECONFIG", requires = "wrk")]
         against: Option<PathBuf>,
+        /// With --against, where kube-apiserver.pid and etcd.pid say whose memory that server takes; `cargo xtask kube-up` sets it
+        #[arg(long, env = "CONTROL_PLANE", value_name = "DIRECTORY")]
+        processes: Option<PathBuf>,
         /// With --wrk, how long each sample lasts
         #[arg(long, default_value_t = 10, requires = "wrk")]
         seconds: u64,
@@ -70,7 +74,11 @@ enum What {
     /// The node: cold pods, exec, memory, beside runc and bubblewrap where they are installed
     Node(node::Arguments),
     /// The router, beside nginx where it is installed
-    Router,
+    Router {
+        /// Another router that runs on this machine, to be measured in the same run
+        #[arg(long, value_name = "ADDRESS")]
+        other: Option<std::net::SocketAddr>,
+    },
     /// The in-sandbox runtime: commands a second; size, start and memory of its binary
     Sandboxd,
     /// What `up` costs while nobody uses it: memory, processor time
@@ -108,7 +116,13 @@ impl Arguments {
     /// Measures and prints. Some measurements bring a runtime of their own, so this is called outside of any.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
         match self.what {
-            What::Router => print_router(&router::bench::run(&router::bench::Options::default())?),
+            What::Router { other } => {
+                let options = router::bench::Options {
+                    other,
+                    ..router::bench::Options::default()
+                };
+                print_router(&router::bench::run(&options)?);
+            }
             What::Sandboxd => {
                 let directory = tempfile::tempdir()?;
                 let figures = sandboxd::measure(directory.path(), STARTS)?;
@@ -148,13 +162,17 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
         What::Api {
             wrk: true,
             against,
+            processes,
             seconds,
         } => {
             let duration = Duration::from_secs(seconds);
-            match against {
-                Some(kubeconfig) => wrk::against(&kubeconfig, duration).await?,
-                None => wrk::embedded(directory, duration).await?,
-            }
+            wrk::run(
+                directory,
+                against.as_deref(),
+                processes.as_deref(),
+                duration,
+            )
+            .await?;
         }
         What::Api { .. } => {
             print_api(apiserver::bench::run(&apiserver::bench::Options::new(directory)).await?);
@@ -200,7 +218,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
         }
         What::VersusUpstream(arguments) => versus::run(arguments).await?,
         What::Leaks { claims } => crate::leaks::check(directory, claims).await?,
-        What::Router | What::Sandboxd | What::Scrape { .. } | What::Load(_) => {
+        What::Router { .. } | What::Sandboxd | What::Scrape { .. } | What::Load(_) => {
             unreachable!("measured outside of a runtime")
         }
     }
@@ -233,6 +251,7 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
         audit: None,
         quickstart,
         unselected_pods: ::node::network::policy::Unselected::default(),
+        plain_registries: Vec::new(),
     })
     .await
 }

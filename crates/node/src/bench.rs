@@ -236,6 +236,7 @@ async fn start_and_end(runtime: &NativeRuntime, count: usize) -> Result<Vec<Dura
         resolver: String::new(),
         shared_processes: false,
         containers: 1,
+        driver: None,
     };
     runtime.create_sandbox(&spec).await?;
     let mut sample = Vec::new();

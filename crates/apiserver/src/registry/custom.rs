@@ -83,7 +83,11 @@ pub fn resources_of(
             let name = text(&version["name"]);
             let custom = known(&group, &name, &plural)
                 .filter(|known| known.origin == origin)
-                .unwrap_or_else(|| Arc::new(compile(version, &group, &kind, origin.clone())));
+                .unwrap_or_else(|| {
+                    let better = preferred_over(&name, spec);
+                    let compiled = compile(version, &group, &kind, better, origin.clone());
+                    Arc::new(compiled)
+                });
             Resource {
                 group: Arc::from(group.as_str()),
                 version: Arc::from(name.as_str()),
@@ -113,7 +117,23 @@ pub fn resources_of(
         .collect()
 }
 
-fn compile(version: &Value, group: &str, kind: &str, origin: (String, i64)) -> CustomVersion {
+/// The version that clients of a deprecated one should use: the most preferred that is served, not deprecated and preferred to it.
+fn preferred_over<'a>(deprecated: &str, spec: &'a Value) -> Option<&'a str> {
+    let versions = spec["versions"].as_array().into_iter().flatten();
+    versions
+        .filter(|version| version["served"] == true && version["deprecated"] != true)
+        .filter_map(|version| version["name"].as_str())
+        .filter(|name| compare_versions(name, deprecated) == Ordering::Greater)
+        .max_by(|left, right| compare_versions(left, right))
+}
+
+fn compile(
+    version: &Value,
+    group: &str,
+    kind: &str,
+    better: Option<&str>,
+    origin: (String, i64),
+) -> CustomVersion {
     let open_api = version
         .pointer("/schema/openAPIV3Schema")
         .filter(|schema| schema.is_object());
@@ -125,7 +145,12 @@ fn compile(version: &Value, group: &str, kind: &str, origin: (String, i64)) -> C
         let said = version["deprecationWarning"]
             .as_str()
             .map(ToOwned::to_owned);
-        said.unwrap_or_else(|| format!("{group}/{name} {kind} is deprecated"))
+        said.unwrap_or_else(|| match better {
+            Some(better) => {
+                format!("{group}/{name} {kind} is deprecated; use {group}/{better} {kind}")
+            }
+            None => format!("{group}/{name} {kind} is deprecated"),
+        })
     });
     let selectable = version["selectableFields"].as_array().into_iter().flatten();
     let selectable_fields = selectable

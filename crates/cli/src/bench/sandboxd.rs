@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ::sandboxd::bench::Measurement;
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 
 use super::Sample;
 
@@ -41,7 +41,7 @@ pub fn measure(directory: &Path, rounds: usize) -> anyhow::Result<Figures> {
         let begin = Instant::now();
         let (child, _) = start(&program, directory)?;
         figures.start.add(begin.elapsed());
-        figures.resident = resident(child.0.id())?;
+        figures.resident = super::process::resident(child.0.id())?;
     }
     let (_child, address) = start(&program, directory)?;
     figures.commands = ::sandboxd::bench::run(address, &CLIENTS, TIME_FOR_EACH)?;
@@ -86,12 +86,4 @@ fn await_answer(address: SocketAddr, deadline: Instant) -> anyhow::Result<()> {
         ensure!(Instant::now() < deadline, "it did not listen in time");
         std::thread::sleep(Duration::from_micros(200));
     }
-}
-
-/// The resident memory of a process, in bytes.
-pub fn resident(process: u32) -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    Ok(kibibytes.context("the kernel does not tell")? * 1024)
 }

@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PostParams;
 use kube::runtime::wait::{await_condition, conditions};
@@ -19,6 +20,26 @@ pub async fn install(client: &Client) -> anyhow::Result<()> {
             install_kind(client, crd).await?;
         }
     }
+    for (name, handler) in RUNTIME_CLASSES {
+        create_runtime_class(client, name, handler).await?;
+    }
+    Ok(())
+}
+
+/// The runtime classes there are from the start, with the node's name for what runs them.
+const RUNTIME_CLASSES: [(&str, &str); 2] = [("runc", "runc"), ("gvisor", "runsc")];
+
+async fn create_runtime_class(client: &Client, name: &str, handler: &str) -> anyhow::Result<()> {
+    let classes: Api<RuntimeClass> = Api::all(client.clone());
+    if classes.get_opt(name).await?.is_some() {
+        return Ok(());
+    }
+    let mut class = RuntimeClass {
+        handler: handler.to_owned(),
+        ..RuntimeClass::default()
+    };
+    class.metadata.name = Some(name.to_owned());
+    classes.create(&PostParams::default(), &class).await?;
     Ok(())
 }
 
