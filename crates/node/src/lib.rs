@@ -30,6 +30,7 @@ mod quantity;
 mod registration;
 pub mod runtime;
 pub mod scheduler;
+mod trace;
 mod trees;
 mod unverified_tls;
 pub mod volume_provisioner;
