@@ -24,8 +24,9 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 const NAMESPACE: &str = "default";
-/// Claims that exist at a time.
-const WAVE: usize = 500;
+/// Claims that exist at a time: a tenth of those that are to pass, within these bounds.
+const SMALLEST_WAVE: usize = 50;
+const LARGEST_WAVE: usize = 500;
 /// Requests under way at a time.
 const CONCURRENCY: usize = 64;
 const POOL: usize = 50;
@@ -189,11 +190,12 @@ pub async fn check(directory: &Path, claims: usize) -> anyhow::Result<()> {
 
 async fn compare(client: &Client, metrics: &Metrics, claims: usize) -> anyhow::Result<()> {
     create_pool(client).await?;
-    let before = warm_up(client, metrics).await?;
+    let largest = (claims / 10).clamp(SMALLEST_WAVE, LARGEST_WAVE);
+    let before = warm_up(client, metrics, largest).await?;
     let started = Instant::now();
     let mut made = 0;
     while made < claims {
-        let wave = WAVE.min(claims - made);
+        let wave = largest.min(claims - made);
         pass_through(client, wave).await?;
         settle(client, metrics).await?;
         made += wave;
@@ -218,10 +220,10 @@ async fn compare(client: &Client, metrics: &Metrics, claims: usize) -> anyhow::R
 }
 
 /// Lets waves of claims pass until memory is level; the census is of then, with the greatest memory there was.
-async fn warm_up(client: &Client, metrics: &Metrics) -> anyhow::Result<Census> {
+async fn warm_up(client: &Client, metrics: &Metrics, wave: usize) -> anyhow::Result<Census> {
     let mut level = Level::default();
-    for wave in 1..=WARM_UP_WAVES {
-        pass_through(client, WAVE).await?;
+    for waves in 1..=WARM_UP_WAVES {
+        pass_through(client, wave).await?;
         settle(client, metrics).await?;
         let census = Census::take(metrics);
         level.record(census.resident_bytes);
@@ -229,7 +231,7 @@ async fn warm_up(client: &Client, metrics: &Metrics) -> anyhow::Result<Census> {
             println!(
                 "memory is level at {} MiB after {} claims",
                 mebibytes(level.highest),
-                wave * WAVE
+                waves * wave
             );
             return Ok(Census {
                 resident_bytes: level.highest,
@@ -239,7 +241,7 @@ async fn warm_up(client: &Client, metrics: &Metrics) -> anyhow::Result<Census> {
     }
     bail!(
         "memory still grows after {} claims came and went: {} MiB",
-        WARM_UP_WAVES * WAVE,
+        WARM_UP_WAVES * wave,
         mebibytes(level.highest)
     )
 }

@@ -166,14 +166,16 @@ func TestATemplateThatIsNotThereIsAnError(t *testing.T) {
 	options := connections["direct"]()
 	options.SandboxReadyTimeout = 3 * time.Second
 	client := client(ctx, t, options)
+	before, err := client.ListAllSandboxes(ctx, namespace)
+	must(t, err)
 	if _, err := client.CreateSandbox(ctx, "no-such-template", namespace); err == nil {
 		t.Fatal("a sandbox of nothing")
 	}
 	// What was begun is taken back.
-	claims, err := client.ListAllSandboxes(ctx, namespace)
+	after, err := client.ListAllSandboxes(ctx, namespace)
 	must(t, err)
-	if len(claims) != 0 {
-		t.Fatalf("left behind: %v", claims)
+	if len(after) > len(before) {
+		t.Fatalf("left behind: %v, and before there was %v", after, before)
 	}
 }
 
