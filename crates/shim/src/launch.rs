@@ -204,7 +204,7 @@ fn open_files(launch: &Launch) -> Result<Files, Failure> {
     let configuration = rustix::fs::memfd_create("configuration", MemfdFlags::CLOEXEC)
         .during("making a memory file")?;
     let mut configuration = File::from(configuration);
-    serde_json::to_writer(&mut configuration, &launch.process)
+    serde_json::to_writer(&mut configuration, launch.agent_process())
         .during("writing the agent's configuration")?;
     configuration
         .flush()

@@ -42,6 +42,7 @@ use crate::network::firewall;
 use crate::network::links::{self, Forwarding, Layout, Network};
 use crate::network::namespaces;
 use crate::privileges::Privileges;
+use crate::throttling::Periods;
 
 const SHARED_MEMORY_BYTES: u64 = 64 << 20;
 const TERMINATION_MESSAGE_BYTES: usize = 4096;
@@ -541,6 +542,12 @@ impl Runtime for NativeRuntime {
 
     async fn exec(&self, id: &ContainerId, request: ExecRequest) -> Result<Session, RuntimeError> {
         Ok(agent::exec(&self.container_directory(id), &request).await?)
+    }
+
+    fn processor_periods(&self, id: &ContainerId) -> Option<Periods> {
+        self.running(id)?;
+        let group = control_group_name(id);
+        self.control_groups.processor_periods(&id.pod, &group)
     }
 
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
