@@ -32,6 +32,7 @@ mod registration;
 pub mod runtime;
 pub mod scheduler;
 mod throttling;
+mod trace;
 mod trees;
 mod unverified_tls;
 pub mod volume_provisioner;
