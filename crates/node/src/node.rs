@@ -317,6 +317,7 @@ async fn serve(
     if Privileges::current() == Privileges::Rootless {
         runtime.kill_everything();
     }
+    runtime.let_go();
 }
 
 /// Removes images nobody uses whenever the disk has become too full.

@@ -13,6 +13,6 @@ pub use frame::{
 };
 pub use launch::{
     BindSource, ContainerExit, ContainerFiles, IdentityRange, Launch, LaunchAnswer, Layer, Mount,
-    MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Process, ResourceLimit,
-    RootFilesystem, User,
+    MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Preparation, Process,
+    ResourceLimit, RootFilesystem, User,
 };
