@@ -30,6 +30,8 @@ fn main() {
             workspace.join(directory).join("Cargo.toml").display()
         );
     }
+    let script = workspace.join("crates/sandboxd/build.rs");
+    println!("cargo::rerun-if-changed={}", script.display());
     println!("cargo::rerun-if-changed=build.rs");
     let target = variable("TARGET");
     let directory = guest_directory();

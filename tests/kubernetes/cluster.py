@@ -32,12 +32,12 @@ def free_port():
 class Process:
     """A program under test. It is stopped at the end, whatever happens before, and its log is shown if that was a failure."""
 
-    def __init__(self, name, *arguments, environment=None):
+    def __init__(self, name, *arguments, environment=None, program=AGENT_SANDBOX):
         self.name = name
         self.log = os.path.join(CONTROL_PLANE, f"{name}-{len(_running)}.log")
         with open(self.log, "wb") as log:
             self.child = subprocess.Popen(
-                [AGENT_SANDBOX, *arguments],
+                [program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -159,6 +159,29 @@ class Controller(Process):
             f"--metrics-bind-address=127.0.0.1:{self.metrics}",
             f"--health-probe-bind-address=127.0.0.1:{self.probes}",
             *arguments,
+        )
+
+
+def upstream(file):
+    """A file of the other implementation's release."""
+    folder = os.environ.get("UPSTREAM")
+    assert folder, "the other implementation is not there: `cargo xtask kube-assets` says why"
+    return os.path.join(folder, file)
+
+
+class Upstream(Process):
+    """The other implementation's controller, in the place of ours."""
+
+    def __init__(self):
+        super().__init__(
+            "upstream",
+            "--leader-elect=true",
+            "--extensions",
+            f"--leader-election-namespace={SYSTEM}",
+            f"--metrics-bind-address=127.0.0.1:{free_port()}",
+            f"--health-probe-bind-address=127.0.0.1:{free_port()}",
+            environment={"KUBECONFIG": account_kubeconfig()},
+            program=upstream("agent-sandbox-controller"),
         )
 
 

@@ -66,6 +66,9 @@ const UPSTREAM_MODULE: &str = "sigs.k8s.io/agent-sandbox";
 /// The programs of the other implementation, as packages below its module.
 const UPSTREAM_PROGRAMS: [&str; 2] = ["agent-sandbox-controller", "sandbox-router"];
 
+/// Its custom resource definitions, as they lie beside its programs.
+const DEFINITIONS: &str = "crds";
+
 /// Written last, so that an interrupted build is not taken for a whole one.
 const COMPLETE: &str = "complete";
 const CHECKSUMS: &str = "SHA256SUMS";
@@ -126,7 +129,7 @@ pub fn ensure_built(root: &Path) -> anyhow::Result<PathBuf> {
         build(root, &versions, &directory)?;
         fs::write(directory.join(COMPLETE), "")?;
     }
-    if !directory.join(REFUSED).exists() && missing_upstream(&directory) {
+    if missing_upstream(&directory) {
         fetch_upstream(&versions, &directory)?;
     }
     Ok(directory)
@@ -314,8 +317,30 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o111 != 0)
 }
 
+/// Whether a release of the other implementation is still to be asked for, or was left without its definitions.
 fn missing_upstream(directory: &Path) -> bool {
-    !directory.join("upstream").join(COMPLETE).exists()
+    let releases = directory.join("upstream");
+    let is_settled = releases.join(COMPLETE).exists() || directory.join(REFUSED).exists();
+    let is_partial = fs::read_dir(&releases).is_ok_and(|mut entries| {
+        entries.any(|entry| {
+            entry.is_ok_and(|entry| {
+                let release = entry.path();
+                release.join(UPSTREAM_PROGRAMS[0]).exists() && !release.join(DEFINITIONS).exists()
+            })
+        })
+    });
+    !is_settled || is_partial
+}
+
+/// Where the oldest release of the other implementation is, if it could be built: its controller and its definitions.
+pub fn upstream(root: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let releases = directory(root)?.join("upstream");
+    let found = versions(root)?
+        .upstream
+        .into_iter()
+        .map(|version| releases.join(version))
+        .find(|release| release.join(DEFINITIONS).exists());
+    Ok(found)
 }
 
 /// Builds the other implementation's releases, or records what the proxy said.
@@ -381,7 +406,26 @@ fn build_upstream(wanted: &str, directory: &Path) -> anyhow::Result<String> {
             built?;
         }
     }
+    copy_definitions(module.path(), &output)?;
     Ok(version)
+}
+
+/// Copies the release's definitions to where its programs are; last, because they tell that it is whole.
+fn copy_definitions(module: &Path, output: &Path) -> anyhow::Result<()> {
+    let found = go(module)
+        .args(["list", "-m", "-f", "{{.Dir}}", UPSTREAM_MODULE])
+        .output()?;
+    let source = PathBuf::from(String::from_utf8(found.stdout)?.trim()).join("k8s/crds");
+    let partial = output.join("crds.partial");
+    fs::create_dir_all(&partial)?;
+    let entries = fs::read_dir(&source).with_context(|| format!("reading {}", source.display()))?;
+    for entry in entries {
+        let entry = entry?;
+        // Read and written, because the modules' own files are read-only.
+        fs::write(partial.join(entry.file_name()), fs::read(entry.path())?)?;
+    }
+    fs::rename(&partial, output.join(DEFINITIONS))?;
+    Ok(())
 }
 
 fn one_line(error: &anyhow::Error) -> String {

@@ -10,6 +10,7 @@ mod kubernetes;
 mod manifests;
 mod openapi;
 mod release;
+mod router_manifests;
 mod schema;
 mod test_clients;
 mod test_leaks;

@@ -7,17 +7,24 @@ use api::rbac::Rule;
 use controllers::rbac;
 use serde_json::{Value, json};
 
+use crate::router_manifests;
+
 const CONTROLLER: &str = "agent-sandbox-controller";
 const EXTENSIONS: &str = "agent-sandbox-controller-extensions";
 const KRUISE: &str = "agent-sandbox-controller-kruise";
 
 /// A file below `deploy/` and its documents.
+#[derive(Clone, Debug)]
 pub struct Manifest {
     pub file: &'static str,
     pub documents: Vec<Value>,
 }
 
 pub fn all() -> Vec<Manifest> {
+    [controllers_manifests(), router_manifests::all()].concat()
+}
+
+fn controllers_manifests() -> Vec<Manifest> {
     vec![
         Manifest {
             file: "controller.yaml",
@@ -128,7 +135,7 @@ fn cluster_role_binding(role: &str) -> Value {
     })
 }
 
-fn cluster_role(name: &str, declared: &[&[Rule]]) -> Value {
+pub fn cluster_role(name: &str, declared: &[&[Rule]]) -> Value {
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",

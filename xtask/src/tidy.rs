@@ -18,7 +18,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
     ("sdk", &["api", "sandboxd"]),
     ("shim", &["shim-protocol"]),
     ("testkit", &["api", "apiserver"]),
-    ("xtask", &["api", "apimachinery", "controllers"]),
+    ("xtask", &["api", "apimachinery", "controllers", "router"]),
     (
         "cli",
         &[

@@ -25,7 +25,17 @@ pub struct Status {
     pub reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<Details>,
+    /// Left out of the answer to a delete, as kube-apiserver leaves it out.
+    #[serde(default, skip_serializing_if = "is_no_code")]
     pub code: u16,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature serde calls"
+)]
+fn is_no_code(code: &u16) -> bool {
+    *code == 0
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,7 +129,7 @@ impl Status {
 
     /// The success answer of a delete that removed the object.
     pub fn success(group: &str, resource: &str, name: &str, uid: &str) -> Self {
-        let mut status = Self::failure(200, "", "").about(group, resource, name);
+        let mut status = Self::failure(0, "", "").about(group, resource, name);
         "Success".clone_into(&mut status.status);
         if let Some(details) = &mut status.details {
             uid.clone_into(&mut details.uid);

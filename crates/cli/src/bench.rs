@@ -2,6 +2,8 @@
 
 mod claims;
 mod idle;
+mod node;
+mod process;
 mod sandboxd;
 mod versus;
 mod wrk;
@@ -36,9 +38,12 @@ enum What {
         /// Over HTTPS instead of in process, under the load of wrk: creates and gets
         #[arg(long)]
         wrk: bool,
-        /// With --wrk, measure the server that this kubeconfig names instead of a new embedded one
+        /// With --wrk, measure in the same run the server that this kubeconfig of an administrator names
         #[arg(long, value_name = "KUBECONFIG", requires = "wrk")]
         against: Option<PathBuf>,
+        /// With --against, where kube-apiserver.pid and etcd.pid say whose memory that server takes; `cargo xtask kube-up` sets it
+        #[arg(long, env = "CONTROL_PLANE", value_name = "DIRECTORY")]
+        processes: Option<PathBuf>,
         /// With --wrk, how long each sample lasts
         #[arg(long, default_value_t = 10, requires = "wrk")]
         seconds: u64,
@@ -67,18 +72,13 @@ enum What {
         replicas: usize,
     },
     /// The node: cold pods, exec, memory, beside runc and bubblewrap where they are installed
-    Node {
-        #[arg(long, default_value_t = 30)]
-        pods: usize,
-        /// Instead: this many idle pods at once, what each costs, and the last against the first
-        #[arg(long, value_name = "PODS", conflicts_with = "hostile")]
-        density: Option<usize>,
-        /// Instead: requests to a pod while another means harm
-        #[arg(long)]
-        hostile: bool,
-    },
+    Node(node::Arguments),
     /// The router, beside nginx where it is installed
-    Router,
+    Router {
+        /// Another router that runs on this machine, to be measured in the same run
+        #[arg(long, value_name = "ADDRESS")]
+        other: Option<std::net::SocketAddr>,
+    },
     /// The in-sandbox runtime: commands a second; size, start and memory of its binary
     Sandboxd,
     /// What `up` costs while nobody uses it: memory, processor time
@@ -116,13 +116,17 @@ impl Arguments {
     /// Measures and prints. Some measurements bring a runtime of their own, so this is called outside of any.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
         match self.what {
-            What::Router => print_router(&router::bench::run(&router::bench::Options::default())?),
+            What::Router { other } => {
+                let options = router::bench::Options {
+                    other,
+                    ..router::bench::Options::default()
+                };
+                print_router(&router::bench::run(&options)?);
+            }
             What::Sandboxd => {
                 let directory = tempfile::tempdir()?;
-                let measured =
-                    ::sandboxd::bench::run(directory.path(), &[1, 8, 64], Duration::from_secs(5))?;
-                print_sandboxd(&measured);
                 let figures = sandboxd::measure(directory.path(), STARTS)?;
+                print_sandboxd(&figures.commands);
                 let size = bytes(figures.size);
                 let resident = bytes(figures.resident);
                 println!(
@@ -158,13 +162,17 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
         What::Api {
             wrk: true,
             against,
+            processes,
             seconds,
         } => {
             let duration = Duration::from_secs(seconds);
-            match against {
-                Some(kubeconfig) => wrk::against(&kubeconfig, duration).await?,
-                None => wrk::embedded(directory, duration).await?,
-            }
+            wrk::run(
+                directory,
+                against.as_deref(),
+                processes.as_deref(),
+                duration,
+            )
+            .await?;
         }
         What::Api { .. } => {
             print_api(apiserver::bench::run(&apiserver::bench::Options::new(directory)).await?);
@@ -189,37 +197,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             );
             server.shutdown().await;
         }
-        What::Node { hostile: true, .. } => {
-            let up = start(directory, Quickstart::Nothing).await?;
-            let report = node::bench::neighbour::run(up.client(), "default").await;
-            up.stop_with_sandboxes().await?;
-            println!("{}", serde_json::to_string_pretty(&report?)?);
-        }
-        What::Node {
-            density: Some(count),
-            ..
-        } => {
-            let up = start(directory, Quickstart::Nothing).await?;
-            let runtime = up.node().context("the node runs")?.runtime().clone();
-            let report = node::bench::density::run(up.client(), &runtime, "default", count).await;
-            up.stop_with_sandboxes().await?;
-            println!("{}", serde_json::to_string_pretty(&report?)?);
-        }
-        What::Node { pods, .. } => {
-            let up = start(directory, Quickstart::Nothing).await?;
-            let options = node::bench::Options {
-                pods,
-                ..node::bench::Options::default()
-            };
-            let report = node::bench::run(
-                up.client(),
-                up.node().context("the node runs")?.runtime(),
-                &options,
-            )
-            .await?;
-            println!("{}", serde_json::to_string_pretty(&report)?);
-            up.stop_with_sandboxes().await?;
-        }
+        What::Node(arguments) => arguments.measure(directory).await?,
         What::Idle { seconds } => {
             let up = start(directory, Quickstart::TemplateAndPool).await?;
             let figures = idle::measure(&up, Duration::from_secs(seconds)).await;
@@ -240,7 +218,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
         }
         What::VersusUpstream(arguments) => versus::run(arguments).await?,
         What::Leaks { claims } => crate::leaks::check(directory, claims).await?,
-        What::Router | What::Sandboxd | What::Scrape { .. } | What::Load(_) => {
+        What::Router { .. } | What::Sandboxd | What::Scrape { .. } | What::Load(_) => {
             unreachable!("measured outside of a runtime")
         }
     }
@@ -272,7 +250,8 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
         metrics_listen: any_port,
         audit: None,
         quickstart,
-        unselected_pods: node::network::policy::Unselected::default(),
+        unselected_pods: ::node::network::policy::Unselected::default(),
+        plain_registries: Vec::new(),
     })
     .await
 }

@@ -52,6 +52,19 @@ pub struct NodeArguments {
     /// What pods that no network policy selects may do
     #[arg(long, value_name = "WHAT", default_value = "isolated")]
     unselected_pods: UnselectedPods,
+
+    /// A registry beyond this machine to reach without encryption, as HOST or HOST:PORT; may be repeated
+    #[arg(long, value_name = "REGISTRY", value_parser = registry_address)]
+    plain_http_registry: Vec<String>,
+}
+
+/// Reads the address of a registry, as image names spell it.
+pub fn registry_address(text: &str) -> Result<String, String> {
+    let fits = |character: char| character.is_ascii_alphanumeric() || ".-:[]".contains(character);
+    if text.is_empty() || !text.chars().all(fits) {
+        return Err("write it as HOST or HOST:PORT, without a scheme or a path".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// What holds for pods that no network policy selects.
@@ -133,6 +146,7 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     };
     let mut config = node::Config::new(data_directory);
     config.unselected_pods = arguments.unselected_pods.into();
+    config.plain_registries = arguments.plain_http_registry;
     if let Some(name) = arguments.node_name {
         config.node_name = name;
     }

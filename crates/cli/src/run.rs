@@ -106,6 +106,7 @@ impl Embedded {
             audit: None,
             quickstart: Quickstart::Template,
             unselected_pods: node::network::policy::Unselected::default(),
+            plain_registries: Vec::new(),
         })
         .await?;
         Ok(Self {

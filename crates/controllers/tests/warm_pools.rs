@@ -18,7 +18,7 @@ use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use support::{Cluster, claim, image_of, pool, template, with_strategy};
-use testkit::eventually;
+use testkit::{Tap, eventually};
 
 fn new_image(image: &str) -> serde_json::Value {
     json!({ "spec": { "podTemplate": { "spec": { "containers": [{ "name": "main", "image": image }] } } } })
@@ -290,6 +290,46 @@ async fn a_template_change_leaves_the_pools_of_other_templates_alone() {
     all_of_image(&cluster, "changed", 2, "image-v2").await;
     cluster.pool_ready("changed", 2).await;
     assert_eq!(uids(&cluster.members("unchanged").await), before);
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_makes_nothing_in_a_namespace_that_ends() {
+    let cluster = Cluster::start().await;
+    let (tap, client) = Tap::on(cluster.client.clone());
+    let controllers = Cluster::controllers_through(client);
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 5)).await;
+    cluster.pool_ready("warm", 5).await;
+    tap.forget();
+    let refusal = json!({
+        "status": "Failure", "message": "unable to create new content", "reason": "Forbidden", "code": 403,
+        "details": {"causes": [{"reason": "NamespaceTerminating", "message": "is being terminated", "field": "metadata.namespace"}]},
+    });
+    let refusal: kube::core::Status = serde_json::from_value(refusal).unwrap();
+    let makes_a_sandbox = |path: &str| path.ends_with("/sandboxes");
+    tap.answer(move |seen| {
+        (seen.is_write() && makes_a_sandbox(&seen.path)).then(|| refusal.clone())
+    });
+    for member in cluster.members("warm").await {
+        cluster.delete::<Sandbox>(&member.name_any()).await;
+        cluster.gone::<Sandbox>(&member.name_any()).await;
+    }
+    // What comes after the deletions is seen after them.
+    cluster
+        .create(&testkit::cluster::sandbox(
+            "last",
+            api::SandboxSpec::default(),
+        ))
+        .await;
+    eventually("the last sandbox to be looked at", async || {
+        cluster.get::<Sandbox>("last").await?.status.map(|_| ())
+    })
+    .await;
+    let tried = tap.writes("/sandboxes");
+    let tried = tried.iter().filter(|seen| makes_a_sandbox(&seen.path));
+    assert_eq!(tried.count(), 1, "one refusal says enough");
     controllers.stop().await;
     cluster.stop().await;
 }

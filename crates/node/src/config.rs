@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::network::policy::Unselected;
+use crate::runtime::handlers::Driver;
 
 /// An IPv4 network that pods take their addresses from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +63,8 @@ pub struct Config {
     pub volume_refresh: Duration,
     /// How often pods' use of the disk is looked at.
     pub storage_check: Duration,
+    /// How often containers' work is compared with their limits on processor time.
+    pub processor_check: Duration,
     /// Where pods find the cluster's names; the node's own resolver when empty.
     pub name_servers: Vec<String>,
     /// Where the machine's own resolvers are listed.
@@ -71,6 +74,8 @@ pub struct Config {
     pub firewall_program: PathBuf,
     /// What holds for pods that no network policy selects.
     pub unselected_pods: Unselected,
+    /// Other runtimes to look for, for runtime classes that name them.
+    pub runtime_drivers: Vec<Driver>,
     /// Where logs, exec, attach and port-forward are served; nowhere when absent.
     pub kubelet: Option<crate::kubelet::Endpoint>,
 }
@@ -94,11 +99,13 @@ impl Config {
             log_maximum_files: 5,
             volume_refresh: Duration::from_secs(60),
             storage_check: Duration::from_secs(10),
+            processor_check: Duration::from_secs(10),
             name_servers: Vec::new(),
             resolver_file: "/etc/resolv.conf".into(),
             cluster_domain: "cluster.local".to_owned(),
             firewall_program: "nft".into(),
             unselected_pods: Unselected::default(),
+            runtime_drivers: Driver::ALL.to_vec(),
             kubelet: None,
         }
     }

@@ -32,7 +32,7 @@ pub enum SpecError {
 }
 
 /// Capabilities a pod may add, with their Linux numbers. They act inside the container's user namespace only.
-const ALLOWED_CAPABILITIES: [(&str, u32); 14] = [
+pub const ALLOWED_CAPABILITIES: [(&str, u32); 14] = [
     ("CHOWN", 0),
     ("DAC_OVERRIDE", 1),
     ("DAC_READ_SEARCH", 2),

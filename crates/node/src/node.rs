@@ -18,6 +18,7 @@ use crate::environment::Surroundings;
 use crate::errors::chain;
 use crate::events::EventSink;
 use crate::eviction::Evictions;
+use crate::image_report;
 use crate::kubelet;
 use crate::network::enforcer::Enforcer;
 use crate::network::resolver::Resolver;
@@ -25,6 +26,7 @@ use crate::pod_images::PodImages;
 use crate::pod_worker::{PodWorker, Shared};
 use crate::privileges::{Privileges, ROOTLESS_LIMITS};
 use crate::registration::{self, Description, Machine};
+use crate::runtime::handlers::{self, Finding, Handlers};
 use crate::runtime::native::NativeRuntime;
 use crate::runtime::{RecoveredPod, Runtime, RuntimeError};
 use crate::volumes::Volumes;
@@ -130,8 +132,10 @@ impl Node {
         let holds = enforcer.enforcement().borrow().clone();
         let object = registration::register(&client, &description, &holds).await?;
         let events = EventSink::new(client.clone(), "kubelet", &config.node_name);
+        let (handlers, probed) = Handlers::unprobed();
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
+            handlers,
             images: PodImages {
                 images,
                 client: client.clone(),
@@ -157,6 +161,7 @@ impl Node {
             object,
             description,
             Serving {
+                probed,
                 listening,
                 resolver,
             },
@@ -231,8 +236,9 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
     }
 }
 
-/// What the node has sockets for.
+/// What the node has sockets for, and whom it tells what it finds.
 struct Serving {
+    probed: watch::Sender<Option<Arc<Vec<Finding>>>>,
     listening: Option<kubelet::Listening>,
     resolver: Option<Resolver>,
 }
@@ -285,6 +291,17 @@ async fn serve(
     let (evicting, stop) = (shared.clone(), shutdown.clone());
     tasks.spawn(async move { evicting.evictions.run(&evicting.config, stop).await });
     tasks.spawn(collect_images(shared.clone(), shutdown.clone()));
+    tasks.spawn(image_report::run(
+        shared.client.clone(),
+        shared.config.node_name.clone(),
+        shared.images.images.clone(),
+        shutdown.clone(),
+    ));
+    tasks.spawn(probe_handlers(
+        shared.clone(),
+        serving.probed,
+        shutdown.clone(),
+    ));
     tasks.spawn(registration::heartbeat(
         shared.client.clone(),
         object,
@@ -318,6 +335,30 @@ async fn serve(
         runtime.kill_everything();
     }
     runtime.let_go();
+}
+
+/// Tries other runtimes out, and says on the Node which work.
+async fn probe_handlers(
+    shared: Arc<Shared<NativeRuntime>>,
+    probed: watch::Sender<Option<Arc<Vec<Finding>>>>,
+    shutdown: CancellationToken,
+) {
+    if shutdown
+        .run_until_cancelled(shared.handlers.due())
+        .await
+        .is_none()
+    {
+        return;
+    }
+    let runtime = &*shared.runtime;
+    let drivers = &shared.config.runtime_drivers;
+    let findings = handlers::probe(runtime, drivers, |id| runtime.log_path(id), &shutdown).await;
+    let findings = Arc::new(findings);
+    probed.send_replace(Some(findings.clone()));
+    let name = &shared.config.node_name;
+    if let Err(error) = registration::report_handlers(&shared.client, name, &findings).await {
+        tracing::warn!(error = %chain(&error), "cannot report the node's runtime handlers");
+    }
 }
 
 /// Removes images nobody uses whenever the disk has become too full.

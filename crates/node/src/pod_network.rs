@@ -35,6 +35,7 @@ pub fn sandbox_spec(pod: &Pod, config: &Config) -> PodSandboxSpec {
     });
     let host_resolver = std::fs::read_to_string(&config.resolver_file).unwrap_or_default();
     PodSandboxSpec {
+        driver: None,
         identity: PodIdentity {
             uid: metadata.uid.clone().unwrap_or_default(),
             namespace: namespace.clone(),

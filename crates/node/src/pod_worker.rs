@@ -3,6 +3,7 @@
 //! Actions run as tasks of their own and come back as events, so that a slow start never delays a deletion.
 
 mod actions;
+mod news;
 mod preparing;
 mod publishing;
 
@@ -26,6 +27,7 @@ use crate::network::enforcer::Enforcer;
 use crate::pod_images::PodImages;
 use crate::pod_lifecycle::{self, ContainerState, Observed, Phase, Sandbox, Verdict};
 use crate::probes;
+use crate::runtime::handlers::Handlers;
 use crate::runtime::{
     PodSandbox, RecoveredPod, Runtime, StartError, StartedContainer, Termination,
 };
@@ -35,6 +37,7 @@ use crate::volumes::Volumes;
 pub struct Shared<R> {
     pub runtime: Arc<R>,
     pub images: PodImages,
+    pub handlers: Handlers,
     pub client: Client,
     pub config: Config,
     pub events: EventSink,
@@ -88,6 +91,11 @@ enum Event {
         container: String,
         run: u32,
         message: String,
+    },
+    Throttled {
+        container: String,
+        run: u32,
+        throttled: bool,
     },
     Condemned(Verdict),
     Published(Box<Result<PodStatus, kube::Error>>),
@@ -249,6 +257,12 @@ impl<R: Runtime> PodWorker<R> {
             for action in plan.actions {
                 self.perform(action, now);
             }
+            let before = self.decided.as_ref().or(self.published.as_ref());
+            for news in news::between(&self.pod, before, &plan.status) {
+                let container = news.container.as_deref();
+                let events = &self.shared.events;
+                events.tell(&self.pod, container, news.severity, news.reason, news.note);
+            }
             self.decided = Some(plan.status);
             self.publish(now);
             let wake_at = [plan.wake_at, self.publish_after, self.untold_until]
@@ -383,6 +397,15 @@ impl<R: Runtime> PodWorker<R> {
                 );
                 if let Some(state) = self.current(&container, run) {
                     state.unhealthy = Some(message);
+                }
+            }
+            Event::Throttled {
+                container,
+                run,
+                throttled,
+            } => {
+                if let Some(state) = self.current(&container, run) {
+                    state.throttled = throttled && state.is_live();
                 }
             }
             Event::Condemned(verdict) => self.condemn(verdict),

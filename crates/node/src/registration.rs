@@ -21,6 +21,10 @@ use crate::config::Config;
 use crate::errors::chain;
 use crate::network::enforcer::Enforcement;
 use crate::privileges::ROOTLESS_LIMITS;
+use crate::runtime::handlers::{Finding, NATIVE};
+
+/// Lists runtime handlers as JSON: `handler`, `works`, and `detail`, a version or a reason.
+pub const HANDLERS_ANNOTATION: &str = "node.agents.x-k8s.io/runtime-handlers";
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 const LEASE_SECONDS: i32 = 40;
@@ -332,6 +336,34 @@ async fn report(
             &Patch::Merge(json!({"status": status})),
         )
         .await
+}
+
+/// Says on the Node which runtime handlers work here, and why others do not.
+pub async fn report_handlers(
+    client: &Client,
+    name: &str,
+    findings: &[Finding],
+) -> Result<(), kube::Error> {
+    let nodes = Api::<Node>::all(client.clone());
+    let all = serde_json::to_string(findings).map_err(kube::Error::SerdeError)?;
+    let annotation = json!({"metadata": {"annotations": {HANDLERS_ANNOTATION: all}}});
+    nodes
+        .patch(name, &PatchParams::default(), &Patch::Merge(annotation))
+        .await?;
+    let working = findings
+        .iter()
+        .filter(|finding| finding.works)
+        .map(|finding| finding.handler);
+    let list: Vec<_> = ["", NATIVE]
+        .into_iter()
+        .chain(working)
+        .map(|name| json!({"name": name}))
+        .collect();
+    let status = json!({"status": {"runtimeHandlers": list}});
+    nodes
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .map(drop)
 }
 
 /// Renews the node's lease, and its status now and then, until told to stop.

@@ -105,6 +105,11 @@ fn of_pod(spec: &PodSpec, found: &mut Found) {
         spec.set_hostname_as_fqdn == Some(true),
         "setHostnameAsFQDN is ignored: the hostname is the pod's, and the full name is in /etc/hosts",
     );
+    let class = spec.runtime_class_name.as_deref().unwrap_or_default();
+    found.say(
+        spec.share_process_namespace == Some(true) && !class.is_empty(),
+        format!("shareProcessNamespace is ignored in runtime class {class:?}: every container has its own processes"),
+    );
     found.say(
         spec.workload_ref.is_some(),
         "workloadRef is ignored: pods are scheduled one by one",
@@ -284,6 +289,7 @@ mod tests {
                 "nodeName",
                 "readinessGates",
                 "restartPolicy",
+                "runtimeClassName",
                 "schedulerName",
                 "schedulingGates",
                 "securityContext",
@@ -354,11 +360,7 @@ mod tests {
     ];
 
     /// Fields whose value is refused with a reason, elsewhere.
-    const REFUSED: [(&str, &[&str]); 2] = [
-        // `runtimeClassName` by the worker.
-        ("PodSpec", &["runtimeClassName"]),
-        ("SecurityContext", &["capabilities", "privileged"]),
-    ];
+    const REFUSED: [(&str, &[&str]); 1] = [("SecurityContext", &["capabilities", "privileged"])];
 
     /// Fields with nothing to do on one node, or whose scheduler is the one to speak.
     const WITHOUT_MEANING: [(&str, &[&str]); 4] = [
@@ -587,6 +589,16 @@ mod tests {
         assert_eq!(
             warnings(huge),
             ["the medium of volume \"v\" is ignored: it is a directory on disk"]
+        );
+    }
+
+    #[test]
+    fn other_runtimes_do_not_share_processes_and_say_so() {
+        let pod = json!({"shareProcessNamespace": true, "runtimeClassName": "gvisor"});
+        let said = warnings(pod);
+        assert!(
+            said.len() == 1 && said[0].starts_with("shareProcessNamespace"),
+            "{said:?}"
         );
     }
 

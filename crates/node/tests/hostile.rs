@@ -334,8 +334,9 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cpu_hog_is_throttled_to_its_limit() {
-    let machine = Machine::start().await;
+async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
+    let machine =
+        Machine::start_with(|config| config.processor_check = Duration::from_millis(500)).await;
     let neighbour = neighbour(&machine).await;
     let hog = "import os\n[os.fork() for _ in range(3)]\nwhile True: pass";
     machine
@@ -356,6 +357,22 @@ print((used() - a) / os.sysconf('SC_CLK_TCK') / (time.monotonic() - t))
         share < 0.45,
         "uses {share} of a processor with a limit of 0.2"
     );
+    let throttled = |pod: &Pod| {
+        let conditions = pod
+            .status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        conditions
+            .filter(|condition| condition.type_ == "CPUThrottled" && condition.status == "True")
+            .find_map(|condition| condition.message.clone())
+    };
+    let pod = machine
+        .pod_with("hog", "throttled", |pod| throttled(pod).is_some())
+        .await;
+    let message = throttled(&pod).unwrap();
+    assert!(message.contains("container c (limit 200m)"), "{message}");
+    machine.has_event("hog", "CPUThrottled", "limit 200m").await;
+    assert!(throttled(&machine.pod("neighbour").await).is_none());
     life_goes_on(&machine, &neighbour).await;
     machine.finish().await;
 }

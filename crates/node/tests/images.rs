@@ -18,8 +18,8 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use image::{Item, TestImage, digest, layer};
-use k8s_openapi::api::core::v1::{Event, Pod, Secret, ServiceAccount};
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::{ContainerImage, Node, Pod, Secret, ServiceAccount};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use support::{Machine, eventually, eventually_within};
@@ -203,25 +203,6 @@ async fn waits(machine: &Machine, name: &str, reason: &str) -> String {
     waiting(&pod).1
 }
 
-async fn has_event(machine: &Machine, pod: &str, reason: &str, note: &str) {
-    let events = Api::<Event>::namespaced(machine.client.clone(), "t");
-    eventually(
-        &format!("event {reason} of {pod} that says {note:?}"),
-        || async {
-            let found = events.list(&ListParams::default()).await.unwrap();
-            found
-                .into_iter()
-                .find(|event| {
-                    event.involved_object.name.as_deref() == Some(pod)
-                        && event.reason.as_deref() == Some(reason)
-                        && event.message.as_deref().unwrap_or_default().contains(note)
-                })
-                .map(drop)
-        },
-    )
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_runs_an_image_as_the_image_says() {
     let registry = Registry::start().await;
@@ -244,8 +225,10 @@ async fn a_pod_runs_an_image_as_the_image_says() {
         status.image_id,
         format!("{}@{}", registry.name("a/system"), image.digest())
     );
-    has_event(&machine, "p", "Pulling", &name).await;
-    has_event(&machine, "p", "Pulled", "Successfully pulled").await;
+    machine.has_event("p", "Pulling", &name).await;
+    machine
+        .has_event("p", "Pulled", "Successfully pulled")
+        .await;
     let script = "echo $(busybox id) $HOME; pwd; test ! -e /etc/removed && busybox ls /old; test ! -w /etc/passwd && echo protected";
     let (code, out, err) = machine
         .exec(&pod, &["/bin/busybox", "sh", "-c", script])
@@ -259,6 +242,18 @@ async fn a_pod_runs_an_image_as_the_image_says() {
     assert!(lines[0].ends_with("/srv"), "{out}");
     assert_eq!(&lines[1..], ["/made/for/it", "new", "protected"]);
 
+    // The node says that it has the image, by tag and by digest.
+    let digest = format!("{}@{}", registry.name("a/system"), image.digest());
+    let nodes = Api::<Node>::all(machine.client.clone());
+    eventually("the image to be on the node", || async {
+        let images = nodes.get("test-node").await.unwrap().status?.images?;
+        let names = |image: &ContainerImage| image.names.clone().unwrap_or_default();
+        let found = images.iter().find(|image| names(image).contains(&name))?;
+        assert!(found.size_bytes.unwrap() > 0 && names(found).contains(&digest));
+        Some(())
+    })
+    .await;
+
     // Another pod of the image needs no registry, and writes nothing that the first one sees.
     drop(registry);
     let arguments = json!({"name": "c", "image": name, "args": ["echo other > /tmp-file; exec busybox sleep 1000"],
@@ -267,7 +262,9 @@ async fn a_pod_runs_an_image_as_the_image_says() {
         .create("q", json!({"containers": [arguments]}))
         .await;
     let other = machine.ready("q").await;
-    has_event(&machine, "q", "Pulled", "already present on machine").await;
+    machine
+        .has_event("q", "Pulled", "already present on machine")
+        .await;
     eventually("the file to be written", || async {
         let (code, ..) = machine
             .exec(&other, &["/bin/busybox", "test", "-e", "/tmp-file"])
@@ -393,10 +390,15 @@ async fn images_that_cannot_be_had_are_refused_with_the_reason() {
             Some("Pending")
         );
     }
-    has_event(&machine, "missing", "Failed", "Failed to pull image").await;
+    machine
+        .has_event("missing", "Failed", "Failed to pull image")
+        .await;
     // The wait for the next attempt is told, and ends by itself when the image appears.
     let message = waits(&machine, "missing", "ImagePullBackOff").await;
     assert!(message.contains("Back-off pulling image"), "{message}");
+    machine
+        .has_event("missing", "BackOff", "Back-off pulling image")
+        .await;
     registry.push("absent", "v1", &system()).await;
     let pod = eventually_within(
         std::time::Duration::from_secs(30),

@@ -669,6 +669,82 @@ while True:
     });
 }
 
+/// Begins an SCTP association with two ports of a pod and prints which of them heard of it. Neither end needs a kernel that
+/// speaks SCTP: the packets are made and read by hand, in the network namespaces of two pods.
+const ASSOCIATE: &str = r"
+import ctypes, os, socket, struct, sys, time
+source, target, pins = sys.argv[1], sys.argv[2], sys.argv[3:]
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8): crc = crc >> 1 ^ 0x82f63b78 * (crc & 1)
+    return crc ^ 0xffffffff
+def raw(pin):
+    with open(pin) as namespace:
+        assert ctypes.CDLL(None).setns(namespace.fileno(), 0x40000000) == 0
+    return socket.socket(socket.AF_INET, socket.SOCK_RAW, 132)
+sender, receiver = raw(pins[0]), raw(pins[1])
+heard, end = set(), time.monotonic() + 1
+receiver.settimeout(0.05)
+while time.monotonic() < end:
+    for port in (9, 10):
+        init = struct.pack('!BBHIIHHI', 1, 0, 20, 7, 1500, 1, 1, 1)
+        head = lambda crc: struct.pack('!HHI', 5000, port, 0) + struct.pack('<I', crc)
+        sender.sendto(head(crc32c(head(0) + init)) + init, (target, 0))
+    try:
+        while True:
+            packet = receiver.recv(1500)
+            if socket.inet_ntoa(packet[12:16]) == source: heard.add(struct.unpack('!H', packet[22:24])[0])
+    except TimeoutError: pass
+print(sorted(heard))
+";
+
+#[test]
+fn policies_judge_sctp_by_port_too() {
+    on_own_network(|| async {
+        let network = Network::start().await;
+        let (a, b) = tokio::join!(network.server("t", "a"), network.server("t", "b"));
+        let pin = |pod: &Pod| {
+            let data = &network.machine.config.data_dir;
+            let record = data
+                .join("pods")
+                .join(pod.uid().unwrap())
+                .join("sandbox.json");
+            let record: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+            let slot = u32::try_from(record["slot"].as_u64().unwrap()).unwrap();
+            network.machine.runtime().slots().pins(slot).network
+        };
+        let heard = || {
+            let output = std::process::Command::new("python3")
+                .args(["-c", ASSOCIATE])
+                .args([&a, &b].map(|pod| addresses(pod)[0].to_string()))
+                .args([pin(&a), pin(&b)])
+                .output()
+                .unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{errors}");
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        };
+        let out = json!({"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Egress"], "egress": [{}]});
+        let within = |ports: Value| json!({"podSelector": {"matchLabels": {"app": "b"}}, "policyTypes": ["Ingress"], "ingress": [{"ports": ports}]});
+        for (ports, expected) in [
+            (json!([{"protocol": "SCTP"}]), "[9, 10]"),
+            (json!([{"protocol": "SCTP", "port": 9}]), "[9]"),
+            (json!([{"protocol": "TCP"}, {"protocol": "UDP"}]), "[]"),
+        ] {
+            network
+                .policies(&[("t", out.clone()), ("t", within(ports))])
+                .await;
+            eventually(&format!("{expected} to be heard"), || async {
+                (heard() == expected).then_some(())
+            })
+            .await;
+        }
+        network.finish().await;
+    });
+}
+
 #[test]
 fn changes_of_policies_and_pods_leave_no_gap_in_either_direction() {
     on_own_network(|| async {

@@ -148,6 +148,9 @@ async fn a_crashing_container_is_restarted_and_then_backs_off() {
         .await;
     let status = &pod.status.unwrap().container_statuses.unwrap()[0];
     assert_eq!(status.restart_count, 1);
+    machine
+        .has_event("p", "BackOff", "Back-off restarting failed container c")
+        .await;
     assert_eq!(
         status
             .last_state
@@ -200,7 +203,7 @@ async fn what_cannot_start_says_why() {
             "class",
             json!({"runtimeClassName": "gvisor", "containers": [{"name": "c", "image": "host"}]}),
             "RuntimeClassUnavailable",
-            "runtime class \"gvisor\" has no driver",
+            "runtime class \"gvisor\" does not exist",
         ),
         (
             "privileged",

@@ -53,6 +53,8 @@ pub enum Failure {
     TimedOut {
         name: String,
     },
+    /// The sandbox waits for a body that the client does not send.
+    ClientTimedOut,
     BodyTooLarge,
     /// The client's own body was not readable.
     BadRequestBody,
@@ -85,6 +87,7 @@ impl Failure {
             | Failure::Finished { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Failure::CannotConnect { .. } | Failure::BadAnswer { .. } => StatusCode::BAD_GATEWAY,
             Failure::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Failure::ClientTimedOut => StatusCode::REQUEST_TIMEOUT,
             Failure::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         }
     }
@@ -130,6 +133,7 @@ impl Failure {
             Failure::TimedOut { name } => {
                 format!("The backend sandbox did not answer in time: {name}")
             }
+            Failure::ClientTimedOut => "The request body did not arrive in time.".into(),
             Failure::BodyTooLarge => "The request body is too large.".into(),
             Failure::BadRequestBody => "The request body could not be read.".into(),
         }

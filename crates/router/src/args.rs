@@ -79,6 +79,9 @@ pub struct Args {
     /// Export traces by OTLP over gRPC, to where OTEL_EXPORTER_OTLP_ENDPOINT says
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
     pub enable_tracing: bool,
+    /// How long connections are still taken when the router stops, while /readyz already says no [default: none]
+    #[arg(long, value_name = "DURATION")]
+    pub shutdown_delay: Option<String>,
     /// What requests in flight get when the router stops
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     pub shutdown_timeout: String,
@@ -132,6 +135,10 @@ impl Args {
             dial_timeout: duration("upstream-dial-timeout", &self.upstream_dial_timeout)?,
             max_request_body_bytes: self.max_request_body_bytes,
             access_log: self.access_log,
+            shutdown_delay: match &self.shutdown_delay {
+                Some(text) => duration("shutdown-delay", text)?,
+                None => defaults.shutdown_delay,
+            },
             shutdown_timeout: duration("shutdown-timeout", &self.shutdown_timeout)?,
             host_domains: self
                 .host_domain
@@ -285,7 +292,7 @@ mod tests {
             from("PROXY_TIMEOUT_SECONDS", "12.5").proxy_timeout,
             Duration::from_millis(12_500)
         );
-        for wrong in ["abc", "0", "-3", "", "inf"] {
+        for wrong in ["abc", "0", "-3", "", "inf", "nan", "3s"] {
             assert_eq!(
                 from("PROXY_TIMEOUT_SECONDS", wrong).proxy_timeout,
                 Duration::from_secs(180),
@@ -296,7 +303,12 @@ mod tests {
             from("CLUSTER_DOMAIN", "corp.example").cluster_domain,
             "corp.example"
         );
-        assert_eq!(from("CLUSTER_DOMAIN", "").cluster_domain, "cluster.local");
+        for wrong in ["", "  "] {
+            assert_eq!(
+                from("CLUSTER_DOMAIN", wrong).cluster_domain,
+                "cluster.local"
+            );
+        }
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct Options {
     pub duration: Duration,
     /// The nginx to compare with; without one, only the router is measured.
     pub nginx: Option<PathBuf>,
+    /// Another router that is running, to be measured beside ours.
+    pub other: Option<SocketAddr>,
 }
 
 impl Default for Options {
@@ -35,14 +37,17 @@ impl Default for Options {
             connections: vec![1, 50, 500],
             duration: Duration::from_secs(5),
             nginx,
+            other: None,
         }
     }
 }
 
+const OTHER: &str = "other";
+
 /// What was measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
-    /// `direct`, `router` or `nginx`.
+    /// `direct`, `router`, `nginx` or `other`.
     pub target: &'static str,
     pub connections: usize,
     pub requests_per_second: f64,
@@ -84,6 +89,7 @@ pub fn run(options: &Options) -> Result<Vec<Measurement>, BenchError> {
     for &connections in &options.connections {
         let mut targets = vec![("direct", upstream), ("router", router)];
         targets.extend(nginx.as_ref().map(|nginx| ("nginx", nginx.address)));
+        targets.extend(options.other.map(|address| (OTHER, address)));
         for (target, address) in targets {
             measurements.push(measure(
                 target,
@@ -264,8 +270,15 @@ fn measure(
     connections: usize,
     duration: Duration,
 ) -> Result<Measurement, BenchError> {
+    // Another router may know sandboxes by name service alone, unless it is told the address.
+    let pod_address = if target == OTHER {
+        "X-Sandbox-Pod-IP: 127.0.0.1\r\n"
+    } else {
+        ""
+    };
     let request = format!(
-        "GET /hello HTTP/1.1\r\nHost: sandbox.example\r\nAccept: */*\r\nX-Sandbox-ID: bench\r\nX-Sandbox-Port: {port}\r\n\r\n"
+        "GET /hello HTTP/1.1\r\nHost: sandbox.example\r\nAccept: */*\r\nX-Sandbox-ID: bench\r\nX-Sandbox-Port: {port}\r\n\
+         {pod_address}\r\n"
     );
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

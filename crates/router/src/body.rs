@@ -4,7 +4,7 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
 use crate::access::Tracked;
+use crate::activity::InFlight;
 use crate::upstream::{Link, Upstream};
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -23,6 +24,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub struct Passage {
     frames: AtomicU64,
     outcome: AtomicU8,
+    awaits_client: AtomicBool,
 }
 
 const TOO_LARGE: u8 = 1;
@@ -40,6 +42,11 @@ impl Passage {
 
     pub fn was_unreadable(&self) -> bool {
         self.outcome.load(Ordering::Acquire) == UNREADABLE
+    }
+
+    /// Whether the sandbox would take more, and the client does not send it.
+    pub fn awaits_client(&self) -> bool {
+        self.awaits_client.load(Ordering::Acquire)
     }
 }
 
@@ -80,10 +87,14 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let frame = std::task::ready!(Pin::new(&mut self.incoming).poll_frame(context));
+        let polled = Pin::new(&mut self.incoming).poll_frame(context);
         let Some(passage) = &self.passage else {
-            return Poll::Ready(frame.map(|frame| frame.map_err(BoxError::from)));
+            return polled.map_err(BoxError::from);
         };
+        passage
+            .awaits_client
+            .store(polled.is_pending(), Ordering::Release);
+        let frame = std::task::ready!(polled);
         match frame {
             None => Poll::Ready(None),
             Some(Err(error)) => {
@@ -116,6 +127,7 @@ impl Body for RequestBody {
 pub struct ProxyBody {
     content: Content,
     tracked: Option<Tracked>,
+    in_flight: Option<InFlight>,
 }
 
 enum Content {
@@ -132,6 +144,7 @@ impl ProxyBody {
         Self {
             content: Content::Own(Some(bytes).filter(|bytes| !bytes.is_empty())),
             tracked: None,
+            in_flight: None,
         }
     }
 
@@ -139,6 +152,7 @@ impl ProxyBody {
         Self {
             content: Content::Spawned(incoming),
             tracked: None,
+            in_flight: None,
         }
     }
 
@@ -168,12 +182,18 @@ impl ProxyBody {
         Self {
             content: Content::Driven(Box::new(body)),
             tracked: None,
+            in_flight: None,
         }
     }
 
     /// Reports to `tracked` when the body has passed, or was given up.
     pub fn track(&mut self, tracked: Tracked) {
         self.tracked = Some(tracked);
+    }
+
+    /// Keeps the request in flight until the body has passed, or was given up.
+    pub fn hold(&mut self, in_flight: InFlight) {
+        self.in_flight = Some(in_flight);
     }
 }
 

@@ -24,7 +24,10 @@ pub struct Config {
     /// Larger request bodies are refused; 0 means no limit.
     pub max_request_body_bytes: u64,
     pub access_log: bool,
-    /// What requests in flight get when the router is told to stop.
+    /// How long connections are still taken once the router is told to stop, while `/readyz` already says no: what load balancers
+    /// need to notice.
+    pub shutdown_delay: Duration,
+    /// What requests in flight get after that.
     pub shutdown_timeout: Duration,
     /// Domains whose subdomains name sandboxes: `<port>-<sandbox>.<domain>`.
     pub host_domains: Vec<String>,
@@ -33,7 +36,7 @@ pub struct Config {
     pub authorization: AuthorizationMode,
     /// How long a sandbox that is not known, or has no address yet, is waited for.
     pub resolve_wait: Duration,
-    /// How long a client may take to send a request's head.
+    /// How long a connection may be without a request, or with one whose head is not complete: at least this, and at most twice.
     pub header_timeout: Duration,
 }
 
@@ -51,6 +54,7 @@ impl Default for Config {
             dial_timeout: Duration::from_secs(5),
             max_request_body_bytes: 0,
             access_log: false,
+            shutdown_delay: Duration::ZERO,
             shutdown_timeout: Duration::from_secs(30),
             host_domains: Vec::new(),
             path_routing: false,

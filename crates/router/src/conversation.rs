@@ -2,17 +2,19 @@
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::Service;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
+use crate::activity::Activity;
 use crate::body::ProxyBody;
 use crate::stopping::Moment;
 
@@ -21,10 +23,13 @@ const LARGEST_HEAD: usize = 128 * 1024;
 /// How a conversation in HTTP/2 begins.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0";
 
+/// How long a connection that is told to end may go on without a request.
+const LAST_CHANCE: Duration = Duration::from_secs(1);
+
 /// When a conversation ends that does not end by itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// How long a request's head may take.
+    /// How long a connection may be without a request: before the first one's head has come, and between two.
     pub header_timeout: Duration,
     /// From here on, requests in flight are finished and no more are taken.
     pub stop: &'a Moment,
@@ -51,20 +56,17 @@ where
             either(stream, service, limits).await;
         }
         Ok(Ok(1..)) => {
+            let activity = Arc::default();
             let mut builder = http1::Builder::new();
             builder
-                .timer(TokioTimer::new())
-                .header_read_timeout(limits.header_timeout)
+                .header_read_timeout(None)
                 .max_buf_size(LARGEST_HEAD)
                 .writev(false);
-            let connection = builder.serve_connection(TokioIo::new(stream), service);
-            let connection = connection.with_upgrades();
-            converse(
-                connection,
-                http1::UpgradeableConnection::graceful_shutdown,
-                limits,
-            )
-            .await;
+            let connection = builder
+                .serve_connection(TokioIo::new(stream), counted(service, &activity))
+                .with_upgrades();
+            let finish = http1::UpgradeableConnection::graceful_shutdown;
+            converse(connection, finish, &activity, limits).await;
         }
         // It left, or has nothing to say.
         _ => {}
@@ -80,11 +82,11 @@ where
     S::Future: Send + 'static,
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let activity = Arc::default();
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout)
+        .header_read_timeout(None)
         .max_buf_size(LARGEST_HEAD);
     builder
         .http2()
@@ -92,19 +94,48 @@ where
         .keep_alive_interval(Some(Duration::from_secs(30)))
         .max_concurrent_streams(256)
         .initial_stream_window_size(1024 * 1024);
+    let service = counted(service, &activity);
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    converse(
-        connection,
-        auto::UpgradeableConnection::graceful_shutdown,
-        limits,
-    )
-    .await;
+    let finish = auto::UpgradeableConnection::graceful_shutdown;
+    converse(connection, finish, &activity, limits).await;
 }
 
-/// Lets a connection run to its end. `finish` tells it to end after what is in flight.
+/// The same service, with its requests counted. The codec has time limits of its own for heads in HTTP/1.1 alone, and sets a timer for
+/// each request; this covers every version, and sets one now and then.
+fn counted<S>(
+    service: S,
+    activity: &Arc<Activity>,
+) -> impl Service<
+    Request<Incoming>,
+    Response = Response<ProxyBody>,
+    Error = Infallible,
+    Future: Send + 'static,
+> + Send
++ 'static
+where
+    S: Service<Request<Incoming>, Response = Response<ProxyBody>, Error = Infallible>
+        + Send
+        + 'static,
+    S::Future: Send + 'static,
+{
+    let activity = Arc::clone(activity);
+    service_fn(move |request| {
+        let in_flight = activity.begin();
+        let answering = service.call(request);
+        async move {
+            let mut response = answering.await?;
+            response.body_mut().hold(in_flight);
+            Ok::<_, Infallible>(response)
+        }
+    })
+}
+
+/// Lets a connection run to its end. `finish` tells it to end after what is in flight, which happens when the router stops, or when
+/// the connection is not used. One that goes on all the same is dropped.
 async fn converse<Connection: Future>(
     connection: Connection,
     finish: impl FnOnce(Pin<&mut Connection>),
+    activity: &Activity,
     limits: Limits<'_>,
 ) {
     let mut connection = pin!(connection);
@@ -114,9 +145,11 @@ async fn converse<Connection: Future>(
         _ = connection.as_mut() => return,
         () = limits.cut.come() => return,
         () = limits.stop.come() => finish(connection.as_mut()),
+        () = activity.ceased_for(limits.header_timeout) => finish(connection.as_mut()),
     }
     tokio::select! {
         _ = connection => {}
         () = limits.cut.come() => {}
+        () = activity.ceased_for(limits.header_timeout.min(LAST_CHANCE)) => {}
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
-use http::{Request, Response, Uri, Version};
+use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -126,12 +126,12 @@ impl Forwarder {
         let passage = request.body().passage();
         while let Some(mut link) = upstream.reuse(target.port) {
             match link.send(request, patience).await {
-                None => return Err(timed_out(target)),
+                None => return Err(timed_out(passage.as_deref(), target)),
                 Some(Ok(response)) => {
                     self.metrics
                         .reused_connections
                         .fetch_add(1, Ordering::Relaxed);
-                    return Ok(finish(response, link, upstream, target.port, patience));
+                    return finish(response, link, upstream, target, patience);
                 }
                 Some(Err(SendFailure::Unsent(unsent))) => request = *unsent,
                 Some(Err(SendFailure::Broken)) => return Err(broken(passage.as_deref(), target)),
@@ -140,8 +140,8 @@ impl Forwarder {
         let (upstream, stream) = self.dial(upstream, target, patience).await?;
         let mut link = Link::over(stream).await.map_err(|_| broken(None, target))?;
         match link.send(request, patience).await {
-            None => Err(timed_out(target)),
-            Some(Ok(response)) => Ok(finish(response, link, upstream, target.port, patience)),
+            None => Err(timed_out(passage.as_deref(), target)),
+            Some(Ok(response)) => finish(response, link, upstream, target, patience),
             Some(Err(_)) => Err(broken(passage.as_deref(), target)),
         }
     }
@@ -177,7 +177,7 @@ impl Forwarder {
         };
         let answered = within(patience, passage.as_deref(), sender.send_request(request)).await;
         let response = answered
-            .ok_or_else(|| timed_out(target))?
+            .ok_or_else(|| timed_out(passage.as_deref(), target))?
             .map_err(|_| broken(passage.as_deref(), target))?;
         Ok(response.map(ProxyBody::spawned))
     }
@@ -199,7 +199,7 @@ impl Forwarder {
             }
             let remaining = deadline.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
-                return Err(timed_out(target));
+                return Err(timed_out(None, target));
             }
             self.metrics.dials.fetch_add(1, Ordering::Relaxed);
             match upstream
@@ -223,12 +223,17 @@ fn finish(
     mut response: Response<Incoming>,
     link: Link,
     upstream: Arc<Upstream>,
-    port: u16,
+    target: &Target,
     patience: Duration,
-) -> Response<ProxyBody> {
+) -> Result<Response<ProxyBody>, Failure> {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        // Nobody asked for it, and the client would take what follows for another protocol.
+        return Err(broken(None, target));
+    }
     headers::strip_hop_by_hop(response.headers_mut());
     *response.version_mut() = Version::HTTP_11;
-    response.map(|body| ProxyBody::driven(body, link, upstream, port, patience))
+    let port = target.port;
+    Ok(response.map(|body| ProxyBody::driven(body, link, upstream, port, patience)))
 }
 
 /// Waits for an answer as long as `patience` lasts, which begins anew whenever a piece of the request's body passes.
@@ -252,9 +257,13 @@ pub async fn within<T>(
     }
 }
 
-pub fn timed_out(target: &Target) -> Failure {
-    Failure::TimedOut {
-        name: target.sandbox.name().to_owned(),
+/// Who let the time pass: the client by its body, or the sandbox.
+pub fn timed_out(passage: Option<&Passage>, target: &Target) -> Failure {
+    match passage {
+        Some(passage) if passage.awaits_client() => Failure::ClientTimedOut,
+        _ => Failure::TimedOut {
+            name: target.sandbox.name().to_owned(),
+        },
     }
 }
 

@@ -11,6 +11,7 @@
 //! of a Sandbox, and unclaimed warm ones are not routable.
 
 mod access;
+mod activity;
 mod answer;
 mod args;
 pub mod authorize;
@@ -22,10 +23,12 @@ mod conversation;
 mod forward;
 mod headers;
 mod identify;
+mod listen;
 mod metrics;
 mod registry;
 mod resolve;
 mod serve;
+mod sockets;
 mod stopping;
 mod tls;
 mod trace;
@@ -36,5 +39,9 @@ mod workers;
 
 pub use args::Args;
 pub use config::{AuthorizationMode, Config, ConfigError, ListenAddress, MutualTls, TlsConfig};
+pub use listen::run;
 pub use registry::Registry;
-pub use serve::{Router, RouterError, run};
+pub use serve::{Router, RouterError};
+
+/// What a router may do on a cluster. Its role is generated from this.
+pub const RBAC: &[&[api::rbac::Rule]] = &[watch::RBAC, authorize::RBAC];

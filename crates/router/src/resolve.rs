@@ -67,6 +67,12 @@ impl Resolver {
         }
     }
 
+    /// What a sandbox's service is called in the cluster's DNS.
+    fn service_name(&self, key: &SandboxKey) -> String {
+        let (name, namespace) = (key.name(), key.namespace());
+        format!("{name}.{namespace}.svc.{}", self.cluster_domain)
+    }
+
     async fn ask_dns(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
         let now = Instant::now();
         if let Some((upstream, until)) = self.named.pin().get(key.as_str())
@@ -74,12 +80,7 @@ impl Resolver {
         {
             return Ok(Arc::clone(upstream));
         }
-        let host = format!(
-            "{}.{}.svc.{}",
-            key.name(),
-            key.namespace(),
-            self.cluster_domain
-        );
+        let host = self.service_name(key);
         let cannot_connect = || Failure::CannotConnect {
             name: key.name().to_owned(),
         };
@@ -151,5 +152,19 @@ fn describe(key: &SandboxKey, lookup: Lookup, wait: Duration) -> (Failure, Durat
         Lookup::Unknown | Lookup::Unclaimed | Lookup::Routable(_) => {
             (Failure::NotFound { namespace, name }, wait)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_asked_for_below_the_clusters_domain() {
+        let resolver = Resolver::new(Arc::default(), "corp.example".into(), Duration::ZERO);
+        assert_eq!(
+            resolver.service_name(&SandboxKey::new("team", "abc")),
+            "abc.team.svc.corp.example"
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
@@ -21,7 +22,7 @@ use crate::access::{LoggedRequest, Tracked};
 use crate::answer::{Failure, json};
 use crate::authorize::{Authorizer, AuthorizerError};
 use crate::body::ProxyBody;
-use crate::config::{Config, ListenAddress};
+use crate::config::Config;
 use crate::conversation;
 use crate::forward::Forwarder;
 use crate::headers::Origin;
@@ -33,12 +34,10 @@ use crate::stopping::Moment;
 use crate::tls::{TlsError, TlsMaterial};
 use crate::tunnel::Tunnels;
 use crate::workers::{Arrival, Workers};
-use crate::{trace, watch};
+use crate::{sockets, trace, watch};
 
 /// How often idle connections to sandboxes are looked through.
 const IDLE_SWEEP: Duration = Duration::from_secs(10);
-/// A client that has not finished its TLS handshake by then is not going to.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RouterError {
@@ -67,6 +66,8 @@ struct Shared {
     forwarder: Forwarder,
     metrics: Arc<Metrics>,
     started: AtomicBool,
+    /// Set when the router is told to stop.
+    leaving: AtomicBool,
     connections: TaskTracker,
     /// Comes when requests in flight have had their time.
     cut: Moment,
@@ -117,6 +118,7 @@ impl Router {
             forwarder,
             metrics,
             started,
+            leaving: AtomicBool::new(false),
             connections,
             cut,
         };
@@ -141,9 +143,15 @@ impl Router {
             .render(self.registry().len(), self.registry().is_synced())
     }
 
-    /// Whether requests can be routed: the watch is in step, or there is none.
+    /// Whether requests should come here: the watch is in step, or there is none, and the router is not about to stop.
     pub fn is_ready(&self) -> bool {
-        self.shared.client.is_none() || self.registry().is_synced()
+        let knows = self.shared.client.is_none() || self.registry().is_synced();
+        knows && !self.shared.leaving.load(Ordering::Acquire)
+    }
+
+    /// From here on the router is not ready, though it serves: whoever spreads requests over several turns to the others.
+    pub fn leave(&self) {
+        self.shared.leaving.store(true, Ordering::Release);
     }
 
     /// Serves HTTP/1.1 and HTTP/2 until `shutdown`, then lets requests in flight finish, for as long as the
@@ -265,6 +273,9 @@ impl Router {
         shutdown: CancellationToken,
     ) -> Option<Workers> {
         let stop = Arc::new(Moment::default());
+        if let Err(error) = sockets::tune(&listener) {
+            tracing::warn!(%error, "clients that vanish without a word will not be noticed");
+        }
         loop {
             let (stream, peer) = tokio::select! {
                 () = shutdown.cancelled() => {
@@ -279,7 +290,6 @@ impl Router {
                     }
                 },
             };
-            let _ = stream.set_nodelay(true);
             let arrival = Arrival {
                 stream,
                 peer,
@@ -324,7 +334,8 @@ impl Router {
             match tls {
                 None => conversation::plain(stream, service, limits).await,
                 Some(tls) => {
-                    if let Some(stream) = shake_hands(&TlsAcceptor::from(tls), stream).await {
+                    let patience = limits.header_timeout;
+                    if let Some(stream) = shake_hands(tls, stream, patience).await {
                         conversation::either(stream, service, limits).await;
                     }
                 }
@@ -414,7 +425,7 @@ impl Router {
             "/readyz" if self.is_ready() => json(StatusCode::OK, &br#"{"status":"ok"}"#[..]),
             "/readyz" => json(
                 StatusCode::SERVICE_UNAVAILABLE,
-                &br#"{"detail":"Sandboxes are not known yet."}"#[..],
+                &br#"{"detail":"Sandboxes are not known yet, or the router is stopping."}"#[..],
             ),
             "/metrics" => {
                 let metrics = self.render_metrics() + &telemetry::process::render();
@@ -429,10 +440,12 @@ impl Router {
 }
 
 async fn shake_hands(
-    acceptor: &TlsAcceptor,
+    tls: Arc<ServerConfig>,
     stream: TcpStream,
+    patience: Duration,
 ) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+    let shaking = TlsAcceptor::from(tls).accept(stream);
+    match tokio::time::timeout(patience, shaking).await {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
             tracing::debug!(%error, "a TLS handshake failed");
@@ -461,59 +474,4 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.0.open_connections.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Opens every port the configuration names and serves until `shutdown`.
-pub async fn run(
-    config: Config,
-    client: Option<kube::Client>,
-    shutdown: CancellationToken,
-) -> Result<(), RouterError> {
-    let http = listen(config.http_listen).await?;
-    let https = if config.tls.is_some() {
-        listen(config.https_listen).await?
-    } else {
-        None
-    };
-    let metrics = listen(config.metrics_listen).await?;
-    let health = listen(config.health_listen).await?;
-    let router = Router::new(config, client)?;
-    for admin in [metrics, health].into_iter().flatten() {
-        let (router, shutdown) = (router.clone(), shutdown.clone());
-        tokio::spawn(async move { router.serve_admin(admin, shutdown).await });
-    }
-    let plain = async {
-        if let Some(listener) = http {
-            tracing::info!(address = ?listener.local_addr().ok(), "serving HTTP");
-            router.serve_on_threads(listener, shutdown.clone()).await;
-        }
-    };
-    let secure = async {
-        match https {
-            Some(listener) => {
-                tracing::info!(address = ?listener.local_addr().ok(), "serving HTTPS");
-                router.serve_tls(listener, shutdown.clone()).await
-            }
-            None => Ok(()),
-        }
-    };
-    tokio::join!(plain, secure).1
-}
-
-async fn listen(address: ListenAddress) -> Result<Option<TcpListener>, RouterError> {
-    let address = match address {
-        ListenAddress::Off => return Ok(None),
-        ListenAddress::At(address) => address,
-        ListenAddress::Any(port) => {
-            let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port);
-            if let Ok(listener) = TcpListener::bind(both).await {
-                return Ok(Some(listener));
-            }
-            SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)
-        }
-    };
-    TcpListener::bind(address)
-        .await
-        .map(Some)
-        .map_err(|source| RouterError::Listen { address, source })
 }

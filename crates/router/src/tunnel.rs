@@ -58,7 +58,7 @@ impl Tunnels {
         });
         let answered = within(patience, passage.as_deref(), sender.send_request(request)).await;
         let mut response = answered
-            .ok_or_else(|| timed_out(target))?
+            .ok_or_else(|| timed_out(passage.as_deref(), target))?
             .map_err(|_| broken(passage.as_deref(), target))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             headers::strip_hop_by_hop(response.headers_mut());

@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::body::{Passage, RequestBody};
-use crate::workers;
+use crate::{sockets, workers};
 
 /// Idle connections kept for one sandbox.
 const MOST_IDLE: usize = 512;
@@ -149,7 +149,8 @@ impl Upstream {
                 .await
             {
                 Ok(Ok(stream)) => {
-                    let _ = stream.set_nodelay(true);
+                    // A connection that cannot be tuned still works.
+                    let _ = sockets::tune(&stream);
                     return Ok(stream);
                 }
                 Ok(Err(error)) => failure = error,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::conditions::{self, ConditionType};
+use api::rbac::{FOLLOW, Rule};
 use api::sandbox::{OperatingMode, Suspension};
 use api::{Sandbox, SandboxSpec};
 use futures::StreamExt;
@@ -21,6 +22,20 @@ use tokio_util::sync::CancellationToken;
 use crate::identify::{SandboxKey, is_routable};
 use crate::registry::{Condition, Observed, Registry};
 use crate::resolve::Resolver;
+
+/// What the watches need.
+pub const RBAC: &[Rule] = &[
+    Rule {
+        groups: &[api::CORE_GROUP],
+        resources: &["sandboxes"],
+        verbs: FOLLOW,
+    },
+    Rule {
+        groups: &[""],
+        resources: &["pods"],
+        verbs: FOLLOW,
+    },
+];
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

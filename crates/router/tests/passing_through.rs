@@ -24,9 +24,19 @@ const GIBIBYTE: u64 = 1 << 30;
 
 async fn websocket_echo() -> u16 {
     upstream(|stream| async move {
-        let Ok(socket) = tokio_tungstenite::accept_async(stream).await else {
+        let mut origin = None;
+        #[expect(clippy::result_large_err, reason = "the signature is the library's")]
+        let noting = |request: &http::Request<()>, response| {
+            origin = request.headers().get("origin").cloned();
+            Ok(response)
+        };
+        let Ok(mut socket) = tokio_tungstenite::accept_hdr_async(stream, noting).await else {
             return;
         };
+        if let Some(origin) = origin {
+            let complaint = Message::text(format!("an origin came: {origin:?}"));
+            let _ = socket.send(complaint).await;
+        }
         let (sink, stream) = socket.split();
         let _ = stream
             .filter(|message| std::future::ready(!matches!(message, Ok(Message::Close(_)))))
@@ -105,6 +115,35 @@ async fn a_tunnel_ends_when_its_sandbox_goes_away() {
         .expect("the tunnel ends");
     assert!(!matches!(ended, Some(Ok(_))));
     running.stop().await;
+}
+
+#[tokio::test]
+async fn a_tunnel_has_the_shutdowns_time_and_no_more() {
+    let running = Running::start(|config| {
+        config.shutdown_timeout = std::time::Duration::from_millis(300);
+    })
+    .await;
+    running.know("abc");
+    let port = websocket_echo().await;
+    let mut request = format!("ws://{}/socket", running.address)
+        .into_client_request()
+        .unwrap();
+    let headers = request.headers_mut();
+    headers.insert("x-sandbox-id", "abc".parse().unwrap());
+    headers.insert("x-sandbox-port", port.to_string().parse().unwrap());
+    let (mut socket, _) = tokio_tungstenite::client_async(request, running.connect().await)
+        .await
+        .unwrap();
+    running.shutdown.cancel();
+    socket.send(Message::text("meanwhile")).await.unwrap();
+    assert_eq!(
+        socket.next().await.unwrap().unwrap(),
+        Message::text("meanwhile")
+    );
+    let metrics = std::sync::Arc::clone(running.router.metrics());
+    running.stop().await;
+    assert!(!matches!(socket.next().await, Some(Ok(_))));
+    assert_eq!(metrics.active_tunnels(), 0);
 }
 
 #[tokio::test]
@@ -233,6 +272,44 @@ async fn http2_with_prior_knowledge_reaches_a_sandbox_that_speaks_http1() {
         );
         assert!(seen.contains("x-forwarded-host: public.example"), "{seen}");
     }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn http2_requests_in_flight_finish_before_the_router_stops() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let (release, released) = tokio::sync::watch::channel(false);
+    let port = upstream(move |mut stream| {
+        let mut released = released.clone();
+        async move {
+            support::read_until(&mut stream, "\r\n\r\n").await;
+            released.wait_for(|released| *released).await.unwrap();
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone";
+            stream.write_all(answer).await.unwrap();
+        }
+    })
+    .await;
+    let mut sender = http2_client(&running).await;
+    let request = Request::builder()
+        .uri("http://public.example/")
+        .header("x-sandbox-id", "abc")
+        .header("x-sandbox-port", port)
+        .body(Full::new(Bytes::new()))
+        .unwrap();
+    let metrics = std::sync::Arc::clone(running.router.metrics());
+    let stopping = async {
+        wait_for("the request", || metrics.active_requests() == 1).await;
+        running.shutdown.cancel();
+        wait_for("the port to close", || {
+            std::net::TcpStream::connect(running.address).is_err()
+        })
+        .await;
+        release.send(true).unwrap();
+    };
+    let (response, ()) = tokio::join!(sender.send_request(request), stopping);
+    let answer = response.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(answer.to_bytes(), "done");
     running.stop().await;
 }
 

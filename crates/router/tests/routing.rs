@@ -58,47 +58,73 @@ async fn every_method_and_a_body_pass() {
 
 #[tokio::test]
 async fn refusals_use_upstreams_words() {
+    const ID: &str = "Invalid sandbox ID format.";
+    const NAMESPACE: &str = "Invalid namespace format.";
+    const PORT: &str = "Invalid port format.";
+    const ADDRESS: &str = "Invalid target IP address.";
     let running = Running::start(|_| {}).await;
     running.know("abc");
-    let table = [
-        ("", 400, "X-Sandbox-ID header is required."),
-        ("X-Sandbox-ID: a.b\r\n", 400, "Invalid sandbox ID format."),
+    let mut table = vec![
+        (String::new(), 400, "X-Sandbox-ID header is required."),
         (
-            "X-Sandbox-ID: ../etc\r\n",
+            "X-Sandbox-ID: \r\n".into(),
             400,
-            "Invalid sandbox ID format.",
+            "X-Sandbox-ID header is required.",
         ),
         (
-            "X-Sandbox-ID: abc\r\nX-Sandbox-Namespace: a/b\r\n",
-            400,
-            "Invalid namespace format.",
-        ),
-        (
-            "X-Sandbox-ID: abc\r\nX-Sandbox-Port: 0\r\n",
-            400,
-            "Invalid port format.",
-        ),
-        (
-            "X-Sandbox-ID: abc\r\nX-Sandbox-Port: 65536\r\n",
-            400,
-            "Invalid port format.",
-        ),
-        (
-            "X-Sandbox-ID: abc\r\nX-Sandbox-Pod-IP: 169.254.169.254\r\n",
-            400,
-            "Invalid target IP address.",
-        ),
-        (
-            "X-Sandbox-ID: abc\r\nX-Sandbox-Pod-IP: 127.0.0.1\r\n",
-            400,
-            "Invalid target IP address.",
-        ),
-        (
-            "X-Sandbox-ID: abc\r\nX-Sandbox-Port: 1\r\n",
+            "X-Sandbox-ID: abc\r\nX-Sandbox-Port: 1\r\n".into(),
             502,
             "Could not connect to the backend sandbox: abc",
         ),
+        (
+            "X-Sandbox-ID: abc\r\nX-Sandbox-ID: other\r\n".into(),
+            400,
+            "X-Sandbox-ID header must not be repeated.",
+        ),
     ];
+    for id in [
+        "a.b",
+        "../etc",
+        "a/b",
+        "abc.default.svc",
+        "ABC",
+        "a_b",
+        "-a",
+    ] {
+        table.push((format!("X-Sandbox-ID: {id}\r\n"), 400, ID));
+    }
+    for (header, values, detail) in [
+        (
+            "X-Sandbox-Namespace",
+            &["a/b", "a.b", "..", "kube-system.svc.evil", "A"][..],
+            NAMESPACE,
+        ),
+        (
+            "X-Sandbox-Port",
+            &["0", "65536", "-1", "80x", "8080:80", "99999999999"],
+            PORT,
+        ),
+        (
+            "X-Sandbox-Pod-IP",
+            &[
+                "169.254.169.254",
+                "127.0.0.1",
+                "0.0.0.0",
+                "224.0.0.1",
+                "::1",
+                "::ffff:169.254.169.254",
+                "fe80::1",
+                "metadata.google.internal",
+                "10.0.0.1/8",
+            ],
+            ADDRESS,
+        ),
+    ] {
+        for value in values {
+            let headers = format!("X-Sandbox-ID: abc\r\n{header}: {value}\r\n");
+            table.push((headers, 400, detail));
+        }
+    }
     for (headers, expected, detail) in table {
         let answer = running
             .raw(format!(
@@ -120,26 +146,39 @@ async fn refusals_use_upstreams_words() {
 }
 
 #[tokio::test]
-async fn another_sandboxs_address_is_never_dialled() {
+async fn namespace_and_port_have_defaults() {
+    // An address of its own, so that the default port is free there.
+    const ADDRESS: &str = "127.88.88.1";
+    let listener = tokio::net::TcpListener::bind((ADDRESS, 8888))
+        .await
+        .unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut pending = Vec::new();
+            support::next_request(&mut stream, &mut pending).await;
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
+            stream.write_all(answer).await.unwrap();
+        }
+    });
     let running = Running::start(|_| {}).await;
-    running.know("abc");
-    let victim = upstream(|mut stream| async move {
-        let _ = stream
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nvictim")
+    let registry = running.router.registry();
+    registry.insert("default", "abc", vec![ADDRESS.parse().unwrap()]);
+    registry.insert("team", "other", vec![ADDRESS.parse().unwrap()]);
+    for (headers, expected) in [
+        ("X-Sandbox-ID: abc", 200),
+        ("X-Sandbox-ID: abc\r\nX-Sandbox-Namespace: default", 200),
+        ("X-Sandbox-ID: abc\r\nX-Sandbox-Port: 8888", 200),
+        ("X-Sandbox-ID: other\r\nX-Sandbox-Namespace: team", 200),
+        ("X-Sandbox-ID: abc\r\nX-Sandbox-Namespace: team", 502),
+        ("X-Sandbox-ID: other", 502),
+    ] {
+        let answer = running
+            .raw(format!(
+                "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n\r\n"
+            ))
             .await;
-    })
-    .await;
-    let own = echo().await;
-    assert_ne!(victim, own);
-    // 127.0.0.2 reaches the victim too; only the address known for `abc` may be used.
-    running
-        .router
-        .registry()
-        .insert("default", "abc", vec!["127.0.0.3".parse().unwrap()]);
-    let answer = running
-        .get(victim, "/", "X-Sandbox-Pod-IP: 10.0.0.7\r\n")
-        .await;
-    assert_eq!(status(&answer), 502, "{answer}");
+        assert_eq!(status(&answer), expected, "{headers}");
+    }
     running.stop().await;
 }
 
@@ -349,6 +388,53 @@ async fn events_pass_as_they_come() {
 }
 
 #[tokio::test]
+async fn the_environment_bounds_the_time_of_a_request() {
+    use clap::Parser;
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: router::Args,
+    }
+    let configured = |seconds: &'static str| {
+        let line = Line::try_parse_from(["router"]).unwrap();
+        let variable = move |name: &str| (name == "PROXY_TIMEOUT_SECONDS").then(|| seconds.into());
+        line.args.into_config(variable).unwrap().proxy_timeout
+    };
+    assert_eq!(configured("soon"), Duration::from_secs(180));
+    let running = Running::start(|config| config.proxy_timeout = configured("0.2")).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        let mut sink = Vec::new();
+        let _ = stream.read_to_end(&mut sink).await;
+    })
+    .await;
+    assert_eq!(status(&running.get(port, "/", "").await), 504);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn trailers_of_a_request_pass() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        let seen = read_until(&mut stream, "x-checksum: 42\r\n\r\n").await;
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{seen}",
+            seen.len()
+        );
+        stream.write_all(answer.as_bytes()).await.unwrap();
+    })
+    .await;
+    let answer = running
+        .raw(format!(
+            "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\nTransfer-Encoding: chunked\r\nTrailer: x-checksum\r\n\r\n2\r\nok\r\n0\r\nx-checksum: 42\r\n\r\n"
+        ))
+        .await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn trailers_pass() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
@@ -410,7 +496,13 @@ async fn scoped_tokens_open_their_sandbox_only() {
         ))
         .unwrap()
     };
-    assert_eq!(status(&running.get(port, "/", "").await), 401);
+    let anonymous = running.get(port, "/", "").await;
+    assert_eq!(status(&anonymous), 401);
+    assert!(
+        anonymous
+            .to_ascii_lowercase()
+            .contains("www-authenticate: bearer")
+    );
     let bearer = |token: String| format!("Authorization: Bearer {token}\r\n");
     assert_eq!(
         status(&running.get(port, "/", &bearer(mint("other", port))).await),
@@ -426,6 +518,25 @@ async fn scoped_tokens_open_their_sandbox_only() {
     );
     let allowed = running.get(port, "/", &bearer(mint("abc", port))).await;
     assert_eq!(status(&allowed), 200);
+    let elsewhere = Scope::new("team", "abc", &[port], now, Duration::from_secs(60));
+    let elsewhere = bearer(key.mint(&elsewhere).unwrap());
+    assert_eq!(status(&running.get(port, "/", &elsewhere).await), 403);
+    let long_ago = now - Duration::from_secs(120);
+    let expired = Scope::new("default", "abc", &[port], long_ago, Duration::from_secs(60));
+    let expired = running
+        .get(port, "/", &bearer(key.mint(&expired).unwrap()))
+        .await;
+    assert_eq!(status(&expired), 401);
+    assert!(body(&expired).contains("expired"), "{expired}");
+    let in_its_own_header = running
+        .get(
+            port,
+            "/",
+            &format!("X-Sandbox-Token: {}\r\n", mint("abc", port)),
+        )
+        .await;
+    assert_eq!(status(&in_its_own_header), 200);
+    assert!(!in_its_own_header.contains("x-sandbox-token"));
     let cookie = running
         .get(
             port,
@@ -439,62 +550,4 @@ async fn scoped_tokens_open_their_sandbox_only() {
         "the token stays with the router"
     );
     running.stop().await;
-}
-
-#[tokio::test]
-async fn requests_in_flight_finish_before_the_router_stops() {
-    let running = Running::start(|_| {}).await;
-    running.know("abc");
-    let (release, released) = tokio::sync::watch::channel(false);
-    let port = upstream(move |mut stream| {
-        let mut released = released.clone();
-        async move {
-            read_until(&mut stream, "\r\n\r\n").await;
-            released.wait_for(|released| *released).await.unwrap();
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
-                .await
-                .unwrap();
-        }
-    })
-    .await;
-    let metrics = std::sync::Arc::clone(running.router.metrics());
-    let address = running.address;
-    let asking = running.get(port, "/", "");
-    let stopping = async {
-        wait_for("the request", || metrics.active_requests() == 1).await;
-        running.shutdown.cancel();
-        wait_for("the port to close", || {
-            std::net::TcpStream::connect(address).is_err()
-        })
-        .await;
-        release.send(true).unwrap();
-    };
-    let (answer, ()) = tokio::join!(asking, stopping);
-    assert_eq!(body(&answer), "done");
-    running.stop().await;
-}
-
-#[tokio::test]
-async fn a_request_that_outlasts_the_shutdown_is_cut() {
-    let running =
-        Running::start(|config| config.shutdown_timeout = Duration::from_millis(100)).await;
-    running.know("abc");
-    let port = upstream(|mut stream| async move {
-        let mut sink = Vec::new();
-        let _ = stream.read_to_end(&mut sink).await;
-    })
-    .await;
-    let metrics = std::sync::Arc::clone(running.router.metrics());
-    let mut stream = running.connect().await;
-    let request =
-        format!("GET / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    wait_for("the request", || metrics.active_requests() == 1).await;
-    running.stop().await;
-    assert_eq!(support::read_all(&mut stream).await.len(), 0);
-    assert_eq!(
-        (metrics.active_requests(), metrics.open_connections()),
-        (0, 0)
-    );
 }

@@ -16,6 +16,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
+const HEADER_TIMEOUT: Duration = Duration::from_millis(500);
+
 struct Issued {
     certificate: rcgen::Certificate,
     key: rcgen::KeyPair,
@@ -85,11 +87,15 @@ async fn start(
     let router = Router::new(
         Config {
             tls: Some(tls),
+            header_timeout: HEADER_TIMEOUT,
             ..Config::default()
         },
         None,
     )
     .unwrap();
+    router
+        .registry()
+        .insert("default", "abc", vec!["127.0.0.1".parse().unwrap()]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = CancellationToken::new();
@@ -148,4 +154,108 @@ async fn client_certificates_are_asked_for_and_checked() {
     }
     stop_required.cancel();
     stop_optional.cancel();
+}
+
+#[tokio::test]
+async fn a_certificate_that_makes_no_sense_leaves_the_one_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second) = (self_signed(), self_signed());
+    write(directory.path(), &first);
+    let (address, shutdown) = start(directory.path(), MutualTls::Off, None).await;
+    let trusts_first = client(first.certificate.der(), None);
+    let trusts_second = client(second.certificate.der(), None);
+    assert!(healthz(address, &trusts_first).await.is_ok());
+    std::fs::write(directory.path().join("tls.crt"), "nonsense").unwrap();
+    // Past the interval at which the files are looked at.
+    let looked_at = tokio::time::Instant::now() + Duration::from_secs(6);
+    while tokio::time::Instant::now() < looked_at {
+        assert!(healthz(address, &trusts_first).await.is_ok());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    write(directory.path(), &second);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while healthz(address, &trusts_second).await.is_err() {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "the mended certificate never came"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    shutdown.cancel();
+}
+
+#[tokio::test]
+async fn http2_is_negotiated_and_sandboxes_are_told_of_https() {
+    use http_body_util::BodyExt;
+    let sandbox = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = sandbox.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut stream, _) = sandbox.accept().await.unwrap();
+        let mut head = vec![0; 4096];
+        let length = stream.read(&mut head).await.unwrap();
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        stream.write_all(&head[..length]).await.unwrap();
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let server = self_signed();
+    write(directory.path(), &server);
+    let (address, shutdown) = start(directory.path(), MutualTls::Off, None).await;
+    let mut config = (**client(server.certificate.der(), None).config()).clone();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let stream = TlsConnector::from(Arc::new(config))
+        .connect(
+            ServerName::try_from("router.example").unwrap(),
+            TcpStream::connect(address).await.unwrap(),
+        )
+        .await
+        .unwrap();
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(
+        hyper_util::rt::TokioExecutor::new(),
+        hyper_util::rt::TokioIo::new(stream),
+    )
+    .await
+    .unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::builder()
+        .uri("https://router.example/page")
+        .header("x-sandbox-id", "abc")
+        .header("x-sandbox-port", port)
+        .body(http_body_util::Empty::<bytes::Bytes>::new())
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    let seen = response.into_body().collect().await.unwrap().to_bytes();
+    let seen = String::from_utf8_lossy(&seen).into_owned();
+    assert!(seen.starts_with("GET /page HTTP/1.1\r\n"), "{seen}");
+    assert!(seen.contains("x-forwarded-proto: https\r\n"), "{seen}");
+    shutdown.cancel();
+}
+
+#[tokio::test]
+async fn clients_that_only_hold_their_place_are_hung_up_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = self_signed();
+    write(directory.path(), &server);
+    let (address, shutdown) = start(directory.path(), MutualTls::Off, None).await;
+    let until_hung_up = |mut stream: Box<dyn tokio::io::AsyncRead + Send + Unpin>| async move {
+        let mut sink = Vec::new();
+        let reading = stream.read_to_end(&mut sink);
+        tokio::time::timeout(Duration::from_secs(30), reading)
+            .await
+            .expect("the router hangs up")
+    };
+    let no_handshake = TcpStream::connect(address).await.unwrap();
+    let _ = until_hung_up(Box::new(no_handshake)).await;
+    for protocols in [vec![], vec![b"h2".to_vec()], vec![b"http/1.1".to_vec()]] {
+        let mut config = (**client(server.certificate.der(), None).config()).clone();
+        config.alpn_protocols = protocols;
+        let name = ServerName::try_from("router.example").unwrap();
+        let silent = TlsConnector::from(Arc::new(config))
+            .connect(name, TcpStream::connect(address).await.unwrap())
+            .await
+            .unwrap();
+        let _ = until_hung_up(Box::new(silent)).await;
+    }
+    shutdown.cancel();
 }

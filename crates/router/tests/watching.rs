@@ -8,7 +8,7 @@
 mod support;
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use router::{AuthorizationMode, Config, Router};
 use serde_json::{Value, json};
-use support::{body, echo, status, wait_for};
+use support::{body, echo, own_address, status, wait_for};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -96,7 +96,13 @@ impl Api {
                     &request.into_body().collect().await.unwrap().to_bytes(),
                 )
                 .unwrap();
-                review["status"] = json!({"authenticated": review["spec"]["token"] == "good"});
+                review["status"] = match review["spec"]["token"].as_str() {
+                    Some("good") => json!({"authenticated": true}),
+                    Some("good-for-the-router") => {
+                        json!({"authenticated": true, "audiences": review["spec"]["audiences"]})
+                    }
+                    _ => json!({"authenticated": false}),
+                };
                 reply(StatusCode::CREATED, &review)
             }
             _ => reply(
@@ -142,15 +148,6 @@ fn stream(watchers: &Mutex<Vec<mpsc::UnboundedSender<Bytes>>>) -> Answer {
         .headers_mut()
         .insert("content-type", "application/json".parse().unwrap());
     response
-}
-
-/// An address of this machine that is not loopback, which no sandbox may have. Nothing is sent to find it.
-fn own_address() -> IpAddr {
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    socket
-        .connect("198.51.100.1:9")
-        .expect("this test needs a network interface besides loopback");
-    socket.local_addr().unwrap().ip()
 }
 
 fn sandbox(version: u32, change: impl FnOnce(&mut Value)) -> Value {
@@ -371,6 +368,29 @@ async fn reviewed_tokens_open_the_router_and_are_remembered() {
         status(&running.get(port, "Authorization: Bearer another\r\n").await),
         503
     );
+    running.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_token_for_another_audience_opens_nothing() {
+    let (api, client) = Api::start().await;
+    api.sandboxes.lock().unwrap().push(sandbox(1, |_| {}));
+    let running = Running::start(
+        client,
+        AuthorizationMode::TokenReview {
+            audiences: vec!["sandbox-router".into()],
+        },
+    )
+    .await;
+    let port = echo_on_own_address().await;
+    wait_for("the list", || running.router.is_ready()).await;
+    // The API knows the bearer of `good`, and says that the token was made for nobody in particular.
+    for (token, expected) in [("good", 401), ("good-for-the-router", 200)] {
+        let answer = running
+            .get(port, &format!("Authorization: Bearer {token}\r\n"))
+            .await;
+        assert_eq!(status(&answer), expected, "{token}");
+    }
     running.stop.cancel();
 }
 

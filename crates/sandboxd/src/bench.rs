@@ -6,9 +6,6 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio_util::sync::CancellationToken;
-
-use crate::{Config, Server, ServerError};
 
 /// What was measured with some number of clients, each with one command in flight.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,8 +18,6 @@ pub struct Measurement {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    #[error("the server cannot start")]
-    Server(#[source] ServerError),
     #[error("cannot {operation}")]
     Io {
         operation: &'static str,
@@ -33,58 +28,21 @@ pub enum BenchError {
     Answer(String),
 }
 
-/// Runs the server on a thread of its own in `base_dir`, and commands from this one. Blocks; to be called outside of any
+/// Sends commands to the runtime at `address`, for `duration` with each number of clients. Blocks; to be called outside of any
 /// runtime.
 pub fn run(
-    base_dir: &std::path::Path,
+    address: SocketAddr,
     clients: &[usize],
     duration: Duration,
 ) -> Result<Vec<Measurement>, BenchError> {
-    let config = Config {
-        base_dir: base_dir.to_owned(),
-        listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
-        init_listen: None,
-        reap_orphans: false,
-        ..Config::default()
-    };
-    let stop = CancellationToken::new();
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let serving = stop.clone();
-    let server = std::thread::spawn(move || {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-        else {
-            return;
-        };
-        runtime.block_on(async move {
-            match Server::bind(config).await {
-                Ok(server) => {
-                    let _ = sender.send(Ok(server.addresses().sdk));
-                    let _ = server.serve(serving).await;
-                }
-                Err(error) => drop(sender.send(Err(error))),
-            }
-        });
-    });
-    let started = receiver
-        .recv()
-        .map_err(|_| failed("start a thread")(io::ErrorKind::Other.into()))?;
-    let addresses = started.map_err(BenchError::Server)?;
-    let address = *addresses
-        .first()
-        .ok_or_else(|| failed("listen")(io::ErrorKind::AddrNotAvailable.into()))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(failed("make a runtime"))?;
-    let measured = clients
+    clients
         .iter()
         .map(|&clients| runtime.block_on(measure(address, clients, duration)))
-        .collect();
-    stop.cancel();
-    let _ = server.join();
-    measured
+        .collect()
 }
 
 fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> BenchError {

@@ -5,6 +5,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use proptest::prelude::*;
+
 use super::*;
 
 struct Fixture {
@@ -283,4 +285,146 @@ fn no_race_against_a_swapped_link_escapes() {
         std::fs::read_to_string(fixture.outside.join("secret")).unwrap(),
         "secret"
     );
+}
+
+/// One thing that code in the sandbox does to the tree before a client asks for a path.
+#[derive(Clone, Debug)]
+enum Step {
+    Directory(String),
+    File(String),
+    Link { at: String, to: String },
+}
+
+/// Few names, so that paths meet what steps have made.
+fn path_of(parts: &'static str) -> impl Strategy<Value = String> {
+    proptest::collection::vec(parts, 1..6).prop_map(|parts| parts.join("/"))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let inside = || path_of("[abc]");
+    let target = prop_oneof![
+        4 => path_of("(a|b|c|\\.\\.)"),
+        1 => path_of("(a|b|\\.\\.|outside)").prop_map(|path| format!("/{path}")),
+        1 => Just("../../../../../../etc/passwd".to_owned()),
+        1 => Just("../outside/secret".to_owned()),
+        1 => Just("OUTSIDE".to_owned()),
+    ];
+    prop_oneof![
+        inside().prop_map(Step::Directory),
+        inside().prop_map(Step::File),
+        (inside(), target).prop_map(|(at, to)| Step::Link { at, to }),
+    ]
+}
+
+/// Does what the kernel lets it do; steps that make no sense are passed over.
+fn perform(fixture: &Fixture, step: &Step) {
+    let parent = |path: &Path| {
+        if let Some(parent) = path
+            .parent()
+            .filter(|parent| parent.starts_with(&fixture.base))
+        {
+            // Only directories are made, never through a link: these are the sandbox's own doings, within its tree.
+            let resolved = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
+            if resolved.starts_with(&fixture.base) {
+                let _ = std::fs::create_dir_all(parent);
+            }
+        }
+    };
+    let is_inside = |path: &Path| {
+        path.parent()
+            .and_then(|parent| parent.canonicalize().ok())
+            .is_some_and(|parent| parent.starts_with(&fixture.base))
+    };
+    let (Step::Directory(at) | Step::File(at) | Step::Link { at, .. }) = step;
+    let path = fixture.base.join(at);
+    parent(&path);
+    if !is_inside(&path) || path.symlink_metadata().is_ok() {
+        return;
+    }
+    match step {
+        Step::Directory(_) => drop(std::fs::create_dir(&path)),
+        Step::File(_) => drop(std::fs::write(&path, "inside")),
+        Step::Link { to, .. } => {
+            let outside = fixture.outside.to_string_lossy();
+            let _ = symlink(to.replace("OUTSIDE", &outside), &path);
+        }
+    }
+}
+
+/// Everything outside the base directory that a test could reach, by name and content.
+fn surroundings(fixture: &Fixture) -> Vec<(OsString, String)> {
+    let mut found: Vec<_> = std::fs::read_dir(&fixture.outside)
+        .unwrap()
+        .chain(std::fs::read_dir(fixture.base.parent().unwrap()).unwrap())
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let content = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            (entry.file_name(), content)
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// Whatever links a sandbox has laid out and whatever path is asked for, nothing outside is read, listed, written or removed,
+    /// and both ways of resolving a path agree on what is.
+    #[test]
+    fn no_tree_of_links_leads_outside(
+        steps in proptest::collection::vec(step(), 1..12),
+        asked in proptest::collection::vec(path_of("(a|b|c|up|absolute|sideways|secret|\\.\\.|\\.)"), 1..8),
+    ) {
+        let fixture = fixture();
+        for step in &steps {
+            perform(&fixture, step);
+        }
+        let before = surroundings(&fixture);
+        let trees = trees(&fixture.base);
+        for sent in &asked {
+            let Ok(path) = BelowBase::parse(&fixture.base, sent.as_bytes()) else {
+                continue;
+            };
+            let seen: Vec<_> = trees.iter().map(|tree| look_at(tree, &path)).collect();
+            prop_assert_eq!(&seen[0], &seen[1], "the two ways of resolving {} differ", sent);
+            // The file outside by its content, and by its entry in a listing.
+            for told in ["Ok(\"secret\")", "(\"secret\", File, 6)", "root:"] {
+                prop_assert!(!seen[0].contains(told), "{} showed {}", sent, seen[0]);
+            }
+            for tree in &trees {
+                let _ = write(tree, sent, "written");
+                let _ = write(tree, &format!("{sent}/deep/er"), "written");
+                if !path.is_base() {
+                    let _ = tree.remove(&path, true);
+                }
+            }
+        }
+        prop_assert_eq!(before, surroundings(&fixture));
+    }
+}
+
+/// What a client can learn about a path.
+fn look_at(tree: &Tree, path: &BelowBase) -> String {
+    let read = tree.read(path).map(|node| match node {
+        Node::Directory => "a directory".to_owned(),
+        Node::File { mut file, .. } => {
+            let mut content = String::new();
+            let _ = file.read_to_string(&mut content);
+            content
+        }
+    });
+    let listed = tree.list(path).map(|entries| {
+        let told = entries
+            .into_iter()
+            .map(|entry| (entry.name, entry.kind, entry.size));
+        told.collect::<Vec<_>>()
+    });
+    let outcome = |error: &TreeError| matches!(error, TreeError::Escapes);
+    format!(
+        "{:?} {:?} {:?}",
+        read.map_err(|error| outcome(&error)),
+        listed.map_err(|error| outcome(&error)),
+        tree.exists(path).map_err(|error| outcome(&error)),
+    )
 }

@@ -80,6 +80,18 @@ fn a_timeout_kills_the_whole_process_group() {
 }
 
 #[test]
+fn the_environment_names_the_default_time_limit() {
+    let sandbox = Sandbox::start_with(|options| {
+        options.environment = vec![("SANDBOX_EXEC_TIMEOUT_SECONDS", "0.3")];
+    });
+    let answer = sandbox.execute(&json!({"command": "sleep 300"}));
+    assert_eq!(answer["exit_code"], 124);
+    assert_eq!(answer["timed_out"], true);
+    let allowed = sandbox.execute(&json!({"command": "sleep 0.6", "timeout_seconds": 60}));
+    assert_eq!(allowed["exit_code"], 0, "a request may ask for more");
+}
+
+#[test]
 fn a_client_that_disconnects_kills_its_command() {
     let sandbox = Sandbox::start();
     let marker = sandbox.base().join("pid");
@@ -146,6 +158,14 @@ fn requests_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn a_request_beyond_any_command_line_is_refused() {
+    let sandbox = Sandbox::start();
+    let body = json!({"command": "x".repeat(9 * 1024 * 1024)}).to_string();
+    let answer = sandbox.post_json("/execute", &body);
+    assert_eq!(status_of(&answer), 413);
+}
+
+#[test]
 fn uploads_arrive_whole_and_make_their_directories() {
     let sandbox = Sandbox::start();
     for name in [
@@ -157,6 +177,8 @@ fn uploads_arrive_whole_and_make_their_directories() {
         let content: Vec<u8> = (0..=255).cycle().take(300_000).collect();
         let answer = sandbox.request_bytes(&multipart(name, &content));
         assert_eq!(status_of(&answer), 200, "{name}");
+        let body: Value = serde_json::from_slice(body_of(&answer)).unwrap();
+        assert!(body["message"].as_str().unwrap().contains(name));
         assert_eq!(
             std::fs::read(sandbox.base().join(name)).unwrap(),
             content,
@@ -182,6 +204,8 @@ fn an_upload_that_escapes_is_forbidden_and_writes_nothing() {
     for name in ["../escaped", "a/../../escaped", "root/tmp/escaped-by-link"] {
         let answer = sandbox.request_bytes(&multipart(name, b"x"));
         assert_eq!(status_of(&answer), 403, "{name}");
+        let body: Value = serde_json::from_slice(body_of(&answer)).unwrap();
+        assert!(body["message"].is_string(), "{name}");
     }
     assert!(!sandbox.base().parent().unwrap().join("escaped").exists());
     assert!(!std::path::Path::new("/tmp/escaped-by-link").exists());

@@ -122,6 +122,36 @@ pub struct Process {
     /// Whether standard input stays open for attach; without it the command reads end of file.
     pub stdin: bool,
     pub stdin_once: bool,
+    /// Set where another runtime has the container, and the agent is outside of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entrance: Option<Entrance>,
+}
+
+/// How commands get into a container that another runtime has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entrance {
+    /// The call that runs a command, up to the file that describes it.
+    pub exec: Vec<String>,
+    /// The call that tells the container's state.
+    pub state: Vec<String>,
+    /// The container, as the other runtime knows it.
+    pub identifier: String,
+    /// What describes a command, but for its words: `process` of the bundle's configuration.
+    pub process: String,
+    /// Where such files may be; the runtime writes `pid` there when it has made the container.
+    pub directory: PathBuf,
+}
+
+/// Another runtime makes the container, from a bundle whose root the launcher has built. It and the agent are in the pod's
+/// namespaces, user namespace included, and in none of the container's.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outside {
+    /// The bundle's `config.json`, which the launcher puts on the stage.
+    pub configuration: String,
+    /// Paths of the container that the bundle refers to, found as `staged/<index>` beside `config.json`.
+    pub staged: Vec<PathBuf>,
+    /// The call of the other runtime, which the agent runs in place of the container's command.
+    pub process: Process,
 }
 
 /// Where the container's traces on the host are.
@@ -169,6 +199,18 @@ pub struct Launch {
     pub agent: PathBuf,
     pub process: Process,
     pub files: ContainerFiles,
+    /// Set where another runtime goes on from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outside: Option<Outside>,
+}
+
+impl Launch {
+    /// What the agent runs: the container's command, or the runtime that has it.
+    pub fn agent_process(&self) -> &Process {
+        self.outside
+            .as_ref()
+            .map_or(&self.process, |outside| &outside.process)
+    }
 }
 
 /// The answer to a [`Launch`], one JSON value on standard output.

@@ -12,7 +12,7 @@ pub use frame::{
     HEADER_BYTES, MAXIMUM_PAYLOAD_BYTES, SignalRequest, StartedReport, WindowSize, decode, encode,
 };
 pub use launch::{
-    BindSource, ContainerExit, ContainerFiles, IdentityRange, Launch, LaunchAnswer, Layer, Mount,
-    MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Preparation, Process,
-    ResourceLimit, RootFilesystem, User,
+    BindSource, ContainerExit, ContainerFiles, Entrance, IdentityRange, Launch, LaunchAnswer,
+    Layer, Mount, MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Outside,
+    Preparation, Process, ResourceLimit, RootFilesystem, User,
 };

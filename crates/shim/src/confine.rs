@@ -63,7 +63,10 @@ fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infalli
         status,
     } = container;
     rustix::process::setsid().during("starting a session")?;
-    take_root(launch, &root)?;
+    match launch.outside {
+        None => take_root(launch, &root)?,
+        Some(_) => stay_outside()?,
+    }
     give_up_privileges(launch)?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let Files {
@@ -107,8 +110,16 @@ fn take_root(launch: &Launch, root: &BuiltRoot) -> Result<(), Failure> {
     rustix::process::chdir("/").during("entering the new root")
 }
 
+/// Keeps the launcher's view of the host, in which another runtime finds the container's root, and its own programs. Host
+/// files are beyond its identities; processes it sees are its own.
+fn stay_outside() -> Result<(), Failure> {
+    let processes = mounts::plain_file_system("proc").during("making /proc")?;
+    mounts::attach(processes.as_fd(), CWD, Path::new("/proc")).during("mounting /proc")?;
+    rustix::process::chdir("/").during("leaving the stage")
+}
+
 fn give_up_privileges(launch: &Launch) -> Result<(), Failure> {
-    let process = &launch.process;
+    let process = launch.agent_process();
     match syscalls::join_new_session_keyring() {
         // Without the kernel's key service there is no keyring to leave.
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {}

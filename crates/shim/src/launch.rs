@@ -230,7 +230,7 @@ fn open_files(launch: &Launch) -> Result<Files, Failure> {
     let configuration = rustix::fs::memfd_create("configuration", MemfdFlags::CLOEXEC)
         .during("making a memory file")?;
     let mut configuration = File::from(configuration);
-    serde_json::to_vec(&launch.process)
+    serde_json::to_vec(launch.agent_process())
         .map_err(std::io::Error::from)
         .and_then(|text| configuration.write_all(&text))
         .during("writing the agent's configuration")?;

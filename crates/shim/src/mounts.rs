@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dev, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
-use shim_protocol::{BindSource, IdentityRange, Launch, Mount, MountKind};
+use shim_protocol::{BindSource, IdentityRange, Launch, Mount, MountKind, Outside};
 
 use crate::failure::{During, Failure};
 use crate::syscalls;
@@ -66,13 +66,21 @@ pub fn build(
         FileType::Directory,
     );
     builder.seal()?;
+    if let Some(outside) = &launch.outside {
+        builder.stage_bundle(outside)?;
+    }
     Ok(BuiltRoot {
         path: launch.stage.join("root"),
     })
 }
 
 fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
-    let stage = memory_file_system(64 << 10, 0o700, None).during("making the stage")?;
+    let stage = match launch.outside {
+        None => memory_file_system(64 << 10, 0o700, None),
+        // Another runtime finds its bundle here, keeps its notes here, and leaves them with the container.
+        Some(_) => memory_file_system(4 << 20, 0o700, Some(launch.identities)),
+    }
+    .during("making the stage")?;
     attach(stage.as_fd(), CWD, &launch.stage).during("mounting the stage")?;
     rustix::process::chdir(&launch.stage).during("entering the stage")?;
     let mut lower = Vec::new();
@@ -460,6 +468,31 @@ impl Builder<'_> {
         rustix::mount::fsconfig_create(&context)?;
         let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    }
+
+    /// Puts a bundle around the finished root. An image decides where a path of its root leads, so what another runtime has
+    /// to find of it is shown a second time, where no image has a say.
+    fn stage_bundle(&self, outside: &Outside) -> Result<(), Failure> {
+        let path = Path::new("config.json");
+        std::fs::write(path, &outside.configuration).during("writing the bundle")?;
+        rustix::fs::chmod(path, Mode::from_raw_mode(0o644)).during("writing the bundle")?;
+        rustix::fs::mkdir("staged", Mode::from_raw_mode(0o755)).during("making the bundle")?;
+        for (index, target) in outside.staged.iter().enumerate() {
+            let staging = format!("staging {}", target.display());
+            let source = self
+                .open_target(target, FileType::Directory)
+                .during(&staging)?;
+            let mode = rustix::fs::fstat(&source).during(&staging)?.st_mode;
+            let name = Path::new("staged").join(index.to_string());
+            if FileType::from_raw_mode(mode) == FileType::Directory {
+                rustix::fs::mkdir(&name, Mode::from_raw_mode(0o755)).during(&staging)?;
+            } else {
+                std::fs::write(&name, "").during(&staging)?;
+            }
+            let tree = clone_tree(source.as_fd(), Path::new(""), true).during(&staging)?;
+            attach(tree.as_fd(), CWD, &name).during(&staging)?;
+        }
+        Ok(())
     }
 
     fn seal(&mut self) -> Result<(), Failure> {

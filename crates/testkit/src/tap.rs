@@ -4,11 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use futures::StreamExt;
+use http::header::CONTENT_TYPE;
 use http::{Method, Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, BodyStream, StreamBody};
+use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
 use kube::Client;
 use kube::client::Body;
+use kube::core::Status;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
@@ -27,8 +29,17 @@ impl Seen {
     }
 }
 
-/// Decides about a request before it is sent: to fail is to refuse it, as if the connection were lost.
-type Gate = Arc<dyn Fn(&Seen) -> Result<(), String> + Send + Sync>;
+/// What becomes of a request that is not sent on.
+#[derive(Debug)]
+enum Refusal {
+    /// As if the connection were lost.
+    Lost(String),
+    /// As if the server had said this.
+    Answered(Box<Status>),
+}
+
+/// Decides about a request before it is sent.
+type Gate = Arc<dyn Fn(&Seen) -> Result<(), Refusal> + Send + Sync>;
 
 /// Stands between a client and the server it was made for.
 #[derive(Clone)]
@@ -60,7 +71,11 @@ impl Tap {
             let client = client.clone();
             let passed = inner.pass(&request);
             async move {
-                let broken = passed?;
+                let broken = match passed {
+                    Ok(broken) => broken,
+                    Err(Refusal::Lost(reason)) => return Err(reason.into()),
+                    Err(Refusal::Answered(status)) => return refusal(&status),
+                };
                 let answer = client.send(request).await?;
                 Ok::<Answer, BoxError>(answer.map(|body| {
                     let frames = BodyStream::new(body)
@@ -89,9 +104,17 @@ impl Tap {
         lock(&self.seen).clear();
     }
 
-    /// Refuses requests from now on as `gate` says.
+    /// Loses requests from now on as `gate` says.
     pub fn refuse(&self, gate: impl Fn(&Seen) -> Result<(), String> + Send + Sync + 'static) {
-        *lock(&self.gate) = Some(Arc::new(gate));
+        *lock(&self.gate) = Some(Arc::new(move |seen| gate(seen).map_err(Refusal::Lost)));
+    }
+
+    /// Answers requests from now on in the server's place where `gate` has an answer.
+    pub fn answer(&self, gate: impl Fn(&Seen) -> Option<Status> + Send + Sync + 'static) {
+        *lock(&self.gate) = Some(Arc::new(move |seen| match gate(seen) {
+            Some(status) => Err(Refusal::Answered(Box::new(status))),
+            None => Ok(()),
+        }));
     }
 
     pub fn refuse_nothing(&self) {
@@ -110,7 +133,7 @@ impl Tap {
     }
 
     /// Notes a request, and answers with what breaks its connection if it is a watch.
-    fn pass(&self, request: &Request<Body>) -> Result<CancellationToken, String> {
+    fn pass(&self, request: &Request<Body>) -> Result<CancellationToken, Refusal> {
         let query = request.uri().query().unwrap_or_default();
         let seen = Seen {
             method: request.method().clone(),
@@ -126,6 +149,14 @@ impl Tap {
         lock(&self.seen).push(seen);
         verdict.map(|()| connection)
     }
+}
+
+fn refusal(status: &Status) -> Result<Answer, BoxError> {
+    let body = Full::from(serde_json::to_vec(status)?).map_err(|never| match never {});
+    let answer = Response::builder()
+        .status(status.code)
+        .header(CONTENT_TYPE, "application/json");
+    Ok(answer.body(body.boxed_unsync())?)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

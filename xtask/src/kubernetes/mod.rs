@@ -29,7 +29,7 @@ enum Run {
     OnANode,
 }
 
-const SUITES: [Suite; 7] = [
+const SUITES: [Suite; 9] = [
     Suite {
         name: "conformance",
         run: Run::Conformance,
@@ -47,11 +47,19 @@ const SUITES: [Suite; 7] = [
         run: Run::Script,
     },
     Suite {
+        name: "scenarios",
+        run: Run::Script,
+    },
+    Suite {
         name: "kubectl_streams",
         run: Run::OnANode,
     },
     Suite {
         name: "kruise",
+        run: Run::Script,
+    },
+    Suite {
+        name: "upgrade",
         run: Run::Script,
     },
     Suite {
@@ -70,7 +78,7 @@ pub struct Arguments {
     #[arg(long)]
     record: bool,
 
-    /// Only these: conformance, install, helm, sandboxes, kubectl_streams, failures
+    /// Only these: conformance, install, helm, sandboxes, scenarios, kubectl_streams, kruise, upgrade, failures
     suites: Vec<String>,
 }
 
@@ -177,6 +185,9 @@ fn script(
     path: &Path,
 ) -> anyhow::Result<bool> {
     let mut python = Command::new("python3");
+    if let Some(upstream) = kube_assets::upstream(root)? {
+        python.env("UPSTREAM", upstream);
+    }
     let mut child = environment(&mut python, control_plane, programs)
         .arg(path)
         .env("AGENT_SANDBOX", binary)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use apimachinery::status::Status;
+use apimachinery::{field::FieldError, status::Status};
 use http::{HeaderMap, header};
 
 use super::path::Query;
@@ -29,13 +29,9 @@ fn parse_number<T: std::str::FromStr>(query: &Query, name: &str) -> Result<Optio
 /// Longest name of a field manager.
 const MANAGER_BYTES: usize = 128;
 
-/// A refusal of write options.
-pub fn invalid_options(message: &str) -> Status {
-    Status::failure(
-        422,
-        "Invalid",
-        format!("PatchOptions.meta.k8s.io \"\" is invalid: {message}"),
-    )
+/// A refusal of a request's options, by the kind that they are of.
+pub fn invalid_options(kind: &str, errors: &[FieldError]) -> Status {
+    Status::invalid("meta.k8s.io", kind, "", errors)
 }
 
 /// Options of a list.
@@ -51,28 +47,13 @@ pub fn list(resource: &Resource, query: &Query) -> Result<ListOptions, Status> {
         Some("NotOlderThan") => Some(VersionMatch::NotOlderThan),
         Some("Exact") => Some(VersionMatch::Exact),
         Some(other) => {
-            let message = format!(
-                "resourceVersionMatch: Unsupported value: \"{other}\": supported values: \"Exact\", \"NotOlderThan\", \"\""
-            );
-            return Err(Status::failure(
-                422,
-                "Invalid",
-                format!("ListOptions.meta.k8s.io \"\" is invalid: {message}"),
-            ));
+            let supported = ["Exact", "NotOlderThan", ""];
+            let error = FieldError::not_supported("resourceVersionMatch", other, &supported);
+            return Err(invalid_options("ListOptions", &[error]));
         }
     };
-    let is_watch = query.flag("watch");
-    if !is_watch
-        && version_match.is_some()
-        && resource_version.is_none()
-        && query.tri_state("sendInitialEvents").is_none()
-    {
-        let message = "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided";
-        return Err(Status::failure(
-            422,
-            "Invalid",
-            format!("ListOptions.meta.k8s.io \"\" is invalid: {message}"),
-        ));
+    if !query.flag("watch") {
+        check_list(query, version_match, resource_version)?;
     }
     Ok(ListOptions {
         selection: Selection::parse(
@@ -85,6 +66,27 @@ pub fn list(resource: &Resource, query: &Query) -> Result<ListOptions, Status> {
         resource_version,
         version_match,
     })
+}
+
+/// What a list may not ask for together, or at all.
+fn check_list(
+    query: &Query,
+    version_match: Option<VersionMatch>,
+    resource_version: Option<u64>,
+) -> Result<(), Status> {
+    let mut errors = Vec::new();
+    if version_match.is_some() && resource_version.is_none() {
+        let detail = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+        errors.push(FieldError::forbidden("resourceVersionMatch", detail));
+    }
+    if query.tri_state("sendInitialEvents").is_some() {
+        let detail = "sendInitialEvents is forbidden for list";
+        errors.push(FieldError::forbidden("sendInitialEvents", detail));
+    }
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(invalid_options("ListOptions", &errors))
 }
 
 /// Options of a watch.
@@ -109,15 +111,8 @@ pub fn write(query: &Query, headers: &HeaderMap, user: &User) -> Result<WriteOpt
         [] | [""] => false,
         values if values.iter().all(|value| *value == "All") => true,
         values => {
-            let message = format!(
-                "dryRun: Unsupported value: \"{}\": supported values: \"All\"",
-                values.join(",")
-            );
-            return Err(Status::failure(
-                422,
-                "Invalid",
-                format!("PatchOptions.meta.k8s.io \"\" is invalid: {message}"),
-            ));
+            let error = FieldError::not_supported("dryRun", values.join(","), &["All"]);
+            return Err(invalid_options("PatchOptions", &[error]));
         }
     };
     let field_validation = match query.text("fieldValidation") {
@@ -125,14 +120,9 @@ pub fn write(query: &Query, headers: &HeaderMap, user: &User) -> Result<WriteOpt
         Some("Ignore") => FieldValidation::Ignore,
         Some("Strict") => FieldValidation::Strict,
         Some(other) => {
-            let message = format!(
-                "fieldValidation: Unsupported value: \"{other}\": supported values: \"Ignore\", \"Strict\", \"Warn\""
-            );
-            return Err(Status::failure(
-                422,
-                "Invalid",
-                format!("CreateOptions.meta.k8s.io \"\" is invalid: {message}"),
-            ));
+            let supported = ["Ignore", "Strict", "Warn"];
+            let error = FieldError::not_supported("fieldValidation", other, &supported);
+            return Err(invalid_options("CreateOptions", &[error]));
         }
     };
     let agent = headers
@@ -143,9 +133,9 @@ pub fn write(query: &Query, headers: &HeaderMap, user: &User) -> Result<WriteOpt
         .text("fieldManager")
         .unwrap_or_else(|| agent.split('/').next().unwrap_or_default());
     if manager.len() > MANAGER_BYTES || !manager.chars().all(|character| !character.is_control()) {
-        return Err(invalid_options(
-            "fieldManager: Invalid value: may not be more than 128 bytes or contain control characters",
-        ));
+        let detail = "may not be more than 128 bytes or contain control characters";
+        let error = FieldError::invalid("fieldManager", manager, detail);
+        return Err(invalid_options("PatchOptions", &[error]));
     }
     Ok(WriteOptions {
         dry_run,
@@ -168,10 +158,9 @@ pub fn delete(query: &Query, body: Option<DeleteOptions>) -> Result<DeleteOption
             "Background" => Propagation::Background,
             "Foreground" => Propagation::Foreground,
             other => {
-                let supported = "supported values: \"Foreground\", \"Background\", \"Orphan\"";
-                return Err(Status::bad_request(format!(
-                    "invalid propagationPolicy: Unsupported value: \"{other}\": {supported}"
-                )));
+                let supported = ["Background", "Foreground", "Orphan"];
+                let error = FieldError::not_supported("propagationPolicy", other, &supported);
+                return Err(invalid_options("DeleteOptions", &[error]));
             }
         });
     }
@@ -182,14 +171,10 @@ pub fn delete(query: &Query, body: Option<DeleteOptions>) -> Result<DeleteOption
         options.dry_run = vec!["All".into()];
     }
     if options.orphan_dependents.is_some() && options.propagation_policy.is_some() {
-        let message = "orphanDependents and deletionPropagation cannot be both set";
-        return Err(Status::failure(
-            422,
-            "Invalid",
-            format!(
-                "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: {message}"
-            ),
-        ));
+        let policy = query.text("propagationPolicy").unwrap_or_default();
+        let detail = "orphanDependents and deletionPropagation cannot be both set";
+        let error = FieldError::invalid("propagationPolicy", policy, detail);
+        return Err(invalid_options("DeleteOptions", &[error]));
     }
     Ok(options)
 }

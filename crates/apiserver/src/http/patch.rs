@@ -1,6 +1,7 @@
 //! The patch formats, parsed once and applied as often as other writers make it necessary.
 
 use apimachinery::{
+    field::FieldError,
     patch::{json::JsonPatch, merge, strategic},
     status::Status,
 };
@@ -67,9 +68,8 @@ impl Patch {
             }
             "application/apply-patch+yaml" | "application/apply-patch+json" => {
                 if query.text("fieldManager").is_none() {
-                    return Err(options::invalid_options(
-                        "fieldManager: Required value: is required for apply patch",
-                    ));
+                    let error = FieldError::required("fieldManager", "is required for apply patch");
+                    return Err(options::invalid_options("PatchOptions", &[error]));
                 }
                 let decoded = body::decode(bytes, Format::Yaml)?;
                 Ok((

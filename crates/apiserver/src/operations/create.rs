@@ -86,6 +86,9 @@ impl Api {
     ) -> Result<Written, Status> {
         let resource = &target.resource;
         let namespace = self.containing_namespace(target)?;
+        let is_versioned = metadata::text(&object, "resourceVersion")
+            .parse::<u64>()
+            .is_ok_and(|version| version > 0);
         metadata::prepare_create(&mut object, resource, self.now());
         strategy::prepare_create(self, resource, &mut object);
         self.admit(
@@ -133,12 +136,17 @@ impl Api {
                     &target.name,
                 ));
             }
-            let object = Arc::new(draft.preview(key, self.store.revision()));
+            let object = Arc::new(draft.preview_of_new(key));
             return Ok(Written {
                 object,
                 created: true,
                 warnings: Vec::new(),
             });
+        }
+        if is_versioned {
+            // kube-apiserver gives no reason either: its store refuses this where nothing expects it to.
+            let message = "resourceVersion should not be set on objects to be created";
+            return Err(Status::failure(500, "", message));
         }
         let write = Write {
             resource: resource.id.clone(),

@@ -106,8 +106,11 @@ impl Api {
                     "this namespace may not be deleted",
                 ));
             }
-            let object = mark(resource, &old, options, self.now());
-            let gone = is_finished(&object);
+            let marked = mark(resource, &old, options, self.now());
+            let gone = is_finished(&marked);
+            // What goes at once was never seen to be going; only of a pod it is said when and how.
+            let goes_unmarked = gone && resource.rules != Rules::Pod && !current.is_deleting();
+            let object = if goes_unmarked { old.clone() } else { marked };
             if !gone && object == old {
                 return Ok(Deleted {
                     object: current,
@@ -197,21 +200,25 @@ fn check_preconditions(
     let Some(preconditions) = &options.preconditions else {
         return Ok(());
     };
-    let fail = |what: &str, wanted: &str, found: &str| {
+    let fail = |what: &str, wanted: &str, found: &str, guess: &str| {
         let cause = format!(
-            "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"
+            "the {what} in the precondition ({wanted}) does not match the {what} in record ({found}). The object might have been {guess}"
         );
+        // Elsewhere a conflict names the resource; here kube-apiserver names the kind.
         Err(Status::conflict_because(
             &target.resource.group,
-            &target.resource.plural,
+            &target.resource.kind,
             &target.name,
             &cause,
         ))
     };
+    let found = current.revision.to_string();
     match (&preconditions.uid, &preconditions.resource_version) {
-        (Some(uid), _) if **uid != *current.facts.uid => fail("UID", uid, &current.facts.uid),
-        (_, Some(version)) if *version != current.revision.to_string() => {
-            fail("ResourceVersion", version, &current.revision.to_string())
+        (Some(uid), _) if **uid != *current.facts.uid => {
+            fail("UID", uid, &current.facts.uid, "deleted and then recreated")
+        }
+        (_, Some(version)) if *version != found => {
+            fail("ResourceVersion", version, &found, "modified")
         }
         _ => Ok(()),
     }
@@ -240,7 +247,9 @@ fn mark(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestam
             .saturating_add(SignedDuration::from_secs(grace))
             .unwrap_or(started);
         fields.insert("deletionTimestamp".into(), metadata::timestamp(ends));
-        fields.insert("deletionGracePeriodSeconds".into(), Value::from(grace));
+        if resource.rules != Rules::Namespace {
+            fields.insert("deletionGracePeriodSeconds".into(), Value::from(grace));
+        }
         if !already && fields.get("generation").is_some() {
             metadata::advance_generation(&mut object);
         }

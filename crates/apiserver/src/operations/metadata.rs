@@ -373,9 +373,25 @@ pub fn differs_in_content(object: &Value, old: &Value, resource: &Resource) -> b
 
 /// Moves the generation on when the content changed.
 pub fn count_generation(object: &mut Value, old: &Value, resource: &Resource) {
-    if resource.counts_generation && differs_in_content(object, old, resource) {
+    if resource.counts_generation
+        && differs_in_content(object, old, resource)
+        && !only_binds(object, old, resource)
+    {
         advance_generation(object);
     }
+}
+
+/// Whether a pod's spec differs only in the node that it got: nobody's wish has changed by that.
+fn only_binds(object: &Value, old: &Value, resource: &Resource) -> bool {
+    let is_bound = |pod: &Value| pod.pointer("/spec/nodeName").is_some_and(|node| node != "");
+    if resource.rules != Rules::Pod || is_bound(old) || !is_bound(object) {
+        return false;
+    }
+    let mut spec = object["spec"].clone();
+    if let Some(fields) = spec.as_object_mut() {
+        fields.remove("nodeName");
+    }
+    spec == old["spec"]
 }
 
 /// Moves the generation on.

@@ -105,6 +105,9 @@ impl Api {
             let preview = draft.preview(target.key(), current.revision);
             return Ok(Some(written(Arc::new(preview))));
         }
+        // Whoever takes the last finalizer away is answered with the version that it was taken from.
+        let last =
+            finished.then(|| Arc::new(draft.clone().preview(target.key(), current.revision)));
         let change = if finished {
             Change::Delete(draft)
         } else {
@@ -120,7 +123,7 @@ impl Api {
         match self.store.write(write).await {
             Ok(object) => {
                 self.written(resource);
-                Ok(Some(written(object)))
+                Ok(Some(written(last.unwrap_or(object))))
             }
             Err(WriteError::Conflict { .. }) => Ok(None),
             Err(error) => Err(storage_failure(target, &error)),
@@ -231,8 +234,9 @@ fn check_version(
             &target.name,
         ));
     }
+    // In an update the UID is a precondition; in a patch it is a field that cannot change, which is found out later.
     let (stated, stored) = (metadata::text(object, "uid"), metadata::text(old, "uid"));
-    if !stated.is_empty() && stated != stored {
+    if replaces && !stated.is_empty() && stated != stored {
         let cause = format!(
             "Precondition failed: UID in precondition: {stated}, UID in object meta: {stored}"
         );

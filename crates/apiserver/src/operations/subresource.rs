@@ -13,6 +13,11 @@ pub fn scale_of(paths: &ScalePaths, object: &Value) -> Value {
             .and_then(Value::as_i64)
             .unwrap_or_default()
     };
+    // In the spec, no replicas are left out, as kube-apiserver leaves them out; in the status they are said.
+    let spec = match at(&paths.spec_replicas) {
+        0 => json!({}),
+        replicas => json!({"replicas": replicas}),
+    };
     let mut scale = json!({
         "apiVersion": "autoscaling/v1",
         "kind": "Scale",
@@ -23,7 +28,7 @@ pub fn scale_of(paths: &ScalePaths, object: &Value) -> Value {
             "resourceVersion": metadata::text(object, "resourceVersion"),
             "creationTimestamp": metadata::text(object, "creationTimestamp"),
         },
-        "spec": {"replicas": at(&paths.spec_replicas)},
+        "spec": spec,
         "status": {"replicas": at(&paths.status_replicas)},
     });
     let selector = paths

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use apimachinery::status::Status;
+use apimachinery::{field::FieldError, status::Status};
 
 use super::{Api, ListOptions, Target, VersionMatch, selection::Selection};
 use crate::store::{Event, EventKind, Expired, Object, Range, Revision, Watch};
@@ -115,19 +115,16 @@ impl Api {
 
 fn check_options(options: &WatchOptions) -> Result<(), Status> {
     let invalid = |detail: &str| {
-        Err(Status::failure(
-            422,
-            "Invalid",
-            format!("ListOptions.meta.k8s.io \"\" is invalid: {detail}"),
-        ))
+        let error = FieldError::forbidden("resourceVersionMatch", detail);
+        Err(Status::invalid("meta.k8s.io", "ListOptions", "", &[error]))
     };
     match (options.initial_events, options.list.version_match) {
         (Some(_), Some(VersionMatch::NotOlderThan)) | (None, None) => Ok(()),
-        (Some(_), _) => invalid(
-            "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-        ),
+        (Some(_), _) => {
+            invalid("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+        }
         (None, Some(_)) => invalid(
-            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+            "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
         ),
     }
 }

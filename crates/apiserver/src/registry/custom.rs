@@ -13,8 +13,8 @@ use crate::store::ResourceId;
 pub struct CustomVersion {
     /// The compiled schema; none keeps every field.
     pub schema: Option<Schema>,
-    /// The schema as written, for OpenAPI.
-    pub open_api: Value,
+    /// The schema as written, for OpenAPI. It is text because it is read seldom: parsed, it would take ten times the memory.
+    pub open_api: Option<Box<str>>,
     /// The columns of its tables.
     pub printer: Printer,
     /// What clients of a deprecated version are told.
@@ -83,7 +83,11 @@ pub fn resources_of(
             let name = text(&version["name"]);
             let custom = known(&group, &name, &plural)
                 .filter(|known| known.origin == origin)
-                .unwrap_or_else(|| Arc::new(compile(version, &group, &kind, origin.clone())));
+                .unwrap_or_else(|| {
+                    let better = preferred_over(&name, spec);
+                    let compiled = compile(version, &group, &kind, better, origin.clone());
+                    Arc::new(compiled)
+                });
             Resource {
                 group: Arc::from(group.as_str()),
                 version: Arc::from(name.as_str()),
@@ -113,23 +117,40 @@ pub fn resources_of(
         .collect()
 }
 
-fn compile(version: &Value, group: &str, kind: &str, origin: (String, i64)) -> CustomVersion {
+/// The version that clients of a deprecated one should use: the most preferred that is served, not deprecated and preferred to it.
+fn preferred_over<'a>(deprecated: &str, spec: &'a Value) -> Option<&'a str> {
+    let versions = spec["versions"].as_array().into_iter().flatten();
+    versions
+        .filter(|version| version["served"] == true && version["deprecated"] != true)
+        .filter_map(|version| version["name"].as_str())
+        .filter(|name| compare_versions(name, deprecated) == Ordering::Greater)
+        .max_by(|left, right| compare_versions(left, right))
+}
+
+fn compile(
+    version: &Value,
+    group: &str,
+    kind: &str,
+    better: Option<&str>,
+    origin: (String, i64),
+) -> CustomVersion {
     let open_api = version
         .pointer("/schema/openAPIV3Schema")
-        .cloned()
-        .unwrap_or_default();
+        .filter(|schema| schema.is_object());
     // Definitions are validated before they are stored, so a schema that fails here kept every field when it was written, too.
-    let schema = open_api
-        .is_object()
-        .then(|| Schema::compile(&open_api, "openAPIV3Schema").ok())
-        .flatten();
+    let schema = open_api.and_then(|schema| Schema::compile(schema, "openAPIV3Schema").ok());
     let deprecated = version["deprecated"] == true;
     let name = version["name"].as_str().unwrap_or_default();
     let deprecation = deprecated.then(|| {
         let said = version["deprecationWarning"]
             .as_str()
             .map(ToOwned::to_owned);
-        said.unwrap_or_else(|| format!("{group}/{name} {kind} is deprecated"))
+        said.unwrap_or_else(|| match better {
+            Some(better) => {
+                format!("{group}/{name} {kind} is deprecated; use {group}/{better} {kind}")
+            }
+            None => format!("{group}/{name} {kind} is deprecated"),
+        })
     });
     let selectable = version["selectableFields"].as_array().into_iter().flatten();
     let selectable_fields = selectable
@@ -142,7 +163,7 @@ fn compile(version: &Value, group: &str, kind: &str, origin: (String, i64)) -> C
         .unwrap_or_else(|_| Printer::builtin(""));
     CustomVersion {
         schema,
-        open_api,
+        open_api: open_api.map(|schema| schema.to_string().into()),
         printer,
         deprecation,
         selectable_fields,

@@ -144,6 +144,9 @@ struct Envelope {
     metadata: Facts,
 }
 
+/// What comes before the version in an object's JSON.
+const VERSION_FIELD: &[u8] = b"\"resourceVersion\":\"";
+
 /// An object to be written, complete but for its revision.
 #[derive(Clone, Debug)]
 pub struct Draft {
@@ -187,7 +190,8 @@ impl Draft {
         let api_version_end = u32::try_from(head.len()).unwrap_or(u32::MAX);
         head.extend_from_slice(b",\"kind\":");
         append_json(&mut head, kind);
-        head.extend_from_slice(b",\"metadata\":{\"resourceVersion\":\"");
+        head.extend_from_slice(b",\"metadata\":{");
+        head.extend_from_slice(VERSION_FIELD);
 
         let mut tail = Vec::with_capacity(2048);
         tail.push(b'"');
@@ -222,6 +226,21 @@ impl Draft {
         Object {
             key,
             revision,
+            bytes: Bytes::from(bytes),
+            api_version_end: self.api_version_end,
+            facts: self.facts,
+        }
+    }
+
+    /// The object as it would be created, for a dry run: nobody can know the version that it would get.
+    pub fn preview_of_new(mut self, key: Key) -> Object {
+        self.head.truncate(self.head.len() - VERSION_FIELD.len());
+        // The tail begins with the quote after the version, and the comma before the next field.
+        let rest = self.tail.get(2..).unwrap_or_default();
+        let bytes = [&self.head, rest].concat();
+        Object {
+            key,
+            revision: 0,
             bytes: Bytes::from(bytes),
             api_version_end: self.api_version_end,
             facts: self.facts,

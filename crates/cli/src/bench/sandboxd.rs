@@ -1,4 +1,5 @@
-//! The in-sandbox runtime as sandboxes run it: the static binary, from its start to its first answer, and what it holds of memory.
+//! The in-sandbox runtime as sandboxes run it: the static binary, from its start to its first answer, what it holds of memory, and how
+//! fast it runs commands.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,46 +7,61 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use ::sandboxd::bench::Measurement;
+use anyhow::ensure;
 
 use super::Sample;
 
 /// How long a start may take before it counts as failed.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// How many clients run commands at once.
+const CLIENTS: [usize; 3] = [1, 8, 64];
+const TIME_FOR_EACH: Duration = Duration::from_secs(5);
 
 /// What was measured of the binary.
 pub struct Figures {
     pub size: u64,
+    /// Commands, with one client and with more.
+    pub commands: Vec<Measurement>,
     pub start: Sample,
     /// Resident memory once it has answered and is idle, in bytes.
     pub resident: u64,
 }
 
-/// Starts the runtime `rounds` times, one after the other.
+/// Starts the runtime `rounds` times, one after the other, and has the last one run commands.
 pub fn measure(directory: &Path, rounds: usize) -> anyhow::Result<Figures> {
     let program = node::assets::unpack(&directory.join("bin"))?.sandboxd;
     let mut figures = Figures {
         size: std::fs::metadata(&program)?.len(),
+        commands: Vec::new(),
         start: Sample::default(),
         resident: 0,
     };
     for _ in 0..rounds {
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let begin = Instant::now();
-        let child = Command::new(&program)
-            .arg("--base-dir")
-            .arg(directory.join("base"))
-            .args(["--init-listen", "none", "--listen", &address.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let child = Running(child);
-        await_answer(address, begin + DEADLINE)?;
+        let (child, _) = start(&program, directory)?;
         figures.start.add(begin.elapsed());
-        figures.resident = resident(child.0.id())?;
+        figures.resident = super::process::resident(child.0.id())?;
     }
+    let (_child, address) = start(&program, directory)?;
+    figures.commands = ::sandboxd::bench::run(address, &CLIENTS, TIME_FOR_EACH)?;
     Ok(figures)
+}
+
+/// Starts the runtime and waits for its first answer.
+fn start(program: &Path, directory: &Path) -> anyhow::Result<(Running, SocketAddr)> {
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let child = Command::new(program)
+        .arg("--base-dir")
+        .arg(directory.join("base"))
+        .args(["--init-listen", "none", "--listen", &address.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let child = Running(child);
+    await_answer(address, Instant::now() + DEADLINE)?;
+    Ok((child, address))
 }
 
 /// Ends the process when the measurement is over.
@@ -70,12 +86,4 @@ fn await_answer(address: SocketAddr, deadline: Instant) -> anyhow::Result<()> {
         ensure!(Instant::now() < deadline, "it did not listen in time");
         std::thread::sleep(Duration::from_micros(200));
     }
-}
-
-/// The resident memory of a process, in bytes.
-pub fn resident(process: u32) -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    Ok(kibibytes.context("the kernel does not tell")? * 1024)
 }

@@ -263,6 +263,7 @@ async fn load_up(
         audit: None,
         quickstart: Quickstart::Nothing,
         unselected_pods: node::network::policy::Unselected::default(),
+        plain_registries: Vec::new(),
     })
     .await?;
     let place = Place {

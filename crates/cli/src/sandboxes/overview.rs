@@ -3,9 +3,10 @@
 use api::conditions::{self, ConditionType, Reason};
 use api::{Sandbox, SandboxClaim, SandboxWarmPool};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::{Resource, ResourceExt};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::columns::{self, holder};
 
@@ -18,8 +19,8 @@ const PRESSURES: [&str; 4] = [
     "PIDPressure",
     "NetworkUnavailable",
 ];
-/// What a node says about a runtime class is in annotations with this prefix: the class, and `true` or why not.
-pub const RUNTIME_CLASS_PREFIX: &str = "runtime-class.agents.x-k8s.io/";
+/// Annotation of a node of ours: which runtime handlers work there, and why others do not, as JSON.
+const RUNTIME_HANDLERS: &str = "node.agents.x-k8s.io/runtime-handlers";
 
 /// Everything that was asked for.
 #[derive(Debug, Default)]
@@ -29,6 +30,7 @@ pub struct Observed {
     pub pools: Vec<SandboxWarmPool>,
     pub pods: Vec<Pod>,
     pub nodes: Vec<Node>,
+    pub runtime_classes: Vec<RuntimeClass>,
 }
 
 /// The whole at a glance.
@@ -39,7 +41,8 @@ pub struct Overview {
     pub sandboxes: Sandboxes,
     pub pools: Vec<Pool>,
     pub nodes: Vec<NodeState>,
-    pub runtime_classes: Vec<RuntimeClass>,
+    pub runtime_handlers: Vec<RuntimeHandler>,
+    pub throttled: Vec<Throttled>,
     pub stuck: Vec<Stuck>,
 }
 
@@ -76,11 +79,32 @@ pub struct NodeState {
     pub problems: Vec<String>,
 }
 
+/// What a runtime class may name as its handler.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct RuntimeClass {
-    pub node: String,
+pub struct RuntimeHandler {
     pub name: String,
+    pub node: String,
+    /// The classes that name it.
+    pub classes: Vec<String>,
     pub works: bool,
+    /// The version of one that works, the reason of one that does not.
+    pub detail: String,
+}
+
+/// The same, as a node tells it.
+#[derive(Deserialize)]
+struct Finding {
+    handler: String,
+    works: bool,
+    #[serde(default)]
+    detail: String,
+}
+
+/// A pod that wants more processor time than its limit gives it.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Throttled {
+    pub namespace: String,
+    pub pod: String,
     pub why: String,
 }
 
@@ -114,8 +138,13 @@ impl Overview {
         }
         overview.pools = observed.pools.iter().map(pool).collect();
         overview.nodes = observed.nodes.iter().map(node).collect();
-        overview.runtime_classes = observed.nodes.iter().flat_map(runtime_classes).collect();
-        overview.runtime_classes.sort();
+        overview.runtime_handlers = observed
+            .nodes
+            .iter()
+            .flat_map(|node| runtime_handlers(node, &observed.runtime_classes))
+            .collect();
+        overview.runtime_handlers.sort();
+        overview.throttled = observed.pods.iter().filter_map(throttled).collect();
         overview.stuck = stuck(observed, now);
         overview
     }
@@ -227,20 +256,36 @@ fn node(node: &Node) -> NodeState {
     state
 }
 
-fn runtime_classes(node: &Node) -> Vec<RuntimeClass> {
-    let annotations = node.annotations().iter();
-    annotations
-        .filter_map(|(key, value)| {
-            let name = key.strip_prefix(RUNTIME_CLASS_PREFIX)?;
-            let works = value == "true";
-            Some(RuntimeClass {
-                node: node.name_any(),
-                name: name.to_owned(),
-                works,
-                why: if works { String::new() } else { value.clone() },
-            })
-        })
-        .collect()
+/// A node that is not ours says nothing, and one that says it differently is not understood: neither is an error.
+fn runtime_handlers(node: &Node, classes: &[RuntimeClass]) -> Vec<RuntimeHandler> {
+    let told = node.annotations().get(RUNTIME_HANDLERS);
+    let findings: Vec<Finding> = told
+        .and_then(|told| serde_json::from_str(told).ok())
+        .unwrap_or_default();
+    let named_by = |handler: &str| {
+        let named = classes.iter().filter(|class| class.handler == handler);
+        named.map(ResourceExt::name_any).collect()
+    };
+    let handler = |finding: Finding| RuntimeHandler {
+        classes: named_by(&finding.handler),
+        name: finding.handler,
+        node: node.name_any(),
+        works: finding.works,
+        detail: finding.detail,
+    };
+    findings.into_iter().map(handler).collect()
+}
+
+fn throttled(pod: &Pod) -> Option<Throttled> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let condition = conditions
+        .iter()
+        .find(|condition| condition.type_ == "CPUThrottled" && condition.status == "True")?;
+    Some(Throttled {
+        namespace: pod.namespace().unwrap_or_default(),
+        pod: pod.name_any(),
+        why: condition.message.clone().unwrap_or_default(),
+    })
 }
 
 /// Claims first; a sandbox only where no claim tells of it already, and a pod only where no sandbox does.
@@ -499,12 +544,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_tells_its_problems_and_its_runtime_classes() {
+    fn a_node_tells_its_problems_and_its_runtime_handlers() {
+        let told = json!([
+            {"handler": "runsc", "works": false, "detail": "runsc is not installed"},
+            {"handler": "runc", "works": true, "detail": "1.1.5"},
+        ]);
         let node = parse(json!({
-            "metadata": {"name": "n", "annotations": {
-                format!("{RUNTIME_CLASS_PREFIX}runc"): "true",
-                format!("{RUNTIME_CLASS_PREFIX}gvisor"): "runsc is not installed",
-            }},
+            "metadata": {"name": "n", "annotations": {RUNTIME_HANDLERS: told.to_string()}},
             "status": {"conditions": [
                 {"type": "Ready", "status": "True"},
                 {"type": "DiskPressure", "status": "True", "reason": "Full", "message": "no disk"},
@@ -512,7 +558,15 @@ mod tests {
                 {"type": "PIDPressure", "status": "False", "reason": "Enough"},
             ]},
         }));
+        let pod = |name: &str, status: &str| {
+            parse(json!({"metadata": {"name": name},
+                "status": {"conditions": [{"type": "CPUThrottled", "status": status, "message": "m"}]}}))
+        };
         let observed = Observed {
+            pods: vec![pod("hot", "True"), pod("cold", "False")],
+            runtime_classes: vec![parse(
+                json!({"metadata": {"name": "gvisor"}, "handler": "runsc"}),
+            )],
             nodes: vec![node],
             ..Observed::default()
         };
@@ -525,17 +579,23 @@ mod tests {
                 "NetworkUnavailable: nft is missing"
             ]
         );
-        let classes: Vec<(&str, bool, &str)> = overview
-            .runtime_classes
-            .iter()
-            .map(|class| (class.name.as_str(), class.works, class.why.as_str()))
-            .collect();
+        let [runc, runsc] = &overview.runtime_handlers[..] else {
+            panic!("{:?}", overview.runtime_handlers)
+        };
         assert_eq!(
-            classes,
-            [
-                ("gvisor", false, "runsc is not installed"),
-                ("runc", true, "")
-            ]
+            (runc.name.as_str(), runc.works, runc.detail.as_str()),
+            ("runc", true, "1.1.5")
         );
+        assert_eq!(
+            (runsc.name.as_str(), runsc.works, runsc.detail.as_str()),
+            ("runsc", false, "runsc is not installed")
+        );
+        assert_eq!(runsc.classes, ["gvisor"]);
+        let pods: Vec<&str> = overview
+            .throttled
+            .iter()
+            .map(|throttled| throttled.pod.as_str())
+            .collect();
+        assert_eq!(pods, ["hot"]);
     }
 }

@@ -62,7 +62,11 @@ async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Resu
         .list(&ListParams::default())
         .await;
     let nodes = nodes.map(|list| list.items).unwrap_or_default();
+    let classes = Api::all(connected.client.clone())
+        .list(&ListParams::default())
+        .await;
     Ok(Observed {
+        runtime_classes: classes.map(|list| list.items).unwrap_or_default(),
         claims,
         sandboxes,
         pools,
@@ -103,7 +107,8 @@ fn render(overview: &Overview, described: &str) -> String {
     };
     section(pools(overview));
     section(nodes(overview));
-    section(runtime_classes(overview));
+    section(runtime_handlers(overview));
+    section(throttled(overview));
     section(stuck(overview));
     if overview.stuck.is_empty() {
         text.push_str("\nNothing is stuck.\n");
@@ -139,15 +144,28 @@ fn nodes(overview: &Overview) -> Table {
     table
 }
 
-fn runtime_classes(overview: &Overview) -> Table {
-    let mut table = Table::new(&["RUNTIME CLASS", "NODE", "WORKS", "WHY NOT"]);
-    for class in &overview.runtime_classes {
-        let works = if class.works { "yes" } else { "no" };
+fn runtime_handlers(overview: &Overview) -> Table {
+    let mut table = Table::new(&["RUNTIME HANDLER", "CLASSES", "NODE", "WORKS", "DETAIL"]);
+    for handler in &overview.runtime_handlers {
+        let works = if handler.works { "yes" } else { "no" };
         table.row(vec![
-            class.name.clone(),
-            class.node.clone(),
+            handler.name.clone(),
+            handler.classes.join(","),
+            handler.node.clone(),
             works.to_owned(),
-            class.why.clone(),
+            handler.detail.clone(),
+        ]);
+    }
+    table
+}
+
+fn throttled(overview: &Overview) -> Table {
+    let mut table = Table::new(&["THROTTLED", "NAMESPACE", "WHY"]);
+    for throttled in &overview.throttled {
+        table.row(vec![
+            format!("pod/{}", throttled.pod),
+            throttled.namespace.clone(),
+            throttled.why.clone(),
         ]);
     }
     table

@@ -1,8 +1,8 @@
 //! What the API server must hold before the parts start: the kinds, and the system's namespace.
 
 use anyhow::Context;
-use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PostParams;
 use kube::runtime::wait::{await_condition, conditions};
@@ -14,15 +14,32 @@ use crate::assets;
 /// Installs the kinds of every dialect and the system's namespace, or brings them up to date.
 pub async fn install(client: &Client) -> anyhow::Result<()> {
     create_namespace(client, api::SYSTEM_NAMESPACE).await?;
-    let documents = assets::CRDS.into_iter().chain([assets::KRUISE_CRDS]);
-    let definitions = documents.map(parse).collect::<Result<Vec<_>, _>>()?;
-    try_join_all(
-        definitions
-            .into_iter()
-            .flatten()
-            .map(|crd| install_kind(client, crd)),
-    )
-    .await?;
+    // One after the other: read all at once, the kinds would take more memory than all that comes after.
+    for documents in assets::CRDS.into_iter().chain([assets::KRUISE_CRDS]) {
+        for crd in parse(documents)? {
+            install_kind(client, crd).await?;
+        }
+    }
+    for (name, handler) in RUNTIME_CLASSES {
+        create_runtime_class(client, name, handler).await?;
+    }
+    Ok(())
+}
+
+/// The runtime classes there are from the start, with the node's name for what runs them.
+const RUNTIME_CLASSES: [(&str, &str); 2] = [("runc", "runc"), ("gvisor", "runsc")];
+
+async fn create_runtime_class(client: &Client, name: &str, handler: &str) -> anyhow::Result<()> {
+    let classes: Api<RuntimeClass> = Api::all(client.clone());
+    if classes.get_opt(name).await?.is_some() {
+        return Ok(());
+    }
+    let mut class = RuntimeClass {
+        handler: handler.to_owned(),
+        ..RuntimeClass::default()
+    };
+    class.metadata.name = Some(name.to_owned());
+    classes.create(&PostParams::default(), &class).await?;
     Ok(())
 }
 

@@ -58,6 +58,7 @@ pub struct Options {
     pub audit: Option<apiserver::audit::Options>,
     pub quickstart: Quickstart,
     pub unselected_pods: node::network::policy::Unselected,
+    pub plain_registries: Vec<String>,
 }
 
 /// A running system.
@@ -112,7 +113,8 @@ impl Up {
         installation::install(&up.client).await?;
         let controllers = up.start_controllers().await?;
         let router = router_listener.local_addr()?;
-        up.start_node(router, options.unselected_pods).await?;
+        up.start_node(router, options.unselected_pods, options.plain_registries)
+            .await?;
         let proxy = up.start_router(router_listener)?;
         up.serve_router_to_the_bridge(&proxy).await?;
         up.announce_router(router).await?;
@@ -228,6 +230,7 @@ impl Up {
         &mut self,
         router: SocketAddr,
         unselected_pods: node::network::policy::Unselected,
+        plain_registries: Vec<String>,
     ) -> anyhow::Result<()> {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let certificate = self
@@ -236,6 +239,7 @@ impl Up {
         let config = node::Config {
             node_name: NODE_NAME.to_owned(),
             unselected_pods,
+            plain_registries,
             kubelet: Some(node::kubelet::Endpoint {
                 address,
                 authority_pem: certificate.authority_pem,

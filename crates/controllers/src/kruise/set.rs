@@ -139,6 +139,9 @@ async fn reconcile(
     }
     let memory = sets.memories.of(&key, set.uid().as_deref());
     let mut memory = memory.lock().await;
+    if memory.namespace_is_ending {
+        return Ok(Action::AwaitChange);
+    }
     if let Some(rest) = memory.rest() {
         return Ok(Action::RequeueAfter(rest));
     }
@@ -206,7 +209,7 @@ async fn step(
         deletions: &plan.deletions,
         creations: creations.map(|(count, sandbox)| (*count, sandbox.as_ref())),
     };
-    let failure = apply(&keeper, changes, &mut memory.expectations).await;
+    let failure = apply(&keeper, changes, memory).await;
     publish(context, key, set, &plan.status).await?;
     if let Some(failure) = failure {
         return Err(Error::Apply(failure));

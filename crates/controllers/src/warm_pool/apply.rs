@@ -9,6 +9,7 @@ use planner::warm_pool::Adoption;
 use planner::warm_queue::SandboxKey;
 use serde_json::json;
 
+use super::memory::Memory;
 use super::{Error, FIELD_MANAGER};
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
@@ -41,9 +42,10 @@ pub(crate) struct Changes<'a> {
 pub(crate) async fn apply<K: Resource<DynamicType = ()>>(
     keeper: &Keeper<'_, K>,
     changes: Changes<'_>,
-    expectations: &mut Expectations,
+    memory: &mut Memory,
 ) -> Option<WriteError> {
     let context = keeper.context;
+    let expectations = &mut memory.expectations;
     let sandboxes = Writer::new(context, &context.caches.sandboxes, keeper.field_manager);
     let mut failures = Vec::new();
     failures.extend(adopt(&sandboxes, keeper.key, changes.adoptions).await);
@@ -51,6 +53,7 @@ pub(crate) async fn apply<K: Resource<DynamicType = ()>>(
     if let Some((count, blueprint)) = changes.creations {
         failures.extend(create(keeper, &sandboxes, count, blueprint, expectations).await);
     }
+    memory.namespace_is_ending = failures.iter().any(WriteError::is_namespace_terminating);
     // What changed or went in the meantime comes back as an event.
     failures.into_iter().find(|error| {
         !matches!(

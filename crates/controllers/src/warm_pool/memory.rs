@@ -19,6 +19,8 @@ const DUTY: u32 = 8;
 pub(crate) struct Memory {
     pub expectations: Expectations,
     pub held_back_since: Option<Timestamp>,
+    /// Nothing can be made there any more. Every sandbox that goes would have the pool try again, so it must not.
+    pub namespace_is_ending: bool,
     rest_until: Option<Instant>,
 }
 

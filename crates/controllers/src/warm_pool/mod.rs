@@ -169,6 +169,9 @@ async fn reconcile(
     }
     let memory = pools.memories.of(&key, pool.uid().as_deref());
     let mut memory = memory.lock().await;
+    if memory.namespace_is_ending {
+        return Ok(Action::AwaitChange);
+    }
     if let Some(rest) = memory.rest() {
         return Ok(Action::RequeueAfter(rest));
     }
@@ -236,7 +239,7 @@ async fn step(
             .as_ref()
             .map(|(count, blueprint)| (*count, blueprint.as_ref())),
     };
-    let failure = apply::apply(&keeper, changes, &mut memory.expectations).await;
+    let failure = apply::apply(&keeper, changes, memory).await;
     apply::publish(context, key, pool, &plan.status).await?;
     if let Some(failure) = failure {
         return Err(Error::Apply(failure));

@@ -66,6 +66,8 @@ pub struct ContainerState {
     pub ready: bool,
     /// Why a probe wants the container restarted.
     pub unhealthy: Option<String>,
+    /// It wants more processor time than its limit gives it.
+    pub throttled: bool,
 }
 
 impl Default for ContainerState {
@@ -80,6 +82,7 @@ impl Default for ContainerState {
             started: false,
             ready: false,
             unhealthy: None,
+            throttled: false,
         }
     }
 }
@@ -110,6 +113,7 @@ impl ContainerState {
         self.started = false;
         self.ready = false;
         self.unhealthy = None;
+        self.throttled = false;
     }
 }
 

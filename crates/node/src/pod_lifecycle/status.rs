@@ -14,11 +14,15 @@ use super::{
 use crate::runtime::{ContainerId, Termination};
 
 /// Conditions that are this node's to write; others' stay as they are.
-const OWN_CONDITIONS: [&str; 4] = [
+/// A container wants more processor time than its limit gives it. Only on pods that this has happened to.
+pub const CPU_THROTTLED: &str = "CPUThrottled";
+
+const OWN_CONDITIONS: [&str; 5] = [
     "PodReadyToStartContainers",
     "Initialized",
     "ContainersReady",
     "Ready",
+    CPU_THROTTLED,
 ];
 
 pub fn status(
@@ -373,11 +377,14 @@ fn verdicts(
         reason: Some(reason.to_owned()),
         message,
     };
-    let sandbox = Verdict {
-        kind: "PodReadyToStartContainers",
-        holds: matches!(observed.sandbox, Sandbox::Ready(_)),
-        reason: None,
-        message: None,
+    let sandbox = match observed.sandbox {
+        Sandbox::Waiting {
+            reason, message, ..
+        } => no("PodReadyToStartContainers", reason, Some(message.clone())),
+        other => Verdict {
+            holds: matches!(other, Sandbox::Ready(_)),
+            ..yes("PodReadyToStartContainers")
+        },
     };
     let initialized = match (outcome, is_initialized(observed, spec)) {
         (Outcome::Succeeded, _) => Verdict {
@@ -423,7 +430,47 @@ fn verdicts(
         (true, false) => no("Ready", "ReadinessGatesNotReady", Some(gates.join(", "))),
         (true, true) => yes("Ready"),
     };
-    vec![sandbox, initialized, containers, ready]
+    let mut verdicts = vec![sandbox, initialized, containers, ready];
+    let held_back = throttled(observed);
+    if !held_back.is_empty() {
+        let message = format!(
+            "wants more processor time than its limit gives it: {}",
+            held_back.join(", ")
+        );
+        verdicts.push(Verdict {
+            reason: Some("LimitReached".to_owned()),
+            message: Some(message),
+            ..yes(CPU_THROTTLED)
+        });
+    } else if before
+        .iter()
+        .any(|condition| condition.type_ == CPU_THROTTLED)
+    {
+        verdicts.push(no(CPU_THROTTLED, "WithinLimit", None));
+    }
+    verdicts
+}
+
+/// The containers that are held back, each with its limit.
+fn throttled(observed: &Observed<'_>) -> Vec<String> {
+    let limit = |name: &str| {
+        let spec = observed.pod.spec.as_ref()?;
+        let mut all = spec
+            .containers
+            .iter()
+            .chain(spec.init_containers.iter().flatten());
+        let container = all.find(|container| container.name == name)?;
+        let limits = container.resources.as_ref()?.limits.as_ref()?;
+        limits.get("cpu").map(|limit| limit.0.clone())
+    };
+    let states = observed.containers.iter();
+    states
+        .filter(|(_, state)| state.throttled)
+        .map(|(name, _)| match limit(name) {
+            Some(limit) => format!("container {name} (limit {limit})"),
+            None => format!("container {name}"),
+        })
+        .collect()
 }
 
 /// Whether a condition is this node's to write.

@@ -16,6 +16,7 @@ use crate::events::Severity;
 use crate::pod_lifecycle::{Action, KILL_AGAIN, Phase, Sandbox};
 use crate::probes::{self, Kind};
 use crate::runtime::{ContainerId, PodSandbox, Runtime};
+use crate::throttling;
 use crate::volumes::Volumes;
 
 impl<R: Runtime> PodWorker<R> {
@@ -132,6 +133,12 @@ impl<R: Runtime> PodWorker<R> {
             state.started = definition.startup_probe.is_none();
             state.ready = definition.readiness_probe.is_none();
         }
+        if let Some(resources) = &definition.resources
+            && let Some(limits) = &resources.limits
+            && limits.contains_key("cpu")
+        {
+            self.watch_processor(&id, run);
+        }
         if let Some(hook) = definition
             .lifecycle
             .as_ref()
@@ -156,6 +163,24 @@ impl<R: Runtime> PodWorker<R> {
             });
         }
         self.start_probes(container, run, true);
+    }
+
+    /// Follows whether a container is held back by its limit on processor time, until it has ended.
+    fn watch_processor(&self, id: &ContainerId, run: u32) {
+        let (shared, sender, id) = (self.shared.clone(), self.sender.clone(), id.clone());
+        tokio::spawn(async move {
+            let interval = shared.config.processor_check;
+            let tell = |throttled| {
+                let container = id.container.clone();
+                let event = Event::Throttled {
+                    container,
+                    run,
+                    throttled,
+                };
+                sender.send(event).is_ok()
+            };
+            throttling::watch(&*shared.runtime, &id, interval, tell).await;
+        });
     }
 
     fn address(&self) -> std::net::IpAddr {

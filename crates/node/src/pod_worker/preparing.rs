@@ -32,18 +32,17 @@ pub(super) async fn prepare<R: Runtime>(
     if let Some(message) = shared.enforcer.refusal(pod) {
         return Err(("NetworkPolicyNotEnforced", message));
     }
-    if let Some(class) = pod
+    let class = pod
         .spec
         .as_ref()
-        .and_then(|spec| spec.runtime_class_name.as_deref())
-    {
-        // To run it with less isolation than was asked for would be a lie.
-        let message = format!(
-            "runtime class {class:?} has no driver on this node; leave out runtimeClassName for the built-in isolation"
-        );
-        return Err(("RuntimeClassUnavailable", message));
-    }
-    let spec = pod_network::sandbox_spec(pod, &shared.config);
+        .and_then(|spec| spec.runtime_class_name.as_deref());
+    let mut spec = pod_network::sandbox_spec(pod, &shared.config);
+    // To run it with less isolation than was asked for would be a lie, so a class that cannot be had stops it here.
+    spec.driver = shared
+        .handlers
+        .resolve(&shared.client, class)
+        .await
+        .map_err(|error| ("RuntimeClassUnavailable", chain(&error)))?;
     let sandbox = shared
         .runtime
         .create_sandbox(&spec)

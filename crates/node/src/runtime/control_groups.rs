@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::privileges::Privileges;
+use crate::throttling::Periods;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlGroupError {
@@ -212,6 +213,20 @@ impl ControlGroups {
                     .parse()
                     .ok()
             })
+    }
+
+    /// How often a container was at work, and held back by its limit on processor time, where that is counted.
+    pub fn processor_periods(&self, pod: &str, container: &str) -> Option<Periods> {
+        let hierarchy = self
+            .hierarchies
+            .iter()
+            .find(|hierarchy| hierarchy.controllers.contains(&Controller::Cpu))?;
+        let path = hierarchy.mount.join(&self.parent).join(pod).join(container);
+        let text = fs::read_to_string(path.join("cpu.stat")).ok()?;
+        Some(Periods {
+            all: counter(&text, "nr_periods"),
+            throttled: counter(&text, "nr_throttled"),
+        })
     }
 
     pub fn remove_container(&self, pod: &str, container: &str) -> Result<(), ControlGroupError> {

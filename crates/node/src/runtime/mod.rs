@@ -5,9 +5,11 @@
 
 pub mod agent;
 pub mod control_groups;
+pub mod handlers;
 pub mod host_image;
 pub mod launcher;
 pub mod native;
+pub mod oci_spec;
 pub mod seccomp;
 pub mod shares;
 pub mod slots;
@@ -21,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use shim_protocol::Mount;
 
 use self::control_groups::Limits;
+use crate::throttling::Periods;
 
 /// A pod as the runtime knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +63,9 @@ pub struct PodSandboxSpec {
     pub shared_processes: bool,
     /// How many containers share `/dev/shm`.
     pub containers: usize,
+    /// The program that has the pod's containers, in place of the node's own runtime.
+    #[serde(default)]
+    pub driver: Option<handlers::Driver>,
 }
 
 /// A pod's namespaces and address.
@@ -251,6 +257,9 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
         id: &ContainerId,
         request: shim_protocol::ExecRequest,
     ) -> impl Future<Output = Result<agent::Session, RuntimeError>> + Send;
+    /// How a running container's work compares with its limit on processor time; nothing once it has ended, and where that is
+    /// not counted.
+    fn processor_periods(&self, id: &ContainerId) -> Option<Periods>;
     /// Frees the pod's namespaces and the layers of its containers; logs stay.
     fn stop_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
     /// Removes every trace of the pod.

@@ -43,7 +43,9 @@ use crate::names::{Names, short_hash};
 use crate::network::firewall;
 use crate::network::links::{self, Forwarding, Layout, Network};
 use crate::network::namespaces;
+use crate::privileges::Privileges;
 use crate::reclaim;
+use crate::throttling::Periods;
 
 const SHARED_MEMORY_BYTES: u64 = 64 << 20;
 const TERMINATION_MESSAGE_BYTES: usize = 4096;
@@ -583,6 +585,12 @@ impl Runtime for NativeRuntime {
 
     async fn exec(&self, id: &ContainerId, request: ExecRequest) -> Result<Session, RuntimeError> {
         Ok(agent::exec(&self.container_directory(id), &request).await?)
+    }
+
+    fn processor_periods(&self, id: &ContainerId) -> Option<Periods> {
+        let group = self.running(id)?.record.group;
+        self.control_groups
+            .processor_periods(&group.parent, &group.name)
     }
 
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_sandbox_node::{self as node, Config, Node};
-use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -105,6 +105,8 @@ impl Machine {
             .unwrap();
         let mut config = Config::new(directory.path().join("data"));
         "test-node".clone_into(&mut config.node_name);
+        // Trying other runtimes out takes time, which only the tests of those have reason to spend.
+        config.runtime_drivers.clear();
         adjust(&mut config);
         let shutdown = CancellationToken::new();
         let mut machine = Self {
@@ -282,14 +284,25 @@ impl Machine {
         std::fs::remove_dir_all(&self.config.data_dir).unwrap();
     }
 
+    /// Waits for an event of a pod that says something.
+    pub async fn has_event(&self, pod: &str, reason: &str, note: &str) {
+        let events = Api::<Event>::namespaced(self.client.clone(), "t");
+        let what = format!("event {reason} of {pod} that says {note:?}");
+        eventually(&what, || async {
+            let found = events.list(&ListParams::default()).await.unwrap();
+            let mut found = found.into_iter().filter(|event| {
+                event.involved_object.name.as_deref() == Some(pod)
+                    && event.reason.as_deref() == Some(reason)
+                    && event.message.as_deref().unwrap_or_default().contains(note)
+            });
+            found.next().map(drop)
+        })
+        .await;
+    }
+
     /// Removes every pod, stops the node, and checks that the machine is as it was.
     pub async fn finish(mut self) {
-        for pod in self
-            .pods()
-            .list(&kube::api::ListParams::default())
-            .await
-            .unwrap()
-        {
+        for pod in self.pods().list(&ListParams::default()).await.unwrap() {
             let parameters = DeleteParams {
                 grace_period_seconds: Some(0),
                 ..DeleteParams::default()

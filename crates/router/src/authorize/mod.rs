@@ -14,6 +14,7 @@ use crate::config::AuthorizationMode;
 use crate::headers::{bearer_token, shown_token};
 use crate::identify::Target;
 use scoped_token::{TokenError, TokenKey};
+pub(crate) use token_review::RBAC;
 use token_review::{ReviewError, TokenReviewer};
 
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use api::rbac::Rule;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use kube::api::{Api, ObjectMeta, PostParams};
 use tokio::time::Instant;
@@ -11,6 +12,13 @@ const REMEMBER_VALID: Duration = Duration::from_secs(10);
 const REMEMBER_INVALID: Duration = Duration::from_secs(2);
 /// Beyond this the memory is emptied: guesses must not fill it.
 const MOST_REMEMBERED: usize = 20_000;
+
+/// What `--authz-mode=tokenreview` needs.
+pub const RBAC: &[Rule] = &[Rule {
+    groups: &["authentication.k8s.io"],
+    resources: &["tokenreviews"],
+    verbs: &["create"],
+}];
 
 #[derive(Debug, thiserror::Error)]
 #[error("the token review failed")]

@@ -5,8 +5,10 @@
     reason = "a test that cannot go on fails where it stands"
 )]
 
+use std::collections::HashSet;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use router::{Config, Router};
@@ -16,16 +18,24 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 pub const DEADLINE: Duration = Duration::from_secs(30);
+/// What is not given back by then is not going to be.
+const LEAK_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a test looks for after itself, others in the same process must not change meanwhile.
+static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 pub struct Running {
     pub router: Router,
     pub address: SocketAddr,
     pub shutdown: CancellationToken,
     serving: JoinHandle<()>,
+    _alone: tokio::sync::MutexGuard<'static, ()>,
 }
 
 impl Running {
+    /// A router that serves, with all its tasks started. Only one test at a time has one.
     pub async fn start(change: impl FnOnce(&mut Config)) -> Self {
+        let alone = ONE_AT_A_TIME.lock().await;
         let mut config = Config {
             resolve_wait: Duration::from_millis(100),
             dial_retries: 0,
@@ -38,12 +48,22 @@ impl Running {
         let shutdown = CancellationToken::new();
         let (serving, stop) = (router.clone(), shutdown.clone());
         let serving = tokio::spawn(async move { serving.serve(listener, stop).await });
-        Self {
+        let running = Self {
             router,
             address,
             shutdown,
             serving,
-        }
+            _alone: alone,
+        };
+        let healthy = running
+            .raw("GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .await;
+        assert_eq!(status(&healthy), 200);
+        wait_for("the first connection to end", || {
+            running.router.metrics().open_connections() == 0
+        })
+        .await;
+        running
     }
 
     /// Makes sandbox `default/<name>` known on loopback.
@@ -51,6 +71,13 @@ impl Running {
         self.router
             .registry()
             .insert("default", name, vec!["127.0.0.1".parse().unwrap()]);
+    }
+
+    /// Makes sandbox `default/<name>` known where nothing listens, which ends what goes to where it was.
+    pub fn move_away(&self, name: &str) {
+        self.router
+            .registry()
+            .insert("default", name, vec!["127.255.0.9".parse().unwrap()]);
     }
 
     pub async fn connect(&self) -> TcpStream {
@@ -154,6 +181,37 @@ pub async fn echo() -> u16 {
     .await
 }
 
+/// A server that answers each request with `ok`, and remembers what it was sent.
+pub async fn recording() -> (u16, Arc<Mutex<Vec<String>>>) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let noting = Arc::clone(&seen);
+    let port = upstream(move |mut stream| {
+        let noting = Arc::clone(&noting);
+        async move {
+            let mut pending = Vec::new();
+            while let Some(request) = next_request(&mut stream, &mut pending).await {
+                let request = String::from_utf8_lossy(&request).into_owned();
+                noting.lock().unwrap().push(request);
+                let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+                if stream.write_all(answer).await.is_err() {
+                    return;
+                }
+            }
+        }
+    })
+    .await;
+    (port, seen)
+}
+
+/// An address of this machine that is not loopback, which clients may name. Nothing is sent to find it.
+pub fn own_address() -> IpAddr {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket
+        .connect("198.51.100.1:9")
+        .expect("this test needs a network interface besides loopback");
+    socket.local_addr().unwrap().ip()
+}
+
 /// One request with a content length, or none.
 pub async fn next_request(stream: &mut TcpStream, pending: &mut Vec<u8>) -> Option<Vec<u8>> {
     let mut buffer = vec![0; 65536];
@@ -199,6 +257,58 @@ pub async fn wait_for(what: &str, condition: impl Fn() -> bool) {
         .unwrap_or_else(|_| panic!("waited too long for {what}"));
 }
 
-pub fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+/// How many sockets of the network this process has open. Other descriptors, and a Unix socket for signals, belong to runtimes,
+/// which the test harness makes when it likes.
+fn open_sockets() -> usize {
+    let unix = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let unix: HashSet<String> = unix
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(6))
+        .map(|inode| format!("socket:[{inode}]"))
+        .collect();
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .map(|target| target.to_string_lossy().into_owned())
+        .filter(|target| target.starts_with("socket:") && !unix.contains(target))
+        .count()
+}
+
+/// What the process holds: what a test leaves behind shows here.
+#[derive(Clone, Copy, Debug)]
+pub struct Holdings {
+    sockets: usize,
+    tasks: usize,
+}
+
+impl Holdings {
+    pub fn now() -> Self {
+        Self {
+            sockets: open_sockets(),
+            tasks: tokio::runtime::Handle::current()
+                .metrics()
+                .num_alive_tasks(),
+        }
+    }
+
+    /// Waits until no request or connection is left, and no more sockets and tasks than at this time.
+    pub async fn are_all(self, running: &Running) {
+        let metrics = running.router.metrics();
+        let are_given_back = || {
+            let now = Holdings::now();
+            now.sockets <= self.sockets
+                && now.tasks <= self.tasks
+                && (metrics.active_requests(), metrics.active_tunnels()) == (0, 0)
+                && metrics.open_connections() == 0
+        };
+        let deadline = tokio::time::Instant::now() + LEAK_DEADLINE;
+        while !are_given_back() {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{self:?} became {:?}",
+                Holdings::now()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
 }

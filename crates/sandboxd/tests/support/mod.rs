@@ -14,11 +14,15 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(30);
+/// The base directory, below one that a test may look at for what must not be there.
+const BASE_NAME: &str = "base";
 
 /// What a test changes about the sandbox it starts.
 pub struct Options {
     pub max_output_bytes: usize,
     pub shutdown_grace_seconds: u64,
+    /// Instead of flags for what they name.
+    pub environment: Vec<(&'static str, &'static str)>,
 }
 
 pub struct Sandbox {
@@ -39,6 +43,7 @@ impl Sandbox {
         let mut options = Options {
             max_output_bytes: 16 * 1024 * 1024,
             shutdown_grace_seconds: 10,
+            environment: Vec::new(),
         };
         change(&mut options);
         let base = tempfile::tempdir().unwrap();
@@ -50,7 +55,8 @@ impl Sandbox {
                 "--grpc-listen",
                 "127.0.0.1:0",
             ])
-            .arg(format!("--base-dir={}", base.path().display()))
+            .env("SANDBOX_BASE_DIR", base.path().join(BASE_NAME))
+            .envs(options.environment)
             .arg(format!("--max-output-bytes={}", options.max_output_bytes))
             .arg(format!(
                 "--shutdown-grace={}",
@@ -89,7 +95,7 @@ impl Sandbox {
     }
 
     pub fn base(&self) -> PathBuf {
-        self.base.path().canonicalize().unwrap()
+        self.base.path().join(BASE_NAME).canonicalize().unwrap()
     }
 
     pub fn sdk(&self) -> SocketAddr {

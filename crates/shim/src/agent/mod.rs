@@ -15,6 +15,7 @@
 //! ```
 
 mod command;
+mod entrance;
 mod holder;
 mod log;
 mod session;
@@ -47,6 +48,9 @@ const FORWARDED_SIGNALS: [i32; 7] = [
     libc::SIGUSR2,
     libc::SIGWINCH,
 ];
+
+/// What a container ends with that could not be started.
+const START_FAILED: i32 = 128;
 
 /// What the launcher left open, in the order in which it arranged it.
 struct Inheritance {
@@ -102,6 +106,11 @@ pub fn run() -> ExitCode {
             return ExitCode::from(u8::try_from(refusal.code).unwrap_or(1));
         }
     };
+    if let Some(entrance) = &process.entrance
+        && !entrance::await_container(entrance, &process, command.pid())
+    {
+        return refused_outside(command, &mut status);
+    }
     say(&mut status, &LaunchAnswer::Started { pid: 1 });
     drop(status);
     let agent = Agent {
@@ -114,6 +123,19 @@ pub fn run() -> ExitCode {
         buffer: vec![0; 32 << 10],
     };
     agent.serve()
+}
+
+/// Another runtime could not start the container. Why is in the log, where the node looks for it.
+fn refused_outside(mut command: Command, status: &mut File) -> ExitCode {
+    let mut buffer = vec![0; 32 << 10];
+    command.drain(&mut buffer, &mut []);
+    let answer = LaunchAnswer::CommandFailed {
+        message: String::new(),
+        code: START_FAILED,
+        pid: 1,
+    };
+    let _ = serde_json::to_vec(&answer).map(|text| status.write_all(&text));
+    ExitCode::FAILURE
 }
 
 fn prepare(configuration: OwnedFd) -> Result<(Process, OwnedFd), Failure> {

@@ -14,6 +14,7 @@ use shim_protocol::{
 };
 
 use super::command::{Command, write_pending};
+use super::entrance::{self, Description};
 use super::spawn::{self, Program, Spawned};
 use crate::syscalls;
 
@@ -46,6 +47,8 @@ struct Exec {
     spawned: Spawned,
     pending_input: Vec<u8>,
     input_ended: bool,
+    /// Kept as long as another runtime may read it.
+    _description: Option<Description>,
 }
 
 #[derive(Debug)]
@@ -256,8 +259,15 @@ impl Session {
             environment.retain(|(existing, _)| existing != key);
             environment.push((key.clone(), value.clone()));
         }
+        let (arguments, environment, description) = match &process.entrance {
+            None => (request.arguments.clone(), environment, None),
+            Some(entrance) => match entrance::exec(entrance, request) {
+                Ok((call, description)) => (call, process.environment.clone(), Some(description)),
+                Err(error) => return self.refuse(&error.to_string(), 126),
+            },
+        };
         let started = spawn::spawn(&Program {
-            arguments: &request.arguments,
+            arguments: &arguments,
             environment: &environment,
             working_directory: &process.working_directory,
             terminal: request.terminal,
@@ -271,6 +281,7 @@ impl Session {
                     spawned,
                     pending_input: Vec::new(),
                     input_ended: false,
+                    _description: description,
                 });
             }
             Err(refusal) => self.refuse(&refusal.message, refusal.code),

@@ -77,12 +77,9 @@ fn refers_to(name: &str) -> Value {
 }
 
 fn custom_schema(resource: &Resource) -> Value {
-    let custom = resource
-        .custom
-        .as_ref()
-        .map(|custom| custom.open_api.clone());
+    let custom = resource.custom.as_ref();
     let mut schema = custom
-        .filter(Value::is_object)
+        .and_then(|custom| serde_json::from_str(custom.open_api.as_deref()?).ok())
         .unwrap_or_else(|| json!({"type": "object"}));
     for field in ["apiVersion", "kind"] {
         if schema["properties"].get(field).is_none() {

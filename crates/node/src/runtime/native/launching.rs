@@ -9,17 +9,20 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use shim_protocol::{
-    BindSource, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Preparation,
-    Process, ResourceLimit, RootFilesystem,
+    BindSource, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Outside,
+    Preparation, Process, ResourceLimit, RootFilesystem,
 };
 
 use super::image_root::{self, ImageRoot};
 use super::{
     ContainerRecord, Group, NativeRuntime, SHARED_MEMORY_BYTES, blocking, failure, image_user,
 };
+use crate::runtime::handlers::{self, Driver};
 use crate::runtime::launcher::Launcher;
 use crate::runtime::slots::OUT_OF_MEMORY_SCORE;
-use crate::runtime::{ContainerSpec, ImageSource, PodSandboxSpec, RuntimeError, StartError};
+use crate::runtime::{
+    ContainerSpec, ImageSource, PodSandboxSpec, RuntimeError, StartError, oci_spec,
+};
 
 /// What a fresh `/proc` shows of the machine rather than of the container.
 const MASKED: [&str; 13] = [
@@ -48,6 +51,12 @@ const READ_ONLY: [&str; 5] = [
 /// Programs read the number of processors here; nothing else of `/sys` is shown.
 const SHOWN_OF_SYS: [&str; 1] = ["/sys/devices/system/cpu"];
 
+/// Files of `/etc` that the pod has and its image has not.
+const ETC_FILES: [&str; 3] = ["hosts", "hostname", "resolv.conf"];
+
+/// Where other runtimes find their bundles, each in a mount namespace of its own.
+const OUTSIDE_STAGE: &str = "/run/agent-sandbox/stage";
+
 const OPEN_FILES: u64 = 65_536;
 
 impl NativeRuntime {
@@ -62,9 +71,13 @@ impl NativeRuntime {
             .ok_or_else(|| RuntimeError::NoSandbox(pod.clone()))?;
         let image_id = root.id.clone();
         let mut launch = self.request(&spec, &sandbox.spec, slot, root);
-        launch.pid_namespace = self
-            .pid_namespace(&spec, sandbox.spec.shared_processes)
-            .await?;
+        if let Some(driver) = sandbox.spec.driver {
+            launch.outside = Some(outside(&mut launch, &spec, driver)?);
+        } else {
+            launch.pid_namespace = self
+                .pid_namespace(&spec, sandbox.spec.shared_processes)
+                .await?;
+        }
         let (groups, shim) = (self.control_groups.clone(), self.programs.shim.clone());
         let (images, user, stored) = (
             self.images.clone(),
@@ -176,12 +189,14 @@ impl NativeRuntime {
                 terminal: spec.terminal,
                 stdin: spec.stdin,
                 stdin_once: spec.stdin_once,
+                entrance: None,
             },
             files: ContainerFiles {
                 log: self.log_path(&spec.id),
                 exit: directory.join("exit.json"),
                 directory,
             },
+            outside: None,
         }
     }
 
@@ -200,7 +215,7 @@ impl NativeRuntime {
             mounts.push(bind(Path::new(path), Path::new(path), true));
         }
         let etc = self.pod_directory(&spec.id.pod).join("etc");
-        for name in ["hosts", "hostname", "resolv.conf"] {
+        for name in ETC_FILES {
             mounts.push(bind(&etc.join(name), &Path::new("/etc").join(name), false));
         }
         mounts.push(bind(
@@ -214,6 +229,36 @@ impl NativeRuntime {
         mounts.extend(own);
         mounts
     }
+}
+
+/// What has another runtime make the container of a request.
+fn outside(
+    launch: &mut Launch,
+    spec: &ContainerSpec,
+    driver: Driver,
+) -> Result<Outside, StartError> {
+    let program = driver.find().ok_or_else(|| {
+        StartError::Configuration(format!("{} is not installed any more", driver.program()))
+    })?;
+    // The pod's identities may not enter the node's own directories.
+    launch.stage = PathBuf::from(OUTSIDE_STAGE);
+    fs::create_dir_all(&launch.stage).map_err(failure("the stage of other runtimes"))?;
+    for path in launch.stage.ancestors().take(2) {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+            .map_err(failure("the stage of other runtimes"))?;
+    }
+    // What its own filter allows is for the runtime to say; it makes many more calls than a container may.
+    launch.seccomp_programs.clear();
+    let mut volumes: Vec<PathBuf> = ETC_FILES
+        .iter()
+        .map(|name| Path::new("/etc").join(name))
+        .collect();
+    volumes.push(spec.termination_message_path.clone().into());
+    volumes.extend(spec.mounts.iter().map(|mount| mount.target.clone()));
+    let identifier = crate::names::short_hash(spec.id.uri(), 8);
+    Ok(oci_spec::outside(
+        launch, driver, &program, identifier, volumes,
+    ))
 }
 
 pub(super) fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
@@ -286,6 +331,14 @@ fn settle(
         LaunchAnswer::CommandFailed { message, code, pid } => {
             reap(pid);
             clean_up();
+            // Another runtime writes to the container's log why it could not start it.
+            let message = if launch.outside.is_some() {
+                let log = fs::read_to_string(&launch.files.log).unwrap_or_default();
+                handlers::last_words(&log)
+                    .unwrap_or_else(|| "the runtime does not say why".to_owned())
+            } else {
+                message
+            };
             Ok(Launched::CommandFailed { message, code })
         }
         LaunchAnswer::Failed { message, pid } => {

@@ -1,0 +1,221 @@
+//! The job that each controller does: fill a pool, meet claims that come at once, then claims that come steadily.
+//!
+//! What it took is written down as it goes, so that a controller that does not finish is measured as far as it came.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use api::conditions::{self, ConditionType};
+use api::{SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use futures::StreamExt;
+use kube::api::PostParams;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::super::process::{processor_time, resident};
+use super::costs::writes;
+use super::report::{Claims, Figures};
+use super::{Arguments, LOOK_AGAIN};
+
+const TEMPLATE: &str = "bench";
+const POOL: &str = "bench";
+
+/// When each claim was seen to be Ready.
+#[derive(Debug, Default)]
+pub struct Arrivals(Mutex<HashMap<String, Instant>>);
+
+impl Arrivals {
+    pub async fn follow(self: Arc<Self>, client: Client, namespace: String) {
+        let claims = Api::<SandboxClaim>::namespaced(client, &namespace);
+        let mut events = std::pin::pin!(watcher(claims, watcher::Config::default()));
+        while let Some(event) = events.next().await {
+            let Ok(Event::Apply(claim) | Event::InitApply(claim)) = event else {
+                continue;
+            };
+            let is_ready = claim.status.as_ref().is_some_and(|status| {
+                conditions::is_true(&status.conditions, ConditionType::Ready)
+            });
+            if is_ready {
+                self.lock()
+                    .entry(claim.name_any())
+                    .or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The job in its namespace.
+#[derive(Clone)]
+pub struct Job {
+    pub client: Client,
+    pub namespace: String,
+    pub arrivals: Arc<Arrivals>,
+    /// How long a pool may take to fill, or claims to be met.
+    pub deadline: Duration,
+    pub who: &'static str,
+}
+
+impl Job {
+    /// The whole takes minutes, so whoever waits is told how far it is.
+    pub fn say(&self, what: &str) {
+        eprintln!("{}: {what}", self.who);
+    }
+
+    pub async fn run(
+        &self,
+        arguments: &Arguments,
+        pid: u32,
+        figures: &mut Figures,
+    ) -> anyhow::Result<()> {
+        self.say(&format!("filling a pool of {}", arguments.pool));
+        let begin = Instant::now();
+        self.create_pool(arguments.pool).await?;
+        self.await_full(arguments.pool).await?;
+        figures.filled = Some(begin.elapsed());
+        figures.filled_processor = Some(processor_time(pid)?);
+        figures.filled_resident = Some(resident(pid)?);
+
+        self.say(&format!("{} claims at once", arguments.burst));
+        let (writes_before, processor) = (writes(&self.client).await?, processor_time(pid)?);
+        let asked = self.claim_at_once(arguments.burst).await?;
+        figures.burst = Some(self.await_claims(asked).await?);
+        figures.burst_processor = Some(processor_time(pid)?.saturating_sub(processor));
+        self.say("filling the pool again");
+        self.await_full(arguments.pool).await?;
+        let writes = writes(&self.client).await? - writes_before;
+        figures.burst_writes = Some(writes - super::report::number(arguments.burst));
+
+        self.say(&format!(
+            "{} claims a second for {} s",
+            arguments.rate, arguments.seconds
+        ));
+        let processor = processor_time(pid)?;
+        let asked = self
+            .claim_steadily(arguments.rate, arguments.seconds)
+            .await?;
+        figures.sustained = Some(self.await_claims(asked).await?);
+        figures.sustained_processor = Some(processor_time(pid)?.saturating_sub(processor));
+        figures.resident = Some(resident(pid)?);
+        Ok(())
+    }
+
+    async fn create_pool(&self, replicas: usize) -> anyhow::Result<()> {
+        // A scheduler that is not there leaves the pods to the node that marks them.
+        let pod = json!({"schedulerName": "none", "automountServiceAccountToken": false, "containers": [{"name": "main", "image": "bench"}]});
+        let template: SandboxTemplate = serde_json::from_value(
+            json!({"metadata": {"name": TEMPLATE}, "spec": {"podTemplate": {"spec": pod}}}),
+        )?;
+        let pool: SandboxWarmPool = serde_json::from_value(
+            json!({"metadata": {"name": POOL}, "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": TEMPLATE}}}),
+        )?;
+        Api::namespaced(self.client.clone(), &self.namespace)
+            .create(&PostParams::default(), &template)
+            .await?;
+        Api::namespaced(self.client.clone(), &self.namespace)
+            .create(&PostParams::default(), &pool)
+            .await?;
+        Ok(())
+    }
+
+    async fn await_full(&self, wanted: usize) -> anyhow::Result<()> {
+        let pools = Api::<SandboxWarmPool>::namespaced(self.client.clone(), &self.namespace);
+        let begin = Instant::now();
+        loop {
+            let ready = pools
+                .get(POOL)
+                .await?
+                .status
+                .map_or(0, |status| status.ready_replicas);
+            if usize::try_from(ready).is_ok_and(|ready| ready >= wanted) {
+                return Ok(());
+            }
+            ensure!(
+                begin.elapsed() < self.deadline,
+                "the pool has {ready} of {wanted} sandboxes after {:?}",
+                self.deadline
+            );
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    async fn claim_at_once(&self, claims: usize) -> anyhow::Result<HashMap<String, Instant>> {
+        let mut making = JoinSet::new();
+        for number in 0..claims {
+            making.spawn(
+                self.clone()
+                    .claim(format!("burst-{number}"), Instant::now()),
+            );
+        }
+        all_made(making).await
+    }
+
+    async fn claim_steadily(
+        &self,
+        rate: usize,
+        seconds: usize,
+    ) -> anyhow::Result<HashMap<String, Instant>> {
+        let mut making = JoinSet::new();
+        let mut ticks = tokio::time::interval(Duration::from_secs(1) / u32::try_from(rate.max(1))?);
+        for number in 0..rate * seconds {
+            let due = ticks.tick().await.into_std();
+            making.spawn(self.clone().claim(format!("steady-{number}"), due));
+        }
+        all_made(making).await
+    }
+
+    /// Makes a claim, whose time counts from when it was due.
+    async fn claim(self, name: String, due: Instant) -> anyhow::Result<(String, Instant)> {
+        // The oldest spelling, which every generation understands.
+        let claim: SandboxClaim = serde_json::from_value(
+            json!({"metadata": {"name": name}, "spec": {"sandboxTemplateRef": {"name": TEMPLATE}}}),
+        )?;
+        Api::namespaced(self.client, &self.namespace)
+            .create(&PostParams::default(), &claim)
+            .await?;
+        Ok((name, due))
+    }
+
+    async fn await_claims(&self, asked: HashMap<String, Instant>) -> anyhow::Result<Claims> {
+        let begin = Instant::now();
+        loop {
+            let met: Vec<(Instant, Instant)> = {
+                let arrived = self.arrivals.lock();
+                let met = asked.iter().filter_map(|(name, due)| {
+                    let ready = *arrived.get(name)?;
+                    Some((*due, ready))
+                });
+                met.collect()
+            };
+            if met.len() == asked.len() {
+                return Ok(Claims::of(&met));
+            }
+            ensure!(
+                begin.elapsed() < self.deadline,
+                "{} of {} claims are met after {:?}",
+                met.len(),
+                asked.len(),
+                self.deadline
+            );
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+async fn all_made(
+    mut making: JoinSet<anyhow::Result<(String, Instant)>>,
+) -> anyhow::Result<HashMap<String, Instant>> {
+    let mut made = HashMap::new();
+    while let Some(claim) = making.join_next().await {
+        let (name, due) = claim??;
+        made.insert(name, due);
+    }
+    Ok(made)
+}

@@ -1,0 +1,303 @@
+//! Runtime classes: pods of other runtimes live as those of the node's own do, and a class that cannot be had is said.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+mod support;
+
+use agent_sandbox_node::runtime::agent::Output;
+use agent_sandbox_node::runtime::handlers::Driver;
+use agent_sandbox_node::runtime::{ContainerId, Runtime};
+use k8s_openapi::api::core::v1::{ConfigMap, ContainerStateTerminated, Node, Pod};
+use k8s_openapi::api::node::v1::RuntimeClass;
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use support::{Machine, eventually};
+
+/// A machine with a class `other` of this driver, which must work.
+async fn machine_with(driver: Driver) -> Machine {
+    let machine = Machine::start_with(|config| config.runtime_drivers = vec![driver]).await;
+    let found = finding(&machine, driver.program()).await;
+    assert_eq!(
+        found["works"],
+        true,
+        "these tests need {}, which CI installs: {found}",
+        driver.program()
+    );
+    class(&machine, "other", driver.program()).await;
+    machine
+}
+
+async fn class(machine: &Machine, name: &str, handler: &str) {
+    let class = json!({"metadata": {"name": name}, "handler": handler});
+    let class: RuntimeClass = serde_json::from_value(class).unwrap();
+    let classes = Api::<RuntimeClass>::all(machine.client.clone());
+    classes
+        .create(&PostParams::default(), &class)
+        .await
+        .unwrap();
+}
+
+/// What the node says of a handler, once it has tried it.
+async fn finding(machine: &Machine, handler: &str) -> Value {
+    let nodes = Api::<Node>::all(machine.client.clone());
+    eventually("the handlers to be reported", || async {
+        let node = nodes.get("test-node").await.unwrap();
+        let text = node
+            .annotations()
+            .get("node.agents.x-k8s.io/runtime-handlers")?
+            .clone();
+        let all: Vec<Value> = serde_json::from_str(&text).unwrap();
+        all.into_iter()
+            .find(|finding| finding["handler"] == handler)
+    })
+    .await
+}
+
+fn pod(class: &str, script: &str) -> Value {
+    json!({"runtimeClassName": class, "restartPolicy": "Never", "containers": [
+        {"name": "c", "image": "host", "command": ["sh", "-c", script]}]})
+}
+
+fn container_id(pod: &Pod) -> ContainerId {
+    ContainerId {
+        pod: pod.uid().unwrap(),
+        container: "c".to_owned(),
+        attempt: 0,
+    }
+}
+
+fn terminated(pod: &Pod) -> ContainerStateTerminated {
+    let statuses = pod.status.as_ref().unwrap().container_statuses.as_ref();
+    let state = statuses.unwrap()[0].state.clone().unwrap();
+    state.terminated.unwrap()
+}
+
+/// The lifecycle of pods from creation to deletion, with volumes, users and exec.
+async fn lives_like_any_other(driver: Driver) {
+    let machine = machine_with(driver).await;
+    let map: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "m"}, "data": {"a": "1"}})).unwrap();
+    Api::<ConfigMap>::namespaced(machine.client.clone(), "t")
+        .create(&PostParams::default(), &map)
+        .await
+        .unwrap();
+    let script = "trap 'exit 0' TERM; echo from-c > /shared/c; while true; do sleep 0.1; done";
+    let mounts = json!([{"name": "e", "mountPath": "/shared"}, {"name": "t", "mountPath": "/tmp"},
+        {"name": "m", "mountPath": "/config"}]);
+    let spec = json!({"runtimeClassName": "other",
+        "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000},
+        "containers": [
+            {"name": "c", "image": "host", "command": ["sh", "-c", script], "env": [{"name": "A", "value": "b"}],
+             "workingDir": "/shared", "securityContext": {"readOnlyRootFilesystem": true}, "volumeMounts": mounts},
+            {"name": "d", "image": "host", "command": ["sh", "-c", "trap 'exit 0' TERM; echo from-d > /shared/d; while true; do sleep 0.1; done"],
+             "volumeMounts": mounts}],
+        "volumes": [{"name": "e", "emptyDir": {}}, {"name": "t", "emptyDir": {}}, {"name": "m", "configMap": {"name": "m"}}]});
+    machine.create("p", spec).await;
+    let running = machine.ready("p").await;
+    let script = "until cat d; do sleep 0.05; done 2> /dev/null; cat c /config/a; echo; echo $A; hostname; pwd; id -u; id -g; id -G; \
+        touch /x 2> /dev/null || echo sealed; touch mine && stat -c %g mine; touch /tmp/mine && ls /tmp; \
+        grep CapEff /proc/self/status | tr -d '\\t'; echo err >&2; exit 3";
+    let (code, out, err) = machine.exec(&running, &["sh", "-c", script]).await;
+    let expected = "from-d\nfrom-c\n1\nb\np\n/shared\n1000\n1000\n1000 2000\nsealed\n2000\nmine\nCapEff:0000000000000000\n";
+    assert_eq!((code, out.as_str(), err.as_str()), (3, expected, "err\n"));
+    machine.delete("p").await;
+
+    let script = "echo words; echo why > /dev/termination-log; exit 7";
+    machine.create("ends", pod("other", script)).await;
+    let ended = machine.phase("ends", "Failed").await;
+    let state = terminated(&ended);
+    assert_eq!(
+        (state.exit_code, state.message.as_deref()),
+        (7, Some("why\n"))
+    );
+    let log = machine.runtime().log_path(&container_id(&ended));
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.ends_with("stdout F words\n"), "{log}");
+
+    let mut greedy = pod(
+        "other",
+        "python3 -c 'x = bytearray(1 << 30)'; echo survived",
+    );
+    greedy["containers"][0]["resources"] = json!({"limits": {"memory": "128Mi"}});
+    machine.create("greedy", greedy).await;
+    let ended = machine
+        .pod_with("greedy", "ended", |pod| {
+            let status = pod.status.as_ref();
+            let phase = status.and_then(|status| status.phase.as_deref());
+            matches!(phase, Some("Failed" | "Succeeded"))
+        })
+        .await;
+    let log = machine.runtime().log_path(&container_id(&ended));
+    let log = std::fs::read_to_string(log).unwrap();
+    if driver == Driver::Runsc {
+        assert_eq!(terminated(&ended).reason.as_deref(), Some("OOMKilled"));
+    } else {
+        // The shell survives its child, as it would on any node.
+        assert!(log.contains("survived"), "{log}");
+    }
+
+    let mut absent = pod("other", "");
+    absent["containers"][0]["command"] = json!(["/no/such"]);
+    machine.create("absent", absent).await;
+    let ended = machine.phase("absent", "Failed").await;
+    let state = terminated(&ended);
+    assert_eq!(state.exit_code, 128);
+    if driver == Driver::Runc {
+        // The other finds out only when the container is there already.
+        assert_eq!(state.reason.as_deref(), Some("StartError"));
+        assert!(
+            state.message.clone().unwrap().contains("/no/such"),
+            "{state:?}"
+        );
+    }
+
+    // One that does not listen is killed, with everything of it.
+    let deaf = "trap '' TERM; while true; do sleep 0.1; done";
+    machine.create("deaf", pod("other", deaf)).await;
+    machine.ready("deaf").await;
+    machine.finish().await;
+}
+
+/// Network, probes, terminals, and a node that is restarted.
+async fn serves_and_survives(driver: Driver) {
+    let mut machine = machine_with(driver).await;
+    let spec = json!({"runtimeClassName": "other", "containers": [{"name": "c", "image": "host",
+        "readinessProbe": {"httpGet": {"path": "/", "port": 8888}, "periodSeconds": 1}}]});
+    machine.create("p", spec).await;
+    let before = machine.ready("p").await;
+    let request = shim_protocol::ExecRequest {
+        arguments: ["sh", "-c", "test -t 0 && stty size; echo $B; exit 4"]
+            .map(str::to_owned)
+            .to_vec(),
+        environment: vec![("B".to_owned(), "set".to_owned())],
+        terminal: true,
+        stdin: true,
+        window: Some(shim_protocol::WindowSize {
+            rows: 24,
+            columns: 80,
+        }),
+    };
+    let id = container_id(&before);
+    let mut session = machine.runtime().exec(&id, request).await.unwrap();
+    let mut said = String::new();
+    let code = loop {
+        match session.output.next().await.unwrap() {
+            Output::Stdout(data) | Output::Stderr(data) => {
+                said.push_str(&String::from_utf8_lossy(&data));
+            }
+            Output::Exit(exit) => break exit.code,
+        }
+    };
+    assert_eq!((said.as_str(), code), ("24 80\r\nset\r\n", 4));
+
+    machine.stop_node().await;
+    machine.start_node().await;
+    let after = machine.ready("p").await;
+    let status = |pod: &Pod| pod.status.clone().unwrap().container_statuses.unwrap()[0].clone();
+    assert_eq!(status(&before).container_id, status(&after).container_id);
+    let (code, out, err) = machine
+        .exec(&after, &["python3", "-c", "print(6 * 7)"])
+        .await;
+    assert_eq!((code, out.as_str()), (0, "42\n"), "{err}");
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_runc_lives_like_any_other() {
+    lives_like_any_other(Driver::Runc).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_runc_serves_and_survives_the_node() {
+    serves_and_survives(Driver::Runc).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_gvisor_lives_like_any_other() {
+    lives_like_any_other(Driver::Runsc).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_gvisor_serves_and_survives_the_node() {
+    serves_and_survives(Driver::Runsc).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_tier_is_confined_by_what_it_promises() {
+    let machine = Machine::start_with(|config| config.runtime_drivers = Driver::ALL.to_vec()).await;
+    class(&machine, "runc", "runc").await;
+    class(&machine, "gvisor", "runsc").await;
+    for tier in ["runc", "gvisor"] {
+        finding(&machine, if tier == "runc" { "runc" } else { "runsc" }).await;
+        machine.create(tier, pod(tier, "exec sleep 1000")).await;
+    }
+    let runc = machine.ready("runc").await;
+    // Seccomp filters it, no privilege can be gained, and root in it is nobody outside.
+    let script = "grep -E '^(Seccomp|NoNewPrivs):' /proc/self/status | tr '\\t' ' '; unshare -U true 2> /dev/null || echo no-unshare; \
+        test $(awk '{print $2}' /proc/self/uid_map) -gt 65535 && echo mapped; ls /proc/1/root > /dev/null && cat /proc/1/comm";
+    let (_, out, err) = machine.exec(&runc, &["sh", "-c", script]).await;
+    assert_eq!(
+        out, "NoNewPrivs: 1\nSeccomp: 2\nno-unshare\nmapped\nsleep\n",
+        "{err}"
+    );
+    let gvisor = machine.ready("gvisor").await;
+    // The kernel it talks to is not this machine's.
+    let (_, out, err) = machine.exec(&gvisor, &["uname", "-r"]).await;
+    let own = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    assert!(!out.is_empty() && out != own, "{out}{err}");
+    machine.finish().await;
+}
+
+fn condition(pod: &Pod, kind: &str) -> (String, String) {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.clone());
+    let conditions = conditions.unwrap_or_default().into_iter();
+    let mut found = conditions.filter(|condition| condition.type_ == kind);
+    found.next().map_or_else(Default::default, |condition| {
+        (
+            condition.reason.unwrap_or_default(),
+            condition.message.unwrap_or_default(),
+        )
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_class_that_cannot_be_had_is_a_condition_and_an_event_of_the_pod() {
+    let machine = Machine::start().await;
+    class(&machine, "strange", "kata").await;
+    class(&machine, "absent", "runsc").await;
+    for (name, text) in [
+        ("nothing", "runtime class \"nothing\" does not exist"),
+        (
+            "strange",
+            "has handler \"kata\", which this node does not know",
+        ),
+        (
+            "absent",
+            "needs runsc, which does not work on this node: the node was told not to look",
+        ),
+    ] {
+        machine.create(name, pod(name, "true")).await;
+        let kind = "PodReadyToStartContainers";
+        let found = machine
+            .pod_with(name, "refused", |pod| {
+                condition(pod, kind).0 == "RuntimeClassUnavailable"
+            })
+            .await;
+        let said = condition(&found, kind).1;
+        assert!(said.contains(text), "{said}");
+        machine
+            .has_event(name, "RuntimeClassUnavailable", text)
+            .await;
+    }
+    class(&machine, "own", "agent-sandbox").await;
+    machine.create("own", pod("own", "exec sleep 1000")).await;
+    machine.ready("own").await;
+    machine.finish().await;
+}

@@ -1,0 +1,332 @@
+//! Sandboxes that mean harm, or are ill: whoever asks them gets a clear answer in time, others notice nothing, and nothing is left
+//! behind.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails where it stands"
+)]
+
+mod support;
+
+use std::time::Duration;
+
+use support::{Holdings, Running, body, read_all, read_until, recording, status, upstream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Hangs up with a reset, as a crashed process' kernel may.
+fn reset(stream: &TcpStream) {
+    stream.set_zero_linger().unwrap();
+}
+
+/// A sandbox that reads a request's head, says `answer`, and hangs up.
+async fn saying(answer: &'static [u8]) -> u16 {
+    upstream(move |mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        let _ = stream.write_all(answer).await;
+    })
+    .await
+}
+
+/// A sandbox that reads a request's head, says `answer`, and then nothing until the router has enough.
+async fn saying_and_stalling(answer: &'static [u8]) -> u16 {
+    upstream(move |mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        let _ = stream.write_all(answer).await;
+        let mut sink = Vec::new();
+        let _ = stream.read_to_end(&mut sink).await;
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_sandbox_that_answers_garbage_resets_or_hangs_up_is_a_bad_gateway() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    for answer in [
+        &b"SSH-2.0-OpenSSH_9.2\r\n"[..],
+        b"HTTP/1.1 999999 What\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nBad Name: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX-Split: a\rSet-Cookie: b\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: surprise\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"",
+        b"HTTP/1.1 200",
+    ] {
+        let port = saying(answer).await;
+        let before = Holdings::now();
+        let got = running.get(port, "/", "").await;
+        assert_eq!(status(&got), 502, "{answer:?} gave {got:?}");
+        assert!(body(&got).contains("\"detail\"") && body(&got).contains("abc"));
+        before.are_all(&running).await;
+    }
+    let huge = upstream(|mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n").await;
+        while stream
+            .write_all(b"X-Filler: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n")
+            .await
+            .is_ok()
+        {}
+    })
+    .await;
+    let resetting = upstream(|mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        reset(&stream);
+    })
+    .await;
+    for port in [huge, resetting] {
+        let before = Holdings::now();
+        assert_eq!(status(&running.get(port, "/", "").await), 502);
+        before.are_all(&running).await;
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_stalls_is_a_timeout() {
+    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(200)).await;
+    running.know("abc");
+    for beginning in [&b""[..], b"HTTP/1.1 200 OK\r\nX-Half: "] {
+        let port = saying_and_stalling(beginning).await;
+        let before = Holdings::now();
+        assert_eq!(status(&running.get(port, "/", "").await), 504);
+        before.are_all(&running).await;
+    }
+    // It takes the connection and reads nothing, so that the fault is not the client's, who would send.
+    let (refuse, refusing) = tokio::sync::watch::channel(false);
+    let deaf = upstream(move |stream| {
+        let mut refusing = refusing.clone();
+        async move {
+            let _ = refusing.wait_for(|over| *over).await;
+            drop(stream);
+        }
+    })
+    .await;
+    let before = Holdings::now();
+    let mut client = running.connect().await;
+    let length = 64 * 1024 * 1024;
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {deaf}\r\nContent-Length: {length}\r\n\r\n"
+    );
+    client.write_all(head.as_bytes()).await.unwrap();
+    let (mut reader, mut writer) = client.into_split();
+    let sending = async move {
+        let piece = vec![b'x'; 64 * 1024];
+        while writer.write_all(&piece).await.is_ok() {}
+    };
+    let mut answer = Vec::new();
+    let reading = async {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = reader.read(&mut buffer).await {
+            answer.extend_from_slice(&buffer[..count]);
+            if answer.ends_with(b"}") {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = sending => panic!("the connection broke before there was an answer"),
+        answered = tokio::time::timeout(support::DEADLINE, reading) => answered.expect("an answer comes"),
+    }
+    assert_eq!(status(&String::from_utf8_lossy(&answer)), 504);
+    refuse.send(true).unwrap();
+    drop(reader);
+    before.are_all(&running).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_keeps_promising_an_answer_is_a_timeout() {
+    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        while stream
+            .write_all(b"HTTP/1.1 103 Early Hints\r\nX-Soon: very\r\n\r\n")
+            .await
+            .is_ok()
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    let before = Holdings::now();
+    assert_eq!(status(&running.get(port, "/", "").await), 504);
+    before.are_all(&running).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_cut_short_is_cut_short_for_the_client_too() {
+    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
+    running.know("abc");
+    let half = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf";
+    let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n";
+    let (cut, stalling) = (saying(half).await, saying_and_stalling(half).await);
+    let resetting = upstream(move |mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        let _ = stream.write_all(half).await;
+        // The client has what was said before the reset, so that the reset cannot overtake it.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        reset(&stream);
+    })
+    .await;
+    for port in [cut, stalling, resetting] {
+        let before = Holdings::now();
+        assert_eq!(body(&running.get(port, "/", "").await), "half");
+        before.are_all(&running).await;
+    }
+    for port in [saying(chunked).await, saying_and_stalling(chunked).await] {
+        let before = Holdings::now();
+        let answer = running.get(port, "/", "").await;
+        assert!(
+            answer.contains("half") && !answer.ends_with("0\r\n\r\n"),
+            "a body cut short must not look whole: {answer:?}"
+        );
+        before.are_all(&running).await;
+    }
+    running.stop().await;
+}
+
+/// What a sandbox says beyond its answer is not the answer to the next request.
+#[tokio::test]
+async fn an_answer_that_nobody_asked_for_reaches_nobody() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = saying_and_stalling(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfirstHTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\npoisoned",
+    )
+    .await;
+    let before = Holdings::now();
+    for _ in 0..5 {
+        assert_eq!(body(&running.get(port, "/", "").await), "first");
+    }
+    before.are_all(&running).await;
+    running.stop().await;
+}
+
+/// A sandbox cannot set what concerns the router's own connection with the client.
+#[tokio::test]
+async fn hop_by_hop_headers_of_an_answer_stay_behind() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = saying(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive, X-Private\r\nX-Private: 1\r\nKeep-Alive: timeout=1\r\nProxy-Authenticate: Basic\r\nUpgrade: h2c\r\nX-Public: 2\r\n\r\nok",
+    )
+    .await;
+    let answer = running.get(port, "/", "").await.to_ascii_lowercase();
+    assert!(answer.contains("x-public: 2"), "{answer}");
+    for gone in ["x-private", "keep-alive", "proxy-authenticate", "upgrade"] {
+        assert!(!answer.contains(gone), "{gone} in {answer}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn one_sandboxs_troubles_are_not_anothers() {
+    let running = Running::start(|config| config.proxy_timeout = support::DEADLINE).await;
+    running.know("abc");
+    let stalling = saying_and_stalling(b"").await;
+    let (healthy, _) = recording().await;
+    let before = Holdings::now();
+    let mut stuck = Vec::new();
+    for _ in 0..100 {
+        let mut stream = running.connect().await;
+        let request = format!(
+            "GET / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {stalling}\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stuck.push(stream);
+    }
+    support::wait_for("all to be stuck", || {
+        running.router.metrics().active_requests() == 100
+    })
+    .await;
+    assert_eq!(status(&running.get(healthy, "/", "").await), 200);
+    drop(stuck);
+    running.move_away("abc");
+    before.are_all(&running).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_leaks_over_a_hundred_failures() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = upstream(|stream| async move { drop(stream) }).await;
+    running.get(port, "/", "").await;
+    let before = Holdings::now();
+    for _ in 0..100 {
+        assert_eq!(status(&running.get(port, "/", "").await), 502);
+    }
+    before.are_all(&running).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_slow_reader_holds_the_sandbox_back_and_not_the_answer_in_memory() {
+    const LENGTH: u64 = 256 * 1024 * 1024;
+    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(200)).await;
+    running.know("abc");
+    let written = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counting = std::sync::Arc::clone(&written);
+    let port = upstream(move |mut stream| {
+        let counting = std::sync::Arc::clone(&counting);
+        async move {
+            read_until(&mut stream, "\r\n\r\n").await;
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n");
+            let _ = stream.write_all(head.as_bytes()).await;
+            let piece = vec![b'x'; 64 * 1024];
+            while stream.write_all(&piece).await.is_ok() {
+                counting.fetch_add(piece.len() as u64, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+    })
+    .await;
+    let before = Holdings::now();
+    let mut client = running.connect().await;
+    let request =
+        format!("GET / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n");
+    client.write_all(request.as_bytes()).await.unwrap();
+    read_until(&mut client, "\r\n\r\n").await;
+    // Longer than a sandbox may be silent: it is the client that does not read, so the answer goes on afterwards.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let held = written.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(
+        held < LENGTH / 4,
+        "{held} bytes were taken from the sandbox"
+    );
+    let mut buffer = vec![0; 1024 * 1024];
+    let mut read = 0;
+    while read < LENGTH / 2 {
+        read += client.read(&mut buffer).await.unwrap() as u64;
+    }
+    drop(client);
+    running.move_away("abc");
+    before.are_all(&running).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_hangs_up_on_an_upload_is_a_bad_gateway() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        reset(&stream);
+    })
+    .await;
+    let before = Holdings::now();
+    let mut client = running.connect().await;
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\nContent-Length: 10\r\n\r\nhalf"
+    );
+    client.write_all(head.as_bytes()).await.unwrap();
+    let answer = String::from_utf8_lossy(&read_all(&mut client).await).into_owned();
+    assert_eq!(status(&answer), 502, "{answer}");
+    drop(client);
+    before.are_all(&running).await;
+    running.stop().await;
+}

@@ -1,0 +1,124 @@
+//! How the router comes to an end: what is in flight finishes, and nobody is sent to a router that is about to go.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails where it stands"
+)]
+
+mod support;
+
+use std::time::Duration;
+
+use router::{Config, ListenAddress};
+use support::{Running, body, read_until, status, upstream, wait_for};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+#[tokio::test]
+async fn requests_in_flight_finish_before_the_router_stops() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let (release, released) = tokio::sync::watch::channel(false);
+    let port = upstream(move |mut stream| {
+        let mut released = released.clone();
+        async move {
+            read_until(&mut stream, "\r\n\r\n").await;
+            released.wait_for(|released| *released).await.unwrap();
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
+                .await
+                .unwrap();
+        }
+    })
+    .await;
+    let metrics = std::sync::Arc::clone(running.router.metrics());
+    let address = running.address;
+    let asking = running.get(port, "/", "");
+    let stopping = async {
+        wait_for("the request", || metrics.active_requests() == 1).await;
+        running.shutdown.cancel();
+        wait_for("the port to close", || {
+            std::net::TcpStream::connect(address).is_err()
+        })
+        .await;
+        release.send(true).unwrap();
+    };
+    let (answer, ()) = tokio::join!(asking, stopping);
+    assert_eq!(body(&answer), "done");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_outlasts_the_shutdown_is_cut() {
+    let running =
+        Running::start(|config| config.shutdown_timeout = Duration::from_millis(100)).await;
+    running.know("abc");
+    let port = upstream(|mut stream| async move {
+        let mut sink = Vec::new();
+        let _ = stream.read_to_end(&mut sink).await;
+    })
+    .await;
+    let metrics = std::sync::Arc::clone(running.router.metrics());
+    let mut stream = running.connect().await;
+    let request =
+        format!("GET / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    wait_for("the request", || metrics.active_requests() == 1).await;
+    running.stop().await;
+    assert_eq!(support::read_all(&mut stream).await.len(), 0);
+    assert_eq!(
+        (metrics.active_requests(), metrics.open_connections()),
+        (0, 0)
+    );
+}
+
+/// Asks `/readyz` on a port of this machine; nothing if nobody listens there.
+async fn readiness(port: u16) -> Option<u16> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    let request = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).await.ok()?;
+    let answer = support::read_all(&mut stream).await;
+    (!answer.is_empty()).then(|| status(&String::from_utf8_lossy(&answer)))
+}
+
+#[tokio::test]
+async fn a_router_that_leaves_serves_until_others_have_noticed() {
+    let free = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap()
+    };
+    let (proxy, health) = (free(), free());
+    let config = Config {
+        http_listen: ListenAddress::At(proxy),
+        health_listen: ListenAddress::At(health),
+        metrics_listen: ListenAddress::Off,
+        shutdown_delay: Duration::from_millis(500),
+        ..Config::default()
+    };
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(router::run(config, None, stop.clone()));
+    let until = async |wanted: Option<u16>| {
+        let waiting = async {
+            while readiness(health.port()).await != wanted {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(support::DEADLINE, waiting)
+            .await
+            .unwrap_or_else(|_| panic!("readiness never was {wanted:?}"));
+    };
+    until(Some(200)).await;
+    stop.cancel();
+    until(Some(503)).await;
+    assert_eq!(
+        readiness(proxy.port()).await,
+        Some(503),
+        "connections are still taken"
+    );
+    tokio::time::timeout(support::DEADLINE, running)
+        .await
+        .expect("the router stops")
+        .unwrap()
+        .unwrap();
+    assert_eq!(readiness(proxy.port()).await, None);
+}
