@@ -1,12 +1,16 @@
-//! Builds the two programs that run inside containers, as static binaries, so that the node can carry them inside
-//! itself.
+//! Builds the two programs that run inside containers, as static binaries, and packs them, so that the node can carry
+//! them inside itself.
 //!
 //! They are built by a nested cargo in a target directory of its own: one that every profile of this workspace shares,
 //! and that does not wait for the lock the outer cargo holds.
 
 use std::env;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 /// Package, binary, and the variable under which the node includes it.
 const PROGRAMS: [(&str, &str, &str); 2] = [
@@ -69,8 +73,18 @@ fn main() {
     );
     for (_, binary, name) in PROGRAMS {
         let path = directory.join(&target).join("guest").join(binary);
-        println!("cargo::rustc-env={name}={}", path.display());
+        let packed = PathBuf::from(variable("OUT_DIR")).join(format!("{binary}.gz"));
+        pack(&path, &packed)
+            .unwrap_or_else(|error| panic!("packing {} failed: {error}", path.display()));
+        println!("cargo::rustc-env={name}={}", packed.display());
     }
+}
+
+fn pack(program: &Path, packed: &Path) -> std::io::Result<()> {
+    let mut encoder = GzEncoder::new(File::create(packed)?, Compression::best());
+    std::io::copy(&mut File::open(program)?, &mut encoder)?;
+    encoder.finish()?;
+    Ok(())
 }
 
 fn variable(name: &str) -> String {

@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import subprocess
+import textwrap
 
 import cluster
 from checks import check, kubectl, run_checks, until
@@ -38,6 +39,11 @@ MATRIX = {
         "--set=resources.limits.memory=64Mi,nodeSelector.disk=fast",
         "--set=tolerations[0].operator=Exists",
         '--set-json=affinity={"nodeAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[]}}',
+    ],
+    "monitoring": [
+        "--set=monitoring.serviceMonitor.enabled=true,monitoring.serviceMonitor.labels.release=prometheus",
+        "--set=monitoring.podMonitor.enabled=true,monitoring.podMonitor.interval=30s,monitoring.podMonitor.namespaces={one,two}",
+        "--set=monitoring.rules.enabled=true,monitoring.rules.labels.app\\.kubernetes\\.io/name=wrong",
     ],
 }
 
@@ -102,9 +108,26 @@ def bad_values_are_refused_by_name():
         ("controller.leaderElect=maybe", "leaderElect"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("replicaCount=many", "replicaCount"),
+        ("monitoring.serviceMonitor.interval=often", "interval"),
+        ("monitoring.alerts.enabled=true", "alerts"),
     ):
         said = helm("template", "agent-sandbox", CHART, TAG, f"--set={value}", succeeds=False)
         assert named in said, said
+
+
+@check
+def alerts_and_dashboard_are_those_that_the_repository_tests():
+    shown = rendered(
+        "--set=monitoring.rules.enabled=true,monitoring.dashboard.enabled=true",
+        "--set=monitoring.dashboard.annotations.grafana_folder=Sandboxes",
+        "--show-only=templates/monitoring-rules.yaml",
+        "--show-only=templates/monitoring-dashboard.yaml",
+    )
+    for file, indentation in (("rules.yaml", 2), ("dashboard.json", 4)):
+        with open(f"{REPOSITORY}/deploy/monitoring/{file}") as original:
+            text = textwrap.indent(original.read().strip(), " " * indentation)
+        assert text in shown, f"the chart's {file} differs from deploy/monitoring/{file}"
+    assert 'grafana_dashboard: "1"' in shown and "grafana_folder: Sandboxes" in shown, shown
 
 
 @check

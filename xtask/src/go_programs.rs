@@ -14,6 +14,8 @@ pub enum Module {
     Oldest,
     /// The newest kubectl, client-go and controller-runtime.
     Newest,
+    /// The published Go SDK.
+    Sdk,
 }
 
 impl Module {
@@ -21,6 +23,7 @@ impl Module {
         match self {
             Module::Oldest => "oldest",
             Module::Newest => "newest",
+            Module::Sdk => "sdk",
         }
     }
 }
@@ -51,10 +54,10 @@ fn version(root: &Path, module: Module) -> anyhow::Result<String> {
     Ok(format!("v1.{rest}"))
 }
 
-/// Builds the tests of Go's own client libraries, and says where the program that runs them is.
-pub fn client_tests(root: &Path, cache: &Path) -> anyhow::Result<PathBuf> {
-    let program = cache.join("go-clients");
-    go(root, Module::Newest, &["test", "-c"], &program, "./clients")?;
+/// Builds the tests of a module, and says where the program that runs them is.
+pub fn tests(root: &Path, module: Module, cache: &Path) -> anyhow::Result<PathBuf> {
+    let program = cache.join(format!("go-tests-{}", module.name()));
+    go(root, module, &["test", "-c"], &program, "./clients")?;
     Ok(program)
 }
 

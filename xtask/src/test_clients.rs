@@ -1,6 +1,6 @@
 //! Published clients, unmodified, against the real binary: kubectl (the one on the PATH, the oldest that is promised to work and the
-//! newest), client-go and controller-runtime, the official Python client, and the SDKs of PyPI in environments of their own. And the
-//! pages for users, each block of which is run.
+//! newest), client-go and controller-runtime, the Go SDK, the official Python client, and the SDKs of PyPI in environments of their own.
+//! And the pages for users, each block of which is run.
 //!
 //! What each client must be able to do is in `tests/clients`; here is only what they run on.
 
@@ -35,8 +35,8 @@ enum Program {
     },
     /// A Python script with a kubectl that is built for it.
     Kubectl { file: &'static str, module: Module },
-    /// The tests of Go's own client libraries.
-    GoClients,
+    /// The tests of a Go module.
+    GoTests { module: Module },
     /// The blocks of a page.
     Page { path: &'static str },
 }
@@ -63,6 +63,13 @@ const fn kubectl(name: &'static str, file: &'static str, module: Module) -> Suit
     }
 }
 
+const fn go_tests(name: &'static str, module: Module) -> Suite {
+    Suite {
+        name,
+        program: Program::GoTests { module },
+    }
+}
+
 const fn page(name: &'static str, path: &'static str) -> Suite {
     Suite {
         name,
@@ -71,7 +78,7 @@ const fn page(name: &'static str, path: &'static str) -> Suite {
 }
 
 /// The pages come last: at the end of the quickstart everything is deleted.
-const SUITES: [Suite; 15] = [
+const SUITES: [Suite; 16] = [
     script("kubectl_streams", None),
     script("kubectl_objects", None),
     script("kruise", None),
@@ -79,10 +86,8 @@ const SUITES: [Suite; 15] = [
     kubectl("kubectl_objects_oldest", "kubectl_objects", Module::Oldest),
     kubectl("kubectl_streams_newest", "kubectl_streams", Module::Newest),
     kubectl("kubectl_objects_newest", "kubectl_objects", Module::Newest),
-    Suite {
-        name: "go_clients",
-        program: Program::GoClients,
-    },
+    go_tests("go_clients", Module::Newest),
+    go_tests("go_sdk", Module::Sdk),
     script("python_client", Some("kubernetes==37.0.2")),
     script("sdk_0_4_6", Some("k8s-agent-sandbox==0.4.6")),
     script("sdk_1_0_8", Some("k8s-agent-sandbox[async]==1.0.8")),
@@ -112,8 +117,8 @@ impl Suite {
                 command.env("PATH", path);
                 Ok(command)
             }
-            Program::GoClients => {
-                let mut command = Command::new(go_programs::client_tests(root, &cache)?);
+            Program::GoTests { module } => {
+                let mut command = Command::new(go_programs::tests(root, module, &cache)?);
                 command.args(["-test.v", "-test.timeout=300s"]);
                 Ok(command)
             }

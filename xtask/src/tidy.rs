@@ -12,7 +12,10 @@ use serde_json::Value;
 const MAY_USE: [(&str, &[&str]); 10] = [
     ("apiserver", &["apimachinery"]),
     ("controllers", &["api", "planner", "telemetry"]),
-    ("node", &["api", "images", "shim-protocol", "streaming"]),
+    (
+        "node",
+        &["api", "images", "shim-protocol", "streaming", "telemetry"],
+    ),
     ("planner", &["api"]),
     ("router", &["api", "telemetry"]),
     ("sdk", &["api", "sandboxd"]),

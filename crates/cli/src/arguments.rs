@@ -93,7 +93,15 @@ impl Arguments {
     pub fn execute(self) -> anyhow::Result<ExitCode> {
         match self.command {
             // The controllers' own flags say how to log; the others start it within their runtime, where spans are exported.
-            Command::Controller(_) | Command::Up(_) | Command::Router(_) => {}
+            Command::Controller(_)
+            | Command::Up(_)
+            | Command::Router(_)
+            | Command::Run(_)
+            | Command::Claim(_)
+            | Command::Exec(_)
+            | Command::Cp(_)
+            | Command::Suspend(_)
+            | Command::Resume(_) => {}
             Command::Node(_) | Command::Sandboxd(_) => {
                 logging::start(Audience::Operator);
             }
@@ -105,15 +113,33 @@ impl Arguments {
                 let up = up::execute(arguments);
                 block_on(logging::observed("agent-sandbox", traces, up))
             }
-            Command::Run(arguments) => block_on(run::execute(arguments)),
-            Command::Claim(arguments) => block_on(sandboxes::claim(arguments)),
+            Command::Run(arguments) => block_on(logging::traced(
+                "agent-sandbox run",
+                run::execute(arguments),
+            )),
+            Command::Claim(arguments) => block_on(logging::traced(
+                "agent-sandbox claim",
+                sandboxes::claim(arguments),
+            )),
             Command::List(arguments) => block_on(sandboxes::list(arguments)),
             Command::Get(arguments) => block_on(sandboxes::get(arguments)),
-            Command::Exec(arguments) => block_on(sandboxes::exec(arguments)),
-            Command::Cp(arguments) => block_on(sandboxes::copy(arguments)),
+            Command::Exec(arguments) => block_on(logging::traced(
+                "agent-sandbox exec",
+                sandboxes::exec(arguments),
+            )),
+            Command::Cp(arguments) => block_on(logging::traced(
+                "agent-sandbox cp",
+                sandboxes::copy(arguments),
+            )),
             Command::Logs(arguments) => block_on(sandboxes::logs(arguments)),
-            Command::Suspend(arguments) => block_on(sandboxes::suspend(arguments)),
-            Command::Resume(arguments) => block_on(sandboxes::resume(arguments)),
+            Command::Suspend(arguments) => block_on(logging::traced(
+                "agent-sandbox suspend",
+                sandboxes::suspend(arguments),
+            )),
+            Command::Resume(arguments) => block_on(logging::traced(
+                "agent-sandbox resume",
+                sandboxes::resume(arguments),
+            )),
             Command::Scale(arguments) => block_on(sandboxes::scale(arguments)),
             Command::Delete(arguments) => block_on(sandboxes::delete(arguments)),
             Command::Image(command) => block_on(image::execute(command)),

@@ -1,6 +1,7 @@
 //! How a command finds its API: flags, then `KUBECONFIG`, then a running `up`. `~/.kube/config` is never used unasked.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -9,6 +10,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 
 use crate::data_directory::{self, Running};
+use crate::logging::CurrentTrace;
 
 /// Which API to talk to
 #[derive(Clone, Debug, Default, Args)]
@@ -53,6 +55,7 @@ impl Connected {
             sandbox_ready_timeout: self.ready_timeout.unwrap_or(defaults.sandbox_ready_timeout),
             // What a person copies is streamed, and as large as it is.
             max_upload_size: u64::MAX,
+            propagator: Some(Arc::new(CurrentTrace)),
             ..defaults
         };
         Ok(sdk::Client::new(self.client.clone(), options)?)

@@ -1,8 +1,9 @@
 //! `agent-sandbox bench leaks`: many claims come and go, and then nothing of them may be left in the controllers.
 //!
 //! Compared are what the metrics show before and after: the entries of every structure that the controllers keep, and the series
-//! themselves; and the memory of the process. What is bounded and fills up once (remembered deletions, series of events) is full
-//! before the comparison begins.
+//! themselves; and the memory of the process. What is bounded fills up once (the history that watches resume from, remembered
+//! deletions, the allocator's own pages), so claims pass through until memory no longer grows, and the comparison begins only then.
+//! Memory that never stops growing is a leak by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,15 +24,23 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 const NAMESPACE: &str = "default";
-/// Claims that exist at a time.
-const WAVE: usize = 500;
+/// Claims that exist at a time: a tenth of those that are to pass, within these bounds.
+const SMALLEST_WAVE: usize = 50;
+const LARGEST_WAVE: usize = 500;
 /// Requests under way at a time.
 const CONCURRENCY: usize = 64;
 const POOL: usize = 50;
 /// How long a wave may take to be met, or to be gone.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Memory that an allocator may keep for itself.
-const MEMORY_SLACK: f64 = 32.0 * 1024.0 * 1024.0;
+/// Memory that comes and goes with how the claims of a wave overlap.
+const MEMORY_SLACK: f64 = 16.0 * MEBIBYTE;
+/// Waves in a row without a new height of memory, after which it counts as level.
+const LEVEL_WAVES: usize = 4;
+/// A new height is one that is higher by more than this.
+const STEP: f64 = 2.0 * MEBIBYTE;
+/// Waves in which memory must have become level.
+const WARM_UP_WAVES: usize = 40;
+const MEBIBYTE: f64 = 1024.0 * 1024.0;
 /// The API server keeps old versions for watches to resume from. Little of them, so that it is full before the comparison begins.
 const HISTORY: Window = Window {
     events_per_kind: 2_048,
@@ -119,10 +128,32 @@ impl Census {
 }
 
 fn mebibytes(bytes: f64) -> String {
-    format!("{:.0}", bytes / 1024.0 / 1024.0)
+    format!("{:.0}", bytes / MEBIBYTE)
 }
 
-/// Lets half as many claims come and go to begin with, then all, and fails if anything grew.
+/// Heights of memory after each wave, and for how long there was no new one.
+#[derive(Debug, Default)]
+struct Level {
+    highest: f64,
+    waves_below: usize,
+}
+
+impl Level {
+    fn record(&mut self, resident_bytes: f64) {
+        if resident_bytes > self.highest + STEP {
+            self.highest = resident_bytes;
+            self.waves_below = 0;
+        } else {
+            self.waves_below += 1;
+        }
+    }
+
+    fn is_reached(&self) -> bool {
+        self.waves_below >= LEVEL_WAVES
+    }
+}
+
+/// Lets claims come and go until memory is level, then as many as asked for, and fails if anything grew.
 pub async fn check(directory: &Path, claims: usize) -> anyhow::Result<()> {
     let server = apiserver::Server::open(apiserver::Config {
         window: HISTORY,
@@ -159,12 +190,16 @@ pub async fn check(directory: &Path, claims: usize) -> anyhow::Result<()> {
 
 async fn compare(client: &Client, metrics: &Metrics, claims: usize) -> anyhow::Result<()> {
     create_pool(client).await?;
-    pass_through(client, claims / 2).await?;
-    settle(client, metrics).await?;
-    let before = Census::take(metrics);
+    let largest = (claims / 10).clamp(SMALLEST_WAVE, LARGEST_WAVE);
+    let before = warm_up(client, metrics, largest).await?;
     let started = Instant::now();
-    pass_through(client, claims).await?;
-    settle(client, metrics).await?;
+    let mut made = 0;
+    while made < claims {
+        let wave = largest.min(claims - made);
+        pass_through(client, wave).await?;
+        settle(client, metrics).await?;
+        made += wave;
+    }
     let after = Census::take(metrics);
     println!(
         "{claims} claims came and went in {:.0} s; series {} before and {} after; memory {} MiB before and {} MiB after",
@@ -182,6 +217,33 @@ async fn compare(client: &Client, metrics: &Metrics, claims: usize) -> anyhow::R
         );
     }
     Ok(())
+}
+
+/// Lets waves of claims pass until memory is level; the census is of then, with the greatest memory there was.
+async fn warm_up(client: &Client, metrics: &Metrics, wave: usize) -> anyhow::Result<Census> {
+    let mut level = Level::default();
+    for waves in 1..=WARM_UP_WAVES {
+        pass_through(client, wave).await?;
+        settle(client, metrics).await?;
+        let census = Census::take(metrics);
+        level.record(census.resident_bytes);
+        if level.is_reached() {
+            println!(
+                "memory is level at {} MiB after {} claims",
+                mebibytes(level.highest),
+                waves * wave
+            );
+            return Ok(Census {
+                resident_bytes: level.highest,
+                ..census
+            });
+        }
+    }
+    bail!(
+        "memory still grows after {} claims came and went: {} MiB",
+        WARM_UP_WAVES * wave,
+        mebibytes(level.highest)
+    )
 }
 
 async fn create_pool(client: &Client) -> anyhow::Result<()> {
@@ -206,49 +268,46 @@ async fn create_pool(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Claims in waves: each is made, met and deleted before the next. Half of them start their sandbox themselves.
-async fn pass_through(client: &Client, claims: usize) -> anyhow::Result<()> {
+/// One wave of claims is made, met and deleted. Half of them start their sandbox themselves.
+async fn pass_through(client: &Client, wave: usize) -> anyhow::Result<()> {
     let api = Api::<SandboxClaim>::namespaced(client.clone(), NAMESPACE);
-    let mut made = 0;
-    while made < claims {
-        let wave = WAVE.min(claims - made);
-        stream::iter(made..made + wave)
-            .map(|number| {
-                let api = api.clone();
-                async move {
-                    let spec = if number % 2 == 0 {
-                        json!({ "warmPoolRef": { "name": "leaks" } })
-                    } else {
-                        json!({ "sandboxTemplateRef": { "name": "leaks" }, "warmpool": "none" })
-                    };
-                    let claim = serde_json::from_value(json!({
-                        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
-                        "metadata": { "name": format!("claim-{number}") },
-                        "spec": spec,
-                    }))?;
-                    api.create(&PostParams::default(), &claim).await?;
-                    anyhow::Ok(())
-                }
-            })
-            .buffer_unordered(CONCURRENCY)
-            .try_collect::<()>()
-            .await?;
-        let patience = Patience::with("all claims of a wave to be Ready");
-        while ready(&api).await? < wave {
-            patience.step().await?;
-        }
-        api.delete_collection(&DeleteParams::default(), &ListParams::default())
-            .await?;
-        let patience = Patience::with("a wave to be gone");
-        while count(&api).await? > 0 {
-            patience.step().await?;
-        }
-        // Events expire by themselves, after an hour.
-        Api::<Event>::namespaced(client.clone(), NAMESPACE)
-            .delete_collection(&DeleteParams::default(), &ListParams::default())
-            .await?;
-        made += wave;
+    stream::iter(0..wave)
+        .map(|number| {
+            let api = api.clone();
+            async move { create(&api, number).await }
+        })
+        .buffer_unordered(CONCURRENCY)
+        .try_collect::<()>()
+        .await?;
+    let patience = Patience::with("all claims of a wave to be Ready");
+    while ready(&api).await? < wave {
+        patience.step().await?;
     }
+    api.delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await?;
+    let patience = Patience::with("a wave to be gone");
+    while count(&api).await? > 0 {
+        patience.step().await?;
+    }
+    // Events expire by themselves, after an hour.
+    Api::<Event>::namespaced(client.clone(), NAMESPACE)
+        .delete_collection(&DeleteParams::default(), &ListParams::default())
+        .await?;
+    Ok(())
+}
+
+async fn create(claims: &Api<SandboxClaim>, number: usize) -> anyhow::Result<()> {
+    let spec = if number.is_multiple_of(2) {
+        json!({ "warmPoolRef": { "name": "leaks" } })
+    } else {
+        json!({ "sandboxTemplateRef": { "name": "leaks" }, "warmpool": "none" })
+    };
+    let claim = serde_json::from_value(json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
+        "metadata": { "generateName": format!("claim-{number}-") },
+        "spec": spec,
+    }))?;
+    claims.create(&PostParams::default(), &claim).await?;
     Ok(())
 }
 
@@ -302,5 +361,31 @@ impl Patience {
         }
         tokio::time::sleep(POLL).await;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_level_once_no_wave_reaches_a_new_height() {
+        let mut level = Level::default();
+        for height in [100.0, 140.0, 150.0, 149.0, 151.0, 151.5] {
+            level.record(height * MEBIBYTE);
+            assert!(!level.is_reached(), "{level:?}");
+        }
+        level.record(120.0 * MEBIBYTE);
+        assert!(level.is_reached());
+        assert!((level.highest - 150.0 * MEBIBYTE).abs() < 1.0);
+    }
+
+    #[test]
+    fn memory_that_grows_with_every_wave_is_never_level() {
+        let mut level = Level::default();
+        for wave in 0..WARM_UP_WAVES {
+            level.record(f64::from(u32::try_from(wave).unwrap()) * 3.0 * MEBIBYTE);
+            assert!(!level.is_reached());
+        }
     }
 }

@@ -1,7 +1,14 @@
-//! Where log lines of the parts go when they run under a command of this binary: to standard error.
+//! Where log lines and spans go when parts run under a command of this binary: lines to standard error, spans to a collector.
 
-use telemetry::Exporter;
+use telemetry::{Exporter, TraceContext, spans};
+use tracing::{Instrument, info_span};
 use tracing_subscriber::{EnvFilter, Layer};
+
+/// The variables that name a collector.
+const ENDPOINTS: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+];
 
 /// Who reads the log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +42,45 @@ pub async fn observed<T>(
         exporter.stop().await;
     }
     outcome
+}
+
+/// Runs a command for a user. If the environment names a collector, the command is a span there, below the one that `TRACEPARENT`
+/// names: whoever traces what it starts sees what became of it.
+pub async fn traced<T>(
+    name: &'static str,
+    command: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if !ENDPOINTS.iter().any(is_set) {
+        install(Audience::User, None);
+        return command.await;
+    }
+    let exporter = Exporter::start("agent-sandbox").await?;
+    install(Audience::User, Some(&exporter));
+    let span = info_span!("command", otel.name = name);
+    let variable = |name: &str| std::env::var(name).ok();
+    let parent = variable("TRACEPARENT")
+        .and_then(|parent| TraceContext::new(&parent, variable("TRACESTATE").as_deref()));
+    if let Some(parent) = parent {
+        spans::continue_from(&span, &parent);
+    }
+    let outcome = command.instrument(span).await;
+    exporter.stop().await;
+    outcome
+}
+
+/// Sends the trace of a command along with its requests.
+#[derive(Debug)]
+pub struct CurrentTrace;
+
+impl sdk::trace::Propagator for CurrentTrace {
+    fn inject(&self, set: &mut dyn FnMut(&str, String)) {
+        if let Some(context) = spans::current() {
+            for (name, value) in context.headers() {
+                set(name, value.to_owned());
+            }
+        }
+    }
 }
 
 fn install(audience: Audience, exporter: Option<&Exporter>) {

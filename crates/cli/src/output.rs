@@ -40,6 +40,16 @@ pub enum ObjectFormat {
     Name,
 }
 
+/// How many of something, in words: `1 claim`, `2 sandboxes`.
+pub fn counted(count: usize, noun: &str) -> String {
+    let ending = match (count, noun.ends_with('x')) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{count} {noun}{ending}")
+}
+
 impl Format {
     /// How this is printed: as a table, or the objects themselves.
     pub fn shape(self) -> Result<Detail, ObjectFormat> {
@@ -249,6 +259,13 @@ pub fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_counted_agrees_with_its_number() {
+        assert_eq!(counted(0, "pool"), "0 pools");
+        assert_eq!(counted(1, "sandbox"), "1 sandbox");
+        assert_eq!(counted(2, "sandbox"), "2 sandboxes");
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

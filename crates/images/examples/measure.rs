@@ -42,10 +42,10 @@ fn files(seed: u8) -> Vec<u8> {
     layer(&items)
 }
 
-fn report(what: &str, mut sample: Vec<Duration>, megabytes: f64) {
+fn report(what: &str, mut sample: Vec<Duration>, megabytes: u32) {
     sample.sort();
     let median = sample[sample.len() / 2];
-    let rate = megabytes / median.as_secs_f64();
+    let rate = f64::from(megabytes) / median.as_secs_f64();
     println!(
         "{what}: median {:.1} ms ({:.1} – {:.1}), {rate:.0} MB/s unpacked",
         median.as_secs_f64() * 1e3,
@@ -64,6 +64,7 @@ async fn main() {
     content.extend(content_of("v2", &sharing));
     let registry = FakeServer::registry(content).await;
     let unpacked = usize::from(LAYERS) * FILES_PER_LAYER * FILE_BYTES / 1_000_000;
+    let unpacked = u32::try_from(unpacked).expect("an image of some megabytes");
     let compressed: usize = image.layers.iter().map(Vec::len).sum();
     println!(
         "an image of {LAYERS} layers with {} files, {unpacked} MB, {} MB compressed; {RUNS} runs",

@@ -1,11 +1,11 @@
-//! The programs the node carries inside itself, and where it puts them.
+//! The programs the node carries inside itself, packed, and where it puts them.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::names::short_hash;
+use flate2::read::GzDecoder;
 
 const SHIM: &[u8] = include_bytes!(env!("SHIM_BINARY"));
 const SANDBOXD: &[u8] = include_bytes!(env!("SANDBOXD_BINARY"));
@@ -17,7 +17,7 @@ pub struct Programs {
     pub sandboxd: PathBuf,
 }
 
-/// Writes the programs under `directory`, each under a name that holds its hash: a running container keeps the file it
+/// Writes the programs under `directory`, each under a name that holds its checksum: a running container keeps the file it
 /// was started with.
 pub fn unpack(directory: &Path) -> io::Result<Programs> {
     fs::create_dir_all(directory)?;
@@ -27,15 +27,49 @@ pub fn unpack(directory: &Path) -> io::Result<Programs> {
     })
 }
 
-fn write(directory: &Path, name: &str, content: &[u8]) -> io::Result<PathBuf> {
-    let path = directory.join(format!("{name}-{}", short_hash(content, 8)));
-    if fs::metadata(&path).is_ok_and(|found| found.len() == content.len() as u64) {
+fn write(directory: &Path, name: &str, packed: &[u8]) -> io::Result<PathBuf> {
+    let path = directory.join(format!("{name}-{}", checksum(packed)));
+    // It got this name only once it was whole.
+    if path.exists() {
         return Ok(path);
     }
     let temporary = directory.join(format!(".{name}.{}", std::process::id()));
-    fs::write(&temporary, content)?;
-    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o755))?;
-    fs::File::open(&temporary)?.sync_all()?;
+    let mut file = fs::File::create(&temporary)?;
+    io::copy(&mut GzDecoder::new(packed), &mut file)?;
+    file.set_permissions(fs::Permissions::from_mode(0o755))?;
+    file.sync_all()?;
+    // A file that is open for writing cannot be executed.
+    drop(file);
     fs::rename(&temporary, &path)?;
     Ok(path)
+}
+
+/// The checksum and the length that packing has left behind the data, so that a program that lies unpacked already is not even
+/// read.
+fn checksum(packed: &[u8]) -> String {
+    let trailer = packed.last_chunk().copied().unwrap_or_default();
+    format!("{:016x}", u64::from_be_bytes(trailer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_unpacked_once_and_can_be_executed() {
+        let directory = tempfile::tempdir().unwrap();
+        let programs = unpack(directory.path()).unwrap();
+        assert_ne!(programs.shim, programs.sandboxd);
+        for program in [&programs.shim, &programs.sandboxd] {
+            let content = fs::read(program).unwrap();
+            assert!(content.starts_with(b"\x7fELF"));
+            let mode = fs::metadata(program).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o755);
+        }
+        let before = fs::metadata(&programs.shim).unwrap().modified().unwrap();
+        let again = unpack(directory.path()).unwrap();
+        assert_eq!(again.shim, programs.shim);
+        let after = fs::metadata(&again.shim).unwrap().modified().unwrap();
+        assert_eq!(before, after);
+    }
 }

@@ -33,6 +33,7 @@ mod registration;
 pub mod runtime;
 pub mod scheduler;
 mod throttling;
+mod trace;
 mod trees;
 mod unsupported;
 mod unverified_tls;

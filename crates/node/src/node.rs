@@ -1,13 +1,14 @@
 //! The node itself: finds what it left, makes itself known, and gives every pod bound to it a worker.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,9 @@ use crate::volumes::Volumes;
 /// How often the disk is looked at, and how long an image stays after its last use however full that is.
 const IMAGE_CHECK: Duration = Duration::from_secs(300);
 const IMAGE_MINIMUM_AGE: jiff::SignedDuration = jiff::SignedDuration::from_secs(120);
+
+/// How long a node that stops still clears away pods that are gone from the API.
+const CLEARING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How often logs are looked at for their size.
 const LOG_CHECK: Duration = Duration::from_secs(1);
@@ -421,7 +425,7 @@ impl<R: Runtime> Dispatcher<R> {
         let mut events = std::pin::pin!(watcher::watcher(pods, own));
         loop {
             tokio::select! {
-                () = shutdown.cancelled() => return,
+                () = shutdown.cancelled() => return self.clear_departed().await,
                 event = events.next() => match event {
                     None => return,
                     Some(Ok(event)) => self.handle(event).await,
@@ -501,6 +505,36 @@ impl<R: Runtime> Dispatcher<R> {
             worker.run(receiver).await;
             uid
         });
+    }
+
+    /// Finishes with pods that the API has forgotten, whether the watch has said so yet or not: after the last of them the node
+    /// may be told to give everything back. All others go on without it.
+    async fn clear_departed(mut self) {
+        let pods = Api::<Pod>::all(self.shared.client.clone());
+        let own = ListParams::default()
+            .fields(&format!("spec.nodeName={}", self.shared.config.node_name));
+        let Ok(listed) = pods.list_metadata(&own).await else {
+            return;
+        };
+        let there: HashSet<String> = listed.iter().filter_map(ResourceExt::uid).collect();
+        let mut departed: HashSet<String> = self.workers.keys().cloned().collect();
+        departed.retain(|uid| !there.contains(uid));
+        for uid in &departed {
+            self.forget(uid);
+        }
+        let cleared = async {
+            while !departed.is_empty()
+                && let Some(ended) = self.running.join_next().await
+            {
+                departed.remove(&ended.unwrap_or_default());
+            }
+        };
+        if tokio::time::timeout(CLEARING_DEADLINE, cleared)
+            .await
+            .is_err()
+        {
+            tracing::warn!("pods that are gone from the API are left for the next start to remove");
+        }
     }
 
     fn forget(&mut self, uid: &str) {

@@ -196,12 +196,14 @@ impl<R: Runtime> PodWorker<R> {
 
     /// Takes over what an earlier run of the node left.
     fn adopt(&mut self, recovered: RecoveredPod) {
-        // Without its namespaces a pod starts over, as after a reboot; what ran has ended.
-        if let Some(sandbox) = &recovered.sandbox {
+        // Without its namespaces a pod starts over, as after a reboot; what ran has ended. So does one that no container was
+        // started in: the node may have died before its files and volumes were there. What is there is used again.
+        let was_prepared = !recovered.containers.is_empty();
+        if let Some(sandbox) = recovered.sandbox.filter(|_| was_prepared) {
             self.shared.enforcer.attach(&self.pod, sandbox.addresses());
-            self.keep_volumes_fresh(sandbox);
+            self.keep_volumes_fresh(&sandbox);
+            self.sandbox = Sandbox::Ready(sandbox);
         }
-        self.sandbox = recovered.sandbox.map_or(Sandbox::Missing, Sandbox::Ready);
         for found in recovered.containers {
             let name = found.id.container.clone();
             let mut state = ContainerState {

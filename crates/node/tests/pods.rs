@@ -538,6 +538,35 @@ async fn pods_survive_a_restart_of_the_node_and_those_gone_meanwhile_are_removed
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_was_being_prepared_when_the_node_died_starts_after_all() {
+    let mut machine = Machine::start().await;
+    let spec = json!({"containers": [{"name": "c", "image": "host", "command": ["sleep", "1000"],
+            "volumeMounts": [{"name": "v", "mountPath": "/data"}]}],
+        "volumes": [{"name": "v", "emptyDir": {}}]});
+    machine.create("p", spec).await;
+    let pod = machine.ready("p").await;
+    machine.stop_node().await;
+    // The node had written down which pod this is, and nothing more of it was on disk yet.
+    let directory = machine.config.data_dir.join("pods");
+    let directory = directory.join(pod.uid().unwrap());
+    let started = directory.join("containers/c/0/state.json");
+    std::fs::remove_file(&started).unwrap();
+    for unfinished in ["etc", "volumes"] {
+        std::fs::remove_dir_all(directory.join(unfinished)).unwrap();
+    }
+    machine.start_node().await;
+    eventually("the container to be started", || async {
+        started.exists().then_some(())
+    })
+    .await;
+    let pod = machine.ready("p").await;
+    let script = "touch /data/note && grep -c localhost /etc/hosts";
+    let (code, shown, _) = machine.exec(&pod, &["sh", "-c", script]).await;
+    assert_eq!((code, shown.trim()), (0, "2"));
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn mounted_objects_follow_their_originals() {
     let machine =
         Machine::start_with(|config| config.volume_refresh = std::time::Duration::from_millis(50))

@@ -1,17 +1,7 @@
 //! The same client for programs that are not async: every call waits for its answer. It owns a small runtime of its own and
 //! decides nothing; what things mean is said at their namesakes in the rest of the crate.
 //!
-//! ```no_run
-//! use sdk::{CreateOptions, Options, blocking};
-//!
-//! # fn example() -> Result<(), sdk::Error> {
-//! let client = blocking::Client::connect(Options::default())?;
-//! let sandbox = client.create(CreateOptions::from_pool("python-warmpool"))?;
-//! println!("{}", sandbox.commands().run("echo hello")?.stdout);
-//! sandbox.terminate()?;
-//! # Ok(())
-//! # }
-//! ```
+#![doc = concat!("```no_run\n", include_str!("../examples/blocking.rs"), "```")]
 //!
 //! # Caveats
 //!

@@ -1,29 +1,7 @@
 //! The high-level client of agent-sandbox: claim a sandbox, run commands in it, move files, talk to processes, suspend it, take
 //! it up again from elsewhere, end it.
 //!
-//! ```no_run
-//! use sdk::{Client, Connection, CreateOptions, Options};
-//!
-//! # async fn example() -> Result<(), sdk::Error> {
-//! let client = Client::connect(Options {
-//!     connection: Connection::Direct { url: "http://127.0.0.1:8080".into() },
-//!     ..Options::default()
-//! })
-//! .await?;
-//!
-//! let sandbox = client.create(CreateOptions::from_template("python-runtime-template")).await?;
-//! sandbox.files().write("data.py", "x = 42").await?;
-//! let result = sandbox.commands().run_code("import data; print(data.x)").await?;
-//! assert_eq!(result.stdout, "42\n");
-//! sandbox.suspend().await?;
-//!
-//! // Later, perhaps in another process:
-//! let again = client.attach(sandbox.id()).await?;
-//! again.resume().await?;
-//! again.terminate().await?;
-//! # Ok(())
-//! # }
-//! ```
+#![doc = concat!("```no_run\n", include_str!("../examples/first_sandbox.rs"), "```")]
 //!
 //! The control plane is reached through `kube`, the sandbox through a router (or straight, inside a cluster): see
 //! [`Connection`]. Everything is async; [`blocking`] has the same without.

@@ -25,6 +25,17 @@ use std::process::ExitCode;
 /// The name under which a container sees its PID 1.
 pub const AGENT_NAME: &str = "sandbox-init";
 
+/// Ends with the node that asked: the one that takes its place clears up what is unfinished and makes it anew, under the same names.
+fn for_the_node(work: impl FnOnce() -> ExitCode) -> ExitCode {
+    let ends_with_its_parent =
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    if let Err(error) = ends_with_its_parent {
+        eprintln!("cannot be told that the node has died: {error}");
+        return ExitCode::FAILURE;
+    }
+    work()
+}
+
 fn main() -> ExitCode {
     let mut arguments = std::env::args();
     let name = arguments.next().unwrap_or_default();
@@ -33,8 +44,8 @@ fn main() -> ExitCode {
     }
     match arguments.next().as_deref() {
         Some("rootless") => rootless::run(std::env::args_os().skip(2)),
-        Some("namespaces") => namespaces::run(),
-        Some("launch") => launch::run(),
+        Some("namespaces") => for_the_node(namespaces::run),
+        Some("launch") => for_the_node(launch::run),
         _ => {
             eprintln!(
                 "usage: agent-sandbox-shim namespaces|launch < request.json, or rootless PROGRAM [ARGUMENT]…"

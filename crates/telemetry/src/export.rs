@@ -27,7 +27,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the last spans may take to be sent when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The crates whose spans are exported. Others, above all those that carry the export itself, are nobody's trace.
-const TRACED: [&str; 4] = ["controllers", "router", "sdk", "node"];
+const TRACED: [&str; 5] = [
+    "agent_sandbox",
+    "agent_sandbox_node",
+    "controllers",
+    "router",
+    "sdk",
+];
 
 /// Why no spans can be exported.
 #[derive(Debug, thiserror::Error)]

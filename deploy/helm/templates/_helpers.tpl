@@ -26,3 +26,8 @@ app.kubernetes.io/version: {{ . | quote }}
 {{- define "agent-sandbox.image" -}}
 {{- printf "%s:%s" .Values.image.repository (required "image.tag is required: set it to the release to run" .Values.image.tag) }}
 {{- end }}
+
+{{/* Labels of what a monitoring stack picks up, with those that it picks by; the chart's own win. */}}
+{{- define "agent-sandbox.monitoringLabels" -}}
+{{- toYaml (merge (dict) (include "agent-sandbox.labels" .root | fromYaml) (default (dict) .labels)) }}
+{{- end }}

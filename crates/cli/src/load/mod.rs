@@ -24,7 +24,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection;
-use crate::output::Table;
+use crate::output::{Table, counted};
 use crate::up::{Options, Quickstart, Up};
 use drive::{Driven, Place};
 use outcome::{Judged, Machine, Outcome, Summary, checks};
@@ -274,8 +274,11 @@ async fn load_up(
     };
     let driven = drive::drive(&place, recipe, progress).await;
     drop(place);
-    up.stop_with_sandboxes().await?;
-    driven
+    let stopped = up.stop_with_sandboxes().await;
+    // Why the load failed says more than what its end then stumbled over.
+    let driven = driven?;
+    stopped?;
+    Ok(driven)
 }
 
 fn machine() -> Machine {
@@ -307,13 +310,17 @@ fn write_all(directory: &Path, outcome: &Outcome, judged: Judged) -> anyhow::Res
 
 fn print_summary(outcome: &Outcome) {
     let total = &outcome.total;
+    let pool = if outcome.recipe.pool > 0 {
+        format!("; pool full after {:.1} s", outcome.filled_pool_in_s)
+    } else {
+        String::new()
+    };
     println!(
-        "{}: {} claims in {} rounds, {:.1} claims/s; pool full after {:.1} s",
+        "{}: {} in {}, {:.1} claims/s{pool}",
         outcome.recipe.name.as_str(),
-        total.claims,
-        outcome.rounds.len(),
+        counted(total.claims, "claim"),
+        counted(outcome.rounds.len(), "round"),
         total.claims_per_second,
-        outcome.filled_pool_in_s,
     );
     let mut table = Table::new(&["WHAT", "MEASURED", "BOUND", "", "BUDGET", ""]);
     for (bound, budget) in outcome.bounds.iter().zip(&outcome.budget) {

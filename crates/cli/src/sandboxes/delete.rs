@@ -16,7 +16,7 @@ use kube::{Api, Client, ResourceExt};
 
 use super::{Known, connect, explain, scoped};
 use crate::connection::{self, Connected};
-use crate::output::chain;
+use crate::output::{chain, counted};
 
 /// Delete claims, and their sandboxes with them
 #[derive(Debug, Args)]
@@ -52,8 +52,10 @@ pub async fn delete(arguments: DeleteArguments) -> anyhow::Result<ExitCode> {
         let namespace = (!arguments.all_namespaces).then_some(connected.namespace.as_str());
         let deleted = delete_everything(&connected.client, namespace, arguments.wait).await?;
         println!(
-            "deleted {} claims, {} pools and {} sandboxes",
-            deleted.claims, deleted.pools, deleted.sandboxes
+            "deleted {}, {} and {}",
+            counted(deleted.claims, "claim"),
+            counted(deleted.pools, "pool"),
+            counted(deleted.sandboxes, "sandbox"),
         );
         return Ok(ExitCode::SUCCESS);
     }

@@ -579,18 +579,18 @@ mod tests {
                 "NetworkUnavailable: nft is missing"
             ]
         );
-        let [runc, runsc] = &overview.runtime_handlers[..] else {
+        let [works, broken] = &overview.runtime_handlers[..] else {
             panic!("{:?}", overview.runtime_handlers)
         };
         assert_eq!(
-            (runc.name.as_str(), runc.works, runc.detail.as_str()),
+            (works.name.as_str(), works.works, works.detail.as_str()),
             ("runc", true, "1.1.5")
         );
         assert_eq!(
-            (runsc.name.as_str(), runsc.works, runsc.detail.as_str()),
+            (broken.name.as_str(), broken.works, broken.detail.as_str()),
             ("runsc", false, "runsc is not installed")
         );
-        assert_eq!(runsc.classes, ["gvisor"]);
+        assert_eq!(broken.classes, ["gvisor"]);
         let pods: Vec<&str> = overview
             .throttled
             .iter()

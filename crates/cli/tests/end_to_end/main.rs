@@ -3,8 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod crash;
+mod load;
 mod machine;
 mod rootless;
+mod sdk_examples;
 mod streams;
 mod support;
 mod verbs;

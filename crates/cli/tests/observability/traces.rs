@@ -70,6 +70,12 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
         .unwrap();
     sandbox.terminate().await.unwrap();
     drop(sandbox);
+    // One that the node starts for this client.
+    let cold =
+        sdk::CreateOptions::from_template("python-runtime-template").warm_pool(sdk::WarmPool::None);
+    let cold = client.create(cold).await.unwrap();
+    cold.terminate().await.unwrap();
+    drop(cold);
     // What is not sent yet is sent when the processes end.
     up = tokio::task::spawn_blocking(move || {
         up.delete_everything();
@@ -120,15 +126,12 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     let request = parent_of(execution.unwrap()).unwrap();
     assert_eq!(request.name, "POST sandbox");
     assert_eq!(parent_of(request).unwrap().name, "sandbox-client.run");
-    let mut hexadecimal = String::new();
-    for byte in &root.trace {
-        write!(hexadecimal, "{byte:02x}").unwrap();
-    }
     assert_eq!(
         told.stdout.trim().get(3..35),
-        Some(hexadecimal.as_str()),
+        Some(hexadecimal(&root.trace).as_str()),
         "the command can go on with the trace: {told:?}"
     );
+    assert_traces_the_node(&spans);
     // What was done is told by events.
     let claim = trace
         .iter()
@@ -138,6 +141,69 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
         claim.clone().any(|event| event == "changed"),
         "{:?}",
         claim.collect::<Vec<_>>()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_line_is_a_step_of_the_trace_that_its_environment_names() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    const PARENT: &str = "00f067aa0ba902b7";
+    let (receiver, address) = Receiver::start().await;
+    let output = tokio::task::spawn_blocking(move || {
+        let up = Up::start(&[]);
+        let mut command = up.command();
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}"))
+            .env("TRACEPARENT", format!("00-{TRACE}-{PARENT}-01"))
+            .args(["run", "--", "sh", "-c", "echo $TRACEPARENT"]);
+        crate::support::stdout_of(&mut command)
+    });
+    let told = output.await.unwrap();
+    assert_eq!(
+        told.get(3..35),
+        Some(TRACE),
+        "the command was told {told:?}"
+    );
+    let spans = receiver.spans();
+    let command = spans.iter().find(|span| span.name == "agent-sandbox run");
+    let command = command.unwrap_or_else(|| panic!("{:#?}", names(&spans)));
+    assert_eq!(hexadecimal(&command.trace), TRACE);
+    assert_eq!(hexadecimal(&command.parent), PARENT);
+    let lifecycle = spans
+        .iter()
+        .find(|span| span.name == "sandbox-client.lifecycle");
+    assert_eq!(lifecycle.unwrap().parent, command.id);
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// What the node does for a sandbox that is started for its claim is part of the claim's trace.
+fn assert_traces_the_node(spans: &[Received]) {
+    let roots = spans
+        .iter()
+        .filter(|span| span.name == "sandbox-client.lifecycle");
+    let steps = |trace: &[u8]| {
+        let of_node = spans.iter().filter(|span| span.trace == trace);
+        let mut steps: Vec<&str> = of_node
+            .filter(|span| ["PreparePod", "StartContainer"].contains(&span.name.as_str()))
+            .map(|span| span.name.as_str())
+            .collect();
+        steps.sort_unstable();
+        steps
+    };
+    let mut traced: Vec<Vec<&str>> = roots.map(|root| steps(&root.trace)).collect();
+    traced.sort();
+    // The warm one was started before anybody asked for it.
+    assert_eq!(
+        traced,
+        [vec![], vec!["PreparePod", "StartContainer"]],
+        "{:#?}",
+        names(spans)
     );
 }
 

@@ -431,24 +431,30 @@ fn verdicts(
         (true, true) => yes("Ready"),
     };
     let mut verdicts = vec![sandbox, initialized, containers, ready];
-    let held_back = throttled(observed);
-    if !held_back.is_empty() {
-        let message = format!(
-            "wants more processor time than its limit gives it: {}",
-            held_back.join(", ")
-        );
-        verdicts.push(Verdict {
-            reason: Some("LimitReached".to_owned()),
-            message: Some(message),
-            ..yes(CPU_THROTTLED)
-        });
-    } else if before
-        .iter()
-        .any(|condition| condition.type_ == CPU_THROTTLED)
-    {
-        verdicts.push(no(CPU_THROTTLED, "WithinLimit", None));
-    }
+    verdicts.extend(throttling(observed, before));
     verdicts
+}
+
+fn throttling(observed: &Observed<'_>, before: &[PodCondition]) -> Option<Verdict> {
+    let held_back = throttled(observed);
+    let known = |condition: &PodCondition| condition.type_ == CPU_THROTTLED;
+    if held_back.is_empty() {
+        return before.iter().any(known).then(|| Verdict {
+            kind: CPU_THROTTLED,
+            holds: false,
+            reason: Some("WithinLimit".to_owned()),
+            message: None,
+        });
+    }
+    let names = held_back.join(", ");
+    Some(Verdict {
+        kind: CPU_THROTTLED,
+        holds: true,
+        reason: Some("LimitReached".to_owned()),
+        message: Some(format!(
+            "wants more processor time than its limit gives it: {names}"
+        )),
+    })
 }
 
 /// The containers that are held back, each with its limit.

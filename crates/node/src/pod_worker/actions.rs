@@ -8,6 +8,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tracing::Instrument;
 
 use super::preparing::{container_of, container_request, prepare, refresh_volumes};
 use super::{Event, PodWorker, Shared};
@@ -17,6 +18,7 @@ use crate::pod_lifecycle::{Action, KILL_AGAIN, Phase, Sandbox};
 use crate::probes::{self, Kind};
 use crate::runtime::{ContainerId, PodSandbox, Runtime};
 use crate::throttling;
+use crate::trace;
 use crate::volumes::Volumes;
 
 impl<R: Runtime> PodWorker<R> {
@@ -51,16 +53,21 @@ impl<R: Runtime> PodWorker<R> {
     fn create_sandbox(&mut self) {
         self.sandbox = Sandbox::Creating;
         let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
-        tokio::spawn(async move {
+        let span = trace::step(&pod, "PreparePod");
+        let prepared = async move {
             let event = match prepare(&shared, &pod).await {
                 Ok(sandbox) => Event::SandboxReady(sandbox),
-                Err((reason, message)) => Event::SandboxWaits {
-                    reason: reason.to_owned(),
-                    message,
-                },
+                Err((reason, message)) => {
+                    trace::failed(&message);
+                    Event::SandboxWaits {
+                        reason: reason.to_owned(),
+                        message,
+                    }
+                }
             };
             let _ = sender.send(event);
-        });
+        };
+        tokio::spawn(prepared.instrument(span));
     }
 
     /// Follows the objects that the pod's volumes show, from now until the pod has ended.
@@ -87,7 +94,9 @@ impl<R: Runtime> PodWorker<R> {
         state.runs = run + 1;
         let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
         let name = container.to_owned();
-        tokio::spawn(async move {
+        let span = trace::step(&pod, "StartContainer");
+        span.record("container", container);
+        let started = async move {
             let started =
                 match container_request(&shared, &pod, &name, run, crashes, &sandbox).await {
                     Ok(spec) => shared.runtime.start(spec).await,
@@ -99,14 +108,18 @@ impl<R: Runtime> PodWorker<R> {
                     run,
                     started,
                 },
-                Err(error) => Event::NotStarted {
-                    container: name,
-                    run,
-                    error,
-                },
+                Err(error) => {
+                    trace::failed(&chain(&error));
+                    Event::NotStarted {
+                        container: name,
+                        run,
+                        error,
+                    }
+                }
             };
             let _ = sender.send(event);
-        });
+        };
+        tokio::spawn(started.instrument(span));
     }
 
     /// A container has come to run: follow its end, run its hook, ask its probes.

@@ -318,15 +318,15 @@ mod tests {
 
     #[test]
     fn the_last_words_of_a_runtime_are_the_reason() {
-        let runc = "2026-01-01T00:00:00Z stderr F first\n\
+        let wrapped = "2026-01-01T00:00:00Z stderr F first\n\
             2026-01-01T00:00:01Z stderr F time=\"2026\" level=error msg=\"runc run failed: exec \\\"/x\\\": not found\"\n";
         assert_eq!(
-            last_words(runc).as_deref(),
+            last_words(wrapped).as_deref(),
             Some("runc run failed: exec \"/x\": not found")
         );
-        let runsc = "2026-01-01T00:00:01Z stderr F running container: creating container: EOF\n";
+        let plain = "2026-01-01T00:00:01Z stderr F running container: creating container: EOF\n";
         assert_eq!(
-            last_words(runsc).as_deref(),
+            last_words(plain).as_deref(),
             Some("running container: creating container: EOF")
         );
         assert_eq!(last_words(""), None);

@@ -422,13 +422,18 @@ impl NativeRuntime {
     }
 }
 
-/// Keeps a record where a crash cannot leave half of it.
 fn write_record(directory: &Path, record: &SandboxRecord) -> Result<(), RuntimeError> {
     let text =
         serde_json::to_vec(record).map_err(|error| failure("a pod's record")(error.into()))?;
-    let temporary = directory.join("sandbox.json.new");
-    fs::write(&temporary, text).map_err(failure("a pod's record"))?;
-    fs::rename(&temporary, directory.join("sandbox.json")).map_err(failure("a pod's record"))
+    write_whole(&directory.join("sandbox.json"), &text).map_err(failure("a pod's record"))
+}
+
+/// Writes a file where a crash cannot leave half of it.
+fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    fs::write(&temporary, text)?;
+    fs::rename(&temporary, path)
 }
 
 /// Under which name one run of a container uses its image.

@@ -112,7 +112,7 @@ mod tests {
             window: None,
         };
         let (words, description) = exec(&entrance, &request).unwrap();
-        let (other, _second) = exec(&entrance, &request).unwrap();
+        let (other, second) = exec(&entrance, &request).unwrap();
         assert_ne!(words[3], other[3], "two commands at once have two files");
         assert_eq!((words[0].as_str(), words[4].as_str()), ("runc", "c1"));
         let text = std::fs::read_to_string(&words[3]).unwrap();
@@ -123,7 +123,7 @@ mod tests {
         );
         drop(description);
         assert!(!std::path::Path::new(&words[3]).exists());
-        drop(_second);
+        drop(second);
         std::fs::remove_dir(&directory).unwrap();
     }
 }

@@ -16,6 +16,7 @@ use shim_protocol::{
 use super::image_root::{self, ImageRoot};
 use super::{
     ContainerRecord, Group, NativeRuntime, SHARED_MEMORY_BYTES, blocking, failure, image_user,
+    write_whole,
 };
 use crate::runtime::handlers::{self, Driver};
 use crate::runtime::launcher::Launcher;
@@ -324,7 +325,7 @@ fn settle(
             let record = record(pid);
             let text = serde_json::to_vec(&record)
                 .map_err(|error| failure("a container's record")(error.into()))?;
-            fs::write(launch.files.directory.join("state.json"), text)
+            write_whole(&launch.files.directory.join("state.json"), &text)
                 .map_err(failure("a container's record"))?;
             Ok(Launched::Running(record))
         }
