@@ -8,10 +8,42 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 
 use shim_protocol::{Launch, LaunchAnswer, Preparation};
 
 use super::RuntimeError;
+
+/// The thread that starts launchers which are to wait. A launcher is told to end when the thread that started it does, so
+/// this one has to last; those that lend themselves to blocking work come and go.
+#[derive(Debug)]
+pub struct Starter {
+    work: mpsc::Sender<Box<dyn FnOnce() + Send>>,
+}
+
+impl Starter {
+    /// The thread ends, and what it started and nobody used with it, when this is dropped.
+    pub fn new() -> std::io::Result<Self> {
+        let (work, receiver) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::Builder::new()
+            .name("launchers".to_owned())
+            .spawn(move || receiver.into_iter().for_each(|work| work()))?;
+        Ok(Self { work })
+    }
+
+    /// Has the thread start a launcher.
+    pub async fn start(
+        &self,
+        start: impl FnOnce() -> Result<Launcher, RuntimeError> + Send + 'static,
+    ) -> Result<Launcher, RuntimeError> {
+        let died = || RuntimeError::Launcher("the thread that starts launchers died".to_owned());
+        let (answer, started) = tokio::sync::oneshot::channel();
+        self.work
+            .send(Box::new(move || drop(answer.send(start()))))
+            .map_err(|_| died())?;
+        started.await.map_err(|_| died())?
+    }
+}
 
 /// A launcher that waits for its request.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::RuntimeError;
 use super::control_groups::{ControlGroups, Limits};
-use super::launcher::Launcher;
+use super::launcher::{Launcher, Starter};
 use crate::network::links::Network;
 use crate::privileges::Privileges;
 
@@ -66,6 +66,7 @@ pub struct Slots {
     capacity: u32,
     network: Network,
     control_groups: ControlGroups,
+    starter: Starter,
     state: Mutex<State>,
     refill: Notify,
     keep_ready: usize,
@@ -93,6 +94,7 @@ impl Slots {
             capacity,
             network,
             control_groups,
+            starter: Starter::new().map_err(|source| io_error("a thread", source))?,
             state: Mutex::default(),
             refill: Notify::new(),
             keep_ready,
@@ -207,7 +209,7 @@ impl Slots {
             self.shim.clone(),
             self.pins(slot),
         );
-        let launcher = tokio::task::spawn_blocking(move || {
+        let start = move || {
             let control_groups =
                 groups.create(&slot_group(slot), WAITING_GROUP, &Limits::default())?;
             let preparation = Preparation {
@@ -216,9 +218,8 @@ impl Slots {
                 out_of_memory_score: OUT_OF_MEMORY_SCORE,
             };
             Launcher::start(&shim, &preparation)
-        })
-        .await
-        .map_err(|error| RuntimeError::Launcher(error.to_string()))??;
+        };
+        let launcher = self.starter.start(start).await?;
         self.with_state(|state| state.launchers.insert(slot, launcher));
         Ok(())
     }
