@@ -78,9 +78,9 @@ fn waiting_for(status: &ContainerStatus) -> Option<&str> {
     status.state.as_ref()?.waiting.as_ref()?.reason.as_deref()
 }
 
-fn image_of<'a>(pod: &'a Pod, container: &str) -> &'a str {
+fn image_of(pod: &Pod, container: &str) -> String {
     super::preparing::container_of(pod, container)
-        .and_then(|container| container.image.as_deref())
+        .and_then(|container| container.image)
         .unwrap_or_default()
 }
 

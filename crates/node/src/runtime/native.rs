@@ -43,7 +43,6 @@ use crate::names::{Names, short_hash};
 use crate::network::firewall;
 use crate::network::links::{self, Forwarding, Layout, Network};
 use crate::network::namespaces;
-use crate::privileges::Privileges;
 use crate::reclaim;
 use crate::throttling::Periods;
 
