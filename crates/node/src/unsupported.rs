@@ -393,6 +393,7 @@ mod tests {
     ];
 
     /// A pod with this field, for each that is told of.
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn told() -> Vec<(&'static str, &'static str, Value)> {
         let container = |fields: Value| {
             let mut container = json!({"name": "c", "image": "host"});

@@ -108,17 +108,13 @@ impl Launcher {
                 .read_until(b'\n', &mut line)
                 .map_err(failed)?;
         }
-        match serde_json::from_slice(&line) {
-            Ok(answer) => {
-                // It ends by itself; somebody has to notice, and the container does not wait for that.
-                tokio::task::spawn_blocking(move || child.wait());
-                Ok(answer)
-            }
-            Err(_) => {
-                let status = child.wait().map_err(failed)?;
-                Err(RuntimeError::Launcher(format!("it ended with {status}")))
-            }
-        }
+        let Ok(answer) = serde_json::from_slice(&line) else {
+            let status = child.wait().map_err(failed)?;
+            return Err(RuntimeError::Launcher(format!("it ended with {status}")));
+        };
+        // It ends by itself; somebody has to notice, and the container does not wait for that.
+        tokio::task::spawn_blocking(move || child.wait());
+        Ok(answer)
     }
 }
 

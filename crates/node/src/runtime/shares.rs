@@ -136,17 +136,15 @@ pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, 
     let placed = write_claim(&first_name, data_dir)
         .and_then(|file| Ok((place(registry, &first_name, preferred)?, file)));
     let _ = fs::remove_file(&first_name);
-    match placed.map_err(failed)? {
-        (Some(number), file) => Ok(Share {
-            number,
-            path: registry.join(number.to_string()),
-            file: Mutex::new(Some(file)),
-        }),
-        (None, _) => {
-            let owners = known.into_iter().map(|claim| claim.owner).collect();
-            Err(ShareError::AllTaken(owners))
-        }
-    }
+    let (Some(number), file) = placed.map_err(failed)? else {
+        let owners = known.into_iter().map(|claim| claim.owner).collect();
+        return Err(ShareError::AllTaken(owners));
+    };
+    Ok(Share {
+        number,
+        path: registry.join(number.to_string()),
+        file: Mutex::new(Some(file)),
+    })
 }
 
 /// Locks a claim. Somebody who only looks whether it is locked holds it for a moment.

@@ -114,7 +114,7 @@ impl NativeRuntime {
             self.start(specification(id.clone())).await?;
             let made = self
                 .running(&id)
-                .ok_or_else(|| RuntimeError::NotRunning(id.container))?;
+                .ok_or(RuntimeError::NotRunning(id.container))?;
             Ok(namespace_of(made.record.pid))
         }
         .boxed()
