@@ -36,7 +36,7 @@ pub fn exec(entrance: &Entrance, request: &ExecRequest) -> io::Result<(Vec<Strin
     let added = request.environment.iter();
     let added = added.map(|(key, value)| json!(format!("{key}={value}")));
     process["env"] = kept.chain(added).collect();
-    let number = (0_u32..)
+    let number = (0..u32::MAX)
         .find(|number| !path(entrance, *number).exists())
         .unwrap_or_default();
     let file = path(entrance, number);
