@@ -250,6 +250,17 @@ def a_pod_is_run_attached_and_removed():
 
 
 @check
+def a_pod_is_debugged_from_within():
+    command = ["debug", POD, "--image=host", "--target=main", "--container=looker", "--attach=false", "--"]
+    kubectl(*command, "sh", "-c", "echo looking; exec sleep 1000")
+    state = "jsonpath={.status.ephemeralContainerStatuses[?(@.name=='looker')].state.running.startedAt}"
+    until(lambda: kubectl("get", "pod", POD, "-o", state), "the ephemeral container to run")
+    processes = kubectl("exec", POD, "-c", "looker", "--", "sh", "-c", "cat /proc/[0-9]*/cmdline")
+    assert "http.server" in processes, processes
+    assert kubectl("logs", POD, "-c", "looker") == "looking\n"
+
+
+@check
 def what_cannot_be_reached_is_said():
     error = kubectl("exec", POD, "--", "no-such-program", succeeds=False)
     assert "no-such-program" in error, error

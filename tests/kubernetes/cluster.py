@@ -64,6 +64,7 @@ class Process:
 
 
 def _end_all():
+    """Ends what still runs, and gives back what nodes have left of it: a script that failed has deleted nothing."""
     failed = sys.exc_info()[0] is not None or getattr(sys, "last_type", None) is not None
     for process in reversed(_running):
         if process.child.poll() is None:
@@ -73,6 +74,9 @@ def _end_all():
                 process.child.wait(20)
             except subprocess.TimeoutExpired:
                 process.child.kill()
+                process.child.wait()
+        if isinstance(process, Node):
+            process.give_back()
         if failed or os.environ.get("SHOW_LOGS"):
             print(f"--- log of {process.name}\n{process.said()[-4000:]}", file=sys.stderr)
 
@@ -204,9 +208,16 @@ class Node(Process):
 
     def leave(self):
         """Deletes every pod, so that the node gives back what it holds of the machine."""
-        for kind in ("sandboxclaims", "sandboxwarmpools", "sandboxes", "pods"):
-            kubectl("delete", kind, "--all", "--all-namespaces", "--ignore-not-found", "--timeout=60s")
-        self.end()
+        try:
+            for kind in ("sandboxclaims", "sandboxwarmpools", "sandboxes", "pods"):
+                kubectl("delete", kind, "--all", "--all-namespaces", "--ignore-not-found", "--timeout=60s")
+        finally:
+            self.end()
+            self.give_back()
+
+    def give_back(self):
+        """Frees what is left of the node, which has stopped."""
+        subprocess.run([AGENT_SANDBOX, "reset", "--data-dir", self.data], stdout=subprocess.DEVNULL, check=False)
         shutil.rmtree(self.data, ignore_errors=True)
 
 

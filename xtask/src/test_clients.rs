@@ -391,5 +391,11 @@ impl Drop for Up {
             let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
             let _ = self.child.wait();
         }
+        let _ = Command::new(&self.binary)
+            .arg("reset")
+            .arg("--data-dir")
+            .arg(self.home.path())
+            .stdout(Stdio::null())
+            .status();
     }
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::logging::{self, Audience};
-use crate::{bench, generate, image, parts, run, sandboxes, token, up};
+use crate::{bench, generate, image, parts, reset, run, sandboxes, token, up};
 
 /// Names under which the binary is also installed, and the command each stands for.
 const OTHER_NAMES: [(&str, &str); 3] = [
@@ -45,6 +45,7 @@ enum Command {
     #[command(subcommand)]
     Image(image::Command),
     Status(sandboxes::StatusArguments),
+    Reset(reset::Arguments),
     Token(token::Arguments),
     Generate(generate::Arguments),
     Bench(bench::Arguments),
@@ -143,6 +144,7 @@ impl Arguments {
             Command::Delete(arguments) => block_on(sandboxes::delete(arguments)),
             Command::Image(command) => block_on(image::execute(command)),
             Command::Status(arguments) => block_on(sandboxes::status(arguments)),
+            Command::Reset(arguments) => block_on(reset::execute(arguments)),
             Command::Token(arguments) => token::print(&arguments),
             Command::Generate(arguments) => generate::print(&arguments).map(|()| ExitCode::SUCCESS),
             Command::Bench(arguments) => arguments.execute(),

@@ -12,6 +12,7 @@ mod load;
 mod logging;
 mod output;
 mod parts;
+mod reset;
 mod rootless;
 mod run;
 mod sandboxes;

@@ -278,7 +278,9 @@ fn command(id: &ContainerId, path: &str) -> ContainerSpec {
         stdin: false,
         stdin_once: false,
         termination_message_path: "/dev/termination-log".to_owned(),
+        message_from_log: false,
         crashes: 0,
+        beside: None,
     }
 }
 

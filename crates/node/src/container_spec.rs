@@ -193,85 +193,24 @@ pub fn build(
             .termination_message_path
             .clone()
             .unwrap_or_else(|| "/dev/termination-log".to_owned()),
+        message_from_log: container.termination_message_policy.as_deref()
+            == Some("FallbackToLogsOnError"),
         crashes: parts.crashes,
+        beside: beside(pod, &container.name),
     })
 }
 
-/// What a pod asks for that this node does not do, one sentence each.
-pub fn unsupported(pod: &Pod) -> Vec<String> {
-    let Some(spec) = &pod.spec else {
-        return Vec::new();
-    };
-    let mut found = Vec::new();
-    let mut say = |present: bool, text: &str| {
-        if present {
-            found.push(text.to_owned());
-        }
-    };
-    say(
-        spec.host_network == Some(true),
-        "hostNetwork is ignored: every pod has its own network",
-    );
-    say(
-        spec.host_pid == Some(true),
-        "hostPID is ignored: every container has its own processes",
-    );
-    say(
-        spec.host_ipc == Some(true),
-        "hostIPC is ignored: every pod has its own IPC",
-    );
-    say(
-        spec.host_users == Some(true),
-        "hostUsers is ignored: every pod has its own identities",
-    );
-    say(
-        spec.share_process_namespace == Some(true),
-        "shareProcessNamespace is ignored: every container has its own processes",
-    );
-    let sysctls = spec
-        .security_context
-        .as_ref()
-        .and_then(|context| context.sysctls.as_ref());
-    say(
-        sysctls.is_some_and(|sysctls| !sysctls.is_empty()),
-        "sysctls are ignored",
-    );
-    for container in spec
-        .init_containers
+/// The container that an ephemeral one was made to look into.
+fn beside(pod: &Pod, container: &str) -> Option<String> {
+    let mut ephemeral = pod
+        .spec
         .iter()
-        .flatten()
-        .chain(&spec.containers)
-    {
-        let name = &container.name;
-        say(
-            container
-                .volume_devices
-                .as_ref()
-                .is_some_and(|devices| !devices.is_empty()),
-            &format!("volumeDevices of container {name:?} are ignored"),
-        );
-        let context = container.security_context.clone().unwrap_or_default();
-        say(
-            context.se_linux_options.is_some(),
-            &format!("seLinuxOptions of container {name:?} are ignored"),
-        );
-        say(
-            context.app_armor_profile.is_some(),
-            &format!("appArmorProfile of container {name:?} is ignored"),
-        );
-        say(
-            context.proc_mount.as_deref() == Some("Unmasked"),
-            &format!("procMount Unmasked of container {name:?} is ignored"),
-        );
-        let unconfined = context
-            .seccomp_profile
-            .is_some_and(|profile| profile.type_ == "Unconfined");
-        say(
-            unconfined,
-            &format!("container {name:?} asks for no seccomp profile and gets the default one"),
-        );
-    }
-    found
+        .flat_map(|spec| spec.ephemeral_containers.iter().flatten());
+    ephemeral
+        .find(|ephemeral| ephemeral.name == container)?
+        .target_container_name
+        .clone()
+        .filter(|target| !target.is_empty())
 }
 
 #[cfg(test)]

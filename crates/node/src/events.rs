@@ -45,7 +45,7 @@ impl EventSink {
         note: String,
     ) {
         let mut subject: ObjectReference = pod.object_ref(&());
-        subject.field_path = container.map(|name| format!("spec.containers{{{name}}}"));
+        subject.field_path = container.map(|name| field_of(pod, name));
         let event = Event {
             type_: match severity {
                 Severity::Normal => EventType::Normal,
@@ -63,4 +63,23 @@ impl EventSink {
             }
         });
     }
+}
+
+/// Where in a pod's specification a container is.
+fn field_of(pod: &Pod, container: &str) -> String {
+    let spec = pod.spec.as_ref();
+    let init = spec.is_some_and(|spec| {
+        let mut init = spec.init_containers.iter().flatten();
+        init.any(|init| init.name == container)
+    });
+    let ephemeral = spec.is_some_and(|spec| {
+        let mut ephemeral = spec.ephemeral_containers.iter().flatten();
+        ephemeral.any(|ephemeral| ephemeral.name == container)
+    });
+    let list = match (init, ephemeral) {
+        (true, _) => "initContainers",
+        (_, true) => "ephemeralContainers",
+        _ => "containers",
+    };
+    format!("spec.{list}{{{container}}}")
 }

@@ -50,6 +50,33 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
     })
 }
 
+/// The end of a log, as a message about a container that failed without one: at most 80 lines and 2 KiB.
+pub fn last_words(log: &Path) -> Option<String> {
+    const MOST_LINES: usize = 80;
+    const MOST_BYTES: usize = 2048;
+    // Of what is read, a part is each line's time and stream.
+    const READ_BYTES: u64 = 16 << 10;
+    let mut file = File::open(log).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(READ_BYTES)))
+        .ok()?;
+    let mut read = Vec::new();
+    io::Read::read_to_end(&mut file, &mut read).ok()?;
+    let mut texts: Vec<&[u8]> = Vec::new();
+    for line in read
+        .split_inclusive(|byte| *byte == b'\n')
+        .rev()
+        .take(MOST_LINES)
+    {
+        texts.extend(parse(line).map(|line| line.text));
+    }
+    texts.reverse();
+    let joined = texts.join(&b'\n');
+    let end = &joined[joined.len().saturating_sub(MOST_BYTES)..];
+    let text = String::from_utf8_lossy(end).into_owned();
+    (!text.is_empty()).then_some(text)
+}
+
 /// A log's files, oldest first.
 fn files(log: &Path) -> Vec<PathBuf> {
     let rotated = (1..100)

@@ -49,6 +49,14 @@ impl Names {
         format!("as{}", &self.tag[..6])
     }
 
+    /// Whether an interface is one of this node's.
+    pub fn is_link(&self, name: &str) -> bool {
+        name == self.holder
+            || name
+                .strip_prefix(&self.link_prefix())
+                .is_some_and(|slot| u32::from_str_radix(slot, 16).is_ok())
+    }
+
     /// The host's end of a pod's link; interface names hold 15 bytes.
     pub fn link(&self, slot: u32) -> String {
         format!("{}{slot:x}", self.link_prefix())

@@ -338,6 +338,7 @@ async fn serve(
     if Privileges::current() == Privileges::Rootless {
         runtime.kill_everything();
     }
+    runtime.let_go();
 }
 
 /// Tries other runtimes out, and says on the Node which work.

@@ -119,6 +119,8 @@ pub struct PodWorker<R> {
     published: Option<PodStatus>,
     publishing: bool,
     publish_after: Option<Timestamp>,
+    /// Until when nothing is said of a pod that is starting.
+    untold_until: Option<Timestamp>,
     finishing: bool,
     /// Frees the pod's sandbox.
     stopping: Option<JoinHandle<()>>,
@@ -160,6 +162,7 @@ impl<R: Runtime> PodWorker<R> {
             published: pod.status.clone(),
             publishing: false,
             publish_after: None,
+            untold_until: None,
             finishing: false,
             stopping: None,
             refreshing: None,
@@ -167,7 +170,7 @@ impl<R: Runtime> PodWorker<R> {
         if let Some(recovered) = recovered {
             worker.adopt(recovered);
         } else {
-            for text in crate::container_spec::unsupported(pod) {
+            for text in crate::unsupported::unsupported(pod) {
                 worker
                     .shared
                     .events
@@ -264,7 +267,7 @@ impl<R: Runtime> PodWorker<R> {
             }
             self.decided = Some(plan.status);
             self.publish(now);
-            let wake_at = [plan.wake_at, self.publish_after]
+            let wake_at = [plan.wake_at, self.publish_after, self.untold_until]
                 .into_iter()
                 .flatten()
                 .min();

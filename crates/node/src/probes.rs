@@ -18,7 +18,10 @@ use crate::runtime::agent::Output;
 use crate::runtime::{ContainerId, Runtime};
 use crate::unverified_tls;
 
-const FIRST_RETRY: Duration = Duration::from_millis(2);
+/// The first repetition, and by which part of itself each pause is longer than the one before: a container that takes long
+/// to answer is not asked much too late, nor very often.
+const FIRST_RETRY: Duration = Duration::from_millis(1);
+const RETRY_GROWTH: u32 = 6;
 
 /// Which of a container's probes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,7 +142,7 @@ impl Counter {
             return self.timing.period;
         }
         let pause = self.retry.min(self.timing.period);
-        self.retry = (self.retry + self.retry / 2).min(self.timing.period);
+        self.retry = (self.retry + self.retry / RETRY_GROWTH).min(self.timing.period);
         pause
     }
 }

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::events::{EventType, Recorder, Reporter};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
@@ -122,11 +123,17 @@ fn volume(claim: &PersistentVolumeClaim, path: &Path, reclaim_policy: String) ->
 struct Provisioner {
     client: Client,
     data_dir: PathBuf,
+    recorder: Recorder,
 }
 
 /// Provisions claims below `data_dir` until told to stop.
 pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken) {
+    let reporter = Reporter {
+        controller: PROVISIONER.to_owned(),
+        instance: None,
+    };
     let provisioner = Provisioner {
+        recorder: Recorder::new(client.clone(), reporter),
         client: client.clone(),
         data_dir,
     };
@@ -208,6 +215,7 @@ impl Provisioner {
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
                 other => drop(other.map_err(failed("creating the volume"))?),
             }
+            self.tell_provisioned(claim, &name).await;
         }
         let claims = Api::<PersistentVolumeClaim>::namespaced(
             self.client.clone(),
@@ -234,6 +242,24 @@ impl Provisioner {
             .await
             .map_err(failed("marking the claim bound"))?;
         Ok(())
+    }
+
+    /// Tells the claim's user of its volume, and that its size is a promise of nobody's.
+    async fn tell_provisioned(&self, claim: &PersistentVolumeClaim, volume: &str) {
+        let note = format!(
+            "Successfully provisioned volume {volume}: a directory of this node, whose capacity is recorded and not enforced"
+        );
+        let event = kube::runtime::events::Event {
+            type_: EventType::Normal,
+            reason: "ProvisioningSucceeded".to_owned(),
+            note: Some(note),
+            action: "Provisioning".to_owned(),
+            secondary: None,
+        };
+        let told = self.recorder.publish(&event, &claim.object_ref(&())).await;
+        if let Err(error) = told {
+            tracing::debug!(%error, "an event was not recorded");
+        }
     }
 
     /// The class decides what becomes of the data when the claim goes; without one it goes too.

@@ -191,10 +191,8 @@ fn spec(number: u64, choices: &mut Choices) -> Value {
 async fn pods_leave_nothing_behind_when_the_node_is_killed(total: u64, seed: u64) {
     const AT_ONCE: u64 = 24;
     let mut choices = Choices(seed);
-    let directory = tempfile::Builder::new()
-        .prefix("node-leaks-")
-        .tempdir()
-        .unwrap();
+    support::sweep().await;
+    let directory = support::temporary_directory();
     let data_dir = directory.path().join("data");
     std::fs::create_dir(&data_dir).unwrap();
     let server = std::sync::Arc::new(

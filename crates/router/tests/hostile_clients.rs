@@ -29,28 +29,28 @@ async fn say(running: &Running, bytes: &[u8]) -> String {
 #[tokio::test]
 async fn requests_that_smuggle_are_refused_and_nothing_is_forwarded() {
     let running = Running::start(|config| {
-        config.header_timeout = Duration::from_millis(300);
-        config.proxy_timeout = Duration::from_millis(300);
+        config.header_timeout = Duration::from_millis(100);
+        config.proxy_timeout = Duration::from_millis(100);
     })
     .await;
     running.know("abc");
     let (port, seen) = recording().await;
     let route = format!("Host: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n");
     let smuggled = format!("GET /smuggled HTTP/1.1\r\n{route}\r\n");
-    let post = format!("POST / HTTP/1.1\r\n{route}");
+    let begin = format!("POST / HTTP/1.1\r\n{route}");
     for head in [
-        format!("{post}Content-Length: 5\r\nContent-Length: 44\r\n\r\nhello{smuggled}"),
-        format!("{post}Content-Length: 5, 44\r\n\r\nhello{smuggled}"),
-        format!("{post}Content-Length: +5\r\n\r\nhello{smuggled}"),
-        format!("{post}Content-Length: -1\r\n\r\n{smuggled}"),
-        format!("{post}Content-Length: 0x5\r\n\r\nhello{smuggled}"),
-        format!("{post}Content-Length : 5\r\n\r\nhello{smuggled}"),
-        format!("{post}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n{smuggled}"),
-        format!("{post}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{smuggled}"),
-        format!("{post}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n{smuggled}"),
-        format!("{post}Transfer-Encoding: chunked\r\n\r\nG\r\n{smuggled}"),
-        format!("{post}Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n{smuggled}"),
-        format!("{post}Transfer-Encoding: chunked\r\n\r\n2\r\nabX\r\n{smuggled}"),
+        format!("{begin}Content-Length: 5\r\nContent-Length: 44\r\n\r\nhello{smuggled}"),
+        format!("{begin}Content-Length: 5, 44\r\n\r\nhello{smuggled}"),
+        format!("{begin}Content-Length: +5\r\n\r\nhello{smuggled}"),
+        format!("{begin}Content-Length: -1\r\n\r\n{smuggled}"),
+        format!("{begin}Content-Length: 0x5\r\n\r\nhello{smuggled}"),
+        format!("{begin}Content-Length : 5\r\n\r\nhello{smuggled}"),
+        format!("{begin}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n{smuggled}"),
+        format!("{begin}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{smuggled}"),
+        format!("{begin}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n{smuggled}"),
+        format!("{begin}Transfer-Encoding: chunked\r\n\r\nG\r\n{smuggled}"),
+        format!("{begin}Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n{smuggled}"),
+        format!("{begin}Transfer-Encoding: chunked\r\n\r\n2\r\nabX\r\n{smuggled}"),
         format!("POST / HTTP/1.0\r\n{route}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"),
         format!("GET / HTTP/1.1\r\n{route}Bad Name: x\r\n\r\n{smuggled}"),
         format!("GET / HTTP/1.1\r\nHost: x\r\n {route}\r\n{smuggled}"),
@@ -69,7 +69,7 @@ async fn requests_that_smuggle_are_refused_and_nothing_is_forwarded() {
     ] {
         say(
             &running,
-            format!("{post}{both}\r\n\r\n0\r\n\r\n{smuggled}").as_bytes(),
+            format!("{begin}{both}\r\n\r\n0\r\n\r\n{smuggled}").as_bytes(),
         )
         .await;
     }
@@ -78,10 +78,25 @@ async fn requests_that_smuggle_are_refused_and_nothing_is_forwarded() {
     // The same bytes after a request that is in order are a request in order.
     say(
         &running,
-        format!("{post}Content-Length: 5\r\n\r\nhello{smuggled}").as_bytes(),
+        format!("{begin}Content-Length: 5\r\n\r\nhello{smuggled}").as_bytes(),
     )
     .await;
     assert!(seen.lock().unwrap().iter().any(smuggled_in));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn nobody_is_connected_to_anywhere() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let (port, seen) = recording().await;
+    let answer = running
+        .raw(format!(
+            "CONNECT 169.254.169.254:80 HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n"
+        ))
+        .await;
+    assert_eq!(status(&answer), 405, "{answer}");
+    assert_eq!(seen.lock().unwrap().len(), 0);
     running.stop().await;
 }
 
@@ -395,11 +410,23 @@ async fn peers_that_vanish_without_a_word_are_noticed() {
 
 /// Opens connections, says so, and closes them when its input ends.
 const HOLD_CONNECTIONS: &str = "
-import resource, socket, sys
+import resource, select, socket, sys
 address, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-held = [socket.create_connection((address, port)) for _ in range(count)]
+held = []
+while len(held) < count:
+    # As many at a time as the queue of a listener takes for sure.
+    batch = [socket.socket() for _ in range(min(100, count - len(held)))]
+    for one in batch:
+        one.setblocking(False)
+        one.connect_ex((address, port))
+    for one in batch:
+        connecting = select.poll()
+        connecting.register(one, select.POLLOUT)
+        connecting.poll()
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    held += batch
 print('held', flush=True)
 sys.stdin.read()
 ";

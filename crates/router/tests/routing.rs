@@ -518,6 +518,10 @@ async fn scoped_tokens_open_their_sandbox_only() {
     );
     let allowed = running.get(port, "/", &bearer(mint("abc", port))).await;
     assert_eq!(status(&allowed), 200);
+    let stranger = TokenKey::parse(b"ffffffffffffffffffffffffffffffff").unwrap();
+    let forged = Scope::new("default", "abc", &[port], now, Duration::from_secs(60));
+    let forged = bearer(stranger.mint(&forged).unwrap());
+    assert_eq!(status(&running.get(port, "/", &forged).await), 401);
     let elsewhere = Scope::new("team", "abc", &[port], now, Duration::from_secs(60));
     let elsewhere = bearer(key.mint(&elsewhere).unwrap());
     assert_eq!(status(&running.get(port, "/", &elsewhere).await), 403);

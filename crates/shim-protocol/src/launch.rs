@@ -164,16 +164,25 @@ pub struct ContainerFiles {
     pub exit: PathBuf,
 }
 
-/// Asks `shim launch` to start one container.
+/// What `shim launch` does before it knows which container it starts: one line of JSON, the first of its standard input.
+///
+/// Joining control groups waits for the kernel longer than everything else together, so a launcher can be started, and
+/// have done this, ahead of its request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Launch {
+pub struct Preparation {
     pub pins: NamespacePins,
-    pub identities: IdentityRange,
-    pub hostname: String,
-    /// Join this process's PID namespace (a pod with a shared one) rather than make a new one.
-    pub pid_namespace: Option<PathBuf>,
     /// Directories of the control groups to start in.
     pub control_groups: Vec<PathBuf>,
+    pub out_of_memory_score: i32,
+}
+
+/// Asks a prepared `shim launch` to start one container: the rest of its standard input.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Launch {
+    pub identities: IdentityRange,
+    pub hostname: String,
+    /// Join this PID namespace, which another container of the pod is in, rather than make a new one.
+    pub pid_namespace: Option<PathBuf>,
     /// An empty directory under which the launcher builds the root in its own mount namespace.
     pub stage: PathBuf,
     /// A directory whose mounts are dropped from the container's view of the host before anything else.
@@ -190,7 +199,6 @@ pub struct Launch {
     pub agent: PathBuf,
     pub process: Process,
     pub files: ContainerFiles,
-    pub out_of_memory_score: i32,
     /// Set where another runtime goes on from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outside: Option<Outside>,

@@ -13,6 +13,6 @@ pub use frame::{
 };
 pub use launch::{
     BindSource, ContainerExit, ContainerFiles, Entrance, IdentityRange, Launch, LaunchAnswer,
-    Layer, Mount, MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Outside, Process,
-    ResourceLimit, RootFilesystem, User,
+    Layer, Mount, MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Outside,
+    Preparation, Process, ResourceLimit, RootFilesystem, User,
 };

@@ -1,21 +1,25 @@
 //! Starts one container: joins its control groups and namespaces, builds its root, and clones its first process.
 //!
+//! It joins before it knows the container, so that a launcher can wait for its request with that behind it. Mounts are
+//! another matter: those made for the container after the launcher's start must be seen, so its mount namespace is
+//! copied last.
+//!
 //! The launcher is a process of its own because clone and setns act on whole processes, which must have one thread.
 //! The container's first process becomes a child of the launcher's parent, so that the node sees it end, and survives
 //! the node.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
-use shim_protocol::{Launch, LaunchAnswer};
+use shim_protocol::{Launch, LaunchAnswer, Preparation};
 
 use crate::confine::{self, Container};
 use crate::failure::{During, Failure};
@@ -23,41 +27,63 @@ use crate::mounts;
 use crate::syscalls::{self, Side};
 
 pub fn run() -> ExitCode {
-    let answer = match read_request().and_then(|request| start(&request)) {
+    let answer = match prepare_and_start() {
         Ok(answer) => answer,
         Err(failure) => LaunchAnswer::Failed {
             message: failure.to_string(),
             pid: None,
         },
     };
-    match serde_json::to_writer(std::io::stdout(), &answer) {
+    // The line's end tells the node that this is all: it does not wait for the launcher to have gone.
+    let told = serde_json::to_vec(&answer)
+        .map_err(std::io::Error::from)
+        .and_then(|mut text| {
+            text.push(b'\n');
+            std::io::stdout().write_all(&text)
+        });
+    match told {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn read_request() -> Result<Launch, Failure> {
-    let mut text = Vec::new();
-    std::io::stdin()
-        .read_to_end(&mut text)
-        .during("reading the request")?;
-    serde_json::from_slice(&text).during("parsing the request")
+/// What does not depend on the container, done by the time its request comes.
+struct Prepared {
+    user_namespace: OwnedFd,
 }
 
-fn start(launch: &Launch) -> Result<LaunchAnswer, Failure> {
+fn prepare_and_start() -> Result<LaunchAnswer, Failure> {
+    let mut input = BufReader::new(std::io::stdin().lock());
+    let mut line = Vec::new();
+    input
+        .read_until(b'\n', &mut line)
+        .during("reading the preparation")?;
+    let preparation = serde_json::from_slice(&line).during("parsing the preparation")?;
+    let prepared = prepare(&preparation)?;
+    let mut text = Vec::new();
+    input.read_to_end(&mut text).during("reading the request")?;
+    let launch = serde_json::from_slice(&text).during("parsing the request")?;
+    start(&launch, prepared)
+}
+
+fn prepare(preparation: &Preparation) -> Result<Prepared, Failure> {
+    let Preparation {
+        pins,
+        control_groups,
+        out_of_memory_score,
+    } = preparation;
     rustix::process::umask(Mode::empty());
-    join_control_groups(launch)?;
-    let user_namespace = open(&launch.pins.user)?;
+    join_control_groups(control_groups, *out_of_memory_score)?;
+    let user_namespace = open(&pins.user)?;
+    join(&pins.network, LinkNameSpaceType::Network)?;
+    join(&pins.ipc, LinkNameSpaceType::InterProcessCommunication)?;
+    join(&pins.hostname, LinkNameSpaceType::HostNameAndNISDomainName)?;
+    Ok(Prepared { user_namespace })
+}
+
+fn start(launch: &Launch, prepared: Prepared) -> Result<LaunchAnswer, Failure> {
+    let Prepared { user_namespace } = prepared;
     let files = open_files(launch)?;
-    join(&launch.pins.network, LinkNameSpaceType::Network)?;
-    join(
-        &launch.pins.ipc,
-        LinkNameSpaceType::InterProcessCommunication,
-    )?;
-    join(
-        &launch.pins.hostname,
-        LinkNameSpaceType::HostNameAndNISDomainName,
-    )?;
     rustix::system::sethostname(launch.hostname.as_bytes()).during("setting the hostname")?;
     let pid_namespace = launch.pid_namespace.as_deref().map(open).transpose()?;
 
@@ -103,7 +129,10 @@ fn start(launch: &Launch) -> Result<LaunchAnswer, Failure> {
         }
         Side::Parent(pid) => {
             drop(status_write);
-            Ok(await_start(status_read, pid.as_raw_nonzero().get()))
+            let answer = await_start(status_read, pid.as_raw_nonzero().get());
+            // Closing mounts makes the kernel wait; that is left to the end of this process, after the answer.
+            std::mem::forget((root, files));
+            Ok(answer)
         }
     }
 }
@@ -142,17 +171,14 @@ fn join(pin: &Path, kind: LinkNameSpaceType) -> Result<(), Failure> {
         .during(format_args!("joining the namespace at {}", pin.display()))
 }
 
-fn join_control_groups(launch: &Launch) -> Result<(), Failure> {
-    for group in &launch.control_groups {
+fn join_control_groups(groups: &[PathBuf], out_of_memory_score: i32) -> Result<(), Failure> {
+    for group in groups {
         fs::write(group.join("cgroup.procs"), "0")
             .during(format_args!("joining control group {}", group.display()))?;
     }
-    if launch.out_of_memory_score != 0 {
-        fs::write(
-            "/proc/self/oom_score_adj",
-            launch.out_of_memory_score.to_string(),
-        )
-        .during("setting the out-of-memory score")?;
+    if out_of_memory_score != 0 {
+        fs::write("/proc/self/oom_score_adj", out_of_memory_score.to_string())
+            .during("setting the out-of-memory score")?;
     }
     Ok(())
 }
@@ -204,10 +230,9 @@ fn open_files(launch: &Launch) -> Result<Files, Failure> {
     let configuration = rustix::fs::memfd_create("configuration", MemfdFlags::CLOEXEC)
         .during("making a memory file")?;
     let mut configuration = File::from(configuration);
-    serde_json::to_writer(&mut configuration, launch.agent_process())
-        .during("writing the agent's configuration")?;
-    configuration
-        .flush()
+    serde_json::to_vec(launch.agent_process())
+        .map_err(std::io::Error::from)
+        .and_then(|text| configuration.write_all(&text))
         .during("writing the agent's configuration")?;
 
     let mut seccomp = Vec::new();

@@ -540,6 +540,27 @@ pub fn plain_file_system(name: &str) -> rustix::io::Result<OwnedFd> {
     rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
+/// Mounts of one empty directory. The first is attached as it is and the others are its clones: a mount that is closed
+/// without having been attached makes the kernel wait for all processors.
+#[derive(Debug, Default)]
+struct EmptyDirectory {
+    first: Option<OwnedFd>,
+}
+
+impl EmptyDirectory {
+    fn next(&mut self) -> rustix::io::Result<OwnedFd> {
+        if let Some(first) = &self.first {
+            return clone_tree(first.as_fd(), Path::new(""), false);
+        }
+        let made = memory_file_system(4 << 10, 0o555, None)?;
+        syscalls::mount_set_attributes(made.as_fd(), false, READ_ONLY, None)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let kept = rustix::io::fcntl_dupfd_cloexec(&made, 3)?;
+        self.first = Some(kept);
+        Ok(made)
+    }
+}
+
 /// Covers what the kernel shows of the host in a fresh `/proc`. Runs inside the container's namespaces, in its root.
 pub fn mask(masked: &[PathBuf], read_only: &[PathBuf]) -> Result<(), Failure> {
     let open = |path: &Path| {
@@ -550,9 +571,7 @@ pub fn mask(masked: &[PathBuf], read_only: &[PathBuf]) -> Result<(), Failure> {
             Mode::empty(),
         )
     };
-    let empty = memory_file_system(4 << 10, 0o555, None).during("making an empty directory")?;
-    syscalls::mount_set_attributes(empty.as_fd(), false, READ_ONLY, None)
-        .during("sealing an empty directory")?;
+    let mut empty = EmptyDirectory::default();
     for path in masked {
         let target = match open(path) {
             Err(Errno::NOENT) => continue,
@@ -564,7 +583,7 @@ pub fn mask(masked: &[PathBuf], read_only: &[PathBuf]) -> Result<(), Failure> {
                 .st_mode,
         );
         let cover = if kind == FileType::Directory {
-            clone_tree(empty.as_fd(), Path::new(""), false)
+            empty.next()
         } else {
             clone_tree(CWD, Path::new("dev/null"), false)
         };

@@ -198,6 +198,7 @@ fn subresources(resource: &Resource) -> Vec<Part> {
                 version: "",
                 verbs: &["create"],
             });
+            parts.push(own("ephemeralcontainers", PART_VERBS));
             for (name, kind) in [
                 ("attach", "PodAttachOptions"),
                 ("exec", "PodExecOptions"),

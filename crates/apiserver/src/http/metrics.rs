@@ -146,12 +146,13 @@ fn metric_verb(verb: &str, parts: &Parts) -> &'static str {
 }
 
 fn subresource(name: &str) -> &'static str {
-    const KNOWN: [&str; 12] = [
+    const KNOWN: [&str; 13] = [
         "",
         "status",
         "scale",
         "finalize",
         "binding",
+        "ephemeralcontainers",
         "eviction",
         "token",
         "log",

@@ -77,6 +77,9 @@ pub async fn answer(
         "status" if resource.has_status => call.part(Part::Status).await,
         "finalize" if resource.rules == Rules::Namespace => call.part(Part::Finalize).await,
         "scale" if resource.scale.is_some() => call.scale().await,
+        "ephemeralcontainers" if resource.rules == Rules::Pod => {
+            call.part(Part::EphemeralContainers).await
+        }
         "binding" if resource.rules == Rules::Pod => call.binding().await,
         "eviction" if resource.rules == Rules::Pod => call.eviction().await,
         _ => Err(Status::unknown_path()),

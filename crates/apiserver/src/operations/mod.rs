@@ -82,6 +82,8 @@ pub enum Part {
     Status,
     /// The finalizers of a namespace's spec.
     Finalize,
+    /// The ephemeral containers of a pod's spec.
+    EphemeralContainers,
 }
 
 impl Part {
@@ -91,6 +93,7 @@ impl Part {
             Self::Main => "",
             Self::Status => "status",
             Self::Finalize => "finalize",
+            Self::EphemeralContainers => "ephemeralcontainers",
         }
     }
 }

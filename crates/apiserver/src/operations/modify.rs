@@ -144,7 +144,7 @@ impl Api {
         metadata::check_identity(&mut object, resource, &target.namespace, &target.name)?;
         check_version(target, &object, old, transform.replaces())?;
         let warnings = match part {
-            Part::Main => strategy::check_fields(
+            Part::Main | Part::EphemeralContainers => strategy::check_fields(
                 resource,
                 &mut object,
                 &options.duplicate_fields,

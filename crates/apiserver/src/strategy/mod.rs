@@ -146,6 +146,7 @@ pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &
             }
         }
         Part::Status => restrict_to_status(resource, object, old),
+        Part::EphemeralContainers => pod::restrict_to_ephemeral_containers(object, old),
         Part::Finalize => {}
     }
     match resource.rules {

@@ -29,6 +29,7 @@ pub fn types_of(resource: &Resource) -> Option<TypeRef<'_>> {
 fn ignored(resource: &Resource, part: Part) -> &'static [&'static [&'static str]] {
     match part {
         Part::Main if resource.has_status => &[&["status"]],
+        Part::EphemeralContainers => &[&["status"]],
         Part::Status if resource.rules == Rules::Custom => &[&["spec"], &["metadata"]],
         Part::Status => &[&["spec"]],
         Part::Main | Part::Finalize => &[],

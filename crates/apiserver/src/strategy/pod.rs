@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 use apimachinery::{field::FieldError, names};
 use serde_json::{Value, json};
 
+mod ephemeral;
+
+pub use self::ephemeral::restrict as restrict_to_ephemeral_containers;
 use super::{default_field, default_text, fields, items, one_of, text};
 use crate::operations::Part;
 
@@ -79,6 +82,9 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
         return errors;
     }
     if let Some(old) = old {
+        if part == Part::EphemeralContainers {
+            ephemeral::validate(spec, &old["spec"], &mut errors);
+        }
         if part == Part::Main && changeable_removed(spec) != changeable_removed(&old["spec"]) {
             errors.push(FieldError::forbidden("spec", CHANGEABLE));
         }
@@ -98,6 +104,12 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
     }
     if items(spec, "containers").is_empty() {
         errors.push(FieldError::required("spec.containers", ""));
+    }
+    if !items(spec, "ephemeralContainers").is_empty() {
+        errors.push(FieldError::forbidden(
+            "spec.ephemeralContainers",
+            "cannot be set on create",
+        ));
     }
     one_of(
         &spec["restartPolicy"],
@@ -165,7 +177,6 @@ fn changeable_removed(spec: &Value) -> Value {
         "activeDeadlineSeconds",
         "tolerations",
         "terminationGracePeriodSeconds",
-        "ephemeralContainers",
         "schedulingGates",
     ] {
         fields(&mut spec).remove(field);

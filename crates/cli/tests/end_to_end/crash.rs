@@ -69,7 +69,7 @@ fn a_crash_in_the_middle_of_many_runs_loses_and_leaks_nothing() {
         );
     }
 
-    let tag = tag(&up);
+    let tag = machine::tag_of(up.home());
     let home = up.home().to_owned();
     up.delete_everything();
     up.signal(Signal::TERM);
@@ -159,15 +159,9 @@ fn pods(up: &Up) -> BTreeMap<String, bool> {
         .collect()
 }
 
-fn tag(up: &Up) -> String {
-    let pods = pods(up);
-    let pod = pods.keys().next().expect("a pod runs");
-    machine::tag_of(pod).expect("its control group is found")
-}
-
 /// Waits until the pool is full again and the machine holds what the pods of the API need, and nothing else.
 fn await_settled(up: &Up, claims: usize) -> Holdings {
-    let tag = tag(up);
+    let tag = machine::tag_of(up.home());
     let deadline = Instant::now() + DEADLINE;
     loop {
         let pods = pods(up);

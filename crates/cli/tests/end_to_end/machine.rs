@@ -12,8 +12,10 @@ const NAMESPACES_OF_A_PLACE: usize = 4;
 pub struct Holdings {
     /// Processes in the control group of each pod, over all hierarchies.
     pub processes: BTreeMap<String, BTreeSet<u32>>,
-    /// Control groups of pods, over all hierarchies.
+    /// Pods that have control groups, over all hierarchies.
     pub groups: BTreeSet<String>,
+    /// Control groups of places that wait for a pod.
+    pub waiting: BTreeSet<String>,
     pub links: usize,
     pub namespaces: usize,
     /// Mounts below the data directory that are no namespaces.
@@ -37,13 +39,18 @@ pub fn holdings(home: &Path, tag: &str) -> Holdings {
         directories: names(&home.join("node/pods")),
         ..Holdings::default()
     };
+    let owners = owners_of_places(&home.join("node/pods"));
     for hierarchy in hierarchies() {
         let root = hierarchy.join(&group);
-        for pod in directories(&root) {
+        for group in directories(&root) {
+            let Some(pod) = pod_of(&group, &owners) else {
+                held.waiting.insert(group);
+                continue;
+            };
             held.processes
                 .entry(pod.clone())
                 .or_default()
-                .extend(processes_below(&root.join(&pod)));
+                .extend(processes_below(&root.join(&group)));
             held.groups.insert(pod);
         }
     }
@@ -61,14 +68,33 @@ pub fn holdings(home: &Path, tag: &str) -> Holdings {
     held
 }
 
-/// The tag in the names of the control group that holds this pod.
-pub fn tag_of(pod: &str) -> Option<String> {
-    hierarchies().iter().find_map(|hierarchy| {
-        let groups = directories(hierarchy).into_iter();
-        groups
-            .filter(|group| hierarchy.join(group).join(pod).is_dir())
-            .find_map(|group| group.strip_prefix("agent-sandbox-").map(str::to_owned))
-    })
+/// The tag in the names of all that belongs to the `up` at `home`.
+pub fn tag_of(home: &Path) -> String {
+    let node = home
+        .join("node")
+        .canonicalize()
+        .expect("its node has a directory");
+    let group = node::control_group(&node);
+    let tag = group.strip_prefix("agent-sandbox-");
+    tag.expect("groups are named after the program").to_owned()
+}
+
+/// Which pod has which place, by what the node has written down.
+fn owners_of_places(pods: &Path) -> BTreeMap<u64, String> {
+    let known = names(pods).into_iter().filter_map(|pod| {
+        let text = std::fs::read(pods.join(&pod).join("sandbox.json")).ok()?;
+        let record: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        Some((record["slot"].as_u64()?, pod))
+    });
+    known.collect()
+}
+
+/// The pod whose control group this is: it is named after the pod, or after its place. None for a place without one.
+fn pod_of(group: &str, owners: &BTreeMap<u64, String>) -> Option<String> {
+    match group.strip_prefix("slot-") {
+        Some(place) => owners.get(&place.parse().ok()?).cloned(),
+        None => Some(group.to_owned()),
+    }
 }
 
 fn hierarchies() -> Vec<std::path::PathBuf> {

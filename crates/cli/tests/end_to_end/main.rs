@@ -211,3 +211,39 @@ fn generate_prints_what_is_in_deploy() {
         std::fs::read_to_string(deploy.join("kruise/crds.yaml")).unwrap()
     );
 }
+
+#[test]
+fn what_a_killed_system_leaves_is_given_back() {
+    let mut up = Up::start(&[]);
+    stdout_of(up.command().args(["claim", "mine"]));
+    let refused = stderr_of(up.command().arg("reset"));
+    assert!(refused.contains("`up` is running"), "{refused}");
+
+    up.kill();
+    let tag = machine::tag_of(up.home());
+    assert!(!machine::holdings(up.home(), &tag).processes.is_empty());
+    let said = stdout_of(up.command().arg("reset"));
+    assert!(said.contains("a share of the machine"), "{said}");
+    let left = machine::holdings(up.home(), &tag);
+    let nothing = machine::Holdings {
+        directories: left.directories.clone(),
+        ..machine::Holdings::default()
+    };
+    assert_eq!(left, nothing, "files alone are left");
+    let again = stdout_of(up.command().arg("reset"));
+    assert!(again.starts_with("nothing of "), "{again}");
+
+    up.start_again();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        let output = run(up.command().args(["exec", "mine", "--", "echo", "back"]));
+        if output.stdout == b"back\n" {
+            break;
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the sandbox does not start over: {said}"
+        );
+    }
+}

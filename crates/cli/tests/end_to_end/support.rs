@@ -148,6 +148,8 @@ impl Drop for Up {
             self.delete_everything();
             self.signal(rustix::process::Signal::TERM);
         }
+        // A test that failed, or that killed `up`, leaves more than an `up` that was stopped.
+        let _ = self.command().arg("reset").output();
     }
 }
 

@@ -121,7 +121,11 @@ fn last_attempt(log: &Path) -> Option<u32> {
 fn not_started(pod: &Pod, container: &str) -> Error {
     let status = pod.status.as_ref();
     let all = status.into_iter().flat_map(|status| {
-        let lists = [&status.init_container_statuses, &status.container_statuses];
+        let lists = [
+            &status.init_container_statuses,
+            &status.container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
         lists.into_iter().flatten().flatten()
     });
     let waiting = all

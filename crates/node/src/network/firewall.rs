@@ -389,10 +389,9 @@ pub fn open(surroundings: &Surroundings) -> Result<(), FirewallError> {
 }
 
 /// Takes all rules of a node away. Blocks.
-pub fn remove(surroundings: &Surroundings) -> Result<(), FirewallError> {
-    let table = &surroundings.table;
+pub fn remove(program: &Path, table: &str) -> Result<(), FirewallError> {
     let rules = format!("add table inet {table}\ndelete table inet {table}\n");
-    match run(&surroundings.program, &rules) {
+    match run(program, &rules) {
         Err(FirewallError::Run(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use futures::TryStreamExt;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
-use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkMessage};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
 
@@ -315,6 +315,36 @@ impl Network {
             .await
             .naming("removing the interface of the node's addresses")
     }
+}
+
+/// Removes every link of a node whose process is gone; how many there were.
+pub async fn remove_all(names: &Names) -> Result<usize, NetworkError> {
+    let (connection, handle, _) = new_connection().map_err(NetworkError::Socket)?;
+    let connection = tokio::spawn(connection);
+    let links: Vec<LinkMessage> = handle
+        .link()
+        .get()
+        .execute()
+        .try_collect()
+        .await
+        .naming("listing links")?;
+    let mut removed = 0;
+    for link in links {
+        let name = link
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                LinkAttribute::IfName(name) => Some(name.as_str()),
+                _ => None,
+            });
+        if name.is_some_and(|name| names.is_link(name)) {
+            let deleted = handle.link().del(link.header.index).execute().await;
+            // One end of a pair goes with the other.
+            removed += usize::from(deleted.is_ok());
+        }
+    }
+    connection.abort();
+    Ok(removed)
 }
 
 /// Lets an interface carry IPv6 without taking an address of its own: that would be a way from pods to the machine.

@@ -245,6 +245,17 @@ pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
+/// A pod's ephemeral containers, as containers that lack what those cannot have.
+pub fn ephemeral_containers(spec: &PodSpec) -> Vec<Container> {
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    ephemeral
+        .filter_map(|container| {
+            let fields = serde_json::to_value(container).ok()?;
+            serde_json::from_value(fields).ok()
+        })
+        .collect()
+}
+
 /// Decides what to do about a pod.
 pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
     let mut decision = Decision {
@@ -382,7 +393,13 @@ impl Decision<'_> {
             .iter()
             .flatten()
             .partition(|container| is_sidecar(container));
-        let main: Vec<_> = spec.containers.iter().chain(init).collect();
+        let ephemeral = ephemeral_containers(spec);
+        let main: Vec<_> = spec
+            .containers
+            .iter()
+            .chain(init)
+            .chain(&ephemeral)
+            .collect();
         let live = |containers: &[&Container]| {
             containers
                 .iter()
@@ -455,6 +472,7 @@ impl Decision<'_> {
             .iter()
             .flatten()
             .chain(&spec.containers)
+            .chain(&ephemeral_containers(spec))
         {
             let state = self.state(container);
             live |= state.is_live();
@@ -500,6 +518,10 @@ impl Decision<'_> {
             }
             Sandbox::Waiting { retry_at, .. } => self.wake(*retry_at),
             Sandbox::Ready(_) => {
+                // They are there to find out why the others do not run.
+                for container in ephemeral_containers(spec) {
+                    self.advance(spec, &container, RestartPolicy::Never);
+                }
                 if self.run_init(spec) {
                     let policy = RestartPolicy::of(spec);
                     for container in &spec.containers {

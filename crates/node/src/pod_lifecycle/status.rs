@@ -54,6 +54,15 @@ pub fn status(
         .iter()
         .map(|container| container_status(observed, spec, container, outcome, now))
         .collect();
+    let ephemeral: Vec<ContainerStatus> = super::ephemeral_containers(spec)
+        .iter()
+        .map(|container| ContainerStatus {
+            // Nobody asks one whether it is ready.
+            ready: false,
+            started: None,
+            ..container_status(observed, spec, container, outcome, now)
+        })
+        .collect();
     let (reason, message) = match outcome {
         Outcome::Failed { reason, message } => (reason.clone(), message.clone()),
         _ => (None, None),
@@ -78,6 +87,7 @@ pub fn status(
         ),
         init_container_statuses: (!init.is_empty()).then_some(init),
         container_statuses: Some(main),
+        ephemeral_container_statuses: (!ephemeral.is_empty()).then_some(ephemeral),
         reason,
         message,
         ..previous
@@ -214,7 +224,13 @@ fn states(
                 .iter()
                 .flatten()
                 .any(|init| init.name == container.name && !is_sidecar(init));
+            let is_ephemeral = spec
+                .ephemeral_containers
+                .iter()
+                .flatten()
+                .any(|ephemeral| ephemeral.name == container.name);
             let will_restart = match restarts {
+                _ if is_ephemeral => false,
                 "Never" => is_sidecar(container),
                 "OnFailure" => termination.exit_code != 0 || is_sidecar(container),
                 _ => !is_init || termination.exit_code != 0,
@@ -259,6 +275,7 @@ fn container_status(
                 .iter()
                 .flatten()
                 .chain(status.init_container_statuses.iter().flatten())
+                .chain(status.ephemeral_container_statuses.iter().flatten())
         });
         if let Some(said) = before
             .into_iter()

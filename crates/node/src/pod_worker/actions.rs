@@ -139,7 +139,7 @@ impl<R: Runtime> PodWorker<R> {
                 termination,
             });
         });
-        let Some(definition) = container_of(&self.pod, container).cloned() else {
+        let Some(definition) = container_of(&self.pod, container) else {
             return;
         };
         if let Some(state) = self.containers.get_mut(container) {
@@ -205,7 +205,7 @@ impl<R: Runtime> PodWorker<R> {
 
     /// Starts a container's probes; while its startup probe has not passed, only that one.
     pub(super) fn start_probes(&mut self, container: &str, run: u32, first: bool) {
-        let Some(definition) = container_of(&self.pod, container).cloned() else {
+        let Some(definition) = container_of(&self.pod, container) else {
             return;
         };
         let wanted = match (&definition.startup_probe, first) {
@@ -279,12 +279,15 @@ impl<R: Runtime> PodWorker<R> {
             note,
         );
         let id = self.id(container, run);
-        let hook = container_of(&self.pod, container).and_then(|definition| {
-            let hook = definition.lifecycle.as_ref()?.pre_stop.clone()?;
-            Some((definition.clone(), hook))
-        });
-        let signal = container_of(&self.pod, container)
-            .and_then(|definition| definition.lifecycle.as_ref()?.stop_signal.as_deref())
+        let definition = container_of(&self.pod, container);
+        let lifecycle = definition
+            .as_ref()
+            .and_then(|definition| definition.lifecycle.clone())
+            .unwrap_or_default();
+        let hook = definition.zip(lifecycle.pre_stop);
+        let signal = lifecycle
+            .stop_signal
+            .as_deref()
             .and_then(signal_number)
             .unwrap_or(libc::SIGTERM);
         let (shared, pod) = (self.shared.clone(), self.pod.clone());

@@ -5,16 +5,23 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::Shared;
 use crate::container_spec::{self, Parts};
 use crate::errors::chain;
+use crate::pod_lifecycle::ephemeral_containers;
 use crate::runtime::{ContainerSpec, PodSandbox, Runtime, StartError};
 use crate::volumes::{Tokens, Volumes};
 use crate::{api_objects, environment, pod_network};
 
-pub(super) fn container_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+pub(super) fn container_of(pod: &Pod, name: &str) -> Option<Container> {
     let spec = pod.spec.as_ref()?;
+    let ephemeral = || {
+        let mut ephemeral = ephemeral_containers(spec).into_iter();
+        ephemeral.find(|container| container.name == name)
+    };
     spec.containers
         .iter()
         .chain(spec.init_containers.iter().flatten())
         .find(|container| container.name == name)
+        .cloned()
+        .or_else(ephemeral)
 }
 
 /// Everything a pod needs before its first container. A failure comes with the reason to show.
@@ -73,13 +80,13 @@ pub(super) async fn refresh_volumes<R: Runtime>(
     let references = api_objects::references(pod);
     let mut surroundings = shared.surroundings.clone();
     surroundings.pod_addresses = addresses_of(sandbox);
-    // Early enough that nobody holds a token that is about to end.
-    let renew_after = Volumes::token_lifetime(pod).map(|lifetime| lifetime / 2);
-    let mut renewed = tokio::time::Instant::now();
     loop {
         tokio::time::sleep(shared.config.volume_refresh).await;
-        let due = renew_after.is_some_and(|after| renewed.elapsed() >= after);
-        let tokens = if due { Tokens::Renew } else { Tokens::Keep };
+        let tokens = if shared.volumes.has_old_token(pod) {
+            Tokens::Renew
+        } else {
+            Tokens::Keep
+        };
         let refreshed = async {
             let objects = api_objects::fetch(&shared.client, namespace, &references)
                 .await
@@ -90,16 +97,12 @@ pub(super) async fn refresh_volumes<R: Runtime>(
                 .refresh(pod, &objects, &surroundings, base, tokens);
             refreshing.await.map_err(|error| chain(&error))
         };
-        match refreshed.await {
-            Ok(()) if due => renewed = tokio::time::Instant::now(),
-            Ok(()) => {}
-            Err(error) => {
-                tracing::warn!(
-                    pod = pod.metadata.name,
-                    error,
-                    "cannot refresh a pod's volumes"
-                );
-            }
+        if let Err(error) = refreshed.await {
+            tracing::warn!(
+                pod = pod.metadata.name,
+                error,
+                "cannot refresh a pod's volumes"
+            );
         }
     }
 }
@@ -119,7 +122,7 @@ pub(super) async fn container_request<R: Runtime>(
 ) -> Result<ContainerSpec, StartError> {
     let configuration = |message: String| StartError::Configuration(message);
     let container =
-        container_of(pod, name).ok_or_else(|| configuration(format!("no container {name:?}")))?;
+        &container_of(pod, name).ok_or_else(|| configuration(format!("no container {name:?}")))?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let refers = container.env_from.is_some()
         || container

@@ -1,6 +1,7 @@
 //! Reporting a pod's status: only when it changed, one write at a time, the latest winning.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -13,6 +14,29 @@ use super::{Event, PodWorker, RETRY, Shared};
 use crate::errors::chain;
 use crate::pod_lifecycle::status::is_own_condition;
 use crate::runtime::Runtime;
+
+/// A pod that starts at once is not said to be starting: every write about it is followed by others' writes, and they would
+/// all be in its way.
+const START_UNTOLD: Duration = Duration::from_millis(50);
+
+/// Whether a status says no more than that the pod is about to start.
+fn is_starting(status: &PodStatus) -> bool {
+    let containers = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .flatten();
+    status.phase.as_deref() == Some("Pending")
+        && containers.into_iter().all(|container| {
+            let state = container.state.clone().unwrap_or_default();
+            let reason = state.waiting.and_then(|waiting| waiting.reason);
+            container.restart_count == 0
+                && matches!(
+                    reason.as_deref(),
+                    Some("ContainerCreating" | "PodInitializing")
+                )
+        })
+}
 
 /// What this node has said, with the conditions others have added since.
 pub(super) fn overlay(said: &PodStatus, seen: Option<&PodStatus>) -> PodStatus {
@@ -44,6 +68,12 @@ impl<R: Runtime> PodWorker<R> {
         let Some(status) = self.decided.clone() else {
             return;
         };
+        let told_from = self.accepted_at + START_UNTOLD;
+        if is_starting(&status) && now < told_from {
+            self.untold_until = Some(told_from);
+            return;
+        }
+        self.untold_until = None;
         self.publish_after = None;
         self.publishing = true;
         // The next decision starts from what is being said now: transition times are kept.

@@ -6,6 +6,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::privileges::Privileges;
 use crate::throttling::Periods;
@@ -77,24 +78,29 @@ pub struct ControlGroups {
 
 impl ControlGroups {
     pub fn discover(parent: &str) -> Result<Self, ControlGroupError> {
-        let mounts =
-            fs::read_to_string("/proc/self/mountinfo").map_err(ControlGroupError::Discover)?;
-        let hierarchies = parse_mounts(&mounts, |mount| {
-            fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
-        });
-        if hierarchies.is_empty() && Privileges::current() == Privileges::Root {
+        let mut groups = Self::find(parent)?;
+        if groups.hierarchies.is_empty() && Privileges::current() == Privileges::Root {
             return Err(ControlGroupError::NoneMounted);
         }
-        let mut groups = Self {
-            hierarchies,
-            parent: parent.to_owned(),
-        };
         match groups.prepare_parent() {
             // Without root there are no limits; a container ends with its first process all the same.
             Err(_) if Privileges::current() == Privileges::Rootless => groups.hierarchies.clear(),
             other => other?,
         }
         Ok(groups)
+    }
+
+    /// The groups of a node, as they are.
+    pub fn find(parent: &str) -> Result<Self, ControlGroupError> {
+        let mounts =
+            fs::read_to_string("/proc/self/mountinfo").map_err(ControlGroupError::Discover)?;
+        let hierarchies = parse_mounts(&mounts, |mount| {
+            fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
+        });
+        Ok(Self {
+            hierarchies,
+            parent: parent.to_owned(),
+        })
     }
 
     /// Which limits this machine cannot enforce, by controller name.
@@ -291,13 +297,16 @@ fn create(path: &Path) -> Result<(), ControlGroupError> {
 /// A group stays busy for a moment after its last process was killed.
 fn remove_when_empty(path: &Path) -> io::Result<()> {
     const ATTEMPTS: u32 = 200;
+    const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+    let mut pause = Duration::from_micros(200);
     for _ in 0..ATTEMPTS {
         match fs::remove_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 for pid in processes(path) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => return other,

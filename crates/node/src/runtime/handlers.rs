@@ -306,7 +306,9 @@ fn container(id: &ContainerId) -> ContainerSpec {
         stdin: false,
         stdin_once: false,
         termination_message_path: "/dev/termination-log".to_owned(),
+        message_from_log: false,
         crashes: 0,
+        beside: None,
     }
 }
 

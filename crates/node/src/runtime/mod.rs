@@ -7,9 +7,11 @@ pub mod agent;
 pub mod control_groups;
 pub mod handlers;
 pub mod host_image;
+pub mod launcher;
 pub mod native;
 pub mod oci_spec;
 pub mod seccomp;
+pub mod shares;
 pub mod slots;
 
 use std::future::Future;
@@ -88,6 +90,8 @@ impl PodSandbox {
 pub enum ImageSource {
     /// The built-in image: a view of this machine.
     Host,
+    /// No file at all, for a process that needs none.
+    Nothing,
     /// An image of the store, and the name it was asked for by.
     Stored {
         image: Arc<images::Image>,
@@ -131,8 +135,12 @@ pub struct ContainerSpec {
     pub stdin: bool,
     pub stdin_once: bool,
     pub termination_message_path: String,
+    /// A container that fails without a message leaves the end of its log as one.
+    pub message_from_log: bool,
     /// How many times the container ended badly in a row before this run; kept for the back-off after a restart.
     pub crashes: u32,
+    /// Another container of the pod whose processes this one is among.
+    pub beside: Option<String>,
 }
 
 /// A container that runs.
@@ -186,6 +194,8 @@ pub enum RuntimeError {
     NoFreeSlot,
     #[error(transparent)]
     Network(#[from] crate::network::links::NetworkError),
+    #[error(transparent)]
+    Share(#[from] shares::ShareError),
     #[error(transparent)]
     ControlGroup(#[from] control_groups::ControlGroupError),
     #[error("the launcher failed: {0}")]

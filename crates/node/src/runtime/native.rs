@@ -11,6 +11,7 @@
 
 mod image_root;
 mod launching;
+mod process_holder;
 mod recovery;
 
 use std::collections::{BTreeSet, HashMap};
@@ -30,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use super::agent::{self, Session};
 use super::control_groups::ControlGroups;
 use super::host_image::{self, HostImage};
+use super::shares::{self, Share};
 use super::slots::{self, Slots};
 use super::{
     ContainerId, ContainerSpec, PodSandbox, PodSandboxSpec, RecoveredPod, Runtime, RuntimeError,
@@ -42,6 +44,7 @@ use crate::network::firewall;
 use crate::network::links::{self, Forwarding, Layout, Network};
 use crate::network::namespaces;
 use crate::privileges::Privileges;
+use crate::reclaim;
 use crate::throttling::Periods;
 
 const SHARED_MEMORY_BYTES: u64 = 64 << 20;
@@ -64,6 +67,33 @@ struct ContainerRecord {
     started_at: Timestamp,
     image_id: String,
     crashes: u32,
+    group: Group,
+    message_from_log: bool,
+}
+
+/// A container's control group: its name, and that of the one it is below.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Group {
+    parent: String,
+    name: String,
+}
+
+impl Group {
+    /// Where a container is that was not started by a launcher that waited for it.
+    fn of(id: &ContainerId) -> Self {
+        Self {
+            parent: id.pod.clone(),
+            name: format!("{}.{}", id.container, id.attempt),
+        }
+    }
+
+    /// Where a launcher waits for a pod's first container.
+    fn of_slot(slot: u32) -> Self {
+        Self {
+            parent: slots::slot_group(slot),
+            name: slots::WAITING_GROUP.to_owned(),
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -94,9 +124,10 @@ pub struct NativeRuntime {
     pods: PathBuf,
     run: PathBuf,
     running: Mutex<HashMap<ContainerId, Running>>,
+    /// Held while the process is looked for that holds a pod's shared PID namespace, and made if there is none.
+    making_holder: tokio::sync::Mutex<()>,
     shortcomings: Shortcomings,
-    registry: PathBuf,
-    share: u32,
+    share: Share,
 }
 
 fn failure(what: impl Into<String>) -> impl FnOnce(io::Error) -> RuntimeError {
@@ -112,13 +143,9 @@ impl NativeRuntime {
     ) -> Result<Self, RuntimeError> {
         let data_dir = config.data_dir.clone();
         let names = Names::of(&data_dir);
-        // Without root the network is the node's own, so there is nothing to share with others.
-        let registry = match Privileges::current() {
-            Privileges::Root => PathBuf::from("/run/agent-sandbox/shares"),
-            Privileges::Rootless | Privileges::None => data_dir.join("shares"),
-        };
-        let share = slots::claim_share(&registry, &data_dir, names.preferred_share)
-            .map_err(failure("a share of this machine"))?;
+        let registry = shares::registry(&data_dir);
+        reclaim::reclaim_abandoned(&registry).await;
+        let share = shares::claim(&registry, &data_dir, names.preferred_share)?;
         let (pods, run) = (data_dir.join("pods"), data_dir.join("run"));
         fs::create_dir_all(&pods).map_err(failure("the pods' directory"))?;
         slots::make_private_mount(&run).map_err(failure("a private mount for namespaces"))?;
@@ -128,7 +155,12 @@ impl NativeRuntime {
         let control_groups = ControlGroups::discover(&names.control_group)?;
         let seccomp_programs = write_seccomp(&data_dir.join("bin"))?;
         let range = config.pod_network.unwrap_or(PodNetwork {
-            address: std::net::Ipv4Addr::new(10, 200 + u8::try_from(share).unwrap_or(0), 0, 0),
+            address: std::net::Ipv4Addr::new(
+                10,
+                200 + u8::try_from(share.number()).unwrap_or(0),
+                0,
+                0,
+            ),
             prefix_length: 16,
         });
         let layout = Layout::new(names.clone(), range);
@@ -150,8 +182,9 @@ impl NativeRuntime {
         let slots = Slots::open(
             run.join("slots"),
             programs.shim.clone(),
-            share,
+            share.number(),
             network,
+            control_groups.clone(),
             config.ready_namespaces,
             &used,
         )
@@ -167,8 +200,8 @@ impl NativeRuntime {
             pods,
             run,
             running: Mutex::default(),
+            making_holder: tokio::sync::Mutex::default(),
             shortcomings,
-            registry,
             share,
         })
     }
@@ -198,17 +231,24 @@ impl NativeRuntime {
         self.slots.clone().keep_ready(shutdown).await;
     }
 
+    /// The process stops to be the node; the pods go on.
+    pub fn let_go(&self) {
+        self.share.let_go();
+    }
+
     /// Frees everything the node holds of the machine. Every pod must have been removed.
     pub async fn dismantle(&self) -> Result<(), RuntimeError> {
         self.slots.drain().await?;
         self.slots.network().close().await?;
         let program = self.config.firewall_program.clone();
-        let surroundings = self.slots.network().layout().surroundings(program);
-        blocking(move || Ok(firewall::remove(&surroundings).map_err(links::NetworkError::from)?))
-            .await?;
+        let table = self.slots.network().layout().names.table.clone();
+        blocking(
+            move || Ok(firewall::remove(&program, &table).map_err(links::NetworkError::from)?),
+        )
+        .await?;
         self.control_groups.remove_parent()?;
         let _ = rustix::mount::unmount(&self.run, rustix::mount::UnmountFlags::DETACH);
-        let _ = slots::release_share(&self.registry, self.share);
+        self.share.give_back();
         Ok(())
     }
 
@@ -254,8 +294,8 @@ impl NativeRuntime {
 
     /// The memory a container's processes use now, its agent included.
     pub fn memory_bytes(&self, id: &ContainerId) -> Option<u64> {
-        self.control_groups
-            .memory_bytes(&id.pod, &control_group_name(id))
+        let group = self.running(id)?.record.group;
+        self.control_groups.memory_bytes(&group.parent, &group.name)
     }
 
     /// Makes the agent write to a new log file when the old one has grown enough, and drops the oldest.
@@ -341,7 +381,7 @@ impl NativeRuntime {
     }
 
     /// Reads how a container ended, and keeps it: its control group, which knows of memory, is removed after this.
-    fn conclude(&self, id: &ContainerId, started_at: Option<Timestamp>) -> Termination {
+    fn conclude(&self, id: &ContainerId, record: Option<&ContainerRecord>) -> Termination {
         let directory = self.container_directory(id);
         let kept = directory.join("termination.json");
         if let Some(termination) = fs::read(&kept)
@@ -350,20 +390,28 @@ impl NativeRuntime {
         {
             return termination;
         }
-        let group = control_group_name(id);
-        let out_of_memory = self.control_groups.was_out_of_memory(&id.pod, &group);
+        let group = record.map_or_else(|| Group::of(id), |record| record.group.clone());
+        let out_of_memory = self
+            .control_groups
+            .was_out_of_memory(&group.parent, &group.name);
         let exit: Option<ContainerExit> = fs::read(directory.join("exit.json"))
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok());
+        let failed = exit.as_ref().is_none_or(|exit| exit.code != 0);
+        let from_log = failed && record.is_some_and(|record| record.message_from_log);
+        let message = read_message(&directory)
+            .or_else(|| from_log.then(|| crate::logs::last_words(&self.log_path(id)))?);
         let termination = termination_of(
             exit.as_ref(),
             out_of_memory,
-            read_message(&directory),
-            started_at,
+            message,
+            record.map(|record| record.started_at),
             Timestamp::now(),
         );
         let _ = serde_json::to_vec(&termination).map(|text| fs::write(&kept, text));
-        let _ = self.control_groups.remove_container(&id.pod, &group);
+        let _ = self
+            .control_groups
+            .remove_container(&group.parent, &group.name);
         // The layer goes with the run, as the next run starts from the image again.
         for name in ["upper", "work"] {
             let _ = crate::trees::remove(&directory.join(name));
@@ -394,11 +442,6 @@ fn image_user(id: &ContainerId) -> String {
         "pod {} container {} run {}",
         id.pod, id.container, id.attempt
     )
-}
-
-/// The control group of one run, below its pod's.
-fn control_group_name(id: &ContainerId) -> String {
-    format!("{}.{}", id.container, id.attempt)
 }
 
 fn read_message(directory: &Path) -> Option<String> {
@@ -466,6 +509,10 @@ impl Runtime for NativeRuntime {
         let slot = if let Some(slot) = kept.filter(|slot| self.slots.is_intact(*slot)) {
             slot
         } else {
+            // What is left of one that did not survive, as after a reboot, is of no use.
+            if let Some(lost) = kept {
+                self.slots.release(lost).await?;
+            }
             let slot = self.slots.acquire().await?;
             fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
             write_record(
@@ -513,7 +560,7 @@ impl Runtime for NativeRuntime {
             WaitId::PidFd(std::os::fd::AsFd::as_fd(running.process.get_ref())),
             WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
         );
-        let termination = self.conclude(id, Some(running.record.started_at));
+        let termination = self.conclude(id, Some(&running.record));
         self.running
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -535,8 +582,9 @@ impl Runtime for NativeRuntime {
     async fn kill(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         if let Some(running) = self.running(id) {
             let _ = rustix::process::pidfd_send_signal(running.process.get_ref(), Signal::KILL);
+            let group = &running.record.group;
+            self.control_groups.kill(&group.parent, &group.name);
         }
-        self.control_groups.kill(&id.pod, &control_group_name(id));
         Ok(())
     }
 
@@ -545,15 +593,16 @@ impl Runtime for NativeRuntime {
     }
 
     fn processor_periods(&self, id: &ContainerId) -> Option<Periods> {
-        self.running(id)?;
-        let group = control_group_name(id);
-        self.control_groups.processor_periods(&id.pod, &group)
+        let group = self.running(id)?.record.group;
+        self.control_groups
+            .processor_periods(&group.parent, &group.name)
     }
 
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
         let Some(mut record) = self.sandbox_record(pod) else {
             return Ok(());
         };
+        self.end_process_holder(pod).await;
         let (groups, uid) = (self.control_groups.clone(), pod.to_owned());
         blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
         if let Some(slot) = record.slot.take() {

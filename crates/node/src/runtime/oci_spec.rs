@@ -11,6 +11,7 @@ use shim_protocol::{Entrance, Launch, Outside, Process, ResourceLimit, User};
 
 use super::handlers::Driver;
 use super::seccomp;
+use super::slots::OUT_OF_MEMORY_SCORE;
 
 const VERSION: &str = "1.0.2";
 /// What another runtime's program may need of the machine.
@@ -122,7 +123,7 @@ fn configuration(launch: &Launch, driver: Driver, staged: &[PathBuf]) -> Value {
             },
             "rlimits": process.limits.iter().filter_map(limit).collect::<Vec<_>>(),
             "noNewPrivileges": true,
-            "oomScoreAdj": launch.out_of_memory_score,
+            "oomScoreAdj": OUT_OF_MEMORY_SCORE,
         },
         // Where it is to be read-only, it is sealed already.
         "root": {"path": launch.stage.join("root"), "readonly": false},

@@ -1,9 +1,10 @@
 //! Slots: each is a pod's share of the machine, namely its namespaces, its address and its range of identities.
 //!
-//! A few are kept ready, since making one takes longer than starting a container in it. A slot is used by one pod and
-//! then torn down: the next pod with its number gets new namespaces.
+//! A few are kept ready, since making one takes longer than starting a container in it, each with a launcher that waits in
+//! the control group of the pod's first container. A slot is used by one pod and then torn down: the next pod with its
+//! number gets new namespaces.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -11,64 +12,41 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
-use shim_protocol::{IdentityRange, NamespacePins, NamespacesAnswer, NamespacesRequest};
+use shim_protocol::{
+    IdentityRange, NamespacePins, NamespacesAnswer, NamespacesRequest, Preparation,
+};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::RuntimeError;
+use super::control_groups::{ControlGroups, Limits};
+use super::launcher::{Launcher, Starter};
 use crate::network::links::Network;
 use crate::privileges::Privileges;
 
 /// Identities per pod: all that 16 bits hold, as container images expect.
 const IDENTITIES_PER_POD: u32 = 1 << 16;
-/// Slots per node; with [`SHARES`] nodes they fit below the sign bit, which some programs trip over.
+/// Slots per node; with as many nodes as there can be ([`SHARES`](super::shares::SHARES)) they fit below the sign bit, which
+/// some programs trip over.
 const SLOTS_PER_SHARE: u32 = 2048;
 const FIRST_RANGE: u32 = 16;
-/// How many nodes a machine can have.
-const SHARES: u32 = 15;
 const NAMESPACE_FILE_SYSTEM: i64 = 0x6e73_6673;
+/// A container goes before the node when memory runs out.
+pub const OUT_OF_MEMORY_SCORE: i32 = 500;
 
-/// Claims a share of the machine for a data directory. The claim outlives the process, as the pods do, and falls when
-/// the directory is gone.
-pub fn claim_share(registry: &Path, data_dir: &Path, preferred: u32) -> io::Result<u32> {
-    fs::create_dir_all(registry)?;
-    let owner = data_dir.as_os_str().as_encoded_bytes();
-    let order = (0..SHARES)
-        .map(|offset| (preferred % SHARES + offset) % SHARES)
-        .collect::<Vec<_>>();
-    let content = |share: &u32| fs::read(registry.join(share.to_string()));
-    if let Some(ours) = order
-        .iter()
-        .find(|share| content(share).is_ok_and(|found| found == owner))
-    {
-        return Ok(*ours);
-    }
-    for share in order {
-        let path = registry.join(share.to_string());
-        if let Ok(found) = fs::read(&path) {
-            let path_of_owner = String::from_utf8_lossy(&found).into_owned();
-            if Path::new(&path_of_owner).exists() {
-                continue;
-            }
-            fs::remove_file(&path)?;
-        }
-        match fs::File::options().write(true).create_new(true).open(&path) {
-            Ok(mut file) => {
-                file.write_all(owner)?;
-                return Ok(share);
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::other(format!(
-        "{SHARES} nodes run on this machine already"
-    )))
+/// The control group of a slot, in place of a pod's.
+const GROUP_PREFIX: &str = "slot-";
+/// The group below it in which a launcher waits.
+pub const WAITING_GROUP: &str = "first";
+
+/// The control group that a slot's first container may be in, in place of its pod's.
+pub fn slot_group(slot: u32) -> String {
+    format!("{GROUP_PREFIX}{slot}")
 }
 
-/// Gives a claimed share back.
-pub fn release_share(registry: &Path, share: u32) -> io::Result<()> {
-    fs::remove_file(registry.join(share.to_string()))
+/// The slot whose control group has this name.
+pub fn slot_of_group(name: &str) -> Option<u32> {
+    name.strip_prefix(GROUP_PREFIX)?.parse().ok()
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +54,7 @@ struct State {
     next: u32,
     taken: BTreeSet<u32>,
     ready: VecDeque<u32>,
+    launchers: BTreeMap<u32, Launcher>,
 }
 
 /// All slots of a node.
@@ -86,6 +65,8 @@ pub struct Slots {
     share: u32,
     capacity: u32,
     network: Network,
+    control_groups: ControlGroups,
+    starter: Starter,
     state: Mutex<State>,
     refill: Notify,
     keep_ready: usize,
@@ -99,6 +80,7 @@ impl Slots {
         shim: PathBuf,
         share: u32,
         network: Network,
+        control_groups: ControlGroups,
         keep_ready: usize,
         used: &BTreeSet<u32>,
     ) -> Result<Self, RuntimeError> {
@@ -111,6 +93,8 @@ impl Slots {
             share,
             capacity,
             network,
+            control_groups,
+            starter: Starter::new().map_err(|source| io_error("a thread", source))?,
             state: Mutex::default(),
             refill: Notify::new(),
             keep_ready,
@@ -208,6 +192,38 @@ impl Slots {
         }
     }
 
+    /// The launcher that waits in a slot, if one does.
+    pub fn take_launcher(&self, slot: u32) -> Option<Launcher> {
+        self.with_state(|state| state.launchers.remove(&slot))
+    }
+
+    /// Whether a pod has the slot, or it waits for one.
+    pub fn is_taken(&self, slot: u32) -> bool {
+        self.with_state(|state| state.taken.contains(&slot))
+    }
+
+    /// Lets a launcher wait in a slot.
+    async fn post_launcher(&self, slot: u32) -> Result<(), RuntimeError> {
+        let (groups, shim, pins) = (
+            self.control_groups.clone(),
+            self.shim.clone(),
+            self.pins(slot),
+        );
+        let start = move || {
+            let control_groups =
+                groups.create(&slot_group(slot), WAITING_GROUP, &Limits::default())?;
+            let preparation = Preparation {
+                pins,
+                control_groups,
+                out_of_memory_score: OUT_OF_MEMORY_SCORE,
+            };
+            Launcher::start(&shim, &preparation)
+        };
+        let launcher = self.starter.start(start).await?;
+        self.with_state(|state| state.launchers.insert(slot, launcher));
+        Ok(())
+    }
+
     /// Frees a pod's slot.
     pub async fn release(&self, slot: u32) -> Result<(), RuntimeError> {
         self.tear_down(slot).await?;
@@ -278,8 +294,14 @@ impl Slots {
 
     async fn tear_down(&self, slot: u32) -> Result<(), RuntimeError> {
         self.network.disconnect(slot).await?;
-        let path = self.path(slot);
+        let (path, groups, launcher) = (
+            self.path(slot),
+            self.control_groups.clone(),
+            self.take_launcher(slot),
+        );
         tokio::task::spawn_blocking(move || {
+            drop(launcher);
+            groups.remove_pod(&slot_group(slot))?;
             for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
                 // What is not a mount says so, and is removed below.
                 let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
@@ -297,12 +319,19 @@ impl Slots {
 
     /// Keeps ready slots in stock until told to stop.
     pub async fn keep_ready(self: Arc<Self>, shutdown: CancellationToken) {
+        // Those that an earlier run of the node left have lost their launchers.
+        for slot in self.with_state(|state| state.ready.clone()) {
+            let _ = self.post_launcher(slot).await;
+        }
         loop {
             while self.with_state(|state| state.ready.len()) < self.keep_ready
                 && !shutdown.is_cancelled()
             {
                 match self.make().await {
                     Ok(slot) => {
+                        if let Err(error) = self.post_launcher(slot).await {
+                            tracing::warn!(error = %crate::errors::chain(&error), "a pod's first container will start more slowly");
+                        }
                         if fs::write(self.path(slot).join("ready"), "").is_ok() {
                             self.with_state(|state| state.ready.push_back(slot));
                         }
@@ -389,28 +418,4 @@ pub fn run_shim<Answer: serde::de::DeserializeOwned>(
     let output = child.wait_with_output().map_err(failed)?;
     serde_json::from_slice(&output.stdout)
         .map_err(|_| RuntimeError::Launcher(format!("it ended with {}", output.status)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_data_directories_get_different_shares_and_keep_them() {
-        let registry = tempfile::tempdir().unwrap();
-        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let one = claim_share(registry.path(), first.path(), 7).unwrap();
-        let two = claim_share(registry.path(), second.path(), 7).unwrap();
-        assert_ne!(one, two);
-        assert_eq!(claim_share(registry.path(), first.path(), 7).unwrap(), one);
-        let gone = first.path().to_owned();
-        drop(first);
-        assert!(!gone.exists());
-        let third = tempfile::tempdir().unwrap();
-        assert_eq!(
-            claim_share(registry.path(), third.path(), 7).unwrap(),
-            one,
-            "a dead owner's share is free"
-        );
-    }
 }

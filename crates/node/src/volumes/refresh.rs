@@ -26,6 +26,12 @@ fn is_content(volume: &Volume) -> bool {
         || volume.downward_api.is_some()
 }
 
+/// As a kubelet has it: four fifths of its time, and no more than a day.
+fn is_old(age: Duration, lifetime: Duration) -> bool {
+    const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+    age >= (lifetime / 5 * 4).min(LONGEST)
+}
+
 fn has_token(volume: &Volume) -> bool {
     let projected = volume.projected.iter();
     let mut sources = projected.flat_map(|projected| projected.sources.iter().flatten());
@@ -42,20 +48,26 @@ impl Volumes {
         volumes.into_iter().any(is_content)
     }
 
-    /// The shortest time for which a token in the pod's volumes was asked to be good.
-    pub fn token_lifetime(pod: &Pod) -> Option<Duration> {
+    /// Whether a token in the pod's volumes has come near its end. Its file tells its age, also after a restart of the node.
+    pub fn has_old_token(&self, pod: &Pod) -> bool {
         const DEFAULT_SECONDS: i64 = 3600;
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let volumes = pod
             .spec
             .iter()
             .flat_map(|spec| spec.volumes.iter().flatten());
-        let sources = volumes.flat_map(|volume| {
+        let tokens = volumes.flat_map(|volume| {
             let projected = volume.projected.iter();
-            projected.flat_map(|projected| projected.sources.iter().flatten())
+            let sources = projected.flat_map(|projected| projected.sources.iter().flatten());
+            let tokens = sources.filter_map(|source| source.service_account_token.as_ref());
+            tokens.map(|token| (self.in_memory(uid, &volume.name).join(&token.path), token))
         });
-        let tokens = sources.filter_map(|source| source.service_account_token.as_ref());
-        let seconds = tokens.map(|token| token.expiration_seconds.unwrap_or(DEFAULT_SECONDS));
-        Some(Duration::from_secs(seconds.min()?.unsigned_abs()))
+        tokens.into_iter().any(|(path, token)| {
+            let seconds = token.expiration_seconds.unwrap_or(DEFAULT_SECONDS);
+            let written = fs::metadata(&path).and_then(|metadata| metadata.modified());
+            let age = written.map(|written| written.elapsed().unwrap_or_default());
+            age.is_ok_and(|age| is_old(age, Duration::from_secs(seconds.unsigned_abs())))
+        })
     }
 
     /// Writes what has changed in the objects behind a pod's volumes. Each file changes at once; those of one volume one after
@@ -117,4 +129,18 @@ fn remove_others(root: &Path, files: &[File]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_old_well_before_its_end() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        assert!(!is_old(Duration::from_secs(479), Duration::from_secs(600)));
+        assert!(is_old(Duration::from_secs(480), Duration::from_secs(600)));
+        assert!(!is_old(hours(23), hours(24 * 365)));
+        assert!(is_old(hours(24), hours(24 * 365)));
+    }
 }

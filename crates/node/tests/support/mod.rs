@@ -26,6 +26,31 @@ pub struct Machine {
     directory: Option<tempfile::TempDir>,
 }
 
+/// How the directories of tests begin; the number of their process follows.
+const PREFIX: &str = "node-test-";
+
+/// A directory that tells whose it is.
+pub fn temporary_directory() -> tempfile::TempDir {
+    let prefix = format!("{PREFIX}{}-", std::process::id());
+    tempfile::Builder::new().prefix(&prefix).tempdir().unwrap()
+}
+
+/// Gives back what tests have left whose process died.
+pub async fn sweep() {
+    for data_dir in node::reclaim::unattended() {
+        let Some(home) = data_dir.parent() else {
+            continue;
+        };
+        let process = home
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_prefix(PREFIX)?.split('-').next());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = node::reclaim::reclaim(&data_dir).await;
+            let _ = std::fs::remove_dir_all(home);
+        }
+    }
+}
+
 /// Waits until `condition` answers, and says what it waited for if it never does.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
@@ -66,10 +91,8 @@ impl Machine {
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
             .try_init();
-        let directory = tempfile::Builder::new()
-            .prefix("node-test-")
-            .tempdir()
-            .unwrap();
+        sweep().await;
+        let directory = temporary_directory();
         let server = apiserver::Server::open(apiserver::Config::in_memory())
             .await
             .unwrap();
@@ -200,20 +223,32 @@ impl Machine {
 
     /// Runs a command to its end in a pod's container `c`: exit code, standard output, standard error.
     pub async fn exec(&self, pod: &Pod, command: &[&str]) -> (i32, String, String) {
+        self.exec_in(pod, "c", command).await
+    }
+
+    /// The same, in a container of any kind.
+    pub async fn exec_in(
+        &self,
+        pod: &Pod,
+        container: &str,
+        command: &[&str],
+    ) -> (i32, String, String) {
         use agent_sandbox_node::runtime::agent::Output;
         use agent_sandbox_node::runtime::{ContainerId, Runtime};
-        let attempt = pod
-            .status
-            .as_ref()
-            .unwrap()
-            .container_statuses
-            .as_ref()
-            .unwrap()[0]
-            .restart_count;
+        let status = pod.status.as_ref().unwrap();
+        let mut statuses = [
+            &status.container_statuses,
+            &status.init_container_statuses,
+            &status.ephemeral_container_statuses,
+        ]
+        .into_iter()
+        .flatten()
+        .flatten();
+        let found = statuses.find(|status| status.name == container).unwrap();
         let id = ContainerId {
             pod: pod.uid().unwrap(),
-            container: "c".to_owned(),
-            attempt: attempt.unsigned_abs(),
+            container: container.to_owned(),
+            attempt: found.restart_count.unsigned_abs(),
         };
         let request = shim_protocol::ExecRequest {
             arguments: command.iter().map(|word| (*word).to_owned()).collect(),
@@ -238,6 +273,15 @@ impl Machine {
                 }
             }
         }
+    }
+
+    /// Takes the data directory away from under the pods of a node that has stopped, as somebody who wants its place would.
+    pub fn remove_directory(&self) {
+        for name in ["run", "memory"] {
+            let mount = self.config.data_dir.join(name);
+            rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH).unwrap();
+        }
+        std::fs::remove_dir_all(&self.config.data_dir).unwrap();
     }
 
     /// Waits for an event of a pod that says something.
@@ -360,6 +404,41 @@ pub fn is_ready(pod: &Pod) -> bool {
         .into_iter()
         .flatten()
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// What the machine has of a node's, outside of its data directory's files.
+pub fn of_machine(data_dir: &Path) -> Vec<String> {
+    let group = node::control_group(data_dir);
+    let tag = group.trim_start_matches("agent-sandbox-").to_owned();
+    let mut found = Vec::new();
+    let hierarchies = entries(Path::new("/sys/fs/cgroup"));
+    let groups = hierarchies.iter().map(|hierarchy| hierarchy.join(&group));
+    found.extend(
+        groups
+            .filter(|path| path.exists())
+            .map(|path| format!("control group {}", path.display())),
+    );
+    let shown = data_dir.display().to_string();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts = mounts.lines().filter(|line| line.contains(&shown));
+    found.extend(mounts.map(|line| format!("mount {line}")));
+    let links = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let links = links.lines().filter_map(|line| line.split(':').next());
+    let prefixes = [format!("asb-{tag}"), format!("as{}", &tag[..6])];
+    found.extend(
+        links
+            .map(str::trim)
+            .filter(|link| prefixes.iter().any(|prefix| link.starts_with(prefix)))
+            .map(|link| format!("link {link}")),
+    );
+    let tables = std::process::Command::new("nft")
+        .args(["list", "tables"])
+        .output()
+        .unwrap();
+    let tables = String::from_utf8_lossy(&tables.stdout).into_owned();
+    let tables = tables.lines().filter(|table| table.contains(&tag));
+    found.extend(tables.map(|table| format!("nft {table}")));
+    found
 }
 
 /// What a node's data directory still holds of the machine.

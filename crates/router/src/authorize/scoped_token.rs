@@ -293,6 +293,24 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_lies_about_its_algorithm_is_refused() {
+        let key = TokenKey::parse(SECRET).unwrap();
+        let scope = serde_json::to_vec(&scope()).unwrap();
+        for (algorithm, genuine) in [("HS256", true), ("none", false), ("EdDSA", false)] {
+            let header = format!(r#"{{"alg":"{algorithm}"}}"#);
+            let (header, scope) = (
+                URL_SAFE_NO_PAD.encode(header),
+                URL_SAFE_NO_PAD.encode(&scope),
+            );
+            let signed = format!("{header}.{scope}");
+            let secret = hmac::Key::new(hmac::HMAC_SHA256, SECRET.trim_ascii());
+            let signature = URL_SAFE_NO_PAD.encode(hmac::sign(&secret, signed.as_bytes()));
+            let token = format!("{signed}.{signature}");
+            assert_eq!(key.verify(&token, now()).is_ok(), genuine, "{algorithm}");
+        }
+    }
+
+    #[test]
     fn weak_or_foreign_keys_are_refused() {
         assert_eq!(
             TokenKey::parse(b"short").unwrap_err(),

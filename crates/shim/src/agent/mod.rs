@@ -4,6 +4,9 @@
 //! container from outside. It is one thread around one `poll`. A peer that does not read stops being read from, and
 //! nothing grows without bound.
 //!
+//! In a pod whose containers share their processes the agent is not PID 1: that is another one, which has no command and
+//! only reaps ([`holder`]).
+//!
 //! ```text
 //!            ┌── signals: SIGCHLD reaps, the others go to the command
 //!   poll ────┼── the command's output ──► log file, attached sessions
@@ -13,6 +16,7 @@
 
 mod command;
 mod entrance;
+mod holder;
 mod log;
 mod session;
 mod spawn;
@@ -82,6 +86,11 @@ pub fn run() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if process.arguments.is_empty() {
+        say(&mut status, &LaunchAnswer::Started { pid: 1 });
+        drop(status);
+        return holder::hold(signals.as_fd());
+    }
     let command = match Command::start(&process, File::from(inheritance.log)) {
         Ok(command) => command,
         Err(refusal) => {
@@ -287,6 +296,9 @@ impl Agent {
         let _ = serde_json::to_vec(&record).map(|text| self.exit.write_all(&text));
         for session in &mut self.sessions {
             session.command_ended(exit);
+        }
+        if rustix::process::getpid() != Pid::INIT {
+            holder::end_descendants();
         }
         ExitCode::from(u8::try_from(exit.code).unwrap_or(255))
     }

@@ -60,6 +60,25 @@ pub fn of_host(host: &HostImage, spec: &ContainerSpec) -> Result<ImageRoot, Stri
     })
 }
 
+/// No image: an empty directory, and nothing to run.
+pub fn of_nothing(data_dir: &Path, spec: &ContainerSpec) -> Result<ImageRoot, String> {
+    let layer = data_dir.join("images").join("nothing");
+    std::fs::create_dir_all(&layer).map_err(|error| format!("an empty directory: {error}"))?;
+    Ok(ImageRoot {
+        layers: vec![layer],
+        mounts: Vec::new(),
+        arguments: Vec::new(),
+        environment: Vec::new(),
+        working_directory: "/".to_owned(),
+        user: User {
+            uid: spec.user.unwrap_or(0),
+            gid: spec.group.unwrap_or(0),
+            groups: Vec::new(),
+        },
+        id: String::new(),
+    })
+}
+
 /// An image of the store. The sandbox's runtime is put into it if the command asks for it.
 pub fn of_image(
     image: &Image,

@@ -9,17 +9,18 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use shim_protocol::{
-    BindSource, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Outside, Process,
-    ResourceLimit, RootFilesystem,
+    BindSource, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Outside,
+    Preparation, Process, ResourceLimit, RootFilesystem,
 };
 
 use super::image_root::{self, ImageRoot};
 use super::{
-    ContainerRecord, NativeRuntime, SHARED_MEMORY_BYTES, blocking, control_group_name, failure,
-    image_user, write_whole,
+    ContainerRecord, Group, NativeRuntime, SHARED_MEMORY_BYTES, blocking, failure, image_user,
+    write_whole,
 };
 use crate::runtime::handlers::{self, Driver};
-use crate::runtime::slots::run_shim;
+use crate::runtime::launcher::Launcher;
+use crate::runtime::slots::OUT_OF_MEMORY_SCORE;
 use crate::runtime::{
     ContainerSpec, ImageSource, PodSandboxSpec, RuntimeError, StartError, oci_spec,
 };
@@ -73,33 +74,57 @@ impl NativeRuntime {
         let mut launch = self.request(&spec, &sandbox.spec, slot, root);
         if let Some(driver) = sandbox.spec.driver {
             launch.outside = Some(outside(&mut launch, &spec, driver)?);
+        } else {
+            launch.pid_namespace = self
+                .pid_namespace(&spec, sandbox.spec.shared_processes)
+                .await?;
         }
         let (groups, shim) = (self.control_groups.clone(), self.programs.shim.clone());
         let (images, user, stored) = (
             self.images.clone(),
             image_user(&spec.id),
             match &spec.image {
-                ImageSource::Host => None,
+                ImageSource::Host | ImageSource::Nothing => None,
                 ImageSource::Stored { image, .. } => Some(image.clone()),
             },
         );
-        let (pod, crashes, limits, group) = (
-            pod.clone(),
-            spec.crashes,
-            spec.limits.clone(),
-            control_group_name(&spec.id),
-        );
+        let waiting = self.slots.take_launcher(slot);
+        let pins = self.slots.pins(slot);
         let answer = blocking(move || {
             if let Some(image) = stored {
                 images.hold(&user, &image)?;
             }
             prepare_directories(&launch).map_err(failure("a container's directories"))?;
-            let mut launch = launch;
-            launch.control_groups = groups.create(&pod, &group, &limits)?;
-            let answer: LaunchAnswer = run_shim(&shim, "launch", &launch)?;
-            settle(answer, &launch, image_id, crashes, || {
-                groups.kill(&pod, &group);
-                let _ = groups.remove_container(&pod, &group);
+            let waiting = waiting.and_then(|mut waiting| waiting.is_waiting().then_some(waiting));
+            let group = match &waiting {
+                Some(_) => Group::of_slot(slot),
+                None => Group::of(&spec.id),
+            };
+            let control_groups = groups.create(&group.parent, &group.name, &spec.limits)?;
+            let launcher = match waiting {
+                Some(launcher) => launcher,
+                None => Launcher::start(
+                    &shim,
+                    &Preparation {
+                        pins,
+                        control_groups,
+                        out_of_memory_score: OUT_OF_MEMORY_SCORE,
+                    },
+                )?,
+            };
+            let answer = launcher.launch(&launch)?;
+            let record = |pid| ContainerRecord {
+                pid,
+                start_ticks: start_ticks(pid).unwrap_or(0),
+                started_at: Timestamp::now(),
+                image_id,
+                crashes: spec.crashes,
+                group: group.clone(),
+                message_from_log: spec.message_from_log,
+            };
+            settle(answer, &launch, record, || {
+                groups.kill(&group.parent, &group.name);
+                let _ = groups.remove_container(&group.parent, &group.name);
                 images.release(&user);
             })
         })
@@ -113,6 +138,7 @@ impl NativeRuntime {
     fn image_root(&self, spec: &ContainerSpec) -> Result<ImageRoot, StartError> {
         match &spec.image {
             ImageSource::Host => image_root::of_host(&self.host, spec),
+            ImageSource::Nothing => image_root::of_nothing(&self.config.data_dir, spec),
             ImageSource::Stored { image, name } => {
                 image_root::of_image(image, name, &self.programs.sandboxd, spec)
             }
@@ -136,11 +162,9 @@ impl NativeRuntime {
         }
         let shared_memory = Some(self.slots.shared_memory(slot)).filter(|path| path.exists());
         Launch {
-            pins: self.slots.pins(slot),
             identities: self.slots.identities(slot),
             hostname: pod.hostname.clone(),
             pid_namespace: None,
-            control_groups: Vec::new(),
             stage: self.run.join("stage"),
             hide: self.run.clone(),
             root: RootFilesystem {
@@ -173,7 +197,6 @@ impl NativeRuntime {
                 exit: directory.join("exit.json"),
                 directory,
             },
-            out_of_memory_score: 500,
             outside: None,
         }
     }
@@ -294,19 +317,12 @@ enum Launched {
 fn settle(
     answer: LaunchAnswer,
     launch: &Launch,
-    image_id: String,
-    crashes: u32,
+    record: impl FnOnce(i32) -> ContainerRecord,
     clean_up: impl FnOnce(),
 ) -> Result<Launched, RuntimeError> {
     match answer {
         LaunchAnswer::Started { pid } => {
-            let record = ContainerRecord {
-                pid,
-                start_ticks: start_ticks(pid).unwrap_or(0),
-                started_at: Timestamp::now(),
-                image_id,
-                crashes,
-            };
+            let record = record(pid);
             let text = serde_json::to_vec(&record)
                 .map_err(|error| failure("a container's record")(error.into()))?;
             write_whole(&launch.files.directory.join("state.json"), &text)
@@ -341,12 +357,15 @@ fn reap(pid: i32) {
     }
 }
 
-/// When a process started, in ticks since boot.
+/// When a process started, in ticks since boot; nothing for one that has ended.
 pub(super) fn start_ticks(pid: i32) -> Option<u64> {
     const FIELD_AFTER_NAME: usize = 19;
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in parentheses and may hold anything, so fields are counted after the last one.
     let (_, rest) = text.rsplit_once(')')?;
+    if rest.trim_start().starts_with(['Z', 'X']) {
+        return None;
+    }
     rest.split_whitespace().nth(FIELD_AFTER_NAME)?.parse().ok()
 }
 

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use super::{
-    ContainerRecord, NativeRuntime, SandboxRecord, control_group_name, image_user, slots_in_use,
-};
+use super::process_holder::PROCESS_HOLDER;
+use super::{ContainerRecord, Group, NativeRuntime, SandboxRecord, image_user, slots_in_use};
 use crate::privileges::Privileges;
+use crate::runtime::slots;
 use crate::runtime::{
     ContainerId, PodSandbox, RecoveredContainer, RecoveredPod, StartedContainer, Termination,
 };
@@ -94,7 +94,8 @@ impl NativeRuntime {
                     None => self.discard(&id),
                 }
             }
-            recovered.extend(latest);
+            // It belongs to the sandbox; nobody but this runtime knows of it.
+            recovered.extend(latest.filter(|run| run.id.container != PROCESS_HOLDER));
         }
         recovered
     }
@@ -119,10 +120,10 @@ impl NativeRuntime {
             }
             alive = false;
         }
-        let termination = if alive && self.remember(id, record).is_ok() {
+        let termination = if alive && self.remember(id, record.clone()).is_ok() {
             None
         } else {
-            Some(self.conclude(id, Some(started.started_at)))
+            Some(self.conclude(id, Some(&record)))
         };
         Some(RecoveredContainer {
             id: id.clone(),
@@ -134,16 +135,40 @@ impl NativeRuntime {
     }
 
     fn discard(&self, id: &ContainerId) {
-        let group = control_group_name(id);
-        self.control_groups.kill(&id.pod, &group);
-        let _ = self.control_groups.remove_container(&id.pod, &group);
+        let slot = self.sandbox_record(&id.pod).and_then(|record| record.slot);
+        // It may have been the pod's first container, and in the group of the launcher that waited for it.
+        let waited = slot
+            .map(Group::of_slot)
+            .filter(|group| !self.is_recorded(&id.pod, group));
+        for group in std::iter::once(Group::of(id)).chain(waited) {
+            self.control_groups.kill(&group.parent, &group.name);
+            let _ = self
+                .control_groups
+                .remove_container(&group.parent, &group.name);
+        }
         let _ = crate::trees::remove(&self.container_directory(id));
     }
 
+    /// Whether a run that the node knew of is, or was, in this group.
+    fn is_recorded(&self, pod: &str, group: &Group) -> bool {
+        let directory = self.pods.join(pod).join("containers");
+        entries(&directory).iter().any(|container| {
+            let runs = directory.join(container);
+            entries(&runs)
+                .iter()
+                .filter_map(|run| read::<ContainerRecord>(&runs.join(run).join("state.json")))
+                .any(|record| record.group == *group)
+        })
+    }
+
     fn remove_stray_groups(&self, pods: &[RecoveredPod]) {
-        for pod in self.control_groups.pods() {
-            if !pods.iter().any(|known| known.identity.uid == pod) {
-                let _ = self.control_groups.remove_pod(&pod);
+        for group in self.control_groups.pods() {
+            let known = match slots::slot_of_group(&group) {
+                Some(slot) => self.slots.is_taken(slot),
+                None => pods.iter().any(|pod| pod.identity.uid == group),
+            };
+            if !known {
+                let _ = self.control_groups.remove_pod(&group);
             }
         }
     }

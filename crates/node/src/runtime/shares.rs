@@ -1,0 +1,270 @@
+//! Shares of the machine: each node has a range of addresses and identities of its own, by a number written down where every
+//! node of the machine looks.
+//!
+//! A claim outlives its process, as the pods do. A lock on its file says whether the process is there, so that what a dead
+//! one left can be told from what is in use.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::privileges::Privileges;
+
+/// How many nodes a machine can have.
+pub const SHARES: u32 = 15;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    #[error("claiming a share of this machine in {}", registry.display())]
+    Io {
+        registry: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("another process is the node of {}", .0.display())]
+    InUse(PathBuf),
+    #[error(
+        "a machine can have {SHARES} nodes, and has them, of these data directories: {}; delete the pods of one and stop it, or \
+         give back what one whose process is gone has left, with `agent-sandbox reset --data-dir DIRECTORY`",
+        list(.0)
+    )]
+    AllTaken(Vec<PathBuf>),
+}
+
+fn list(directories: &[PathBuf]) -> String {
+    let shown: Vec<String> = directories
+        .iter()
+        .map(|directory| directory.display().to_string())
+        .collect();
+    shown.join(", ")
+}
+
+/// Where nodes with root keep their claims. Without root the network is the node's own, and there is nobody to share with.
+pub fn registry(data_dir: &Path) -> PathBuf {
+    match Privileges::current() {
+        Privileges::Root => PathBuf::from("/run/agent-sandbox/shares"),
+        Privileges::Rootless | Privileges::None => data_dir.join("shares"),
+    }
+}
+
+/// A claimed share.
+#[derive(Debug)]
+pub struct Share {
+    number: u32,
+    path: PathBuf,
+    /// Locked while the process is the node.
+    file: Mutex<Option<File>>,
+}
+
+impl Share {
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The process is no longer the node; its pods are, and keep the share.
+    pub fn let_go(&self) {
+        self.file
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+    }
+
+    /// Nothing of the node is left that needs the share.
+    pub fn give_back(&self) {
+        let _ = fs::remove_file(&self.path);
+        self.let_go();
+    }
+}
+
+/// What the registry says of one share.
+struct Claim {
+    number: u32,
+    path: PathBuf,
+    owner: PathBuf,
+    file: File,
+}
+
+fn claims(registry: &Path) -> Vec<Claim> {
+    (0..SHARES)
+        .filter_map(|number| {
+            let path = registry.join(number.to_string());
+            let owner = PathBuf::from(std::ffi::OsString::from_vec(fs::read(&path).ok()?));
+            let file = File::open(&path).ok()?;
+            Some(Claim {
+                number,
+                path,
+                owner,
+                file,
+            })
+        })
+        .collect()
+}
+
+impl Claim {
+    /// Whether its process is there.
+    fn is_attended(&self) -> bool {
+        let found = self.file.try_lock_shared();
+        let _ = self.file.unlock();
+        matches!(found, Err(TryLockError::WouldBlock))
+    }
+}
+
+/// Claims a share for a data directory, the one it has if it has one.
+pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, ShareError> {
+    let failed = |source| ShareError::Io {
+        registry: registry.to_owned(),
+        source,
+    };
+    fs::create_dir_all(registry).map_err(failed)?;
+    let known = claims(registry);
+    if let Some(own) = known.iter().find(|claim| claim.owner == data_dir) {
+        return match lock(&own.file) {
+            Ok(()) => Ok(Share {
+                number: own.number,
+                path: own.path.clone(),
+                file: Mutex::new(Some(own.file.try_clone().map_err(failed)?)),
+            }),
+            Err(TryLockError::WouldBlock) => Err(ShareError::InUse(data_dir.to_owned())),
+            Err(TryLockError::Error(error)) => Err(failed(error)),
+        };
+    }
+    // A claim appears whole and locked: it is written under another name first.
+    let first_name = registry.join(format!(".{}", std::process::id()));
+    let placed = write_claim(&first_name, data_dir)
+        .and_then(|file| Ok((place(registry, &first_name, preferred)?, file)));
+    let _ = fs::remove_file(&first_name);
+    match placed.map_err(failed)? {
+        (Some(number), file) => Ok(Share {
+            number,
+            path: registry.join(number.to_string()),
+            file: Mutex::new(Some(file)),
+        }),
+        (None, _) => {
+            let owners = known.into_iter().map(|claim| claim.owner).collect();
+            Err(ShareError::AllTaken(owners))
+        }
+    }
+}
+
+/// Locks a claim. Somebody who only looks whether it is locked holds it for a moment.
+fn lock(file: &File) -> Result<(), TryLockError> {
+    const ATTEMPTS: u32 = 20;
+    const PAUSE: Duration = Duration::from_millis(2);
+    for _ in 1..ATTEMPTS {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            other => return other,
+        }
+    }
+    file.try_lock()
+}
+
+fn write_claim(path: &Path, data_dir: &Path) -> io::Result<File> {
+    let mut file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)?;
+    file.write_all(data_dir.as_os_str().as_bytes())?;
+    file.try_lock()?;
+    Ok(file)
+}
+
+/// Gives a claim the name of the first share that nobody has.
+fn place(registry: &Path, claim: &Path, preferred: u32) -> io::Result<Option<u32>> {
+    for offset in 0..SHARES {
+        let number = (preferred % SHARES + offset) % SHARES;
+        match fs::hard_link(claim, registry.join(number.to_string())) {
+            Ok(()) => return Ok(Some(number)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a process is the node of `data_dir` now.
+pub fn is_attended(registry: &Path, data_dir: &Path) -> bool {
+    claims(registry)
+        .iter()
+        .any(|claim| claim.owner == data_dir && claim.is_attended())
+}
+
+/// Data directories that have a share and no process. Their pods may well run.
+pub fn unattended(registry: &Path) -> Vec<PathBuf> {
+    claims(registry)
+        .into_iter()
+        .filter(|claim| !claim.is_attended())
+        .map(|claim| claim.owner)
+        .collect()
+}
+
+/// Gives back the share of a data directory whose process is gone; whether there was one.
+pub fn release(registry: &Path, data_dir: &Path) -> bool {
+    claims(registry)
+        .iter()
+        .filter(|claim| claim.owner == data_dir)
+        .any(|claim| fs::remove_file(&claim.path).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_data_directories_get_different_shares_and_keep_them() {
+        let registry = tempfile::tempdir().unwrap();
+        let (first, second) = (Path::new("/data/one"), Path::new("/data/two"));
+        let one = claim(registry.path(), first, 7).unwrap();
+        let two = claim(registry.path(), second, 7).unwrap();
+        assert_ne!(one.number(), two.number());
+        let number = one.number();
+        one.let_go();
+        assert_eq!(claim(registry.path(), first, 7).unwrap().number(), number);
+        assert_eq!(
+            fs::read_dir(registry.path()).unwrap().count(),
+            2,
+            "nothing but the claims is left"
+        );
+    }
+
+    #[test]
+    fn one_process_is_the_node_of_a_data_directory() {
+        let registry = tempfile::tempdir().unwrap();
+        let directory = Path::new("/data/one");
+        let held = claim(registry.path(), directory, 0).unwrap();
+        assert!(is_attended(registry.path(), directory));
+        assert!(unattended(registry.path()).is_empty());
+        let refused = claim(registry.path(), directory, 0).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "another process is the node of /data/one"
+        );
+        held.let_go();
+        assert!(!is_attended(registry.path(), directory));
+        assert_eq!(unattended(registry.path()), [directory]);
+    }
+
+    #[test]
+    fn a_full_machine_names_who_fills_it_and_how_to_make_room() {
+        let registry = tempfile::tempdir().unwrap();
+        let name = |number: u32| PathBuf::from(format!("/data/{number}"));
+        let held: Vec<Share> = (0..SHARES)
+            .map(|number| claim(registry.path(), &name(number), 3).unwrap())
+            .collect();
+        let refused = claim(registry.path(), Path::new("/data/more"), 3).unwrap_err();
+        let text = refused.to_string();
+        for number in 0..SHARES {
+            assert!(text.contains(&format!("/data/{number}")), "{text}");
+        }
+        assert!(
+            text.contains("agent-sandbox reset --data-dir DIRECTORY"),
+            "{text}"
+        );
+        held[4].give_back();
+        assert!(claim(registry.path(), Path::new("/data/more"), 3).is_ok());
+    }
+}
