@@ -26,6 +26,8 @@ use std::process::ExitCode;
 pub const AGENT_NAME: &str = "sandbox-init";
 
 /// Ends with the node that asked: the one that takes its place clears up what is unfinished and makes it anew, under the same names.
+/// Only for what the thread that started it waits for, since the kernel tells of the end of that thread. A launcher may wait much
+/// longer than it, and sees the end of its input instead.
 fn for_the_node(work: impl FnOnce() -> ExitCode) -> ExitCode {
     let ends_with_its_parent =
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
@@ -45,7 +47,7 @@ fn main() -> ExitCode {
     match arguments.next().as_deref() {
         Some("rootless") => rootless::run(std::env::args_os().skip(2)),
         Some("namespaces") => for_the_node(namespaces::run),
-        Some("launch") => for_the_node(launch::run),
+        Some("launch") => launch::run(),
         _ => {
             eprintln!(
                 "usage: agent-sandbox-shim namespaces|launch < request.json, or rootless PROGRAM [ARGUMENT]…"
