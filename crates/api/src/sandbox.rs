@@ -155,7 +155,8 @@ pub struct SandboxStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct PodTemplate {
-    /// The pod's spec, as in core/v1. Sandboxes of one template may share it in memory.
+    /// The pod's spec, as in core/v1.
+    // Shared in memory by the sandboxes of one template, of which there may be thousands.
     pub spec: Arc<PodSpec>,
 
     /// Labels and annotations of the pod.
