@@ -186,6 +186,9 @@ pub async fn probe<R: Runtime>(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     for driver in drivers {
+        if shutdown.is_cancelled() {
+            break;
+        }
         let tried = match (Privileges::current(), driver.find()) {
             (Privileges::Rootless | Privileges::None, _) => Err("it needs root".to_owned()),
             (Privileges::Root, None) => Err("it is not installed".to_owned()),

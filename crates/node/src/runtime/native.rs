@@ -245,6 +245,11 @@ impl NativeRuntime {
             move || Ok(firewall::remove(&program, &table).map_err(links::NetworkError::from)?),
         )
         .await?;
+        // A container whose pod went while it was being launched may have made its group again.
+        for left in self.control_groups.pods() {
+            tracing::warn!(group = left, "a control group was left");
+            self.control_groups.remove_pod(&left)?;
+        }
         self.control_groups.remove_parent()?;
         let _ = rustix::mount::unmount(&self.run, rustix::mount::UnmountFlags::DETACH);
         self.share.give_back();
