@@ -12,6 +12,9 @@ pub enum Severity {
     Warning,
 }
 
+/// A note longer than this is refused by the API server.
+const NOTE_MAX: usize = 1_024;
+
 /// Writes events in the background.
 #[derive(Clone)]
 pub struct EventSink {
@@ -52,7 +55,7 @@ impl EventSink {
                 Severity::Warning => EventType::Warning,
             },
             reason: reason.to_owned(),
-            note: Some(note),
+            note: Some(truncated(note)),
             action: reason.to_owned(),
             secondary: None,
         };
@@ -63,6 +66,14 @@ impl EventSink {
             }
         });
     }
+}
+
+fn truncated(mut note: String) -> String {
+    if note.len() > NOTE_MAX {
+        note.truncate(note.floor_char_boundary(NOTE_MAX - '…'.len_utf8()));
+        note.push('…');
+    }
+    note
 }
 
 /// Where in a pod's specification a container is.

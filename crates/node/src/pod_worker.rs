@@ -170,11 +170,12 @@ impl<R: Runtime> PodWorker<R> {
         if let Some(recovered) = recovered {
             worker.adopt(recovered);
         } else {
-            for text in crate::unsupported::unsupported(pod) {
-                worker
-                    .shared
-                    .events
-                    .tell(pod, None, Severity::Warning, "Unsupported", text);
+            // One event for all of it: events of one reason are counted as one, whatever else they say.
+            let ignored = crate::unsupported::unsupported(pod);
+            if !ignored.is_empty() {
+                let note = ignored.join("; ");
+                let events = &worker.shared.events;
+                events.tell(pod, None, Severity::Warning, "Unsupported", note);
             }
         }
         worker.watch_storage();
