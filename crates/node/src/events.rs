@@ -70,7 +70,11 @@ impl EventSink {
 
 fn truncated(mut note: String) -> String {
     if note.len() > NOTE_MAX {
-        note.truncate(note.floor_char_boundary(NOTE_MAX - '…'.len_utf8()));
+        let mut end = NOTE_MAX - '…'.len_utf8();
+        while !note.is_char_boundary(end) {
+            end -= 1;
+        }
+        note.truncate(end);
         note.push('…');
     }
     note
