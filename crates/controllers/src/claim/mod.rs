@@ -80,6 +80,8 @@ const ATTEMPTS: usize = 3;
 const BY_TEMPLATE: &str = "template";
 /// The index of claims by namespace and the pool they name.
 const BY_POOL: &str = "pool";
+/// The index of claims that are in the middle of getting a sandbox, by its namespace and name.
+const BY_PROMISE: &str = "promise";
 /// How soon an expired claim is cleaned up once its status says that it has expired.
 const IMMEDIATELY: Duration = Duration::from_millis(1);
 
@@ -143,6 +145,9 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
             Ok(ClaimSource::Pool { pool }) => vec![indexed(claim, pool)],
             _ => Vec::new(),
         });
+    caches
+        .claims
+        .index_by(BY_PROMISE, |claim| promised_to(claim).into_iter().collect());
     let (all, own) = (caches.claims.clone(), queue.clone());
     caches
         .sandboxes
@@ -215,6 +220,12 @@ fn enqueue_claims_of_pool(
     for claim in claims.indexed(BY_POOL, &indexed(pool.as_ref(), &pool.name_any())) {
         queue.add(ObjectKey::of(claim.as_ref()));
     }
+}
+
+/// The sandbox that a claim is bound to, as long as nothing was said of the claim yet.
+fn promised_to(claim: &SandboxClaim) -> Option<String> {
+    let name = claim.labels().get(api::labels::ASSIGNED_SANDBOX_NAME)?;
+    claim.status.is_none().then(|| indexed(claim, name))
 }
 
 fn indexed<K: Resource>(object: &K, value: &str) -> String {

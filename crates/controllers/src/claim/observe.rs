@@ -13,8 +13,9 @@ use planner::claim::{
     warm_request,
 };
 use planner::owner::is_controlled_by;
+use planner::warm_queue::Request;
 
-use super::{Claims, FIELD_MANAGER};
+use super::{BY_PROMISE, Claims, FIELD_MANAGER, indexed};
 use crate::cache::Cache;
 use crate::cached::Cached;
 use crate::clock::Clock;
@@ -147,9 +148,33 @@ pub(super) async fn observe(
     if facts.template().is_some()
         && let Some(request) = warm_request(claim, facts.pool.lookup(), facts.holding())
     {
-        facts.reservation = claims.supply.reserve(&request);
+        facts.reservation = reserve(context, claims, claim, &request);
     }
     Ok(facts)
+}
+
+/// The best warm sandbox but those that other claims are bound to: a controller that ended before it could hand them over leaves
+/// only that word of it.
+fn reserve(
+    context: &Context,
+    claims: &Claims,
+    claim: &SandboxClaim,
+    request: &Request,
+) -> Option<Reservation> {
+    let is_promised = |sandbox: &Sandbox| {
+        let name = indexed(sandbox, &sandbox.name_any());
+        let claims = context.caches.claims.indexed(BY_PROMISE, &name);
+        claims.iter().any(|other| other.uid() != claim.uid())
+    };
+    // Those that are passed over go back when one is found.
+    let mut promised = Vec::new();
+    loop {
+        let reservation = claims.supply.reserve(request)?;
+        if !is_promised(&reservation.sandbox) {
+            return Some(reservation);
+        }
+        promised.push(reservation);
+    }
 }
 
 impl Facts {
