@@ -20,7 +20,8 @@ use crate::runtime::agent::{AgentError, Output};
 use crate::runtime::control_groups::Limits;
 use crate::runtime::native::NativeRuntime;
 use crate::runtime::{
-    ContainerId, ContainerSpec, PodIdentity, PodSandboxSpec, Runtime, RuntimeError, StartError,
+    ContainerId, ContainerSpec, ImageSource, PodIdentity, PodSandboxSpec, Runtime, RuntimeError,
+    StartError,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -257,30 +258,11 @@ async fn start_and_end(runtime: &NativeRuntime, count: usize) -> Result<Vec<Dura
 
 fn command(id: &ContainerId, path: &str) -> ContainerSpec {
     ContainerSpec {
-        id: id.clone(),
-        image: crate::runtime::ImageSource::Host,
-        command: vec![path.to_owned()],
-        arguments: Vec::new(),
-        environment: Vec::new(),
-        working_directory: None,
-        mounts: Vec::new(),
-        user: None,
-        group: None,
-        supplementary_groups: Vec::new(),
-        must_not_be_root: false,
-        capabilities: 0,
-        read_only_root: false,
         limits: Limits {
             processes: Some(64),
             ..Limits::default()
         },
-        terminal: false,
-        stdin: false,
-        stdin_once: false,
-        termination_message_path: "/dev/termination-log".to_owned(),
-        message_from_log: false,
-        crashes: 0,
-        beside: None,
+        ..ContainerSpec::plain(id.clone(), ImageSource::Host, vec![path.to_owned()])
     }
 }
 

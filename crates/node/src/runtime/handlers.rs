@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::control_groups::Limits;
 use super::{
     ContainerId, ContainerSpec, ImageSource, PodIdentity, PodSandboxSpec, Runtime, Termination,
 };
@@ -290,29 +289,8 @@ fn sandbox(id: &ContainerId, driver: Driver) -> PodSandboxSpec {
 }
 
 fn container(id: &ContainerId) -> ContainerSpec {
-    ContainerSpec {
-        id: id.clone(),
-        image: ImageSource::Host,
-        command: vec!["/usr/bin/true".to_owned()],
-        arguments: Vec::new(),
-        environment: Vec::new(),
-        working_directory: None,
-        mounts: Vec::new(),
-        user: None,
-        group: None,
-        supplementary_groups: Vec::new(),
-        must_not_be_root: false,
-        capabilities: 0,
-        read_only_root: false,
-        limits: Limits::default(),
-        terminal: false,
-        stdin: false,
-        stdin_once: false,
-        termination_message_path: "/dev/termination-log".to_owned(),
-        message_from_log: false,
-        crashes: 0,
-        beside: None,
-    }
+    let command = vec!["/usr/bin/true".to_owned()];
+    ContainerSpec::plain(id.clone(), ImageSource::Host, command)
 }
 
 #[cfg(test)]

@@ -143,6 +143,35 @@ pub struct ContainerSpec {
     pub beside: Option<String>,
 }
 
+impl ContainerSpec {
+    /// A container of the node's own: a command, and nothing that a pod could ask for.
+    pub fn plain(id: ContainerId, image: ImageSource, command: Vec<String>) -> Self {
+        Self {
+            id,
+            image,
+            command,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            working_directory: None,
+            mounts: Vec::new(),
+            user: None,
+            group: None,
+            supplementary_groups: Vec::new(),
+            must_not_be_root: false,
+            capabilities: 0,
+            read_only_root: false,
+            limits: Limits::default(),
+            terminal: false,
+            stdin: false,
+            stdin_once: false,
+            termination_message_path: "/dev/termination-log".to_owned(),
+            message_from_log: false,
+            crashes: 0,
+            beside: None,
+        }
+    }
+}
+
 /// A container that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartedContainer {

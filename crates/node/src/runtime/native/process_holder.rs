@@ -33,31 +33,15 @@ fn specification(id: ContainerId) -> ContainerSpec {
         Privileges::Rootless | Privileges::None => None,
     };
     ContainerSpec {
-        id,
-        image: ImageSource::Nothing,
-        command: Vec::new(),
-        arguments: Vec::new(),
-        environment: Vec::new(),
-        working_directory: None,
-        mounts: Vec::new(),
         user,
         group: user,
-        supplementary_groups: Vec::new(),
-        must_not_be_root: false,
-        capabilities: 0,
         read_only_root: true,
         limits: Limits {
             memory_bytes: Some(32 << 20),
             processes: Some(8),
             ..Limits::default()
         },
-        terminal: false,
-        stdin: false,
-        stdin_once: false,
-        termination_message_path: "/dev/termination-log".to_owned(),
-        message_from_log: false,
-        crashes: 0,
-        beside: None,
+        ..ContainerSpec::plain(id, ImageSource::Nothing, Vec::new())
     }
 }
 
