@@ -41,6 +41,9 @@ pub struct Settings {
     /// How long the output of a command that has ended is awaited, while none arrives: a background process that inherited it
     /// must not hold the client for ever.
     pub drain: Duration,
+    /// How long nothing is sent to a WebSocket client of the fifth version, counted from the handshake. client-go before 0.35 reads
+    /// messages while it still creates the streams they belong to, and throws away those that come first.
+    pub settle: Duration,
 }
 
 impl Default for Settings {
@@ -51,6 +54,7 @@ impl Default for Settings {
             stream_creation: Duration::from_secs(30),
             linger: Duration::from_secs(60),
             drain: Duration::from_secs(2),
+            settle: Duration::from_millis(10),
         }
     }
 }

@@ -18,7 +18,7 @@ use futures::stream::{SplitSink, SplitStream};
 use futures::{Sink, SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_util::io::StreamReader;
@@ -141,7 +141,19 @@ impl Channels {
             let _over = reader_gone.drop_guard();
             reader.run().await;
         });
-        tokio::spawn(write(sink, queued, gone.clone(), sent, settings.linger));
+        let first_message = match encoding {
+            Encoding::BinaryWithClose => Instant::now() + settings.settle,
+            Encoding::Binary | Encoding::Base64 => Instant::now(),
+        };
+        let writer = write(
+            sink,
+            queued,
+            gone.clone(),
+            sent,
+            first_message,
+            settings.linger,
+        );
+        tokio::spawn(writer);
         Self {
             encoding,
             outgoing,
@@ -242,11 +254,13 @@ async fn write<T>(
     mut queued: mpsc::Receiver<Message>,
     gone: CancellationToken,
     sent: Arc<AtomicU64>,
+    first_message: Instant,
     linger: Duration,
 ) where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let send_all = async {
+        sleep_until(first_message).await;
         while let Some(message) = queued.recv().await {
             if sink.send(message).await.is_err() {
                 return;
@@ -301,7 +315,10 @@ impl AsyncWrite for ChannelWriter {
 
 #[cfg(test)]
 mod tests {
+    use tokio_tungstenite::tungstenite::protocol::Role;
+
     use super::*;
+    use crate::websocket::accept;
 
     #[test]
     fn both_encodings_read_what_they_write() {
@@ -316,6 +333,23 @@ mod tests {
                 read,
                 Some(Received::Data(2, Bytes::from_static(b"\x00hello\xff")))
             );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_of_the_fifth_version_has_time_to_create_its_streams() {
+        for (encoding, awaited) in [
+            (Encoding::BinaryWithClose, Settings::default().settle),
+            (Encoding::Binary, Duration::ZERO),
+        ] {
+            let (near, far) = tokio::io::duplex(1024);
+            let mut client = WebSocketStream::from_raw_socket(far, Role::Client, None).await;
+            let opened = Instant::now();
+            let channels = Channels::serve(accept(near).await, encoding, 5, Settings::default());
+            channels.send(1, b"early").await;
+            let message = client.next().await.unwrap().unwrap();
+            assert_eq!(message.into_data(), &b"\x01early"[..]);
+            assert_eq!(opened.elapsed(), awaited, "{encoding:?}");
         }
     }
 
