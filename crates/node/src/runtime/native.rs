@@ -9,25 +9,26 @@
 //!           /containers/<name>/<attempt>/     state.json, exit.json, termination.json, agent.sock, upper, work
 //! ```
 
+mod ending;
 mod image_root;
 mod launching;
 mod process_holder;
+mod records;
 mod recovery;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use jiff::Timestamp;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
-use serde::{Deserialize, Serialize};
-use shim_protocol::{ContainerExit, ExecRequest};
+use shim_protocol::ExecRequest;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 
+use self::records::{ContainerRecord, SandboxRecord, write_record};
 use super::agent::{self, Session};
 use super::control_groups::ControlGroups;
 use super::host_image::{self, HostImage};
@@ -47,53 +48,6 @@ use crate::reclaim;
 use crate::throttling::Periods;
 
 const SHARED_MEMORY_BYTES: u64 = 64 << 20;
-const TERMINATION_MESSAGE_BYTES: usize = 4096;
-
-/// What is kept of a sandbox.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct SandboxRecord {
-    /// Absent once the pod has ended and its namespaces are freed.
-    slot: Option<u32>,
-    spec: PodSandboxSpec,
-}
-
-/// What is kept of a started container.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct ContainerRecord {
-    pid: i32,
-    /// When the process started, in the kernel's ticks: tells it from another with its number.
-    start_ticks: u64,
-    started_at: Timestamp,
-    image_id: String,
-    crashes: u32,
-    group: Group,
-    message_from_log: bool,
-}
-
-/// A container's control group: its name, and that of the one it is below.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Group {
-    parent: String,
-    name: String,
-}
-
-impl Group {
-    /// Where a container is that was not started by a launcher that waited for it.
-    fn of(id: &ContainerId) -> Self {
-        Self {
-            parent: id.pod.clone(),
-            name: format!("{}.{}", id.container, id.attempt),
-        }
-    }
-
-    /// Where a launcher waits for a pod's first container.
-    fn of_slot(slot: u32) -> Self {
-        Self {
-            parent: slots::slot_group(slot),
-            name: slots::WAITING_GROUP.to_owned(),
-        }
-    }
-}
 
 #[derive(Debug, Clone)]
 struct Running {
@@ -348,11 +302,6 @@ impl NativeRuntime {
         }
     }
 
-    /// Whether one run of a container has ended, or never was.
-    pub fn has_ended(&self, id: &ContainerId) -> bool {
-        self.running(id).is_none()
-    }
-
     fn remember(&self, id: &ContainerId, record: ContainerRecord) -> Result<(), RuntimeError> {
         let pid = Pid::from_raw(record.pid)
             .ok_or_else(|| RuntimeError::NotRunning(id.container.clone()))?;
@@ -383,61 +332,6 @@ impl NativeRuntime {
             .get(id)
             .cloned()
     }
-
-    /// Reads how a container ended, and keeps it: its control group, which knows of memory, is removed after this.
-    fn conclude(&self, id: &ContainerId, record: Option<&ContainerRecord>) -> Termination {
-        let directory = self.container_directory(id);
-        let kept = directory.join("termination.json");
-        if let Some(termination) = fs::read(&kept)
-            .ok()
-            .and_then(|text| serde_json::from_slice(&text).ok())
-        {
-            return termination;
-        }
-        let group = record.map_or_else(|| Group::of(id), |record| record.group.clone());
-        let out_of_memory = self
-            .control_groups
-            .was_out_of_memory(&group.parent, &group.name);
-        let exit: Option<ContainerExit> = fs::read(directory.join("exit.json"))
-            .ok()
-            .and_then(|text| serde_json::from_slice(&text).ok());
-        let failed = exit.as_ref().is_none_or(|exit| exit.code != 0);
-        let from_log = failed && record.is_some_and(|record| record.message_from_log);
-        let message = read_message(&directory)
-            .or_else(|| from_log.then(|| crate::logs::last_words(&self.log_path(id)))?);
-        let termination = termination_of(
-            exit.as_ref(),
-            out_of_memory,
-            message,
-            record.map(|record| record.started_at),
-            Timestamp::now(),
-        );
-        let _ = serde_json::to_vec(&termination).map(|text| fs::write(&kept, text));
-        let _ = self
-            .control_groups
-            .remove_container(&group.parent, &group.name);
-        // The layer goes with the run, as the next run starts from the image again.
-        for name in ["upper", "work"] {
-            let _ = crate::trees::remove(&directory.join(name));
-        }
-        let _ = fs::remove_file(directory.join("agent.sock"));
-        self.images.release(&image_user(id));
-        termination
-    }
-}
-
-fn write_record(directory: &Path, record: &SandboxRecord) -> Result<(), RuntimeError> {
-    let text =
-        serde_json::to_vec(record).map_err(|error| failure("a pod's record")(error.into()))?;
-    write_whole(&directory.join("sandbox.json"), &text).map_err(failure("a pod's record"))
-}
-
-/// Writes a file where a crash cannot leave half of it.
-fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
-    fs::write(&temporary, text)?;
-    fs::rename(&temporary, path)
 }
 
 /// Under which name one run of a container uses its image.
@@ -446,41 +340,6 @@ fn image_user(id: &ContainerId) -> String {
         "pod {} container {} run {}",
         id.pod, id.container, id.attempt
     )
-}
-
-fn read_message(directory: &Path) -> Option<String> {
-    let bytes = fs::read(directory.join("termination-log")).ok()?;
-    let text =
-        String::from_utf8_lossy(&bytes[..bytes.len().min(TERMINATION_MESSAGE_BYTES)]).into_owned();
-    (!text.is_empty()).then_some(text)
-}
-
-/// What a kubelet would say of a container that ended like this.
-fn termination_of(
-    exit: Option<&ContainerExit>,
-    out_of_memory: bool,
-    message: Option<String>,
-    started_at: Option<Timestamp>,
-    now: Timestamp,
-) -> Termination {
-    const KILLED: i32 = 137;
-    let exit_code = exit.map_or(KILLED, |exit| exit.code);
-    let finished_at = exit
-        .and_then(|exit| Timestamp::from_nanosecond(i128::from(exit.finished_at_ns)).ok())
-        .unwrap_or(now);
-    let reason = match (exit_code, out_of_memory) {
-        (0, _) => "Completed",
-        (_, true) => "OOMKilled",
-        _ => "Error",
-    };
-    Termination {
-        exit_code,
-        signal: None,
-        reason: reason.to_owned(),
-        message,
-        started_at,
-        finished_at,
-    }
 }
 
 fn write_seccomp(directory: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
@@ -631,9 +490,4 @@ impl Runtime for NativeRuntime {
     async fn recover(&self) -> Result<Vec<RecoveredPod>, RuntimeError> {
         Ok(self.recover_pods())
     }
-}
-
-/// Which slots pods on disk hold.
-fn slots_in_use(records: impl Iterator<Item = SandboxRecord>) -> BTreeSet<u32> {
-    records.filter_map(|record| record.slot).collect()
 }

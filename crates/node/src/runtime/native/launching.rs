@@ -14,10 +14,8 @@ use shim_protocol::{
 };
 
 use super::image_root::{self, ImageRoot};
-use super::{
-    ContainerRecord, Group, NativeRuntime, SHARED_MEMORY_BYTES, blocking, failure, image_user,
-    write_whole,
-};
+use super::records::{ContainerRecord, Group, write_whole};
+use super::{NativeRuntime, SHARED_MEMORY_BYTES, blocking, failure, image_user};
 use crate::runtime::handlers::{self, Driver};
 use crate::runtime::launcher::Launcher;
 use crate::runtime::slots::OUT_OF_MEMORY_SCORE;

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use super::process_holder::PROCESS_HOLDER;
-use super::{ContainerRecord, Group, NativeRuntime, SandboxRecord, image_user, slots_in_use};
+use super::records::{ContainerRecord, Group, SandboxRecord, slots_in_use};
+use super::{NativeRuntime, image_user};
 use crate::privileges::Privileges;
 use crate::runtime::slots;
 use crate::runtime::{

@@ -1,0 +1,100 @@
+//! How a container ended, read once from what it left behind.
+
+use std::fs;
+use std::path::Path;
+
+use jiff::Timestamp;
+use shim_protocol::ContainerExit;
+
+use super::records::{ContainerRecord, Group};
+use super::{NativeRuntime, image_user};
+use crate::runtime::{ContainerId, Termination};
+
+const TERMINATION_MESSAGE_BYTES: usize = 4096;
+
+impl NativeRuntime {
+    /// Whether one run of a container has ended, or never was.
+    pub fn has_ended(&self, id: &ContainerId) -> bool {
+        self.running(id).is_none()
+    }
+
+    /// Reads how a container ended, and keeps it: its control group, which knows of memory, is removed after this.
+    pub(super) fn conclude(
+        &self,
+        id: &ContainerId,
+        record: Option<&ContainerRecord>,
+    ) -> Termination {
+        let directory = self.container_directory(id);
+        let kept = directory.join("termination.json");
+        if let Some(termination) = fs::read(&kept)
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok())
+        {
+            return termination;
+        }
+        let group = record.map_or_else(|| Group::of(id), |record| record.group.clone());
+        let out_of_memory = self
+            .control_groups
+            .was_out_of_memory(&group.parent, &group.name);
+        let exit: Option<ContainerExit> = fs::read(directory.join("exit.json"))
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok());
+        let failed = exit.as_ref().is_none_or(|exit| exit.code != 0);
+        let from_log = failed && record.is_some_and(|record| record.message_from_log);
+        let message = read_message(&directory)
+            .or_else(|| from_log.then(|| crate::logs::last_words(&self.log_path(id)))?);
+        let termination = termination_of(
+            exit.as_ref(),
+            out_of_memory,
+            message,
+            record.map(|record| record.started_at),
+            Timestamp::now(),
+        );
+        let _ = serde_json::to_vec(&termination).map(|text| fs::write(&kept, text));
+        let _ = self
+            .control_groups
+            .remove_container(&group.parent, &group.name);
+        // The layer goes with the run, as the next run starts from the image again.
+        for name in ["upper", "work"] {
+            let _ = crate::trees::remove(&directory.join(name));
+        }
+        let _ = fs::remove_file(directory.join("agent.sock"));
+        self.images.release(&image_user(id));
+        termination
+    }
+}
+
+fn read_message(directory: &Path) -> Option<String> {
+    let bytes = fs::read(directory.join("termination-log")).ok()?;
+    let text =
+        String::from_utf8_lossy(&bytes[..bytes.len().min(TERMINATION_MESSAGE_BYTES)]).into_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+/// What a kubelet would say of a container that ended like this.
+fn termination_of(
+    exit: Option<&ContainerExit>,
+    out_of_memory: bool,
+    message: Option<String>,
+    started_at: Option<Timestamp>,
+    now: Timestamp,
+) -> Termination {
+    const KILLED: i32 = 137;
+    let exit_code = exit.map_or(KILLED, |exit| exit.code);
+    let finished_at = exit
+        .and_then(|exit| Timestamp::from_nanosecond(i128::from(exit.finished_at_ns)).ok())
+        .unwrap_or(now);
+    let reason = match (exit_code, out_of_memory) {
+        (0, _) => "Completed",
+        (_, true) => "OOMKilled",
+        _ => "Error",
+    };
+    Termination {
+        exit_code,
+        signal: None,
+        reason: reason.to_owned(),
+        message,
+        started_at,
+        finished_at,
+    }
+}
