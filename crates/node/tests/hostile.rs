@@ -120,8 +120,13 @@ async fn a_memory_bomb_is_killed_for_it_and_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
-    let machine =
-        Machine::start_with(|config| config.storage_check = Duration::from_millis(100)).await;
+    // However full the disk of the machine is.
+    let disk = SmallDisk::new(c"size=2g");
+    let machine = Machine::start_with(|config| {
+        config.data_dir = disk.path().join("data");
+        config.storage_check = Duration::from_millis(100);
+    })
+    .await;
     let neighbour = neighbour(&machine).await;
     let fill = "import time\nf = open('/data/x', 'wb')\nfor _ in range(64): f.write(bytes(1 << 20)); f.flush()\ntime.sleep(1000)";
     let mut volume = hostile(fill, &json!({}));

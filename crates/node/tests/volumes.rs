@@ -17,7 +17,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use support::{Machine, eventually};
+use support::{Machine, SmallDisk, eventually};
 use tokio_util::sync::CancellationToken;
 
 /// A machine that provisions volumes.
@@ -600,8 +600,13 @@ async fn files_in_memory_count_for_their_pod_also_after_the_container_that_wrote
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_lets_a_claim_grow_past_its_capacity_is_evicted_and_the_data_stays() {
-    let volumes =
-        Volumes::start_with(|config| config.storage_check = Duration::from_millis(50)).await;
+    // However full the disk of the machine is.
+    let disk = SmallDisk::new(c"size=400m");
+    let volumes = Volumes::start_with(|config| {
+        config.data_dir = disk.path().join("data");
+        config.storage_check = Duration::from_millis(50);
+    })
+    .await;
     let machine = &volumes.machine;
     let small = json!({"resources": {"requests": {"storage": "1Mi"}}});
     volumes.claim("t", "data", small).await;
