@@ -59,14 +59,16 @@ fn failed(source: std::io::Error) -> RuntimeError {
     }
 }
 
-fn encoded(message: &impl serde::Serialize) -> Result<Vec<u8>, RuntimeError> {
-    serde_json::to_vec(message).map_err(|error| failed(error.into()))
+/// A message as the line that a launcher reads. Its end is the message's: that of the input comes late when another process is
+/// being started, which holds a copy of the other end for a moment.
+fn line(message: &impl serde::Serialize) -> Result<Vec<u8>, RuntimeError> {
+    let mut text = serde_json::to_vec(message).map_err(|error| failed(error.into()))?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 impl Launcher {
     pub fn start(shim: &Path, preparation: &Preparation) -> Result<Self, RuntimeError> {
-        let mut text = encoded(preparation)?;
-        text.push(b'\n');
         let child = Command::new(shim)
             .arg("launch")
             .env_clear()
@@ -77,7 +79,7 @@ impl Launcher {
             .spawn()
             .map_err(failed)?;
         let mut launcher = Self { child: Some(child) };
-        launcher.write(&text)?;
+        launcher.write(&line(preparation)?)?;
         Ok(launcher)
     }
 
@@ -97,18 +99,18 @@ impl Launcher {
 
     /// Starts a container. Blocks until its command runs or cannot, so it belongs on a blocking thread of the runtime.
     pub fn launch(mut self, launch: &Launch) -> Result<LaunchAnswer, RuntimeError> {
-        self.write(&encoded(launch)?)?;
+        self.write(&line(launch)?)?;
         let Some(mut child) = self.child.take() else {
             return Err(RuntimeError::Launcher("it was used before".to_owned()));
         };
         drop(child.stdin.take());
-        let mut line = Vec::new();
+        let mut said = Vec::new();
         if let Some(output) = child.stdout.take() {
             BufReader::new(output)
-                .read_until(b'\n', &mut line)
+                .read_until(b'\n', &mut said)
                 .map_err(failed)?;
         }
-        let Ok(answer) = serde_json::from_slice(&line) else {
+        let Ok(answer) = serde_json::from_slice(&said) else {
             let status = child.wait().map_err(failed)?;
             return Err(RuntimeError::Launcher(format!("it ended with {status}")));
         };
