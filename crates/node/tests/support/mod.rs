@@ -132,6 +132,8 @@ impl Machine {
         "test-node".clone_into(&mut config.node_name);
         // Trying other runtimes out takes time, which only the tests of those have reason to spend.
         config.runtime_drivers.clear();
+        // How full the disk is concerns only the tests that fill one.
+        config.storage_check = Duration::from_secs(3600);
         adjust(&mut config);
         let shutdown = CancellationToken::new();
         let mut machine = Self {
