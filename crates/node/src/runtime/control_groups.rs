@@ -344,15 +344,19 @@ struct Setting {
     optional: bool,
 }
 
-fn set(file: &'static str, value: impl ToString) -> Setting {
+fn set(file: &'static str, value: u64) -> Setting {
+    set_text(file, value.to_string())
+}
+
+fn set_text(file: &'static str, value: String) -> Setting {
     Setting {
         file,
-        value: value.to_string(),
+        value,
         optional: false,
     }
 }
 
-fn set_where_it_exists(file: &'static str, value: impl ToString) -> Setting {
+fn set_where_it_exists(file: &'static str, value: u64) -> Setting {
     Setting {
         optional: true,
         ..set(file, value)
@@ -421,7 +425,7 @@ fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setti
                 .map(|milli| (milli * PERIOD_US / 1000).max(1000));
             match (unified, quota) {
                 (true, Some(quota)) => {
-                    settings.push(set("cpu.max", format!("{quota} {PERIOD_US}")));
+                    settings.push(set_text("cpu.max", format!("{quota} {PERIOD_US}")));
                 }
                 (false, Some(quota)) => {
                     settings.push(set("cpu.cfs_period_us", PERIOD_US));
@@ -535,7 +539,10 @@ mod tests {
             ),
             (
                 settings(Controller::Cpu, true, &limits),
-                vec![set("cpu.max", "50000 100000"), set("cpu.weight", 39)],
+                vec![
+                    set_text("cpu.max", "50000 100000".to_owned()),
+                    set("cpu.weight", 39),
+                ],
             ),
             (
                 settings(Controller::Memory, false, &limits),
