@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, PodSpec, Secret};
 use kube::{Api, Client};
 
+use crate::pod_lifecycle::ephemeral_containers;
+
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     #[error("reading {kind} {namespace}/{name}")]
@@ -82,6 +84,7 @@ fn environment_references(spec: &PodSpec, found: &mut References) {
         .iter()
         .flatten()
         .chain(&spec.containers)
+        .chain(&ephemeral_containers(spec))
     {
         for source in container
             .env
@@ -157,4 +160,25 @@ pub async fn fetch(
         );
     }
     Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_container_refers_to_that_was_added_later_is_fetched_too() {
+        let by = |name: &str| {
+            json!({"name": name, "envFrom": [{"configMapRef": {"name": format!("of-{name}")}}],
+            "env": [{"name": "E", "valueFrom": {"secretKeyRef": {"name": format!("of-{name}"), "key": "k"}}}]})
+        };
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "initContainers": [by("init")], "containers": [by("main")], "ephemeralContainers": [by("later")]}}))
+        .unwrap();
+        let expected = BTreeSet::from(["of-init", "of-main", "of-later"].map(str::to_owned));
+        let found = references(&pod);
+        assert_eq!((&found.config_maps, &found.secrets), (&expected, &expected));
+    }
 }

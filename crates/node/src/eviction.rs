@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
@@ -54,6 +55,15 @@ const PRESSURE_PERCENT: u64 = 5;
 pub enum Pressure {
     Bytes,
     Inodes,
+}
+
+impl std::fmt::Display for Pressure {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Bytes => "ephemeral-storage",
+            Self::Inodes => "inodes",
+        })
+    }
 }
 
 impl Space {
@@ -171,9 +181,15 @@ pub fn heaviest(pods: &HashMap<String, PodUsage>, pressure: Pressure) -> Option<
 #[derive(Debug, Default)]
 pub struct Evictions {
     pods: Mutex<HashMap<String, (Pod, UnboundedSender<Verdict>)>>,
+    pressure: watch::Sender<Option<Pressure>>,
 }
 
 impl Evictions {
+    /// What the disk runs out of, as of the last look at it.
+    pub fn pressure(&self) -> watch::Receiver<Option<Pressure>> {
+        self.pressure.subscribe()
+    }
+
     pub fn watch(&self, uid: &str, pod: &Pod, sender: UnboundedSender<Verdict>) {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         pods.insert(uid.to_owned(), (pod.clone(), sender));
@@ -200,8 +216,17 @@ impl Evictions {
             .is_some()
         {
             let (pods, directory) = (self.pods(), pods_directory.clone());
-            let verdicts = tokio::task::spawn_blocking(move || judge(&pods, &directory)).await;
-            for (sender, verdict) in verdicts.unwrap_or_default() {
+            let judged = tokio::task::spawn_blocking(move || {
+                let pressure = Space::of(&directory).and_then(|space| space.pressure());
+                (judge(&pods, &directory, pressure), pressure)
+            });
+            let (verdicts, pressure) = judged.await.unwrap_or_default();
+            self.pressure.send_if_modified(|known| {
+                let changed = *known != pressure;
+                *known = pressure;
+                changed
+            });
+            for (sender, verdict) in verdicts {
                 let _ = sender.send(verdict);
             }
         }
@@ -211,13 +236,14 @@ impl Evictions {
 fn judge(
     pods: &HashMap<String, (Pod, UnboundedSender<Verdict>)>,
     directory: &Path,
+    pressure: Option<Pressure>,
 ) -> Vec<(UnboundedSender<Verdict>, Verdict)> {
     let mut verdicts = Vec::new();
     for (uid, (pod, sender)) in pods.iter().filter(|(_, (pod, _))| is_limited(pod)) {
         let usage = measure(pod, &directory.join(uid));
         verdicts.extend(exceeded(pod, &usage).map(|verdict| (sender.clone(), verdict)));
     }
-    let Some(pressure) = Space::of(directory).and_then(|space| space.pressure()) else {
+    let Some(pressure) = pressure else {
         return verdicts;
     };
     if !verdicts.is_empty() {
@@ -228,13 +254,9 @@ fn judge(
         .iter()
         .map(|(uid, (pod, _))| (uid.clone(), measure(pod, &directory.join(uid))))
         .collect();
-    let what = match pressure {
-        Pressure::Bytes => "ephemeral-storage",
-        Pressure::Inodes => "inodes",
-    };
     if let Some((_, sender)) = heaviest(&usages, pressure).and_then(|uid| pods.get(uid)) {
         let message = format!(
-            "The node was low on resource: {what}. The pod held more of it than any other. "
+            "The node was low on resource: {pressure}. The pod held more of it than any other. "
         );
         let verdict = Verdict {
             reason: "Evicted".to_owned(),
