@@ -139,7 +139,7 @@ def what_a_sandbox_keeps_in_a_volume_survives_its_suspension():
     volume = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": "kept"},
+        "metadata": {"name": "kept", "annotations": {"pv.kubernetes.io/provisioned-by": "agents.x-k8s.io/directory"}},
         "spec": {
             "capacity": {"storage": "1Gi"},
             "accessModes": ["ReadWriteOnce"],

@@ -547,3 +547,27 @@ async fn files_that_lead_elsewhere_or_lie_are_not_loaded() {
     assert!(machine.images.load(&nameless, None).await.is_err());
     machine.assert_empty();
 }
+
+#[tokio::test]
+async fn only_registries_that_are_listed_are_reached_without_encryption() {
+    let registry = FakeServer::registry(content_of("v1", &image(b"x"))).await;
+    // The same machine by a name that does not say so.
+    let host = format!("0.0.0.0:{}", registry.address.port());
+    let name = Reference::parse(&format!("{host}/test/image:v1")).unwrap();
+    for (listed, pulled) in [
+        (Vec::new(), false),
+        (vec!["0.0.0.0".to_owned()], false),
+        (vec![host.clone()], true),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            plain_registries: listed.clone(),
+            ..Settings::new(directory.path())
+        };
+        let images = Images::open(settings).unwrap();
+        let answer = images.pull(&name, Vec::new()).await;
+        assert_eq!(answer.is_ok(), pulled, "{listed:?}: {:?}", answer.err());
+        let asked = !registry.paths("/v2/").is_empty();
+        assert_eq!(asked, pulled, "{listed:?}: nothing is said in plain text");
+    }
+}

@@ -1,11 +1,14 @@
-//! The config maps, secrets and claims a pod names: which they are (pure), and fetching them.
+//! The config maps, secrets and claims a pod names, and the volumes of those claims: which they are (pure), and fetching them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, PodSpec, Secret};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, PodSpec, Secret,
+};
 use kube::{Api, Client};
 
 use crate::pod_lifecycle::ephemeral_containers;
+use crate::volume_provisioner::binding;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
@@ -33,6 +36,8 @@ pub struct Objects {
     pub config_maps: BTreeMap<String, ConfigMap>,
     pub secrets: BTreeMap<String, Secret>,
     pub claims: BTreeMap<String, PersistentVolumeClaim>,
+    /// Those that the claims name.
+    pub volumes: BTreeMap<String, PersistentVolume>,
 }
 
 /// Everything the pod's environment and volumes refer to.
@@ -157,6 +162,16 @@ pub async fn fetch(
             found
                 .map_err(failed("claim", name))?
                 .map(|found| (name.clone(), found)),
+        );
+    }
+    for name in objects.claims.values().filter_map(binding::named_volume) {
+        let found = Api::<PersistentVolume>::all(client.clone())
+            .get_opt(name)
+            .await;
+        objects.volumes.extend(
+            found
+                .map_err(failed("persistent volume", name))?
+                .map(|found| (name.to_owned(), found)),
         );
     }
     Ok(objects)

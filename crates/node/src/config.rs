@@ -94,6 +94,8 @@ pub struct Config {
     /// When the disk is fuller than the first, images nobody uses are removed until it is no fuller than the second.
     pub image_high_percent: u8,
     pub image_low_percent: u8,
+    /// How long an image stays after its last use, however full the disk is.
+    pub image_minimum_age: jiff::SignedDuration,
     /// Limits for containers that name none.
     pub default_process_limit: u64,
     pub default_memory_limit: Option<u64>,
@@ -136,6 +138,7 @@ impl Config {
             plain_registries: Vec::new(),
             image_high_percent: 85,
             image_low_percent: 80,
+            image_minimum_age: jiff::SignedDuration::from_secs(120),
             default_process_limit: 1024,
             default_memory_limit: None,
             log_maximum_bytes: 10 << 20,

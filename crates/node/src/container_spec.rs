@@ -9,6 +9,7 @@ use shim_protocol::Mount;
 
 use crate::config::Config;
 use crate::environment;
+use crate::pod_resources;
 use crate::quantity;
 use crate::runtime::control_groups::Limits;
 use crate::runtime::{ContainerId, ContainerSpec, ImageSource};
@@ -69,6 +70,7 @@ pub fn capabilities(wanted: Option<&Capabilities>) -> Result<u64, SpecError> {
 
 /// Limits from the container's resources, and the node's defaults where it names none.
 pub fn limits(
+    pod: &Pod,
     resources: Option<&ResourceRequirements>,
     config: &Config,
 ) -> Result<Limits, SpecError> {
@@ -93,8 +95,14 @@ pub fn limits(
     )?;
     let cpu = parse(table(|resources| resources.limits.as_ref(), "cpu"), milli)?;
     let cpu_request = parse(table(|resources| resources.requests.as_ref(), "cpu"), milli)?;
+    let or_default = |container: &Container| {
+        let own = pod_resources::limit(container.resources.as_ref(), "memory");
+        own.map(|(bytes, _)| bytes).or(config.default_memory_limit)
+    };
+    let spec = pod.spec.as_ref();
     Ok(Limits {
         memory_bytes: memory.or(config.default_memory_limit),
+        pod_memory_bytes: spec.and_then(|spec| pod_resources::total(spec, or_default)),
         processes: Some(config.default_process_limit),
         cpu_milli: cpu,
         cpu_request_milli: cpu_request.or(cpu),
@@ -185,7 +193,7 @@ pub fn build(
         must_not_be_root: own.run_as_non_root.or(of_pod.run_as_non_root) == Some(true),
         capabilities: capabilities(own.capabilities.as_ref())?,
         read_only_root: own.read_only_root_filesystem == Some(true),
-        limits: limits(container.resources.as_ref(), config)?,
+        limits: limits(pod, container.resources.as_ref(), config)?,
         terminal: container.tty == Some(true),
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),
@@ -294,6 +302,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(spec.limits.memory_bytes, Some(1 << 30));
+        assert_eq!(spec.limits.pod_memory_bytes, Some(1 << 30));
         assert_eq!(
             (spec.limits.cpu_milli, spec.limits.cpu_request_milli),
             (Some(250), Some(250))

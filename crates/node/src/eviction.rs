@@ -1,186 +1,52 @@
 //! Pods that use more of the disk than they may, or than there is.
 //!
-//! The limits are a pod's own: `ephemeral-storage` of its containers and `sizeLimit` of its empty directories. When the disk
-//! itself runs out of space or inodes, the pod that holds the most goes first, whatever its limits. What is over a limit is pure; the
-//! measuring is not.
+//! ```text
+//! every check ──► over a limit of its own? ──► that pod goes
+//!                   │ nobody is
+//!                   ▼
+//!                 the disk is short? ──► images nobody uses go ──► still short? ──► the pod that holds the most goes
+//! ```
+//!
+//! Who is over what is decided in [`judgement`], which touches nothing; [`usage`] does the measuring.
+
+mod judgement;
+mod usage;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use self::judgement::Pressure;
+use self::judgement::{PodUsage, Space};
+use self::usage::Claim;
 use crate::config::Config;
+use crate::errors::chain;
 use crate::pod_lifecycle::Verdict;
-use crate::quantity;
-use crate::trees::{self, Usage};
 
-const STORAGE: &str = "ephemeral-storage";
+/// Claims may hold very many files, so they are looked at in one of so many checks only.
+const CHECKS_PER_CLAIM: u64 = 6;
 
-/// What a pod holds on the disk.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodUsage {
-    /// Writable layers and logs.
-    pub containers: BTreeMap<String, Usage>,
-    /// Empty directories that are not in memory.
-    pub volumes: BTreeMap<String, Usage>,
-}
-
-impl PodUsage {
-    fn total(&self) -> Usage {
-        let mut total = Usage::default();
-        for usage in self.containers.values().chain(self.volumes.values()) {
-            total.include(*usage);
-        }
-        total
-    }
-}
-
-/// What is left of the disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Space {
-    pub bytes: u64,
-    pub bytes_free: u64,
-    pub inodes: u64,
-    pub inodes_free: u64,
-}
-
-/// Under which share of free space or inodes pods are evicted.
-const PRESSURE_PERCENT: u64 = 5;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pressure {
-    Bytes,
-    Inodes,
-}
-
-impl std::fmt::Display for Pressure {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(match self {
-            Self::Bytes => "ephemeral-storage",
-            Self::Inodes => "inodes",
-        })
-    }
-}
-
-impl Space {
-    fn of(path: &Path) -> Option<Self> {
-        let found = rustix::fs::statvfs(path).ok()?;
-        Some(Self {
-            bytes: found.f_blocks * found.f_frsize,
-            bytes_free: found.f_bavail * found.f_frsize,
-            inodes: found.f_files,
-            inodes_free: found.f_favail,
-        })
-    }
-
-    pub fn pressure(&self) -> Option<Pressure> {
-        let short = |all: u64, free: u64| all > 0 && free < all / 100 * PRESSURE_PERCENT;
-        if short(self.bytes, self.bytes_free) {
-            return Some(Pressure::Bytes);
-        }
-        // Some file systems make inodes as they need them, and say so with a zero.
-        short(self.inodes, self.inodes_free).then_some(Pressure::Inodes)
-    }
-}
-
-fn limit_of(resources: Option<&ResourceRequirements>) -> Option<(u64, String)> {
-    let limits = resources?.limits.as_ref()?;
-    let text = limits.get(STORAGE)?.0.clone();
-    Some((quantity::units(&text)?, text))
-}
-
-/// Whether something of the pod has a limit that has to be looked after.
-pub fn is_limited(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else {
-        return false;
-    };
-    let mut containers = spec.containers.iter();
-    containers.any(|container| limit_of(container.resources.as_ref()).is_some())
-        || disk_volumes(pod).any(|(_, limit)| limit.is_some())
-}
-
-/// The pod's empty directories on disk, and their limits.
-fn disk_volumes(pod: &Pod) -> impl Iterator<Item = (&str, Option<(u64, String)>)> {
-    let volumes = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.filter_map(|volume| {
-        let empty = volume.empty_dir.as_ref()?;
-        if empty.medium.as_deref() == Some("Memory") {
-            return None;
-        }
-        let limit = empty.size_limit.as_ref();
-        let limit = limit.and_then(|limit| Some((quantity::units(&limit.0)?, limit.0.clone())));
-        Some((volume.name.as_str(), limit))
-    })
-}
-
-/// Why a pod must go for what it holds, if it must; in a kubelet's words. Pure.
-pub fn exceeded(pod: &Pod, usage: &PodUsage) -> Option<Verdict> {
-    let evicted = |message: String| {
-        Some(Verdict {
-            reason: "Evicted".to_owned(),
-            message,
-        })
-    };
-    let over = |usage: &Usage, limit: u64| usage.bytes > limit || usage.unfathomable;
-    for (name, limit) in disk_volumes(pod) {
-        let (Some((limit, text)), Some(usage)) = (limit, usage.volumes.get(name)) else {
-            continue;
-        };
-        if over(usage, limit) {
-            return evicted(format!(
-                "Usage of EmptyDir volume \"{name}\" exceeds the limit \"{text}\". "
-            ));
-        }
-    }
-    let mut total_limit = Some(0_u64);
-    for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
-        let limit = limit_of(container.resources.as_ref());
-        total_limit = match (total_limit, &limit) {
-            (Some(total), Some((limit, _))) => Some(total.saturating_add(*limit)),
-            _ => None,
-        };
-        let (Some((limit, text)), Some(usage)) = (limit, usage.containers.get(&container.name))
-        else {
-            continue;
-        };
-        if over(usage, limit) {
-            return evicted(format!(
-                "Container {} exceeded its local ephemeral storage limit \"{text}\". ",
-                container.name
-            ));
-        }
-    }
-    // What all containers may hold together counts for the pod with its volumes, once each of them has a limit.
-    let total_limit = total_limit.filter(|limit| *limit > 0)?;
-    if over(&usage.total(), total_limit) {
-        return evicted(format!(
-            "Pod ephemeral local storage usage exceeds the total limit of containers {total_limit}. "
-        ));
-    }
-    None
-}
-
-/// Which pod goes when the disk runs out. Pure.
-pub fn heaviest(pods: &HashMap<String, PodUsage>, pressure: Pressure) -> Option<&String> {
-    let weight = |usage: &PodUsage| match pressure {
-        Pressure::Bytes => usage.total().bytes,
-        Pressure::Inodes => usage.total().inodes,
-    };
-    let heaviest = pods.iter().max_by_key(|(uid, usage)| (weight(usage), *uid));
-    heaviest.map(|(uid, _)| uid)
+/// One pod of the node.
+#[derive(Debug, Clone)]
+struct Watched {
+    pod: Arc<Pod>,
+    sender: UnboundedSender<Verdict>,
+    /// Absent until all of them are bound.
+    claims: Option<Arc<Vec<Claim>>>,
+    /// What each of its claims held when they were looked at last.
+    held: BTreeMap<String, u64>,
 }
 
 /// The pods of a node, and how to tell each that it is to go.
 #[derive(Debug, Default)]
 pub struct Evictions {
-    pods: Mutex<HashMap<String, (Pod, UnboundedSender<Verdict>)>>,
+    pods: Mutex<HashMap<String, Watched>>,
     pressure: watch::Sender<Option<Pressure>>,
 }
 
@@ -190,109 +56,192 @@ impl Evictions {
         self.pressure.subscribe()
     }
 
+    /// Looks after a pod from now on, unless it has ended: then nothing is gained by ending it.
     pub fn watch(&self, uid: &str, pod: &Pod, sender: UnboundedSender<Verdict>) {
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
-        pods.insert(uid.to_owned(), (pod.clone(), sender));
+        let phase = pod.status.as_ref();
+        let phase = phase.and_then(|status| status.phase.as_deref());
+        if phase.is_some_and(|phase| phase == "Succeeded" || phase == "Failed") {
+            return;
+        }
+        let watched = Watched {
+            pod: Arc::new(pod.clone()),
+            sender,
+            claims: None,
+            held: BTreeMap::new(),
+        };
+        self.with_pods(|pods| pods.insert(uid.to_owned(), watched));
     }
 
     pub fn forget(&self, uid: &str) {
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
-        pods.remove(uid);
+        self.with_pods(|pods| pods.remove(uid));
     }
 
-    fn pods(&self) -> HashMap<String, (Pod, UnboundedSender<Verdict>)> {
-        self.pods
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    fn with_pods<T>(&self, work: impl FnOnce(&mut HashMap<String, Watched>) -> T) -> T {
+        work(&mut self.pods.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn snapshot(&self) -> HashMap<String, Watched> {
+        self.with_pods(|pods| pods.clone())
     }
 
     /// Looks at the disk now and then, until told to stop.
-    pub async fn run(&self, config: &Config, shutdown: CancellationToken) {
-        let pods_directory = config.data_dir.join("pods");
+    pub async fn run(
+        &self,
+        config: &Config,
+        client: &Client,
+        images: &Arc<images::Images>,
+        shutdown: CancellationToken,
+    ) {
+        let disk = Disk {
+            data_dir: config.data_dir.clone(),
+            images: images.clone(),
+            image_minimum_age: config.image_minimum_age,
+        };
+        let mut checks = 0_u64;
         while shutdown
             .run_until_cancelled(tokio::time::sleep(config.storage_check))
             .await
             .is_some()
         {
-            let (pods, directory) = (self.pods(), pods_directory.clone());
-            let judged = tokio::task::spawn_blocking(move || {
-                let pressure = Space::of(&directory).and_then(|space| space.pressure());
-                (judge(&pods, &directory, pressure), pressure)
+            self.find_claims(client, &config.data_dir).await;
+            let (pods, disk) = (self.snapshot(), disk.clone());
+            let claims_are_due = checks.is_multiple_of(CHECKS_PER_CLAIM);
+            checks += 1;
+            let found = tokio::task::spawn_blocking(move || disk.look(&pods, claims_are_due)).await;
+            let Ok(found) = found else { continue };
+            self.with_pods(|pods| {
+                for (uid, held) in found.held {
+                    if let Some(watched) = pods.get_mut(&uid) {
+                        watched.held = held;
+                    }
+                }
             });
-            let (verdicts, pressure) = judged.await.unwrap_or_default();
             self.pressure.send_if_modified(|known| {
-                let changed = *known != pressure;
-                *known = pressure;
+                let changed = *known != found.pressure;
+                *known = found.pressure;
                 changed
             });
-            for (sender, verdict) in verdicts {
+            for (sender, verdict) in found.verdicts {
                 let _ = sender.send(verdict);
+            }
+        }
+    }
+
+    /// Learns where the data of pods' claims is. A claim that is bound stays with its volume, so once is enough.
+    async fn find_claims(&self, client: &Client, data_dir: &Path) {
+        let unknown = self.snapshot().into_iter();
+        for (uid, watched) in unknown.filter(|(_, watched)| watched.claims.is_none()) {
+            let claims = usage::find_claims(client, &watched.pod, data_dir).await;
+            if let Some(claims) = claims {
+                self.with_pods(|pods| {
+                    if let Some(watched) = pods.get_mut(&uid) {
+                        watched.claims = Some(Arc::new(claims));
+                    }
+                });
             }
         }
     }
 }
 
-fn judge(
-    pods: &HashMap<String, (Pod, UnboundedSender<Verdict>)>,
-    directory: &Path,
-    pressure: Option<Pressure>,
-) -> Vec<(UnboundedSender<Verdict>, Verdict)> {
-    let mut verdicts = Vec::new();
-    for (uid, (pod, sender)) in pods.iter().filter(|(_, (pod, _))| is_limited(pod)) {
-        let usage = measure(pod, &directory.join(uid));
-        verdicts.extend(exceeded(pod, &usage).map(|verdict| (sender.clone(), verdict)));
-    }
-    let Some(pressure) = pressure else {
-        return verdicts;
-    };
-    if !verdicts.is_empty() {
-        // Those free something; whether it is enough shows next time.
-        return verdicts;
-    }
-    let usages = pods
-        .iter()
-        .map(|(uid, (pod, _))| (uid.clone(), measure(pod, &directory.join(uid))))
-        .collect();
-    if let Some((_, sender)) = heaviest(&usages, pressure).and_then(|uid| pods.get(uid)) {
-        let message = format!(
-            "The node was low on resource: {pressure}. The pod held more of it than any other. "
-        );
-        let verdict = Verdict {
-            reason: "Evicted".to_owned(),
-            message,
-        };
-        verdicts.push((sender.clone(), verdict));
-    }
-    verdicts
+/// What is looked at, and what can be given up before a pod has to.
+#[derive(Debug, Clone)]
+struct Disk {
+    data_dir: PathBuf,
+    images: Arc<images::Images>,
+    image_minimum_age: jiff::SignedDuration,
 }
 
-/// What a pod holds below its directory. What cannot be read is taken for nothing.
-fn measure(pod: &Pod, directory: &Path) -> PodUsage {
-    let enough = u64::MAX;
-    let mut usage = PodUsage::default();
-    for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
-        let own = directory.join("containers").join(&container.name);
-        let mut total = Usage::default();
-        for entry in std::fs::read_dir(&own).into_iter().flatten().flatten() {
-            let path = entry.path();
-            // A run's directory has a writable layer; the files beside it are logs.
-            let counted = if path.is_dir() {
-                path.join("upper")
-            } else {
-                path
-            };
-            total.include(trees::measure(&counted, enough).unwrap_or_default());
+/// What a look at the disk has shown.
+#[derive(Debug, Default)]
+struct Found {
+    verdicts: Vec<(UnboundedSender<Verdict>, Verdict)>,
+    /// What pods' claims hold, where that was looked at.
+    held: HashMap<String, BTreeMap<String, u64>>,
+    /// What the disk is short of, after whatever could be given up was.
+    pressure: Option<Pressure>,
+}
+
+impl Disk {
+    fn pods(&self) -> PathBuf {
+        self.data_dir.join("pods")
+    }
+
+    fn pressure(&self) -> Option<Pressure> {
+        Space::of(&self.pods()).and_then(|space| space.pressure())
+    }
+
+    fn look(&self, pods: &HashMap<String, Watched>, claims_are_due: bool) -> Found {
+        let mut found = Found::default();
+        for (uid, watched) in pods {
+            let limited = judgement::is_limited(&watched.pod);
+            let claims = watched.claims.iter().flat_map(|claims| claims.iter());
+            // The first look tells what was there before the pod.
+            let first = watched.held.is_empty();
+            let claims: Vec<&Claim> = claims.filter(|_| claims_are_due || first).collect();
+            if !limited && claims.is_empty() {
+                continue;
+            }
+            let mut usage = PodUsage::default();
+            if limited {
+                usage = usage::measure(&watched.pod, &self.pods().join(uid));
+            }
+            usage.claims = usage::measure_claims(&claims);
+            let verdict = judgement::exceeded(&watched.pod, &usage)
+                .or_else(|| judgement::overgrown(&claims, &usage.claims, &watched.held));
+            found
+                .verdicts
+                .extend(verdict.map(|verdict| (watched.sender.clone(), verdict)));
+            if !claims.is_empty() {
+                let held = usage.claims.iter();
+                let held = held.map(|(name, usage)| (name.clone(), usage.bytes));
+                found.held.insert(uid.clone(), held.collect());
+            }
         }
-        usage.containers.insert(container.name.clone(), total);
+        // Those free something; whether it is enough shows next time.
+        if found.verdicts.is_empty() {
+            found.verdicts.extend(self.relieve(pods));
+        }
+        found.pressure = self.pressure();
+        found
     }
-    for (name, limit) in disk_volumes(pod) {
-        let enough = limit.map_or(enough, |(limit, _)| limit);
-        let path = directory.join("volumes").join(name);
-        let held = trees::measure(&path, enough).unwrap_or_default();
-        usage.volumes.insert(name.to_owned(), held);
+
+    /// What has to go when the disk is short of something.
+    fn relieve(
+        &self,
+        pods: &HashMap<String, Watched>,
+    ) -> Option<(UnboundedSender<Verdict>, Verdict)> {
+        self.pressure()?;
+        self.give_up_images();
+        let pressure = self.pressure()?;
+        let usages = pods.iter().map(|(uid, watched)| {
+            let mut usage = usage::measure(&watched.pod, &self.pods().join(uid));
+            let claims = watched.claims.iter().flat_map(|claims| claims.iter());
+            usage.claims = usage::measure_claims(&claims.collect::<Vec<_>>());
+            (uid.clone(), usage)
+        });
+        let usages = usages.collect();
+        let heaviest = judgement::heaviest(&usages, pressure)?;
+        let sender = pods.get(heaviest)?.sender.clone();
+        Some((sender, judgement::short(pressure)))
     }
-    usage
+
+    /// Removes every image that nobody uses.
+    fn give_up_images(&self) {
+        let all = images::DiskUse {
+            high_percent: 0,
+            low_percent: 0,
+            minimum_age: self.image_minimum_age,
+        };
+        match self.images.collect(all) {
+            Ok(removed) if removed.images.is_empty() => {}
+            Ok(removed) => {
+                tracing::info!(images = ?removed.images, bytes = removed.bytes, "removed images, since the disk is nearly full");
+            }
+            // While one is pulled none can be removed; pods have to go all the same.
+            Err(images::StoreError::Busy) => {}
+            Err(error) => tracing::warn!(error = %chain(&error), "cannot remove images"),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -301,114 +250,21 @@ mod tests {
 
     use super::*;
 
-    fn pod(containers: &[Option<&str>], volume: Option<&str>) -> Pod {
-        let containers: Vec<_> = containers
-            .iter()
-            .enumerate()
-            .map(|(index, limit)| {
-                let mut container = json!({"name": format!("c{index}")});
-                if let Some(limit) = limit {
-                    container["resources"] = json!({"limits": {"ephemeral-storage": limit}});
-                }
-                container
-            })
-            .collect();
-        let empty = volume.map_or(json!({}), |limit| json!({"sizeLimit": limit}));
-        let spec = json!({"containers": containers, "volumes": [{"name": "v", "emptyDir": empty},
-            {"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1"}}]});
-        serde_json::from_value(json!({"spec": spec})).unwrap()
-    }
-
-    fn usage(containers: &[u64], volume: u64) -> PodUsage {
-        let of = |bytes: u64| Usage {
-            bytes,
-            inodes: 1,
-            unfathomable: false,
-        };
-        PodUsage {
-            containers: containers
-                .iter()
-                .enumerate()
-                .map(|(index, bytes)| (format!("c{index}"), of(*bytes)))
-                .collect(),
-            volumes: BTreeMap::from([("v".to_owned(), of(volume))]),
-        }
-    }
-
     #[test]
-    fn each_limit_evicts_with_its_own_words() {
-        let cases = [
-            (pod(&[None], None), usage(&[1 << 40], 1 << 40), None),
-            (pod(&[Some("1Ki")], None), usage(&[1024], 0), None),
-            (
-                pod(&[Some("1Ki")], None),
-                usage(&[1025], 0),
-                Some("Container c0 exceeded its local ephemeral storage limit \"1Ki\". "),
-            ),
-            (
-                pod(&[None], Some("1Ki")),
-                usage(&[0], 1025),
-                Some("Usage of EmptyDir volume \"v\" exceeds the limit \"1Ki\". "),
-            ),
-            (
-                pod(&[Some("1Ki"), Some("1Ki")], None),
-                usage(&[1000, 1000], 100),
-                Some(
-                    "Pod ephemeral local storage usage exceeds the total limit of containers 2048. ",
-                ),
-            ),
-            // One without a limit: the pod as a whole has none.
-            (
-                pod(&[Some("1Ki"), None], None),
-                usage(&[1000, 1 << 30], 100),
-                None,
-            ),
-        ];
-        for (pod, usage, expected) in cases {
-            let found = exceeded(&pod, &usage);
-            assert_eq!(
-                found.as_ref().map(|verdict| verdict.message.as_str()),
-                expected
-            );
-            assert!(found.is_none_or(|verdict| verdict.reason == "Evicted"));
+    fn a_pod_that_has_ended_is_no_candidate() {
+        let evictions = Evictions::default();
+        let pod = |phase: &str| {
+            let pod = json!({"status": {"phase": phase}});
+            serde_json::from_value::<Pod>(pod).unwrap()
+        };
+        let (sender, _receiver) = tokio::sync::mpsc::unbounded_channel();
+        for phase in ["Pending", "Running", "Succeeded", "Failed"] {
+            evictions.watch(phase, &pod(phase), sender.clone());
         }
-        let mut hidden = usage(&[0], 0);
-        hidden.volumes.get_mut("v").unwrap().unfathomable = true;
-        assert!(exceeded(&pod(&[None], Some("1Ki")), &hidden).is_some());
-    }
-
-    #[test]
-    fn pressure_takes_the_pod_that_holds_the_most_of_what_is_short() {
-        let space = Space {
-            bytes: 1000,
-            bytes_free: 500,
-            inodes: 1000,
-            inodes_free: 500,
-        };
-        assert_eq!(space.pressure(), None);
-        let full = Space {
-            bytes_free: 40,
-            ..space
-        };
-        assert_eq!(full.pressure(), Some(Pressure::Bytes));
-        let many = Space {
-            inodes_free: 40,
-            ..space
-        };
-        assert_eq!(many.pressure(), Some(Pressure::Inodes));
-        let unlimited = Space {
-            inodes: 0,
-            inodes_free: 0,
-            ..space
-        };
-        assert_eq!(unlimited.pressure(), None);
-        let mut crowd = usage(&[1], 1);
-        crowd.containers.get_mut("c0").unwrap().inodes = 100;
-        let pods = HashMap::from([
-            ("large".to_owned(), usage(&[100], 100)),
-            ("crowd".to_owned(), crowd),
-        ]);
-        assert_eq!(heaviest(&pods, Pressure::Bytes).unwrap(), "large");
-        assert_eq!(heaviest(&pods, Pressure::Inodes).unwrap(), "crowd");
+        let mut watched: Vec<String> = evictions.snapshot().into_keys().collect();
+        watched.sort();
+        assert_eq!(watched, ["Pending", "Running"]);
+        evictions.forget("Running");
+        assert_eq!(evictions.snapshot().len(), 1);
     }
 }

@@ -25,6 +25,7 @@ mod node;
 mod pod_images;
 pub mod pod_lifecycle;
 mod pod_network;
+mod pod_resources;
 mod pod_worker;
 pub mod privileges;
 mod probes;

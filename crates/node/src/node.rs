@@ -28,9 +28,8 @@ use crate::runtime::native::NativeRuntime;
 use crate::runtime::{RecoveredPod, Runtime, RuntimeError};
 use crate::volumes::Volumes;
 
-/// How often the disk is looked at, and how long an image stays after its last use however full that is.
+/// How often the disk is looked at for images that could go.
 const IMAGE_CHECK: Duration = Duration::from_secs(300);
-const IMAGE_MINIMUM_AGE: jiff::SignedDuration = jiff::SignedDuration::from_secs(120);
 
 /// How often logs are looked at for their size.
 const LOG_CHECK: Duration = Duration::from_secs(1);
@@ -295,7 +294,16 @@ async fn serve(
         }
     });
     let (evicting, stop) = (shared.clone(), shutdown.clone());
-    tasks.spawn(async move { evicting.evictions.run(&evicting.config, stop).await });
+    tasks.spawn(async move {
+        let Shared {
+            evictions,
+            config,
+            client,
+            images,
+            ..
+        } = &*evicting;
+        evictions.run(config, client, &images.images, stop).await;
+    });
     tasks.spawn(collect_images(shared.clone(), shutdown.clone()));
     tasks.spawn(image_report::run(
         shared.client.clone(),
@@ -372,7 +380,7 @@ async fn collect_images(shared: Arc<Shared<NativeRuntime>>, shutdown: Cancellati
     let limits = images::DiskUse {
         high_percent: shared.config.image_high_percent,
         low_percent: shared.config.image_low_percent,
-        minimum_age: IMAGE_MINIMUM_AGE,
+        minimum_age: shared.config.image_minimum_age,
     };
     while shutdown
         .run_until_cancelled(tokio::time::sleep(IMAGE_CHECK))

@@ -100,8 +100,10 @@ pub struct PodWorker<R> {
     finishing: bool,
     /// Frees the pod's sandbox.
     stopping: Option<JoinHandle<()>>,
-    /// Follows what the pod's volumes show.
+    /// Follows what the pod's volumes show…
     refreshing: Option<JoinHandle<()>>,
+    /// … of the pod itself among other things.
+    shown: Option<watch::Sender<Pod>>,
 }
 
 impl<R> Drop for PodWorker<R> {
@@ -149,6 +151,7 @@ impl<R: Runtime> PodWorker<R> {
             finishing: false,
             stopping: None,
             refreshing: None,
+            shown: None,
         };
         if let Some(recovered) = recovered {
             worker.adopt(recovered);
@@ -309,6 +312,9 @@ impl<R: Runtime> PodWorker<R> {
             // A watch may lag behind what this task has said already; only others' conditions are news.
             if let Some(decided) = &self.decided {
                 pod.status = Some(publishing::overlay(decided, pod.status.as_ref()));
+            }
+            if let Some(shown) = &self.shown {
+                shown.send_replace(pod.clone());
             }
             let before = std::mem::replace(&mut self.pod, pod);
             for added in crate::unsupported::added(&before, &self.pod) {

@@ -1,33 +1,36 @@
 //! Provisions and binds claims: each gets a directory on this node, as a bound persistent volume.
 //!
-//! The capacity asked for is recorded and not enforced; the volume says so in an annotation.
+//! Who may have which volume is decided in [`binding`]. The capacity asked for is recorded and not enforced; the volume says
+//! so in an annotation.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+pub(crate) mod binding;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{
-    HostPathVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim,
-    PersistentVolumeSpec, Pod,
-};
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{EventType, Recorder, Reporter};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use self::binding::{Holder, Need};
 use crate::errors::chain;
 use crate::volumes::claim_directory;
 
-/// Written on volumes that were made here.
+/// Written on volumes that were made here, and on those that somebody else made for this node to keep.
 pub const PROVISIONER: &str = "agents.x-k8s.io/directory";
-const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+pub(crate) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const CAPACITY_ENFORCED: &str = "agents.x-k8s.io/capacity-enforced";
 const RETRY: Duration = Duration::from_secs(1);
+/// How often a claim looks again at a volume that it cannot have.
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProvisionError {
@@ -54,69 +57,15 @@ fn failed(operation: &'static str) -> impl FnOnce(kube::Error) -> ProvisionError
     }
 }
 
-/// What a claim needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Need {
-    Nothing,
-    Provision,
-    /// It has a volume and is not yet said to be bound.
-    Bind,
-}
-
-fn need(claim: &PersistentVolumeClaim) -> Need {
-    let spec = claim.spec.as_ref();
-    let bound = claim
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        == Some("Bound");
-    let volume = spec
-        .and_then(|spec| spec.volume_name.as_deref())
-        .filter(|name| !name.is_empty());
-    // An empty class asks for a volume that somebody made by hand.
-    let wants_none = spec.and_then(|spec| spec.storage_class_name.as_deref()) == Some("");
-    match (volume, bound) {
-        _ if claim.metadata.deletion_timestamp.is_some() => Need::Nothing,
-        (Some(_), true) => Need::Nothing,
-        (Some(_), false) => Need::Bind,
-        (None, _) if wants_none => Need::Nothing,
-        (None, _) => Need::Provision,
-    }
-}
-
-fn volume_name(claim: &PersistentVolumeClaim) -> String {
-    format!("pvc-{}", claim.uid().unwrap_or_default())
-}
-
-/// The volume for a claim. Pure.
-fn volume(claim: &PersistentVolumeClaim, path: &Path, reclaim_policy: String) -> PersistentVolume {
-    let spec = claim.spec.clone().unwrap_or_default();
-    let mut reference: ObjectReference = claim.object_ref(&());
-    reference.resource_version = None;
-    PersistentVolume {
-        metadata: ObjectMeta {
-            name: Some(volume_name(claim)),
-            annotations: Some(BTreeMap::from([
-                (PROVISIONED_BY.to_owned(), PROVISIONER.to_owned()),
-                (CAPACITY_ENFORCED.to_owned(), "false".to_owned()),
-            ])),
-            ..ObjectMeta::default()
-        },
-        spec: Some(PersistentVolumeSpec {
-            access_modes: spec.access_modes,
-            capacity: spec.resources.and_then(|resources| resources.requests),
-            claim_ref: Some(reference),
-            host_path: Some(HostPathVolumeSource {
-                path: path.display().to_string(),
-                type_: Some("DirectoryOrCreate".to_owned()),
-            }),
-            persistent_volume_reclaim_policy: Some(reclaim_policy),
-            storage_class_name: spec.storage_class_name,
-            volume_mode: Some("Filesystem".to_owned()),
-            ..PersistentVolumeSpec::default()
-        }),
-        status: None,
-    }
+/// What became of an attempt to give a claim its volume.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// It cannot have the volume it names, for this reason.
+    Refused {
+        reason: &'static str,
+        note: String,
+    },
 }
 
 #[derive(Clone)]
@@ -141,6 +90,7 @@ pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken)
         Api::<PersistentVolumeClaim>::all(client),
         watcher::Config::default()
     ));
+    let mut at_work: HashMap<String, JoinHandle<()>> = HashMap::new();
     loop {
         let event = tokio::select! {
             () = shutdown.cancelled() => return,
@@ -149,20 +99,21 @@ pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken)
         match event {
             None => return,
             Some(Ok(Event::Apply(claim) | Event::InitApply(claim)))
-                if need(&claim) != Need::Nothing =>
+                if binding::need(&claim) != Need::Nothing =>
             {
-                tokio::spawn(
-                    provisioner
-                        .clone()
-                        .provision_until_done(claim, shutdown.clone()),
-                );
+                at_work.retain(|_, task| !task.is_finished());
+                // A task that is at it reads the claim anew before every attempt.
+                at_work
+                    .entry(claim.uid().unwrap_or_default())
+                    .or_insert_with(|| {
+                        let task = provisioner.clone();
+                        tokio::spawn(task.provision_until_done(claim, shutdown.clone()))
+                    });
             }
             Some(Ok(Event::Delete(claim))) => {
-                tokio::spawn(
-                    provisioner
-                        .clone()
-                        .reclaim_until_done(volume_of(&claim), shutdown.clone()),
-                );
+                let (volume, uid) = (binding::volume_of(&claim), claim.uid().unwrap_or_default());
+                let task = provisioner.clone();
+                tokio::spawn(task.reclaim_until_done(volume, uid, shutdown.clone()));
             }
             Some(Ok(Event::InitDone)) => provisioner.reclaim_orphans(&shutdown).await,
             Some(Ok(_)) => {}
@@ -174,84 +125,191 @@ pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken)
     }
 }
 
-fn volume_of(claim: &PersistentVolumeClaim) -> String {
-    let named = claim
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.volume_name.clone());
-    named
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| volume_name(claim))
-}
-
 impl Provisioner {
-    async fn provision_until_done(self, claim: PersistentVolumeClaim, shutdown: CancellationToken) {
-        while let Err(error) = self.provision(&claim).await {
-            if matches!(&error, ProvisionError::Api { source, .. } if is_gone(source)) {
+    fn volumes(&self) -> Api<PersistentVolume> {
+        Api::all(self.client.clone())
+    }
+
+    fn claims(&self, namespace: Option<&str>) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), namespace.unwrap_or_default())
+    }
+
+    async fn provision_until_done(
+        self,
+        mut claim: PersistentVolumeClaim,
+        shutdown: CancellationToken,
+    ) {
+        let mut told: Option<Outcome> = None;
+        loop {
+            let pause = match self.provision(&claim).await {
+                Ok(Outcome::Done) => return,
+                Ok(refused) => {
+                    if told.as_ref() != Some(&refused) {
+                        self.tell(&claim, &refused).await;
+                    }
+                    told = Some(refused);
+                    LOOK_AGAIN
+                }
+                Err(error) => {
+                    tracing::warn!(claim = claim.name_any(), error = %chain(&error), "cannot provision a volume yet");
+                    RETRY
+                }
+            };
+            let paused = shutdown.run_until_cancelled(tokio::time::sleep(pause));
+            if paused.await.is_none() {
                 return;
             }
-            tracing::warn!(claim = claim.name_any(), error = %chain(&error), "cannot provision a volume yet");
-            if shutdown
-                .run_until_cancelled(tokio::time::sleep(RETRY))
-                .await
-                .is_none()
-            {
-                return;
+            let claims = self.claims(claim.namespace().as_deref());
+            match claims.get_opt(&claim.name_any()).await {
+                Ok(Some(found)) if found.uid() == claim.uid() => {
+                    if binding::need(&found) == Need::Nothing {
+                        return;
+                    }
+                    claim = found;
+                }
+                // A volume that was made while the claim went would be left over.
+                Ok(_) => {
+                    let (volume, uid) = (binding::volume_of(&claim), claim.uid());
+                    let reclaimed =
+                        self.reclaim_until_done(volume, uid.unwrap_or_default(), shutdown);
+                    return reclaimed.await;
+                }
+                // It is asked for again after the next attempt.
+                Err(_) => {}
             }
         }
     }
 
-    async fn provision(&self, claim: &PersistentVolumeClaim) -> Result<(), ProvisionError> {
-        let name = volume_of(claim);
-        let volumes = Api::<PersistentVolume>::all(self.client.clone());
-        if need(claim) == Need::Provision {
-            let path = claim_directory(&self.data_dir, &name);
-            std::fs::create_dir_all(&path).map_err(|source| ProvisionError::Directory {
-                path: path.display().to_string(),
-                source,
-            })?;
-            let object = volume(claim, &path, self.reclaim_policy(claim).await);
-            match volumes.create(&PostParams::default(), &object).await {
-                Err(kube::Error::Api(status)) if status.code == 409 => {}
-                other => drop(other.map_err(failed("creating the volume"))?),
-            }
-            self.tell_provisioned(claim, &name).await;
+    async fn provision(&self, claim: &PersistentVolumeClaim) -> Result<Outcome, ProvisionError> {
+        let name = binding::volume_of(claim);
+        let chosen_here = binding::need(claim) == Need::Provision;
+        if chosen_here {
+            self.make_volume(claim, &name).await?;
         }
-        let claims = Api::<PersistentVolumeClaim>::namespaced(
-            self.client.clone(),
-            &claim.namespace().unwrap_or_default(),
+        let found = self.volumes().get_opt(&name).await;
+        let Some(volume) = found.map_err(failed("reading the volume"))? else {
+            return Ok(Outcome::Refused {
+                reason: "FailedBinding",
+                note: format!("volume \"{name}\" not found"),
+            });
+        };
+        match binding::holder(claim, &volume) {
+            Holder::ThisClaim => {}
+            Holder::AnotherClaim => {
+                return Ok(Outcome::Refused {
+                    reason: "FailedBinding",
+                    note: format!("volume \"{name}\" already bound to a different claim."),
+                });
+            }
+            Holder::Nobody => {
+                if let Some(why) = binding::mismatch(claim, &volume) {
+                    return Ok(Outcome::Refused {
+                        reason: "VolumeMismatch",
+                        note: format!("Cannot bind to requested volume \"{name}\": {why}"),
+                    });
+                }
+                self.give(&volume, claim).await?;
+            }
+        }
+        self.bind(claim, &volume, chosen_here).await?;
+        Ok(Outcome::Done)
+    }
+
+    async fn make_volume(
+        &self,
+        claim: &PersistentVolumeClaim,
+        name: &str,
+    ) -> Result<(), ProvisionError> {
+        let path = claim_directory(&self.data_dir, name);
+        std::fs::create_dir_all(&path).map_err(|source| ProvisionError::Directory {
+            path: path.display().to_string(),
+            source,
+        })?;
+        let object = binding::volume(claim, &path, self.reclaim_policy(claim).await);
+        let created = self.volumes().create(&PostParams::default(), &object).await;
+        match created {
+            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(()),
+            other => drop(other.map_err(failed("creating the volume"))?),
+        }
+        // The claim's user learns that its size is a promise of nobody's.
+        let note = format!(
+            "Successfully provisioned volume {name}: a directory of this node, whose capacity is recorded and not enforced"
         );
-        let parameters = PatchParams::default();
-        let bind = json!({"metadata": {"uid": claim.uid(), "annotations": {"pv.kubernetes.io/bind-completed": "yes",
-            "pv.kubernetes.io/bound-by-controller": "yes"}}, "spec": {"volumeName": name}});
+        self.publish(claim, EventType::Normal, "ProvisioningSucceeded", note)
+            .await;
+        Ok(())
+    }
+
+    /// Writes into a volume that it is the claim's, unless it has changed since it was read.
+    async fn give(
+        &self,
+        volume: &PersistentVolume,
+        claim: &PersistentVolumeClaim,
+    ) -> Result<(), ProvisionError> {
+        let given = json!({"metadata": {"uid": volume.uid(), "resourceVersion": volume.resource_version()},
+            "spec": {"claimRef": binding::reference(claim)}});
+        self.volumes()
+            .patch(
+                &volume.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(given),
+            )
+            .await
+            .map(drop)
+            .map_err(failed("giving the volume to the claim"))
+    }
+
+    /// Says on both sides that they are each other's.
+    async fn bind(
+        &self,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+        chosen_here: bool,
+    ) -> Result<(), ProvisionError> {
+        let (name, parameters) = (volume.name_any(), PatchParams::default());
+        let claims = self.claims(claim.namespace().as_deref());
+        let mut annotations = json!({"pv.kubernetes.io/bind-completed": "yes"});
+        if chosen_here {
+            annotations["pv.kubernetes.io/bound-by-controller"] = json!("yes");
+        }
+        let bind = json!({"metadata": {"uid": claim.uid(), "annotations": annotations},
+            "spec": {"volumeName": name}});
         claims
             .patch(&claim.name_any(), &parameters, &Patch::Merge(bind))
             .await
             .map_err(failed("binding the claim"))?;
         let bound = json!({"status": {"phase": "Bound"}});
-        volumes
+        self.volumes()
             .patch_status(&name, &parameters, &Patch::Merge(bound))
             .await
             .map_err(failed("marking the volume bound"))?;
-        let spec = claim.spec.clone().unwrap_or_default();
-        let capacity = spec.resources.and_then(|resources| resources.requests);
+        let spec = volume.spec.clone().unwrap_or_default();
         let status = json!({"metadata": {"uid": claim.uid()},
-            "status": {"phase": "Bound", "accessModes": spec.access_modes, "capacity": capacity}});
+            "status": {"phase": "Bound", "accessModes": spec.access_modes, "capacity": spec.capacity}});
         claims
             .patch_status(&claim.name_any(), &parameters, &Patch::Merge(status))
             .await
-            .map_err(failed("marking the claim bound"))?;
-        Ok(())
+            .map(drop)
+            .map_err(failed("marking the claim bound"))
     }
 
-    /// Tells the claim's user of its volume, and that its size is a promise of nobody's.
-    async fn tell_provisioned(&self, claim: &PersistentVolumeClaim, volume: &str) {
-        let note = format!(
-            "Successfully provisioned volume {volume}: a directory of this node, whose capacity is recorded and not enforced"
-        );
+    async fn tell(&self, claim: &PersistentVolumeClaim, outcome: &Outcome) {
+        if let Outcome::Refused { reason, note } = outcome {
+            self.publish(claim, EventType::Warning, reason, note.clone())
+                .await;
+        }
+    }
+
+    async fn publish(
+        &self,
+        claim: &PersistentVolumeClaim,
+        type_: EventType,
+        reason: &str,
+        note: String,
+    ) {
         let event = kube::runtime::events::Event {
-            type_: EventType::Normal,
-            reason: "ProvisioningSucceeded".to_owned(),
+            type_,
+            reason: reason.to_owned(),
             note: Some(note),
             action: "Provisioning".to_owned(),
             secondary: None,
@@ -281,8 +339,8 @@ impl Provisioner {
             .unwrap_or_else(|| "Delete".to_owned())
     }
 
-    async fn reclaim_until_done(self, name: String, shutdown: CancellationToken) {
-        while let Err(error) = self.reclaim(&name).await {
+    async fn reclaim_until_done(self, name: String, claim: String, shutdown: CancellationToken) {
+        while let Err(error) = self.reclaim(&name, &claim).await {
             if !matches!(error, ProvisionError::InUse) {
                 tracing::warn!(volume = name, error = %chain(&error), "cannot reclaim a volume yet");
             }
@@ -296,32 +354,25 @@ impl Provisioner {
         }
     }
 
-    /// Deletes a volume whose claim is gone, or releases it if its data is to be kept.
-    async fn reclaim(&self, name: &str) -> Result<(), ProvisionError> {
-        let volumes = Api::<PersistentVolume>::all(self.client.clone());
-        let Some(volume) = volumes
-            .get_opt(name)
-            .await
-            .map_err(failed("reading the volume"))?
-        else {
+    /// Deletes the volume of a claim that is gone, or releases it if its data is to be kept. A volume that was never that
+    /// claim's stays as it is, whatever the claim said.
+    async fn reclaim(&self, name: &str, claim: &str) -> Result<(), ProvisionError> {
+        let volumes = self.volumes();
+        let found = volumes.get_opt(name).await;
+        let Some(volume) = found.map_err(failed("reading the volume"))? else {
             return Ok(());
         };
-        if !is_ours(&volume) {
+        let spec = volume.spec.clone().unwrap_or_default();
+        let Some(reference) = spec.claim_ref else {
+            return Ok(());
+        };
+        if !binding::is_ours(&volume) || binding::uid_of(&reference) != Some(claim) {
             return Ok(());
         }
-        let claim = volume
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.claim_ref.clone())
-            .unwrap_or_default();
-        if self.is_in_use(&claim).await? {
+        if self.is_in_use(&reference).await? {
             return Err(ProvisionError::InUse);
         }
-        let policy = volume
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-        if policy == Some("Retain") {
+        if spec.persistent_volume_reclaim_policy.as_deref() == Some("Retain") {
             let released = json!({"status": {"phase": "Released"}});
             let patched = volumes
                 .patch_status(name, &PatchParams::default(), &Patch::Merge(released))
@@ -338,7 +389,14 @@ impl Provisioner {
             }
             _ => {}
         }
-        match volumes.delete(name, &DeleteParams::default()).await {
+        let only_this = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: volume.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match volumes.delete(name, &only_this).await {
             Err(error) if !is_gone(&error) => Err(failed("deleting the volume")(error)),
             _ => Ok(()),
         }
@@ -361,96 +419,31 @@ impl Provisioner {
 
     /// Volumes whose claim went while nobody watched.
     async fn reclaim_orphans(&self, shutdown: &CancellationToken) {
-        let Ok(volumes) = Api::<PersistentVolume>::all(self.client.clone())
-            .list(&ListParams::default())
-            .await
-        else {
+        let Ok(volumes) = self.volumes().list(&ListParams::default()).await else {
             return;
         };
-        for volume in volumes.iter().filter(|volume| is_ours(volume)) {
-            let Some(claim) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.clone()) else {
+        for volume in volumes.iter().filter(|volume| binding::is_ours(volume)) {
+            let spec = volume.spec.as_ref();
+            let Some(reference) = spec.and_then(|spec| spec.claim_ref.as_ref()) else {
                 continue;
             };
-            let claims = Api::<PersistentVolumeClaim>::namespaced(
-                self.client.clone(),
-                claim.namespace.as_deref().unwrap_or_default(),
-            );
+            let Some(uid) = binding::uid_of(reference) else {
+                continue;
+            };
+            let claims = self.claims(reference.namespace.as_deref());
             let found = claims
-                .get_opt(claim.name.as_deref().unwrap_or_default())
+                .get_opt(reference.name.as_deref().unwrap_or_default())
                 .await;
-            if found.is_ok_and(|found| found.is_none_or(|found| found.uid() != claim.uid)) {
-                tokio::spawn(
-                    self.clone()
-                        .reclaim_until_done(volume.name_any(), shutdown.clone()),
-                );
+            let is_this =
+                |found: &PersistentVolumeClaim| found.metadata.uid.as_deref() == Some(uid);
+            if found.is_ok_and(|found| !found.as_ref().is_some_and(is_this)) {
+                let (task, name) = (self.clone(), volume.name_any());
+                tokio::spawn(task.reclaim_until_done(name, uid.to_owned(), shutdown.clone()));
             }
         }
     }
 }
 
-fn is_ours(volume: &PersistentVolume) -> bool {
-    volume
-        .annotations()
-        .get(PROVISIONED_BY)
-        .is_some_and(|provisioner| provisioner == PROVISIONER)
-}
-
 fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn claim(value: serde_json::Value) -> PersistentVolumeClaim {
-        serde_json::from_value(value).unwrap()
-    }
-
-    #[test]
-    fn only_claims_that_want_a_volume_get_one() {
-        let cases = [
-            (
-                json!({"metadata": {"name": "a"}, "spec": {}}),
-                Need::Provision,
-            ),
-            (
-                json!({"metadata": {"name": "a"}, "spec": {"storageClassName": ""}}),
-                Need::Nothing,
-            ),
-            (
-                json!({"metadata": {"name": "a"}, "spec": {"volumeName": "v"}}),
-                Need::Bind,
-            ),
-            (
-                json!({"metadata": {"name": "a"}, "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}}),
-                Need::Nothing,
-            ),
-            (
-                json!({"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {}}),
-                Need::Nothing,
-            ),
-        ];
-        for (value, expected) in cases {
-            assert_eq!(need(&claim(value.clone())), expected, "{value}");
-        }
-    }
-
-    #[test]
-    fn a_volume_names_its_claim_and_says_what_is_not_enforced() {
-        let claim = claim(
-            json!({"metadata": {"name": "a", "namespace": "n", "uid": "u"},
-            "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}),
-        );
-        let made = volume(
-            &claim,
-            Path::new("/data/volumes/pvc-u"),
-            "Delete".to_owned(),
-        );
-        assert_eq!(made.name_any(), "pvc-u");
-        let spec = made.spec.as_ref().unwrap();
-        assert_eq!(spec.claim_ref.as_ref().unwrap().uid.as_deref(), Some("u"));
-        assert_eq!(spec.capacity.as_ref().unwrap()["storage"].0, "1Gi");
-        assert_eq!(made.annotations()[CAPACITY_ENFORCED], "false");
-    }
 }

@@ -8,9 +8,11 @@
 
 mod support;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::Api;
+use kube::api::PostParams;
 use serde_json::json;
-use support::Machine;
+use support::{Machine, eventually};
 
 /// Calls Linux directly and prints the error's name, or "ok".
 const PRELUDE: &str = r#"
@@ -185,5 +187,82 @@ async fn two_pods_share_no_identities_and_cannot_reach_each_other() {
         python(&machine, &one, &connect(&gateway.to_string(), port)).await,
         "connected"
     );
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_race_has_the_node_give_files_of_the_machine_to_a_pods_group() {
+    use std::os::unix::fs::MetadataExt;
+    let machine = Machine::start().await;
+    let stop = tokio_util::sync::CancellationToken::new();
+    let data_dir = machine.config.data_dir.canonicalize().unwrap();
+    tokio::spawn(agent_sandbox_node::volume_provisioner::run(
+        machine.client.clone(),
+        data_dir,
+        stop.clone(),
+    ));
+    let claim = json!({"metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}});
+    let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+    Api::namespaced(machine.client.clone(), "t")
+        .create(&PostParams::default(), &claim)
+        .await
+        .unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    let files: Vec<_> = (0..10)
+        .map(|index| outside.path().join(index.to_string()))
+        .collect();
+    for file in &files {
+        std::fs::write(file, "").unwrap();
+    }
+    let look = || {
+        let paths = files.iter().map(std::path::PathBuf::as_path);
+        let found = paths.chain([outside.path()]).map(std::fs::metadata);
+        found
+            .map(|found| found.map(|found| (found.mode(), found.gid())).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let before = look();
+    // Directories and links to the machine's files change places all the time.
+    let swap = format!(
+        r"
+import ctypes, os
+libc = ctypes.CDLL(None)
+pairs = [(b'd%d' % n, b'l%d' % n) for n in range(300)]
+for directory, link in pairs:
+    os.mkdir(directory); os.symlink('{}', link)
+    for n in range(10): open(directory + b'/%d' % n, 'w').close()
+open('/tmp/swapping', 'w').close()
+while True:
+    for directory, link in pairs: assert libc.renameat2(-100, directory, -100, link, 2) == 0
+",
+        outside.path().display()
+    );
+    let pod = |command: &[&str], group: u32| {
+        json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "securityContext": {"fsGroup": group},
+            "containers": [{"name": "c", "image": "host", "command": command, "workingDir": "/data",
+                "volumeMounts": [{"name": "v", "mountPath": "/data"}]}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
+    };
+    machine
+        .create("swapper", pod(&["python3", "-c", &swap], 0))
+        .await;
+    let swapper = machine.ready("swapper").await;
+    eventually("the swapping to begin", || async {
+        let (code, ..) = machine
+            .exec(&swapper, &["test", "-e", "/tmp/swapping"])
+            .await;
+        (code == 0).then_some(())
+    })
+    .await;
+    for group in 3000..3006 {
+        let name = format!("group-{group}");
+        machine.create(&name, pod(&["true"], group)).await;
+        machine.phase(&name, "Succeeded").await;
+    }
+    assert_eq!(look(), before);
+    let swapper = machine.pod("swapper").await.status.unwrap();
+    assert_eq!(swapper.phase.as_deref(), Some("Running"), "it swapped on");
+    stop.cancel();
     machine.finish().await;
 }

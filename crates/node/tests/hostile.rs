@@ -14,7 +14,7 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 use support::internet::{Internet, on_own_network};
-use support::{Machine, eventually_within};
+use support::{Machine, SmallDisk, eventually_within};
 
 fn hostile(script: &str, resources: &Value) -> Value {
     json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "host",
@@ -120,8 +120,13 @@ async fn a_memory_bomb_is_killed_for_it_and_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
-    let machine =
-        Machine::start_with(|config| config.storage_check = Duration::from_millis(100)).await;
+    // However full the disk of the machine is.
+    let disk = SmallDisk::new(c"size=2g");
+    let machine = Machine::start_with(|config| {
+        config.data_dir = disk.path().join("data");
+        config.storage_check = Duration::from_millis(100);
+    })
+    .await;
     let neighbour = neighbour(&machine).await;
     let fill = "import time\nf = open('/data/x', 'wb')\nfor _ in range(64): f.write(bytes(1 << 20)); f.flush()\ntime.sleep(1000)";
     let mut volume = hostile(fill, &json!({}));
@@ -145,7 +150,27 @@ async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
             ),
         )
         .await;
+    let message = fill.replace("/data/x", "/dev/termination-log");
+    machine
+        .create(
+            "message",
+            hostile(&message, &json!({"limits": {"ephemeral-storage": "8Mi"}})),
+        )
+        .await;
+    let mut before = hostile("pass", &json!({}));
+    before["initContainers"] =
+        hostile(&layer, &json!({"limits": {"ephemeral-storage": "8Mi"}}))["containers"].clone();
+    before["initContainers"][0]["name"] = json!("init");
+    machine.create("before", before).await;
     for (name, message) in [
+        (
+            "message",
+            "Container c exceeded its local ephemeral storage limit \"8Mi\". ",
+        ),
+        (
+            "before",
+            "Container init exceeded its local ephemeral storage limit \"8Mi\". ",
+        ),
         (
             "volume",
             "Usage of EmptyDir volume \"data\" exceeds the limit \"8Mi\". ",
@@ -185,26 +210,16 @@ async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
         .iter()
         .filter(|event| event.reason.as_deref() == Some("Evicted"))
         .count();
-    assert_eq!(told, 3);
+    assert_eq!(told, 5);
     life_goes_on(&machine, &neighbour).await;
     machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_takes_the_last_inodes_is_evicted() {
-    let directory = tempfile::tempdir().unwrap();
-    let disk = directory.path().join("disk");
-    std::fs::create_dir(&disk).unwrap();
-    rustix::mount::mount(
-        "tmpfs",
-        &disk,
-        "tmpfs",
-        rustix::mount::MountFlags::empty(),
-        c"nr_inodes=6000,size=400m",
-    )
-    .unwrap();
+    let disk = SmallDisk::new(c"nr_inodes=6000,size=400m");
     let machine = Machine::start_with(|config| {
-        config.data_dir = disk.join("data");
+        config.data_dir = disk.path().join("data");
         config.storage_check = Duration::from_millis(100);
     })
     .await;
@@ -234,7 +249,6 @@ while True:
         .restart_count;
     assert_eq!(runs, 0, "the neighbour was left alone");
     machine.finish().await;
-    rustix::mount::unmount(&disk, rustix::mount::UnmountFlags::DETACH).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,12 +17,12 @@ use http::{Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use image::{Item, TestImage, digest, layer};
+use image::{FakeServer, Item, TestImage, content_of, digest, layer};
 use k8s_openapi::api::core::v1::{ContainerImage, Node, Pod, Secret, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use support::{Machine, eventually, eventually_within};
+use support::{Machine, SmallDisk, eventually, eventually_within};
 
 /// `user:secret`, as htpasswd writes it with bcrypt.
 const HTPASSWD: &str = "user:$2y$05$l5K0TVKN8s1gJ4AV75G3m.NL73.qMZ0qqonBR8DEKUKjcP.qfmVbS";
@@ -444,5 +444,55 @@ async fn an_image_stays_while_a_pod_of_it_runs_also_over_a_restart_of_the_node()
         images.remove(&name).ok()
     })
     .await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_that_nobody_uses_go_before_any_pod_does() {
+    let disk = SmallDisk::new(c"nr_inodes=8000,size=400m");
+    let machine = Machine::start_with(|config| {
+        config.data_dir = disk.path().join("data");
+        config.storage_check = std::time::Duration::from_millis(100);
+        config.image_minimum_age = jiff::SignedDuration::ZERO;
+    })
+    .await;
+    let names: Vec<String> = (0..4000).map(|number| format!("file{number}")).collect();
+    let files: Vec<Item> = names
+        .iter()
+        .map(|name| Item::File(name, 0o644, b""))
+        .collect();
+    let unused = TestImage::new(&[layer(&files)], &json!({}));
+    let registry = FakeServer::registry(content_of("v1", &unused)).await;
+    let directory = agent_sandbox_node::config::image_directory(&machine.config.data_dir);
+    let images = images::Images::open(images::Settings::new(directory)).unwrap();
+    let name = images::Reference::parse(&registry.image(":v1")).unwrap();
+    images.pull(&name, Vec::new()).await.unwrap();
+    // Takes all but a few of what is left.
+    let crowd = r"
+import os, time
+os.mkdir('/tmp/d')
+for n in range(os.statvfs('/tmp').f_favail - 200): open(f'/tmp/d/{n}', 'w').close()
+open('/tmp/done', 'w').close(); time.sleep(1000)
+";
+    let spec = json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "c", "image": "host", "command": ["python3", "-c", crowd]}]});
+    machine.create("crowd", spec).await;
+    let pod = machine.ready("crowd").await;
+    let kept = disk.path().join("data/image-store/images");
+    eventually("the image to be given up", || async {
+        support::entries(&kept).is_empty().then_some(())
+    })
+    .await;
+    eventually("the pod to be done", || async {
+        let (code, ..) = machine.exec(&pod, &["test", "-e", "/tmp/done"]).await;
+        (code == 0).then_some(())
+    })
+    .await;
+    // Were it to be evicted it would have been with the image, or at the next look.
+    let spec = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "host", "command": ["sleep", "0.5"]}]});
+    machine.create("later", spec).await;
+    machine.phase("later", "Succeeded").await;
+    let crowd = machine.pod("crowd").await.status.unwrap();
+    assert_eq!(crowd.phase.as_deref(), Some("Running"));
     machine.finish().await;
 }

@@ -7,7 +7,7 @@
 
 mod support;
 
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, PodStatus, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, PodStatus, Secret};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -311,64 +311,6 @@ async fn init_containers_volumes_and_security_contexts_work_together() {
         0
     );
     assert_eq!(status.container_statuses.unwrap().len(), 2);
-    machine.finish().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_claim_keeps_its_data_from_pod_to_pod_and_loses_it_with_the_claim() {
-    let machine = Machine::start().await;
-    let stop = tokio_util::sync::CancellationToken::new();
-    let data_dir = machine.config.data_dir.canonicalize().unwrap();
-    tokio::spawn(agent_sandbox_node::volume_provisioner::run(
-        machine.client.clone(),
-        data_dir.clone(),
-        stop.clone(),
-    ));
-    let claims = Api::<PersistentVolumeClaim>::namespaced(machine.client.clone(), "t");
-    let claim = json!({"metadata": {"name": "data"},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
-    claims
-        .create(
-            &PostParams::default(),
-            &serde_json::from_value(claim).unwrap(),
-        )
-        .await
-        .unwrap();
-    let spec = |command: &str| {
-        let mut container = shell(command);
-        container["volumeMounts"] = json!([{"name": "v", "mountPath": "/data"}]);
-        json!({"restartPolicy": "Never", "securityContext": {"runAsUser": 1000, "fsGroup": 1000}, "containers": [container],
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
-    };
-    machine
-        .create("writer", spec("echo kept > /data/file"))
-        .await;
-    machine.phase("writer", "Succeeded").await;
-    machine.delete("writer").await;
-    machine
-        .create("reader", spec("grep kept /data/file && test -O /data/file"))
-        .await;
-    machine.phase("reader", "Succeeded").await;
-    machine.delete("reader").await;
-    let volume = claims
-        .get("data")
-        .await
-        .unwrap()
-        .spec
-        .unwrap()
-        .volume_name
-        .unwrap();
-    let directory = data_dir.join("volumes").join(volume);
-    assert!(directory.join("file").exists());
-    claims
-        .delete("data", &DeleteParams::default())
-        .await
-        .unwrap();
-    eventually("the volume's directory to go", || async {
-        (!directory.exists()).then_some(())
-    })
-    .await;
-    stop.cancel();
     machine.finish().await;
 }
 

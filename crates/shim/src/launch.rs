@@ -60,9 +60,11 @@ fn prepare_and_start() -> Result<LaunchAnswer, Failure> {
         .during("reading the preparation")?;
     let preparation = serde_json::from_slice(&line).during("parsing the preparation")?;
     let prepared = prepare(&preparation)?;
-    let mut text = Vec::new();
-    input.read_to_end(&mut text).during("reading the request")?;
-    let launch = serde_json::from_slice(&text).during("parsing the request")?;
+    line.clear();
+    input
+        .read_until(b'\n', &mut line)
+        .during("reading the request")?;
+    let launch = serde_json::from_slice(&line).during("parsing the request")?;
     start(&launch, prepared)
 }
 

@@ -18,6 +18,7 @@ mod launch;
 mod mounts;
 mod namespaces;
 mod rootless;
+mod sub_path;
 mod syscalls;
 
 use std::process::ExitCode;

@@ -13,6 +13,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, O
 use shim_protocol::{BindSource, IdentityRange, Launch, Mount, MountKind, Outside};
 
 use crate::failure::{During, Failure};
+use crate::sub_path::{self, Missing};
 use crate::syscalls;
 
 /// The finished root: a mount whose attributes can still change, at a path of the launcher's mount namespace.
@@ -263,8 +264,7 @@ impl Builder<'_> {
             .during(format_args!("opening {shown}"))?;
         let opened = match &source.sub_path {
             None => base,
-            Some(sub_path) => self
-                .open_below(base.as_fd(), sub_path, source.create_sub_path)
+            Some(sub_path) => sub_path::open(base.as_fd(), sub_path, self.makes_missing(source))
                 .during(format_args!("opening {} below {shown}", sub_path.display()))?,
         };
         let kind = FileType::from_raw_mode(
@@ -277,43 +277,13 @@ impl Builder<'_> {
         Ok((tree, kind))
     }
 
-    /// Opens a path that a pod chose inside a volume. Symlinks may point anywhere inside the volume and nowhere else.
-    fn open_below(
-        &self,
-        base: BorrowedFd<'_>,
-        path: &Path,
-        create: bool,
-    ) -> rustix::io::Result<OwnedFd> {
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let open = |path: &Path| {
-            rustix::fs::openat2(
-                base,
-                path,
-                OFlags::PATH | OFlags::CLOEXEC,
-                Mode::empty(),
-                resolve,
-            )
-        };
-        match open(path) {
-            Err(Errno::NOENT) if create => {
-                let mut prefix = PathBuf::new();
-                for component in path.components() {
-                    prefix.push(component);
-                    match open(&prefix) {
-                        Err(Errno::NOENT) => {
-                            let parent = match prefix.parent() {
-                                Some(parent) if !parent.as_os_str().is_empty() => open(parent)?,
-                                _ => rustix::io::dup(base)?,
-                            };
-                            let name = prefix.file_name().ok_or(Errno::INVAL)?;
-                            self.make_directory(parent.as_fd(), Path::new(name))?;
-                        }
-                        other => drop(other?),
-                    }
-                }
-                open(path)
-            }
-            other => other,
+    fn makes_missing(&self, source: &BindSource) -> Missing {
+        let identities = self.launch.identities;
+        match (source.create_sub_path, source.identity_mapped) {
+            (false, _) => Missing::IsAnError,
+            // Where identities are mapped, those of the container are on the disk as they are.
+            (true, true) if !identities.is_single() => Missing::IsMadeFor(0),
+            (true, _) => Missing::IsMadeFor(identities.base),
         }
     }
 

@@ -138,34 +138,32 @@ impl Registries {
         if !self.may_be_plain(registry) {
             return Scheme::Https;
         }
-        let known = |schemes: &Mutex<HashMap<String, Scheme>>| {
-            schemes
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get(registry)
-                .copied()
-        };
-        if let Some(scheme) = known(&self.schemes) {
+        let known = self.with_schemes(|schemes| schemes.get(registry).copied());
+        if let Some(scheme) = known {
             return scheme;
         }
         let url = format!("https://{registry}/v2/");
-        let encrypted = match Request::get(&url).body(Full::default()) {
-            Ok(request) => matches!(
-                self.send(&url, request).await,
-                Ok(_) | Err(RegistryError::Timeout(_))
-            ),
-            Err(_) => false,
+        let Ok(request) = Request::get(&url).body(Full::default()) else {
+            return Scheme::Http;
         };
-        let scheme = if encrypted {
-            Scheme::Https
-        } else {
-            Scheme::Http
-        };
-        self.schemes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(registry.to_owned(), scheme);
-        scheme
+        match self.send(&url, request).await {
+            Ok(_) => {
+                self.remember(registry, Scheme::Https);
+                Scheme::Https
+            }
+            // Somebody who cannot be hurried is there.
+            Err(RegistryError::Timeout(_)) => Scheme::Https,
+            // Somebody who speaks no TLS, or nobody: whatever answers without it will show which.
+            Err(_) => Scheme::Http,
+        }
+    }
+
+    fn with_schemes<T>(&self, work: impl FnOnce(&mut HashMap<String, Scheme>) -> T) -> T {
+        work(&mut self.schemes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn remember(&self, registry: &str, scheme: Scheme) {
+        self.with_schemes(|schemes| schemes.insert(registry.to_owned(), scheme));
     }
 
     async fn send(
@@ -260,13 +258,18 @@ impl Session<'_> {
         headers: &[(http::HeaderName, String)],
     ) -> Result<(String, Response<Incoming>), RegistryError> {
         let host = self.reference.api_host();
-        let scheme = self.registries.scheme(host).await.name();
+        let scheme = self.registries.scheme(host).await;
         let url = format!(
-            "{scheme}://{host}/v2/{}/{path}",
+            "{}://{host}/v2/{}/{path}",
+            scheme.name(),
             self.reference.repository()
         );
         let known = self.authorization.lock().await.clone();
         let answer = self.follow(&url, headers, known.as_ref()).await?;
+        // This is how a server that wants TLS answers, which may have come up only now.
+        if scheme == Scheme::Http && answer.1.status() != StatusCode::BAD_REQUEST {
+            self.registries.remember(host, scheme);
+        }
         if answer.1.status() != StatusCode::UNAUTHORIZED {
             return self.check(path, answer).await;
         }
@@ -422,4 +425,64 @@ async fn error_text(answer: Response<Incoming>) -> String {
         || status.to_string(),
         |message| format!("{message} ({status})"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Answers every request without encryption, and hangs up on whoever begins with TLS.
+    async fn serve_plainly(listener: TcpListener, status: &'static str) {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                match stream.read_u8().await {
+                    Ok(byte) if !head.is_empty() || byte.is_ascii_uppercase() => head.push(byte),
+                    _ => break,
+                }
+            }
+            let answer =
+                format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{{}}");
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    }
+
+    async fn ask(registries: &Registries, host: &str) -> Result<(), RegistryError> {
+        let reference = Reference::parse(&format!("{host}/test/image:v1")).unwrap();
+        let session = registries.session(&reference, None);
+        session.manifest("v1").await.map(drop)
+    }
+
+    fn known(registries: &Registries, host: &str) -> Option<Scheme> {
+        registries.with_schemes(|schemes| schemes.get(host).copied())
+    }
+
+    #[tokio::test]
+    async fn how_a_registry_is_reached_is_remembered_once_it_has_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let host = address.to_string();
+        drop(listener);
+        let registries = Registries::new(Vec::new()).unwrap();
+        let down = ask(&registries, &host).await.unwrap_err();
+        assert!(matches!(down, RegistryError::Connect { .. }), "{down}");
+        assert_eq!(known(&registries, &host), None, "nobody answered");
+
+        let listener = TcpListener::bind(address).await.unwrap();
+        let refusing = tokio::spawn(serve_plainly(listener, "400 Bad Request"));
+        ask(&registries, &host).await.unwrap_err();
+        assert_eq!(known(&registries, &host), None, "it may want TLS after all");
+        refusing.abort();
+        let _ = refusing.await;
+
+        let listener = TcpListener::bind(address).await.unwrap();
+        let serving = tokio::spawn(serve_plainly(listener, "200 OK"));
+        ask(&registries, &host).await.unwrap();
+        assert_eq!(known(&registries, &host), Some(Scheme::Http));
+        serving.abort();
+    }
 }

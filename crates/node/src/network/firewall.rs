@@ -397,10 +397,20 @@ pub fn remove(program: &Path, table: &str) -> Result<(), FirewallError> {
     }
 }
 
+/// Where a program is that was given by its name alone. Its whole path also spares a copy of this process's page tables: the
+/// standard library forks to look along a `PATH` that it was given.
+fn located(program: &Path) -> PathBuf {
+    const DIRECTORIES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+    DIRECTORIES
+        .iter()
+        .map(|directory| Path::new(directory).join(program))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| program.to_owned())
+}
+
 fn nft(program: &Path, arguments: &[&str], input: &str) -> Result<(), FirewallError> {
-    let mut child = Command::new(program)
+    let mut child = Command::new(located(program))
         .args(arguments)
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

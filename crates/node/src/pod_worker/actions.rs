@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -78,7 +79,9 @@ impl<R: Runtime> PodWorker<R> {
         if !Volumes::follows_objects(&self.pod) {
             return;
         }
-        let (shared, pod, sandbox) = (self.shared.clone(), self.pod.clone(), sandbox.clone());
+        let (shown, pod) = watch::channel(self.pod.clone());
+        self.shown = Some(shown);
+        let (shared, sandbox) = (self.shared.clone(), sandbox.clone());
         let task = tokio::spawn(async move { refresh_volumes(&shared, &pod, &sandbox).await });
         if let Some(earlier) = self.refreshing.replace(task) {
             earlier.abort();
@@ -357,6 +360,9 @@ impl<R: Runtime> PodWorker<R> {
             return;
         };
         let refreshing = self.refreshing.take();
+        // What it still has is its logs; its end would free nothing.
+        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+        self.shared.evictions.forget(uid);
         self.sandbox = Sandbox::Stopped {
             address: Some(sandbox),
         };

@@ -1,6 +1,7 @@
 //! What a pod and its containers need before they can start, and what of it follows the API while they run.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio::sync::watch;
 
 use super::Shared;
 use crate::container_spec::{self, Parts};
@@ -73,15 +74,16 @@ pub(super) async fn prepare<R: Runtime>(
 /// Compares a pod's volumes with the API now and then. What cannot be had leaves the volume as it is.
 pub(super) async fn refresh_volumes<R: Runtime>(
     shared: &Shared<R>,
-    pod: &Pod,
+    current: &watch::Receiver<Pod>,
     sandbox: &PodSandbox,
 ) {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let references = api_objects::references(pod);
     let mut surroundings = shared.surroundings.clone();
     surroundings.pod_addresses = addresses_of(sandbox);
     loop {
         tokio::time::sleep(shared.config.volume_refresh).await;
+        let pod = &current.borrow().clone();
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let references = api_objects::references(pod);
         let tokens = if shared.volumes.has_old_token(pod) {
             Tokens::Renew
         } else {

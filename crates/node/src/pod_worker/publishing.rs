@@ -15,26 +15,31 @@ use crate::errors::chain;
 use crate::pod_lifecycle::status::is_own_condition;
 use crate::runtime::Runtime;
 
-/// A pod that starts at once is not said to be starting: every write about it is followed by others' writes, and they would
-/// all be in its way.
-const START_UNTOLD: Duration = Duration::from_millis(50);
+/// A pod that is ready at once is not said to be starting before: every write about it is followed by others' writes, and they
+/// would all be in its way.
+const START_UNTOLD: Duration = Duration::from_millis(100);
 
-/// Whether a status says no more than that the pod is about to start.
+/// Whether a status says no more than that the pod is about to be ready.
 fn is_starting(status: &PodStatus) -> bool {
-    let containers = status
+    let conditions = status.conditions.iter().flatten();
+    let is_ready = conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let mut containers = status
         .init_container_statuses
         .iter()
         .chain(&status.container_statuses)
         .flatten();
-    status.phase.as_deref() == Some("Pending")
-        && containers.into_iter().all(|container| {
+    !is_ready
+        && matches!(status.phase.as_deref(), Some("Pending" | "Running"))
+        && containers.all(|container| {
             let state = container.state.clone().unwrap_or_default();
             let reason = state.waiting.and_then(|waiting| waiting.reason);
-            container.restart_count == 0
-                && matches!(
-                    reason.as_deref(),
-                    Some("ContainerCreating" | "PodInitializing")
-                )
+            let is_created = matches!(
+                reason.as_deref(),
+                Some("ContainerCreating" | "PodInitializing")
+            );
+            container.restart_count == 0 && (is_created || state.running.is_some())
         })
 }
 
@@ -190,5 +195,62 @@ fn strategic(status: &PodStatus) -> Value {
 fn unsay(object: &mut Value, field: &str) {
     if object.get(field).is_none() {
         object[field] = Value::Null;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(phase: &str, ready: &str, restarts: i32, state: serde_json::Value) -> PodStatus {
+        serde_json::from_value(json!({
+            "phase": phase,
+            "conditions": [{"type": "Ready", "status": ready}],
+            "containerStatuses": [{
+                "name": "one", "image": "", "imageID": "", "ready": ready == "True",
+                "restartCount": restarts, "state": state,
+            }],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_a_first_start_without_trouble_is_left_untold() {
+        let creating = || json!({"waiting": {"reason": "ContainerCreating"}});
+        let running = || json!({"running": {}});
+        for (phase, ready, restarts, state, untold) in [
+            ("Pending", "False", 0, creating(), true),
+            ("Running", "False", 0, running(), true),
+            ("Running", "True", 0, running(), false),
+            ("Running", "False", 1, running(), false),
+            (
+                "Pending",
+                "False",
+                0,
+                json!({"waiting": {"reason": "ErrImagePull"}}),
+                false,
+            ),
+            (
+                "Running",
+                "False",
+                0,
+                json!({"terminated": {"exitCode": 1}}),
+                false,
+            ),
+            (
+                "Succeeded",
+                "False",
+                0,
+                json!({"terminated": {"exitCode": 0}}),
+                false,
+            ),
+        ] {
+            let said = format!("{phase} {ready} {restarts} {state}");
+            assert_eq!(
+                is_starting(&status(phase, ready, restarts, state)),
+                untold,
+                "{said}"
+            );
+        }
     }
 }

@@ -42,6 +42,9 @@ pub enum ControlGroupError {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
     pub memory_bytes: Option<u64>,
+    /// What all containers of the pod may use together. Files in memory outlive the container that wrote them, and count for its
+    /// pod from then on.
+    pub pod_memory_bytes: Option<u64>,
     pub processes: Option<u64>,
     /// Thousandths of a processor.
     pub cpu_milli: Option<u64>,
@@ -156,7 +159,9 @@ impl ControlGroups {
             let path = pod_path.join(container);
             create(&path)?;
             for controller in &hierarchy.controllers {
-                apply(&path, *controller, hierarchy.unified, limits)?;
+                let unified = hierarchy.unified;
+                apply(&pod_path, of_pod(*controller, unified, limits))?;
+                apply(&path, settings(*controller, unified, limits))?;
             }
             paths.push(path);
         }
@@ -343,69 +348,106 @@ fn counter(text: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-fn apply(
-    path: &Path,
-    controller: Controller,
-    unified: bool,
-    limits: &Limits,
-) -> Result<(), ControlGroupError> {
-    for (file, value) in settings(controller, unified, limits) {
-        let path = path.join(file);
-        fs::write(&path, &value).map_err(|source| ControlGroupError::Set {
+/// A file of a group, and what is written to it.
+#[derive(Debug, PartialEq, Eq)]
+struct Setting {
+    file: &'static str,
+    value: String,
+    /// The kernel may have been built or started without it, and then has nothing that would need it.
+    optional: bool,
+}
+
+fn set(file: &'static str, value: impl ToString) -> Setting {
+    Setting {
+        file,
+        value: value.to_string(),
+        optional: false,
+    }
+}
+
+fn set_where_it_exists(file: &'static str, value: impl ToString) -> Setting {
+    Setting {
+        optional: true,
+        ..set(file, value)
+    }
+}
+
+fn apply(path: &Path, settings: Vec<Setting>) -> Result<(), ControlGroupError> {
+    for setting in settings {
+        let path = path.join(setting.file);
+        if setting.optional && !path.exists() {
+            continue;
+        }
+        fs::write(&path, &setting.value).map_err(|source| ControlGroupError::Set {
             path,
-            value,
+            value: setting.value,
             source,
         })?;
     }
     Ok(())
 }
 
+/// A bound on memory, and none of it on the disk: what is swapped out would not count, and what a limit does would depend on
+/// the machine.
+fn memory_bound(unified: bool, bytes: u64) -> [Setting; 2] {
+    if unified {
+        [
+            set("memory.max", bytes),
+            set_where_it_exists("memory.swap.max", 0),
+        ]
+    } else {
+        // The second is for both together, and the kernel wants it to be no less than the first.
+        [
+            set("memory.limit_in_bytes", bytes),
+            set_where_it_exists("memory.memsw.limit_in_bytes", bytes),
+        ]
+    }
+}
+
+/// What puts the limit of all containers of a pod into force, in the group above theirs.
+fn of_pod(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setting> {
+    match (controller, limits.pod_memory_bytes) {
+        (Controller::Memory, Some(bytes)) => memory_bound(unified, bytes).into(),
+        _ => Vec::new(),
+    }
+}
+
 /// The files and values that put `limits` into force.
-fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<(&'static str, String)> {
+fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setting> {
     const PERIOD_US: u64 = 100_000;
     let mut settings = Vec::new();
     match controller {
         Controller::Memory => {
             if let Some(bytes) = limits.memory_bytes {
-                settings.push((
-                    if unified {
-                        "memory.max"
-                    } else {
-                        "memory.limit_in_bytes"
-                    },
-                    bytes.to_string(),
-                ));
+                settings.extend(memory_bound(unified, bytes));
             }
             if unified {
-                settings.push(("memory.oom.group", "1".to_owned()));
+                settings.push(set("memory.oom.group", 1));
             }
         }
         Controller::Processes => {
-            if let Some(processes) = limits.processes {
-                settings.push(("pids.max", processes.to_string()));
-            }
+            settings.extend(limits.processes.map(|processes| set("pids.max", processes)));
         }
         Controller::Cpu => {
             let quota = limits
                 .cpu_milli
                 .map(|milli| (milli * PERIOD_US / 1000).max(1000));
             match (unified, quota) {
-                (true, Some(quota)) => settings.push(("cpu.max", format!("{quota} {PERIOD_US}"))),
+                (true, Some(quota)) => {
+                    settings.push(set("cpu.max", format!("{quota} {PERIOD_US}")));
+                }
                 (false, Some(quota)) => {
-                    settings.push(("cpu.cfs_period_us", PERIOD_US.to_string()));
-                    settings.push(("cpu.cfs_quota_us", quota.to_string()));
+                    settings.push(set("cpu.cfs_period_us", PERIOD_US));
+                    settings.push(set("cpu.cfs_quota_us", quota));
                 }
                 (_, None) => {}
             }
             let shares = (limits.cpu_request_milli.unwrap_or(0) * 1024 / 1000).clamp(2, 262_144);
             if unified {
                 // The kernel's two scales, related as Kubernetes relates them.
-                settings.push((
-                    "cpu.weight",
-                    (1 + (shares - 2) * 9999 / 262_142).to_string(),
-                ));
+                settings.push(set("cpu.weight", 1 + (shares - 2) * 9999 / 262_142));
             } else {
-                settings.push(("cpu.shares", shares.to_string()));
+                settings.push(set("cpu.shares", shares));
             }
         }
     }
@@ -490,32 +532,75 @@ mod tests {
     fn limits_become_the_files_of_either_generation() {
         let limits = Limits {
             memory_bytes: Some(1 << 20),
+            pod_memory_bytes: Some(3 << 20),
             processes: Some(7),
             cpu_milli: Some(500),
             cpu_request_milli: Some(1000),
         };
-        assert_eq!(
-            settings(Controller::Cpu, false, &limits),
-            [
-                ("cpu.cfs_period_us", "100000".to_owned()),
-                ("cpu.cfs_quota_us", "50000".to_owned()),
-                ("cpu.shares", "1024".to_owned())
-            ]
-        );
-        assert_eq!(
-            settings(Controller::Cpu, true, &limits),
-            [
-                ("cpu.max", "50000 100000".to_owned()),
-                ("cpu.weight", "39".to_owned())
-            ]
-        );
-        assert_eq!(
-            settings(Controller::Memory, false, &limits),
-            [("memory.limit_in_bytes", "1048576".to_owned())]
-        );
-        assert_eq!(
-            settings(Controller::Processes, true, &limits),
-            [("pids.max", "7".to_owned())]
-        );
+        let cases = [
+            (
+                settings(Controller::Cpu, false, &limits),
+                vec![
+                    set("cpu.cfs_period_us", 100_000),
+                    set("cpu.cfs_quota_us", 50_000),
+                    set("cpu.shares", 1024),
+                ],
+            ),
+            (
+                settings(Controller::Cpu, true, &limits),
+                vec![set("cpu.max", "50000 100000"), set("cpu.weight", 39)],
+            ),
+            (
+                settings(Controller::Memory, false, &limits),
+                vec![
+                    set("memory.limit_in_bytes", 1 << 20),
+                    set_where_it_exists("memory.memsw.limit_in_bytes", 1 << 20),
+                ],
+            ),
+            (
+                settings(Controller::Memory, true, &limits),
+                vec![
+                    set("memory.max", 1 << 20),
+                    set_where_it_exists("memory.swap.max", 0),
+                    set("memory.oom.group", 1),
+                ],
+            ),
+            (
+                settings(Controller::Processes, true, &limits),
+                vec![set("pids.max", 7)],
+            ),
+            (
+                of_pod(Controller::Memory, true, &limits),
+                vec![
+                    set("memory.max", 3 << 20),
+                    set_where_it_exists("memory.swap.max", 0),
+                ],
+            ),
+            (
+                of_pod(Controller::Memory, false, &limits),
+                vec![
+                    set("memory.limit_in_bytes", 3 << 20),
+                    set_where_it_exists("memory.memsw.limit_in_bytes", 3 << 20),
+                ],
+            ),
+            (of_pod(Controller::Cpu, true, &limits), vec![]),
+            (of_pod(Controller::Memory, true, &Limits::default()), vec![]),
+            (
+                settings(Controller::Memory, false, &Limits::default()),
+                vec![],
+            ),
+        ];
+        for (found, expected) in cases {
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn what_a_kernel_does_not_have_is_missed_only_where_it_is_needed() {
+        let directory = tempfile::tempdir().unwrap();
+        let group = directory.path().join("gone");
+        apply(&group, vec![set_where_it_exists("memory.swap.max", 0)]).unwrap();
+        let error = apply(&group, vec![set("memory.max", 1)]).unwrap_err();
+        assert!(error.to_string().ends_with("memory.max to 1"), "{error}");
     }
 }

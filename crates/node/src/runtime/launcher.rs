@@ -60,14 +60,16 @@ fn failed(source: std::io::Error) -> RuntimeError {
     }
 }
 
-fn encoded(message: &impl serde::Serialize) -> Result<Vec<u8>, RuntimeError> {
-    serde_json::to_vec(message).map_err(|error| failed(error.into()))
+/// A message as the line that a launcher reads. Its end is the message's: that of the input comes late when another process is
+/// being started, which holds a copy of the other end for a moment.
+fn line(message: &impl serde::Serialize) -> Result<Vec<u8>, RuntimeError> {
+    let mut text = serde_json::to_vec(message).map_err(|error| failed(error.into()))?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 impl Launcher {
     pub fn start(shim: &Path, preparation: &Preparation) -> Result<Self, RuntimeError> {
-        let mut text = encoded(preparation)?;
-        text.push(b'\n');
         let child = Command::new(shim)
             .arg("launch")
             .env_clear()
@@ -78,7 +80,7 @@ impl Launcher {
             .spawn()
             .map_err(failed)?;
         let mut launcher = Self { child: Some(child) };
-        launcher.write(&text)?;
+        launcher.write(&line(preparation)?)?;
         Ok(launcher)
     }
 
@@ -96,30 +98,30 @@ impl Launcher {
             .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Starts the container that a [`Launch`](shim_protocol::Launch) describes. Blocks until its command runs or cannot, so it belongs on a blocking thread of the runtime; or until
-    /// `give_up` says why not to wait any longer, which it is asked now and then. The launcher is killed then. What it has made of
-    /// the container until then is in the control groups that it joined.
+    /// Starts the container that a [`Launch`](shim_protocol::Launch) describes. Blocks until its command runs or cannot, so it
+    /// belongs on a blocking thread of the runtime; or until `give_up` says why not to wait any longer, which it is asked now and
+    /// then. The launcher is killed then. What it has made of the container until then is in the control groups that it joined.
     pub fn launch<E: From<RuntimeError>>(
         mut self,
         launch: &impl serde::Serialize,
         give_up: impl Fn() -> Option<E>,
     ) -> Result<LaunchAnswer, E> {
-        self.write(&encoded(launch)?)?;
+        self.write(&line(launch)?)?;
         let Some(child) = self.child.as_mut() else {
             return Err(RuntimeError::Launcher("it was used before".to_owned()).into());
         };
         drop(child.stdin.take());
-        let mut line = Vec::new();
+        let mut said = Vec::new();
         if let Some(output) = child.stdout.take() {
             await_answer(&output, give_up)?;
             BufReader::new(output)
-                .read_until(b'\n', &mut line)
+                .read_until(b'\n', &mut said)
                 .map_err(failed)?;
         }
         let Some(mut child) = self.child.take() else {
             return Err(RuntimeError::Launcher("it was used before".to_owned()).into());
         };
-        let Ok(answer) = serde_json::from_slice(&line) else {
+        let Ok(answer) = serde_json::from_slice(&said) else {
             let status = child.wait().map_err(failed)?;
             return Err(RuntimeError::Launcher(format!("it ended with {status}")).into());
         };

@@ -10,12 +10,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use shim_protocol::{
     IdentityRange, NamespacePins, NamespacesAnswer, NamespacesRequest, Preparation,
 };
 use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::RuntimeError;
@@ -33,6 +35,9 @@ const FIRST_RANGE: u32 = 16;
 const NAMESPACE_FILE_SYSTEM: i64 = 0x6e73_6673;
 /// A container goes before the node when memory runs out.
 pub const OUT_OF_MEMORY_SCORE: i32 = 500;
+
+/// About as long as a container takes to start.
+const REFILL_PAUSE: Duration = Duration::from_millis(40);
 
 /// The control group of a slot, in place of a pod's.
 const GROUP_PREFIX: &str = "slot-";
@@ -346,7 +351,18 @@ impl Slots {
             }
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = self.refill.notified() => {}
+                () = self.refill.notified() => self.let_pods_start().await,
+            }
+        }
+    }
+
+    /// Whoever took a slot starts a container now, and making another slot would slow that down. It can wait for a moment, unless
+    /// the stock runs low.
+    async fn let_pods_start(&self) {
+        let until = Instant::now() + REFILL_PAUSE;
+        while self.with_state(|state| state.ready.len()) * 2 >= self.keep_ready {
+            if timeout_at(until, self.refill.notified()).await.is_err() {
+                return;
             }
         }
     }

@@ -46,14 +46,17 @@ pub struct Content {
 }
 
 impl Content {
-    /// Room for the files, each rounded up to pages, and for their directory.
-    pub fn size_bytes(&self) -> u64 {
+    /// Room for the files, for another copy of each while it is replaced, and for what they may grow to: an object has at
+    /// most a mebibyte.
+    pub fn room_bytes(&self) -> u64 {
+        const GROWTH: u64 = 2 << 20;
+        const PAGE: u64 = 4096;
         let pages: u64 = self
             .files
             .iter()
-            .map(|file| (file.content.len() as u64).div_ceil(4096) + 2)
+            .map(|file| (file.content.len() as u64).div_ceil(PAGE) + 2)
             .sum();
-        (pages + 16) * 4096
+        2 * pages * PAGE + GROWTH
     }
 }
 
@@ -389,5 +392,24 @@ mod tests {
         }
         let optional = json!({"name": "v", "configMap": {"name": "zz", "optional": true}});
         assert_eq!(content(optional).unwrap().unwrap().files, []);
+    }
+
+    #[test]
+    fn there_is_room_for_every_file_twice_and_for_growth() {
+        let of = |sizes: &[usize]| Content {
+            medium: Medium::Memory,
+            files: sizes
+                .iter()
+                .map(|size| File {
+                    path: PathBuf::from("f"),
+                    content: vec![0; *size],
+                    mode: 0,
+                })
+                .collect(),
+        };
+        for sizes in [&[][..], &[1], &[1 << 20], &[1 << 20, 1 << 20, 1]] {
+            let held: usize = sizes.iter().sum();
+            assert!(of(sizes).room_bytes() >= 2 * held as u64 + (2 << 20));
+        }
     }
 }

@@ -9,7 +9,10 @@
 //! Files of a pod belong to its own range of host identities. Claims keep container identities on disk and are mapped
 //! when mounted, since the next pod that uses them has another range.
 
+pub mod claims;
 mod content;
+mod host_path;
+mod memory;
 mod refresh;
 
 use std::fs;
@@ -18,17 +21,21 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::{Container, Pod, ServiceAccount, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    Container, EmptyDirVolumeSource, Pod, ServiceAccount, Volume, VolumeMount,
+};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::UnmountFlags;
 use shim_protocol::{BindSource, Mount, MountKind};
 
+pub use self::claims::claim_directory;
+use self::claims::claim_name;
 use self::content::{File, Medium};
 pub use self::refresh::Tokens;
 use crate::api_objects::Objects;
 use crate::environment::{self, Surroundings};
-use crate::quantity;
+use crate::{pod_resources, quantity, trees};
 
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -44,12 +51,20 @@ pub enum VolumeError {
         #[source]
         source: io::Error,
     },
-    #[error("volume {volume:?}: persistentvolumeclaim \"{claim}\" not found")]
-    NoClaim { volume: String, claim: String },
-    #[error("volume {volume:?}: persistentvolumeclaim \"{claim}\" is not bound")]
-    NotBound { volume: String, claim: String },
+    #[error("volume {volume:?}")]
+    Claim {
+        volume: String,
+        #[source]
+        source: claims::ClaimError,
+    },
     #[error("volume {0:?}: hostPath is not allowed on this node (--allow-host-path)")]
-    HostPath(String),
+    HostPathNotAllowed(String),
+    #[error("volume {volume:?}")]
+    HostPath {
+        volume: String,
+        #[source]
+        source: host_path::HostPathError,
+    },
     #[error("volume {0:?}: its type is not supported on this node")]
     Unsupported(String),
     #[error("volumeMount names volume {0:?}, which the pod does not have")]
@@ -79,11 +94,6 @@ impl std::fmt::Debug for Volumes {
             .field("data_dir", &self.data_dir)
             .finish_non_exhaustive()
     }
-}
-
-/// Where a claim's volume is.
-pub fn claim_directory(data_dir: &Path, volume_name: &str) -> PathBuf {
-    data_dir.join("volumes").join(volume_name)
 }
 
 /// How a volume reaches a container.
@@ -125,26 +135,16 @@ impl Volumes {
         identity_base: u32,
     ) -> Result<(), VolumeError> {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let spec = pod.spec.clone().unwrap_or_default();
-        let group = spec
-            .security_context
-            .as_ref()
-            .and_then(|context| context.fs_group);
-        let group = group.and_then(|group| u32::try_from(group).ok());
-        for volume in spec.volumes.iter().flatten() {
-            let tokens = self.tokens(pod, volume).await?;
+        let group = group_of(pod);
+        for volume in volumes_of(pod) {
             let failed = |source| VolumeError::Io {
                 volume: volume.name.clone(),
                 source,
             };
             if let Some(empty) = &volume.empty_dir {
-                let limit = empty
-                    .size_limit
-                    .as_ref()
-                    .and_then(|limit| quantity::units(&limit.0));
                 let path = if empty.medium.as_deref() == Some("Memory") {
                     let path = self.in_memory(&uid, &volume.name);
-                    mount_memory(&path, limit).map_err(failed)?;
+                    memory::mount(&path, memory_limit(pod, empty)).map_err(failed)?;
                     path
                 } else {
                     let path = self.on_disk(&uid, &volume.name);
@@ -156,13 +156,24 @@ impl Volumes {
                 let path = self.claim_path(volume, &claim, objects)?;
                 fs::create_dir_all(&path).map_err(failed)?;
                 if let Some(group) = group {
-                    share_with_group(&path, group).map_err(failed)?;
+                    // A claim may hold any number of files, which others may be changing.
+                    let shared =
+                        tokio::task::spawn_blocking(move || trees::share_with_group(&path, group));
+                    shared
+                        .await
+                        .unwrap_or_else(|error| Err(io::Error::other(error)))
+                        .map_err(failed)?;
                 }
-            } else if volume.host_path.is_some() {
+            } else if let Some(source) = &volume.host_path {
                 if !self.allow_host_path {
-                    return Err(VolumeError::HostPath(volume.name.clone()));
+                    return Err(VolumeError::HostPathNotAllowed(volume.name.clone()));
                 }
+                host_path::check(source).map_err(|source| VolumeError::HostPath {
+                    volume: volume.name.clone(),
+                    source,
+                })?;
             } else {
+                let tokens = self.tokens(pod, volume).await?;
                 let content = content::files(pod, volume, objects, surroundings, &tokens)
                     .map_err(|source| VolumeError::Content {
                         volume: volume.name.clone(),
@@ -173,7 +184,7 @@ impl Volumes {
                     Medium::Disk => self.on_disk(&uid, &volume.name),
                     Medium::Memory => {
                         let path = self.in_memory(&uid, &volume.name);
-                        mount_memory(&path, Some(content.size_bytes())).map_err(failed)?;
+                        memory::mount(&path, Some(content.room_bytes())).map_err(failed)?;
                         path
                     }
                 };
@@ -189,28 +200,11 @@ impl Volumes {
         claim: &str,
         objects: &Objects,
     ) -> Result<PathBuf, VolumeError> {
-        let found = objects
-            .claims
-            .get(claim)
-            .ok_or_else(|| VolumeError::NoClaim {
-                volume: volume.name.clone(),
-                claim: claim.to_owned(),
-            })?;
-        let bound = found
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref())
-            == Some("Bound");
-        let name = found
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.volume_name.clone())
-            .filter(|name| bound && is_plain(name));
-        let name = name.ok_or_else(|| VolumeError::NotBound {
+        let name = claims::volume_of(claim, objects).map_err(|source| VolumeError::Claim {
             volume: volume.name.clone(),
-            claim: claim.to_owned(),
+            source,
         })?;
-        Ok(claim_directory(&self.data_dir, &name))
+        Ok(claim_directory(&self.data_dir, name))
     }
 
     async fn tokens(&self, pod: &Pod, volume: &Volume) -> Result<Vec<String>, VolumeError> {
@@ -299,14 +293,8 @@ impl Volumes {
         objects: &Objects,
     ) -> Result<Source, VolumeError> {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let volumes = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.volumes.as_ref())
-            .into_iter()
-            .flatten();
-        let volume = volumes
-            .clone()
+        let volume = volumes_of(pod)
+            .iter()
             .find(|volume| volume.name == wanted.name)
             .ok_or_else(|| VolumeError::NoSuchVolume(wanted.name.clone()))?;
         if let Some(claim) = claim_name(pod, volume) {
@@ -342,14 +330,8 @@ impl Volumes {
 
     /// Whether the pod's containers need its claims looked up again to be mounted.
     pub fn needs_claims(pod: &Pod) -> bool {
-        let volumes = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.volumes.as_ref())
-            .into_iter()
-            .flatten();
-        volumes
-            .into_iter()
+        volumes_of(pod)
+            .iter()
             .any(|volume| claim_name(pod, volume).is_some())
     }
 
@@ -362,8 +344,8 @@ impl Volumes {
             for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
                 let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
             }
-            crate::trees::remove(&directory)
-                .and_then(|()| crate::trees::remove(&on_disk))
+            trees::remove(&directory)
+                .and_then(|()| trees::remove(&on_disk))
                 .map_err(|source| VolumeError::Io {
                     volume: uid,
                     source,
@@ -390,25 +372,24 @@ impl Volumes {
     }
 }
 
-/// The claim behind a volume: a named one, or the one an ephemeral volume brings.
-fn claim_name(pod: &Pod, volume: &Volume) -> Option<String> {
-    if let Some(claim) = &volume.persistent_volume_claim {
-        return Some(claim.claim_name.clone());
-    }
-    volume.ephemeral.as_ref()?;
-    Some(format!(
-        "{}-{}",
-        pod.metadata.name.as_deref().unwrap_or_default(),
-        volume.name
-    ))
+fn volumes_of(pod: &Pod) -> &[Volume] {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
+    volumes.unwrap_or_default()
 }
 
-fn is_plain(name: &str) -> bool {
-    !name.is_empty()
-        && Path::new(name)
-            .components()
-            .all(|part| matches!(part, Component::Normal(_)))
-        && !name.contains('/')
+/// The group that a pod's volumes are shared with.
+fn group_of(pod: &Pod) -> Option<u32> {
+    let security = pod.spec.as_ref()?.security_context.as_ref()?;
+    u32::try_from(security.fs_group?).ok()
+}
+
+/// How much an empty directory in memory may hold: what it says, and no more than the containers of the pod may have.
+fn memory_limit(pod: &Pod, empty: &EmptyDirVolumeSource) -> Option<u64> {
+    let own = empty.size_limit.as_ref();
+    let own = own.and_then(|limit| quantity::units(&limit.0));
+    let of_pod = pod.spec.as_ref();
+    let of_pod = of_pod.and_then(|spec| pod_resources::total_limit(spec, "memory"));
+    own.into_iter().chain(of_pod).min()
 }
 
 fn inside(field: &'static str, path: String) -> Result<PathBuf, VolumeError> {
@@ -422,57 +403,12 @@ fn inside(field: &'static str, path: String) -> Result<PathBuf, VolumeError> {
     }
 }
 
-fn mount_memory(path: &Path, limit: Option<u64>) -> io::Result<()> {
-    if crate::runtime::slots::is_memory(path) {
-        return Ok(());
-    }
-    fs::create_dir_all(path)?;
-    let options = limit.map_or_else(
-        || "mode=0755".to_owned(),
-        |bytes| format!("mode=0755,size={}", bytes.max(4096)),
-    );
-    let options = std::ffi::CString::new(options).map_err(io::Error::from)?;
-    rustix::mount::mount(
-        "tmpfs",
-        path,
-        "tmpfs",
-        MountFlags::NOSUID | MountFlags::NODEV,
-        options.as_c_str(),
-    )?;
-    Ok(())
-}
-
 /// Gives a directory to the container's root, or to root and the pod's group.
 fn give(path: &Path, base: u32, group: Option<u32>, mode: u32) -> io::Result<()> {
     chown(path, Some(base), Some(base + group.unwrap_or(0)))?;
     // Files made in it belong to the group as well.
     let mode = if group.is_some() { mode | 0o2000 } else { mode };
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
-}
-
-/// Lets a group use a claim: all of it when its top does not belong to the group yet.
-fn share_with_group(path: &Path, group: u32) -> io::Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    if fs::metadata(path)?.gid() == group {
-        return Ok(());
-    }
-    let mut pending = vec![path.to_owned()];
-    while let Some(path) = pending.pop() {
-        let metadata = fs::symlink_metadata(&path)?;
-        std::os::unix::fs::lchown(&path, None, Some(group))?;
-        if metadata.is_symlink() {
-            continue;
-        }
-        let bits = if metadata.is_dir() { 0o2070 } else { 0o060 };
-        fs::set_permissions(
-            &path,
-            fs::Permissions::from_mode(metadata.mode() & 0o7777 | bits),
-        )?;
-        if metadata.is_dir() {
-            pending.extend(fs::read_dir(&path)?.flatten().map(|entry| entry.path()));
-        }
-    }
-    Ok(())
 }
 
 fn write_files(root: &Path, files: &[File], base: u32, group: Option<u32>) -> io::Result<()> {
@@ -504,4 +440,36 @@ fn write_files(root: &Path, files: &[File], base: u32, group: Option<u32>) -> io
         fs::rename(&new, &path)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn memory_is_bounded_by_the_volume_and_by_the_pod() {
+        let cases = [
+            (json!({}), json!({"memory": "64Mi"}), Some(64 << 20)),
+            (
+                json!({"sizeLimit": "1Mi"}),
+                json!({"memory": "64Mi"}),
+                Some(1 << 20),
+            ),
+            (
+                json!({"sizeLimit": "1Gi"}),
+                json!({"memory": "64Mi"}),
+                Some(64 << 20),
+            ),
+            (json!({"sizeLimit": "1Gi"}), json!({}), Some(1 << 30)),
+            (json!({}), json!({}), None),
+        ];
+        for (empty, limits, expected) in cases {
+            let pod =
+                json!({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}});
+            let pod = serde_json::from_value(pod).unwrap();
+            let source = serde_json::from_value(empty.clone()).unwrap();
+            assert_eq!(memory_limit(&pod, &source), expected, "{empty} {limits}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
 use super::content::{self, File, Medium};
-use super::{VolumeError, Volumes, write_files};
+use super::{VolumeError, Volumes, group_of, memory, volumes_of, write_files};
 use crate::api_objects::Objects;
 use crate::environment::Surroundings;
 
@@ -41,11 +41,7 @@ fn has_token(volume: &Volume) -> bool {
 impl Volumes {
     /// Whether something in the pod's volumes follows objects of the API.
     pub fn follows_objects(pod: &Pod) -> bool {
-        let volumes = pod
-            .spec
-            .iter()
-            .flat_map(|spec| spec.volumes.iter().flatten());
-        volumes.into_iter().any(is_content)
+        volumes_of(pod).iter().any(is_content)
     }
 
     /// Whether a token in the pod's volumes has come near its end. Its file tells its age, also after a restart of the node.
@@ -81,11 +77,8 @@ impl Volumes {
         tokens: Tokens,
     ) -> Result<(), VolumeError> {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let spec = pod.spec.clone().unwrap_or_default();
-        let security = spec.security_context.as_ref();
-        let group = security.and_then(|security| security.fs_group);
-        let group = group.and_then(|group| u32::try_from(group).ok());
-        for volume in spec.volumes.iter().flatten().filter(|one| is_content(one)) {
+        let group = group_of(pod);
+        for volume in volumes_of(pod).iter().filter(|one| is_content(one)) {
             if tokens == Tokens::Keep && has_token(volume) {
                 continue;
             }
@@ -96,11 +89,16 @@ impl Volumes {
                 source,
             })?;
             let Some(content) = content else { continue };
-            let path = match content.medium {
-                Medium::Disk => self.on_disk(&uid, &volume.name),
-                Medium::Memory => self.in_memory(&uid, &volume.name),
+            let (path, room) = match content.medium {
+                Medium::Disk => (self.on_disk(&uid, &volume.name), Ok(())),
+                Medium::Memory => {
+                    let path = self.in_memory(&uid, &volume.name);
+                    let room = memory::grow(&path, content.room_bytes());
+                    (path, room)
+                }
             };
-            let written = write_files(&path, &content.files, identity_base, group)
+            let written = room
+                .and_then(|()| write_files(&path, &content.files, identity_base, group))
                 .and_then(|()| remove_others(&path, &content.files));
             written.map_err(|source| VolumeError::Io {
                 volume: volume.name.clone(),

@@ -52,6 +52,31 @@ pub async fn sweep() {
     }
 }
 
+/// A disk in memory, for what fills disks. It has to outlast the machine on it.
+pub struct SmallDisk {
+    directory: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    pub fn new(options: &std::ffi::CStr) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let none = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", directory.path(), "tmpfs", none, options).unwrap();
+        Self { directory }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let detach = rustix::mount::UnmountFlags::DETACH;
+        let _ = rustix::mount::unmount(self.directory.path(), detach);
+    }
+}
+
 /// Waits until `condition` answers, and says what it waited for if it never does.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,

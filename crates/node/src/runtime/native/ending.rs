@@ -1,6 +1,7 @@
 //! How a container ended, read once from what it left behind.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use super::{NativeRuntime, image_user};
 use crate::runtime::control_groups::ControlGroups;
 use crate::runtime::{ContainerId, Termination};
 
-const TERMINATION_MESSAGE_BYTES: usize = 4096;
+/// What is told of the message that a container leaves; it may write more, as much as the disk holds.
+const TERMINATION_MESSAGE_BYTES: u64 = 4096;
 
 impl NativeRuntime {
     /// Whether one run of a container has ended, or never was.
@@ -105,9 +107,12 @@ impl Ending {
 }
 
 fn read_message(directory: &Path) -> Option<String> {
-    let bytes = fs::read(directory.join("termination-log")).ok()?;
-    let text =
-        String::from_utf8_lossy(&bytes[..bytes.len().min(TERMINATION_MESSAGE_BYTES)]).into_owned();
+    let file = fs::File::open(directory.join("termination-log")).ok()?;
+    let mut bytes = Vec::new();
+    file.take(TERMINATION_MESSAGE_BYTES)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
     (!text.is_empty()).then_some(text)
 }
 
@@ -136,5 +141,28 @@ fn termination_of(
         message,
         started_at,
         finished_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_without_end_is_read_up_to_its_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("termination-log");
+        assert_eq!(read_message(directory.path()), None);
+        fs::write(&path, "").unwrap();
+        assert_eq!(read_message(directory.path()), None);
+        fs::write(&path, "last words").unwrap();
+        assert_eq!(
+            read_message(directory.path()).as_deref(),
+            Some("last words")
+        );
+        // Larger than any memory, and a hole on the disk.
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(1 << 42).unwrap();
+        assert_eq!(read_message(directory.path()).unwrap().len(), 4096);
     }
 }
