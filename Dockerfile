@@ -10,9 +10,9 @@ COPY . .
 # Static: nothing is found on `scratch` but what is copied there. Proc macros and build scripts are built for the builder itself, so
 # the flags go by the target.
 RUN RUSTFLAGS="-C target-feature=+crt-static" \
-    cargo build --release --locked --target "$(rustc -vV | sed -n 's/^host: //p')" --package agent-sandbox --package agent-sandbox-sandboxd \
+    cargo build --profile dist --locked --target "$(rustc -vV | sed -n 's/^host: //p')" --package agent-sandbox --package agent-sandbox-sandboxd \
  && mkdir -p /images/etc \
- && cp target/*/release/agent-sandbox target/*/release/sandboxd /images/ \
+ && cp target/*/dist/agent-sandbox target/*/dist/sandboxd /images/ \
  && echo "nonroot:x:65532:65532:nonroot:/:/sbin/nologin" > /images/etc/passwd
 
 FROM scratch AS base

@@ -250,8 +250,7 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
         metrics_listen: any_port,
         audit: None,
         quickstart,
-        unselected_pods: ::node::network::policy::Unselected::default(),
-        plain_registries: Vec::new(),
+        node: crate::node_flags::NodeFlags::default(),
     })
     .await
 }

@@ -10,6 +10,7 @@ mod image;
 mod leaks;
 mod load;
 mod logging;
+mod node_flags;
 mod output;
 mod parts;
 mod reset;

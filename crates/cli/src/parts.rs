@@ -13,6 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::data_directory;
+use crate::node_flags::NodeFlags;
 
 /// Run pods that are bound to this machine's node, for any Kubernetes API
 #[derive(Debug, Args)]
@@ -49,40 +50,8 @@ pub struct NodeArguments {
     #[arg(long, value_name = "FILE", requires = "listen")]
     tls_private_key_file: Option<PathBuf>,
 
-    /// What pods that no network policy selects may do
-    #[arg(long, value_name = "WHAT", default_value = "isolated")]
-    unselected_pods: UnselectedPods,
-
-    /// A registry beyond this machine to reach without encryption, as HOST or HOST:PORT; may be repeated
-    #[arg(long, value_name = "REGISTRY", value_parser = registry_address)]
-    plain_http_registry: Vec<String>,
-}
-
-/// Reads the address of a registry, as image names spell it.
-pub fn registry_address(text: &str) -> Result<String, String> {
-    let fits = |character: char| character.is_ascii_alphanumeric() || ".-:[]".contains(character);
-    if text.is_empty() || !text.chars().all(fits) {
-        return Err("write it as HOST or HOST:PORT, without a scheme or a path".to_owned());
-    }
-    Ok(text.to_owned())
-}
-
-/// What holds for pods that no network policy selects.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum UnselectedPods {
-    /// Reach public addresses; be reached by nobody
-    Isolated,
-    /// Reach and be reached, as on a cluster
-    Open,
-}
-
-impl From<UnselectedPods> for node::network::policy::Unselected {
-    fn from(pods: UnselectedPods) -> Self {
-        match pods {
-            UnselectedPods::Isolated => Self::Isolated,
-            UnselectedPods::Open => Self::Open,
-        }
-    }
+    #[command(flatten)]
+    flags: NodeFlags,
 }
 
 impl NodeArguments {
@@ -145,8 +114,7 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         None => data_directory::default_path()?.join("node"),
     };
     let mut config = node::Config::new(data_directory);
-    config.unselected_pods = arguments.unselected_pods.into();
-    config.plain_registries = arguments.plain_http_registry;
+    arguments.flags.apply(&mut config);
     if let Some(name) = arguments.node_name {
         config.node_name = name;
     }

@@ -105,8 +105,7 @@ impl Embedded {
             metrics_listen: any_port,
             audit: None,
             quickstart: Quickstart::Template,
-            unselected_pods: node::network::policy::Unselected::default(),
-            plain_registries: Vec::new(),
+            node: crate::node_flags::NodeFlags::default(),
         })
         .await?;
         Ok(Self {

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 };
 use kube::{Api, Client};
 
+use crate::pod_lifecycle::ephemeral_containers;
 use crate::volume_provisioner::binding;
 
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +89,7 @@ fn environment_references(spec: &PodSpec, found: &mut References) {
         .iter()
         .flatten()
         .chain(&spec.containers)
+        .chain(&ephemeral_containers(spec))
     {
         for source in container
             .env
@@ -173,4 +175,25 @@ pub async fn fetch(
         );
     }
     Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_container_refers_to_that_was_added_later_is_fetched_too() {
+        let by = |name: &str| {
+            json!({"name": name, "envFrom": [{"configMapRef": {"name": format!("of-{name}")}}],
+            "env": [{"name": "E", "valueFrom": {"secretKeyRef": {"name": format!("of-{name}"), "key": "k"}}}]})
+        };
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "initContainers": [by("init")], "containers": [by("main")], "ephemeralContainers": [by("later")]}}))
+        .unwrap();
+        let expected = BTreeSet::from(["of-init", "of-main", "of-later"].map(str::to_owned));
+        let found = references(&pod);
+        assert_eq!((&found.config_maps, &found.secrets), (&expected, &expected));
+    }
 }

@@ -36,6 +36,13 @@ pub enum BenchError {
     Exec(#[from] AgentError),
     #[error("pod {0} did not become ready")]
     NotReady(String),
+    #[error("{failed} of {of} requests to a pod beside {beside} failed")]
+    Neighbour {
+        beside: &'static str,
+        failed: usize,
+        of: usize,
+        source: std::io::Error,
+    },
 }
 
 /// A sample of durations, in milliseconds.

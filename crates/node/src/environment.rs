@@ -151,7 +151,8 @@ fn referenced(
             }),
         };
     }
-    Ok(Some(String::new()))
+    // A key of a file: there is no such variable then, and the pod's events say so.
+    Ok(None)
 }
 
 /// The value of a downward-API field.

@@ -19,8 +19,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use self::judgement::Pressure;
 use self::judgement::{PodUsage, Space};
 use self::usage::Claim;
 use crate::config::Config;
@@ -45,9 +47,15 @@ struct Watched {
 #[derive(Debug, Default)]
 pub struct Evictions {
     pods: Mutex<HashMap<String, Watched>>,
+    pressure: watch::Sender<Option<Pressure>>,
 }
 
 impl Evictions {
+    /// What the disk runs out of, as of the last look at it.
+    pub fn pressure(&self) -> watch::Receiver<Option<Pressure>> {
+        self.pressure.subscribe()
+    }
+
     /// Looks after a pod from now on, unless it has ended: then nothing is gained by ending it.
     pub fn watch(&self, uid: &str, pod: &Pod, sender: UnboundedSender<Verdict>) {
         let phase = pod.status.as_ref();
@@ -108,6 +116,11 @@ impl Evictions {
                     }
                 }
             });
+            self.pressure.send_if_modified(|known| {
+                let changed = *known != found.pressure;
+                *known = found.pressure;
+                changed
+            });
             for (sender, verdict) in found.verdicts {
                 let _ = sender.send(verdict);
             }
@@ -144,11 +157,17 @@ struct Found {
     verdicts: Vec<(UnboundedSender<Verdict>, Verdict)>,
     /// What pods' claims hold, where that was looked at.
     held: HashMap<String, BTreeMap<String, u64>>,
+    /// What the disk is short of, after whatever could be given up was.
+    pressure: Option<Pressure>,
 }
 
 impl Disk {
     fn pods(&self) -> PathBuf {
         self.data_dir.join("pods")
+    }
+
+    fn pressure(&self) -> Option<Pressure> {
+        Space::of(&self.pods()).and_then(|space| space.pressure())
     }
 
     fn look(&self, pods: &HashMap<String, Watched>, claims_are_due: bool) -> Found {
@@ -182,6 +201,7 @@ impl Disk {
         if found.verdicts.is_empty() {
             found.verdicts.extend(self.relieve(pods));
         }
+        found.pressure = self.pressure();
         found
     }
 
@@ -190,10 +210,9 @@ impl Disk {
         &self,
         pods: &HashMap<String, Watched>,
     ) -> Option<(UnboundedSender<Verdict>, Verdict)> {
-        let pressure = || Space::of(&self.pods()).and_then(|space| space.pressure());
-        pressure()?;
+        self.pressure()?;
         self.give_up_images();
-        let pressure = pressure()?;
+        let pressure = self.pressure()?;
         let usages = pods.iter().map(|(uid, watched)| {
             let mut usage = usage::measure(&watched.pod, &self.pods().join(uid));
             let claims = watched.claims.iter().flat_map(|claims| claims.iter());

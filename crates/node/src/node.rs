@@ -1,20 +1,16 @@
 //! The node itself: finds what it left, makes itself known, and gives every pod bound to it a worker.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
-use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, ResourceExt};
+use kube::Client;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::assets;
 use crate::config::{Config, image_directory};
+use crate::dispatcher::Dispatcher;
 use crate::environment::Surroundings;
 use crate::errors::chain;
 use crate::events::EventSink;
@@ -24,7 +20,7 @@ use crate::kubelet;
 use crate::network::enforcer::Enforcer;
 use crate::network::resolver::Resolver;
 use crate::pod_images::PodImages;
-use crate::pod_worker::{PodWorker, Shared};
+use crate::pod_worker::Shared;
 use crate::privileges::{Privileges, ROOTLESS_LIMITS};
 use crate::registration::{self, Description, Machine};
 use crate::runtime::handlers::{self, Finding, Handlers};
@@ -34,9 +30,6 @@ use crate::volumes::Volumes;
 
 /// How often the disk is looked at for images that could go.
 const IMAGE_CHECK: Duration = Duration::from_secs(300);
-
-/// How long a node that stops still clears away pods that are gone from the API.
-const CLEARING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How often logs are looked at for their size.
 const LOG_CHECK: Duration = Duration::from_secs(1);
@@ -120,20 +113,13 @@ impl Node {
             description.address = listening.address.ip().to_string();
             description.kubelet_port = listening.address.port();
         }
-        let enforcer = Arc::new(Enforcer::new(
-            config.node_name.clone(),
-            runtime
-                .network()
-                .layout()
-                .surroundings(config.firewall_program.clone()),
-            config.unselected_pods,
-            match &runtime.shortcomings().firewall {
-                None => Ok(()),
-                Some(reason) => Err(reason.clone()),
-            },
-        ));
-        let holds = enforcer.enforcement().borrow().clone();
-        let object = registration::register(&client, &description, &holds).await?;
+        let enforcer = Arc::new(enforcer(&config, &runtime));
+        let evictions = Evictions::default();
+        let health = registration::Health {
+            enforcement: enforcer.enforcement(),
+            pressure: evictions.pressure(),
+        };
+        let object = registration::register(&client, &description, &health).await?;
         let events = EventSink::new(client.clone(), "kubelet", &config.node_name);
         let (handlers, probed) = Handlers::unprobed();
         let shared = Arc::new(Shared {
@@ -148,7 +134,7 @@ impl Node {
             events,
             volumes: volumes.clone(),
             enforcer,
-            evictions: Evictions::default(),
+            evictions,
             plain_patches: std::sync::atomic::AtomicBool::new(false),
             surroundings: Surroundings {
                 pod_addresses: Vec::new(),
@@ -164,6 +150,7 @@ impl Node {
             object,
             description,
             Serving {
+                health,
                 probed,
                 listening,
                 resolver,
@@ -205,6 +192,20 @@ fn prepare_data_dir(config: &mut Config) -> std::io::Result<()> {
     std::fs::set_permissions(&config.data_dir, std::fs::Permissions::from_mode(0o700))
 }
 
+fn enforcer(config: &Config, runtime: &NativeRuntime) -> Enforcer {
+    let layout = runtime.network().layout();
+    let works = match &runtime.shortcomings().firewall {
+        None => Ok(()),
+        Some(reason) => Err(reason.clone()),
+    };
+    Enforcer::new(
+        config.node_name.clone(),
+        layout.surroundings(config.firewall_program.clone()),
+        config.unselected_pods,
+        works,
+    )
+}
+
 fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Description {
     let shortcomings = runtime.shortcomings();
     let mut problems = Vec::new();
@@ -241,6 +242,7 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
 
 /// What the node has sockets for, and whom it tells what it finds.
 struct Serving {
+    health: registration::Health,
     probed: watch::Sender<Option<Arc<Vec<Finding>>>>,
     listening: Option<kubelet::Listening>,
     resolver: Option<Resolver>,
@@ -318,7 +320,7 @@ async fn serve(
         shared.client.clone(),
         object,
         description,
-        shared.enforcer.enforcement(),
+        serving.health,
         shutdown.clone(),
     ));
     tasks.spawn(
@@ -396,186 +398,6 @@ async fn collect_images(shared: Arc<Shared<NativeRuntime>>, shutdown: Cancellati
             Ok(Err(images::StoreError::Busy)) | Err(_) => {}
             Ok(Err(error)) => {
                 tracing::warn!(error = %chain(&error), "cannot remove images");
-            }
-        }
-    }
-}
-
-/// Hands every pod of the node to its worker.
-struct Dispatcher<R> {
-    shared: Arc<Shared<R>>,
-    recovered: HashMap<String, RecoveredPod>,
-    workers: HashMap<String, watch::Sender<Option<Pod>>>,
-    running: JoinSet<String>,
-    /// Pods seen since the last relist began.
-    listed: Vec<String>,
-}
-
-impl<R: Runtime> Dispatcher<R> {
-    fn new(shared: Arc<Shared<R>>, recovered: Vec<RecoveredPod>) -> Self {
-        let recovered = recovered
-            .into_iter()
-            .map(|pod| (pod.identity.uid.clone(), pod))
-            .collect();
-        Self {
-            shared,
-            recovered,
-            workers: HashMap::new(),
-            running: JoinSet::new(),
-            listed: Vec::new(),
-        }
-    }
-
-    async fn run(mut self, shutdown: CancellationToken) {
-        let pods = Api::<Pod>::all(self.shared.client.clone());
-        let own = watcher::Config::default()
-            .fields(&format!("spec.nodeName={}", self.shared.config.node_name));
-        let mut events = std::pin::pin!(watcher::watcher(pods, own));
-        loop {
-            tokio::select! {
-                () = shutdown.cancelled() => return self.clear_departed().await,
-                event = events.next() => match event {
-                    None => return,
-                    Some(Ok(event)) => self.handle(event).await,
-                    Some(Err(error)) => {
-                        tracing::warn!(error = %chain(&error), "the watch of this node's pods failed and is retried");
-                        tokio::time::sleep(Duration::from_millis(200)).await;
-                    }
-                },
-                Some(ended) = self.running.join_next() => {
-                    if let Ok(uid) = ended {
-                        self.workers.remove(&uid);
-                    }
-                }
-            }
-        }
-    }
-
-    async fn handle(&mut self, event: Event<Pod>) {
-        match event {
-            Event::Init => self.listed.clear(),
-            Event::InitApply(pod) => {
-                self.listed.extend(pod.metadata.uid.clone());
-                self.apply(pod);
-            }
-            Event::InitDone => {
-                let gone: Vec<String> = self
-                    .workers
-                    .keys()
-                    .filter(|uid| !self.listed.contains(uid))
-                    .cloned()
-                    .collect();
-                for uid in gone {
-                    self.forget(&uid);
-                }
-                self.remove_strays().await;
-            }
-            Event::Apply(pod) => self.apply(pod),
-            Event::Delete(pod) => self.forget(pod.metadata.uid.as_deref().unwrap_or_default()),
-        }
-    }
-
-    fn apply(&mut self, pod: Pod) {
-        // The field selector is a wish; what is not bound here is not ours.
-        let Some(uid) = pod.metadata.uid.clone() else {
-            return;
-        };
-        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref())
-            != Some(&self.shared.config.node_name)
-        {
-            return;
-        }
-        // Stands for something that is not the node's to run or to end.
-        if kubelet::is_mirror(&pod) {
-            return;
-        }
-        if let Some(worker) = self.workers.get(&uid) {
-            worker.send_replace(Some(pod));
-            return;
-        }
-        let recovered = self.recovered.remove(&uid);
-        let over = pod
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.as_deref())
-            .is_some_and(|phase| phase == "Succeeded" || phase == "Failed");
-        if over && recovered.is_none() && pod.metadata.deletion_timestamp.is_none() {
-            // Ended before this start; its worker is needed only to delete it.
-            tracing::debug!(
-                pod = pod.metadata.name,
-                "a pod that has ended waits for its deletion"
-            );
-        }
-        let worker = PodWorker::new(self.shared.clone(), &pod, recovered);
-        let (sender, receiver) = watch::channel(Some(pod));
-        self.workers.insert(uid.clone(), sender);
-        self.running.spawn(async move {
-            worker.run(receiver).await;
-            uid
-        });
-    }
-
-    /// Finishes with pods that the API has forgotten, whether the watch has said so yet or not: after the last of them the node
-    /// may be told to give everything back. All others go on without it.
-    async fn clear_departed(mut self) {
-        let pods = Api::<Pod>::all(self.shared.client.clone());
-        let own = ListParams::default()
-            .fields(&format!("spec.nodeName={}", self.shared.config.node_name));
-        let Ok(listed) = pods.list_metadata(&own).await else {
-            return;
-        };
-        let there: HashSet<String> = listed.iter().filter_map(ResourceExt::uid).collect();
-        let mut departed: HashSet<String> = self.workers.keys().cloned().collect();
-        departed.retain(|uid| !there.contains(uid));
-        for uid in &departed {
-            self.forget(uid);
-        }
-        let cleared = async {
-            while !departed.is_empty()
-                && let Some(ended) = self.running.join_next().await
-            {
-                departed.remove(&ended.unwrap_or_default());
-            }
-        };
-        if tokio::time::timeout(CLEARING_DEADLINE, cleared)
-            .await
-            .is_err()
-        {
-            tracing::warn!("pods that are gone from the API are left for the next start to remove");
-        }
-    }
-
-    fn forget(&mut self, uid: &str) {
-        if let Some(worker) = self.workers.get(uid) {
-            worker.send_replace(None);
-        }
-    }
-
-    /// Removes what an earlier run left of pods that are gone from the API.
-    async fn remove_strays(&mut self) {
-        for (uid, pod) in std::mem::take(&mut self.recovered) {
-            tracing::info!(
-                pod = pod.identity.name,
-                namespace = pod.identity.namespace,
-                "removing a pod that is gone from the API"
-            );
-            for container in pod
-                .containers
-                .iter()
-                .filter(|container| container.termination.is_none())
-            {
-                let _ = self.shared.runtime.kill(&container.id).await;
-                self.shared.runtime.wait(&container.id).await;
-            }
-            if let Err(error) = self.shared.runtime.remove_sandbox(&uid).await {
-                tracing::warn!(uid, error = %chain(&error), "cannot remove a pod that is gone");
-            }
-        }
-        for uid in self.shared.volumes.pods_in_memory() {
-            if !self.workers.contains_key(&uid)
-                && let Err(error) = self.shared.volumes.release(&uid).await
-            {
-                tracing::warn!(uid, error = %chain(&error), "cannot free the volumes of a pod that is gone");
             }
         }
     }

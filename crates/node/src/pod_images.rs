@@ -84,16 +84,21 @@ impl PodImages {
         container: &Container,
         config: &Config,
     ) -> Result<ImageSource, StartError> {
-        let wanted = resolve_alias(container.image.as_deref().unwrap_or_default(), config);
+        let tell = |severity, reason: &str, note: String| {
+            self.events
+                .tell(pod, Some(&container.name), severity, reason, note);
+        };
+        let asked = container.image.as_deref().unwrap_or_default();
+        let wanted = resolve_alias(asked, config);
+        if wanted != asked {
+            let note = format!("Image \"{asked}\" is run as \"{wanted}\"");
+            tell(Severity::Normal, "ImageAliased", note);
+        }
         if repository(wanted) == HOST {
             return Ok(ImageSource::Host);
         }
         let name = Reference::parse(wanted)
             .map_err(|error| refusal("InvalidImageName", error.to_string()))?;
-        let tell = |severity, reason: &str, note: String| {
-            self.events
-                .tell(pod, Some(&container.name), severity, reason, note);
-        };
         let present = self.images.find(&name);
         let image = match (PullPolicy::of(container, &name), present) {
             (PullPolicy::Never, None) => {

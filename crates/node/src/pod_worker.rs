@@ -3,6 +3,7 @@
 //! Actions run as tasks of their own and come back as events, so that a slow start never delays a deletion.
 
 mod actions;
+mod happenings;
 mod news;
 mod preparing;
 mod publishing;
@@ -18,19 +19,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
+use self::happenings::Event;
 use crate::config::Config;
 use crate::environment::Surroundings;
 use crate::events::{EventSink, Severity};
 use crate::eviction::Evictions;
 use crate::network::enforcer::Enforcer;
 use crate::pod_images::PodImages;
-use crate::pod_lifecycle::{self, ContainerState, Observed, Phase, Sandbox, Verdict};
-use crate::probes;
+use crate::pod_lifecycle::{self, Action, ContainerState, Observed, Phase, Sandbox, Verdict};
 use crate::runtime::handlers::Handlers;
-use crate::runtime::{
-    PodSandbox, RecoveredPod, Runtime, StartError, StartedContainer, Termination,
-};
+use crate::runtime::{RecoveredPod, Runtime};
 use crate::volumes::Volumes;
 
 /// What all pods of a node share.
@@ -58,56 +58,30 @@ impl<R> std::fmt::Debug for PodWorker<R> {
     }
 }
 
-/// What became of an action, or of a container.
-#[derive(Debug)]
-enum Event {
-    SandboxReady(PodSandbox),
-    SandboxWaits {
-        reason: String,
-        message: String,
-    },
-    Started {
-        container: String,
-        run: u32,
-        started: StartedContainer,
-    },
-    NotStarted {
-        container: String,
-        run: u32,
-        error: StartError,
-    },
-    Ended {
-        container: String,
-        run: u32,
-        termination: Termination,
-    },
-    Probed {
-        container: String,
-        run: u32,
-        kind: probes::Kind,
-        verdict: probes::Verdict,
-    },
-    HookFailed {
-        container: String,
-        run: u32,
-        message: String,
-    },
-    Throttled {
-        container: String,
-        run: u32,
-        throttled: bool,
-    },
-    Condemned(Verdict),
-    Published(Box<Result<PodStatus, kube::Error>>),
-    Finished(bool),
+/// How far a run of a container had come.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    /// Its startup probe had passed.
+    started: bool,
+    /// Its readiness probe passed.
+    ready: bool,
+}
+
+/// Who there is to tell of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Audience {
+    Watching,
+    /// The API has refused the last report: it knows no such pod any more, though it has not said so yet.
+    Leaving,
+    /// The pod is gone from the API.
+    Gone,
 }
 
 /// One pod's task.
 pub struct PodWorker<R> {
     shared: Arc<Shared<R>>,
     pod: Pod,
-    /// The pod is gone from the API; nothing is left to report to.
-    gone: bool,
+    audience: Audience,
     sandbox: Sandbox,
     containers: BTreeMap<String, ContainerState>,
     verdict: Option<Verdict>,
@@ -115,6 +89,8 @@ pub struct PodWorker<R> {
     sender: mpsc::UnboundedSender<Event>,
     receiver: mpsc::UnboundedReceiver<Event>,
     probes: HashMap<String, Vec<JoinHandle<()>>>,
+    /// Each gives up the start of a container.
+    starting: HashMap<String, CancellationToken>,
     decided: Option<PodStatus>,
     published: Option<PodStatus>,
     publishing: bool,
@@ -142,7 +118,13 @@ impl<R> Drop for PodWorker<R> {
 const RETRY: Duration = Duration::from_secs(2);
 
 impl<R: Runtime> PodWorker<R> {
-    pub fn new(shared: Arc<Shared<R>>, pod: &Pod, recovered: Option<RecoveredPod>) -> Self {
+    /// Takes a pod on. One that the node has a `refusal` for ends before it begins.
+    pub fn new(
+        shared: Arc<Shared<R>>,
+        pod: &Pod,
+        recovered: Option<RecoveredPod>,
+        refusal: Option<Verdict>,
+    ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let started = pod
             .status
@@ -152,7 +134,7 @@ impl<R: Runtime> PodWorker<R> {
         let mut worker = Self {
             shared,
             pod: pod.clone(),
-            gone: false,
+            audience: Audience::Watching,
             sandbox: Sandbox::Missing,
             containers: BTreeMap::new(),
             verdict: None,
@@ -160,6 +142,7 @@ impl<R: Runtime> PodWorker<R> {
             sender,
             receiver,
             probes: HashMap::new(),
+            starting: HashMap::new(),
             decided: None,
             published: pod.status.clone(),
             publishing: false,
@@ -173,16 +156,23 @@ impl<R: Runtime> PodWorker<R> {
         if let Some(recovered) = recovered {
             worker.adopt(recovered);
         } else {
-            // One event for all of it: events of one reason are counted as one, whatever else they say.
-            let ignored = crate::unsupported::unsupported(pod);
-            if !ignored.is_empty() {
-                let note = ignored.join("; ");
-                let events = &worker.shared.events;
-                events.tell(pod, None, Severity::Warning, "Unsupported", note);
-            }
+            worker.warn(None, &crate::unsupported::unsupported(pod));
+        }
+        if let Some(refusal) = refusal {
+            worker.condemn(refusal);
         }
         worker.watch_storage();
         worker
+    }
+
+    /// Tells the user what the pod, or a container that was added to it, asks for in vain.
+    fn warn(&self, container: Option<&str>, ignored: &[String]) {
+        if ignored.is_empty() {
+            return;
+        }
+        // One event for all of it: events of one reason are counted as one, whatever else they say.
+        let (events, note) = (&self.shared.events, ignored.join("; "));
+        events.tell(&self.pod, container, Severity::Warning, "Unsupported", note);
     }
 
     /// Lets the node say when the pod holds too much of the disk.
@@ -228,31 +218,28 @@ impl<R: Runtime> PodWorker<R> {
             }
             self.containers.insert(name.clone(), state);
             if running {
-                self.container_runs(&name, found.id.attempt);
-                self.keep_readiness(&name);
+                let known = self.last_said(&name, found.id.attempt);
+                self.container_runs(&name, found.id.attempt, Some(known));
             }
         }
     }
 
-    /// A container that was ready when the node stopped is taken to be so until a probe says otherwise.
-    fn keep_readiness(&mut self, container: &str) {
+    /// How far a run of a container had come when the node stopped. It is taken to be so until a probe says otherwise.
+    fn last_said(&self, container: &str, run: u32) -> Progress {
         let status = self.pod.status.as_ref();
-        let statuses = status.into_iter().flat_map(|status| {
+        let mut statuses = status.into_iter().flat_map(|status| {
             status
                 .container_statuses
                 .iter()
                 .flatten()
                 .chain(status.init_container_statuses.iter().flatten())
         });
-        let Some(known) = statuses.into_iter().find(|status| status.name == container) else {
-            return;
-        };
-        if let Some(state) = self.containers.get_mut(container)
-            && i32::try_from(state.runs).is_ok_and(|runs| runs == known.restart_count + 1)
-        {
-            state.started |= known.started == Some(true);
-            state.ready |= known.ready;
-        }
+        let known = statuses
+            .find(|known| known.name == container && u32::try_from(known.restart_count) == Ok(run));
+        known.map_or_else(Progress::default, |known| Progress {
+            started: known.started == Some(true),
+            ready: known.ready,
+        })
     }
 
     /// Runs until the pod is gone.
@@ -260,7 +247,11 @@ impl<R: Runtime> PodWorker<R> {
         loop {
             let now = Timestamp::now();
             let plan = self.decide(now);
-            for action in plan.actions {
+            let (last, others): (Vec<_>, Vec<_>) = plan
+                .actions
+                .into_iter()
+                .partition(|action| *action == Action::Finish);
+            for action in others {
                 self.perform(action, now);
             }
             let before = self.decided.as_ref().or(self.published.as_ref());
@@ -271,6 +262,9 @@ impl<R: Runtime> PodWorker<R> {
             }
             self.decided = Some(plan.status);
             self.publish(now);
+            for action in last {
+                self.perform(action, now);
+            }
             let wake_at = [plan.wake_at, self.publish_after, self.untold_until]
                 .into_iter()
                 .flatten()
@@ -322,225 +316,15 @@ impl<R: Runtime> PodWorker<R> {
             if let Some(shown) = &self.shown {
                 shown.send_replace(pod.clone());
             }
-            self.pod = pod;
+            let before = std::mem::replace(&mut self.pod, pod);
+            for added in crate::unsupported::added(&before, &self.pod) {
+                let ignored = crate::unsupported::in_added(&self.pod, &added);
+                self.warn(Some(&added.name), &ignored);
+            }
         } else {
-            self.gone = true;
+            self.audience = Audience::Gone;
             self.pod.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
             self.pod.metadata.deletion_grace_period_seconds = Some(0);
-        }
-    }
-
-    fn current(&mut self, container: &str, run: u32) -> Option<&mut ContainerState> {
-        self.containers
-            .get_mut(container)
-            .filter(|state| state.runs == run + 1)
-    }
-
-    /// Takes an event in; true when the pod is gone for good.
-    fn take(&mut self, event: Event) -> bool {
-        match event {
-            Event::SandboxReady(sandbox) => {
-                self.keep_volumes_fresh(&sandbox);
-                self.sandbox = Sandbox::Ready(sandbox);
-            }
-            Event::SandboxWaits { reason, message } => {
-                self.shared.events.tell(
-                    &self.pod,
-                    None,
-                    Severity::Warning,
-                    &reason,
-                    message.clone(),
-                );
-                let waiting = if reason == "FailedMount" {
-                    "ContainerCreating".to_owned()
-                } else {
-                    reason
-                };
-                self.sandbox = Sandbox::Waiting {
-                    reason: waiting,
-                    message,
-                    retry_at: Timestamp::now() + RETRY,
-                };
-            }
-            Event::Started {
-                container,
-                run,
-                started,
-            } => self.started(&container, run, started),
-            Event::NotStarted {
-                container,
-                run,
-                error,
-            } => self.not_started(&container, run, &error),
-            Event::Ended {
-                container,
-                run,
-                termination,
-            } => {
-                if let Some(state) = self.current(&container, run) {
-                    state.end(termination);
-                    self.probes
-                        .remove(&container)
-                        .into_iter()
-                        .flatten()
-                        .for_each(|task| task.abort());
-                }
-            }
-            Event::Probed {
-                container,
-                run,
-                kind,
-                verdict,
-            } => self.probed(&container, run, kind, verdict),
-            Event::HookFailed {
-                container,
-                run,
-                message,
-            } => {
-                self.shared.events.tell(
-                    &self.pod,
-                    Some(&container),
-                    Severity::Warning,
-                    "FailedPostStartHook",
-                    message.clone(),
-                );
-                if let Some(state) = self.current(&container, run) {
-                    state.unhealthy = Some(message);
-                }
-            }
-            Event::Throttled {
-                container,
-                run,
-                throttled,
-            } => {
-                if let Some(state) = self.current(&container, run) {
-                    state.throttled = throttled && state.is_live();
-                }
-            }
-            Event::Condemned(verdict) => self.condemn(verdict),
-            Event::Published(result) => self.status_published(*result),
-            Event::Finished(done) => {
-                self.finishing = false;
-                return done;
-            }
-        }
-        false
-    }
-
-    /// The node ends the pod on its own account.
-    fn condemn(&mut self, verdict: Verdict) {
-        if self.verdict.is_some() || self.pod.metadata.deletion_timestamp.is_some() {
-            return;
-        }
-        self.shared.events.tell(
-            &self.pod,
-            None,
-            Severity::Warning,
-            &verdict.reason,
-            verdict.message.clone(),
-        );
-        self.verdict = Some(verdict);
-    }
-
-    fn started(&mut self, container: &str, run: u32, started: StartedContainer) {
-        let Some(state) = self.current(container, run) else {
-            return;
-        };
-        state.phase = Phase::Running {
-            started_at: started.started_at,
-        };
-        state.image_id = Some(started.image_id);
-        state.failed_pulls = 0;
-        let note = format!("Started container {container}");
-        self.shared.events.tell(
-            &self.pod,
-            Some(container),
-            Severity::Normal,
-            "Started",
-            note,
-        );
-        self.container_runs(container, run);
-    }
-
-    fn not_started(&mut self, container: &str, run: u32, error: &StartError) {
-        let now = Timestamp::now();
-        let message = crate::errors::chain(error);
-        let Some(state) = self.current(container, run) else {
-            return;
-        };
-        let reason = match error {
-            StartError::Command { .. } => {
-                const START_FAILED: i32 = 128;
-                state.end(Termination {
-                    exit_code: START_FAILED,
-                    signal: None,
-                    reason: "StartError".to_owned(),
-                    message: Some(message.clone()),
-                    started_at: Some(now),
-                    finished_at: now,
-                });
-                "Failed"
-            }
-            other => {
-                let reason = match other {
-                    StartError::Image { reason, .. } => reason,
-                    StartError::Configuration(_) => &"CreateContainerConfigError",
-                    _ => &"CreateContainerError",
-                };
-                // It never ran, so it is the same run that is tried again.
-                state.runs -= 1;
-                let delay = if matches!(other, StartError::Image { .. }) {
-                    state.failed_pulls += 1;
-                    pod_lifecycle::pull_back_off(state.failed_pulls)
-                } else {
-                    state.crashes += 1;
-                    pod_lifecycle::back_off(state.crashes).max(RETRY)
-                };
-                state.phase = Phase::Refused {
-                    reason: (*reason).to_owned(),
-                    message: message.clone(),
-                    since: now,
-                    retry_at: now + delay,
-                };
-                "Failed"
-            }
-        };
-        self.shared.events.tell(
-            &self.pod,
-            Some(container),
-            Severity::Warning,
-            reason,
-            format!("Error: {message}"),
-        );
-    }
-
-    fn probed(&mut self, container: &str, run: u32, kind: probes::Kind, verdict: probes::Verdict) {
-        if let probes::Verdict::Failing(message) = &verdict {
-            let note = format!("{} probe failed: {message}", kind.name());
-            self.shared.events.tell(
-                &self.pod,
-                Some(container),
-                Severity::Warning,
-                "Unhealthy",
-                note,
-            );
-        }
-        let Some(state) = self.current(container, run) else {
-            return;
-        };
-        match (kind, verdict) {
-            (probes::Kind::Readiness, verdict) => state.ready = verdict == probes::Verdict::Passing,
-            (probes::Kind::Startup, probes::Verdict::Passing) => {
-                state.started = true;
-                self.start_probes(container, run, false);
-            }
-            (probes::Kind::Liveness, probes::Verdict::Passing) => {}
-            (kind, probes::Verdict::Failing(_)) => {
-                let name = kind.name().to_lowercase();
-                state.unhealthy = Some(format!(
-                    "Container {container} failed {name} probe, will be restarted"
-                ));
-            }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! the container first answers, so that a pod is ready as soon as it is; only then, and for counting failures, does the
 //! period rule.
 
+use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -12,9 +13,10 @@ use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::net::TcpStream;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::runtime::agent::Output;
+use crate::runtime::agent::{AgentError, Output, Session};
 use crate::runtime::{ContainerId, Runtime};
 use crate::unverified_tls;
 
@@ -22,6 +24,9 @@ use crate::unverified_tls;
 /// to answer is not asked much too late, nor very often.
 const FIRST_RETRY: Duration = Duration::from_millis(1);
 const RETRY_GROWTH: u32 = 6;
+
+/// How long the end of a command is waited for that was killed for taking too long.
+const KILL_WAIT: Duration = Duration::from_secs(1);
 
 /// Which of a container's probes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,11 +166,7 @@ pub async fn watch<R: Runtime>(
     let began = Instant::now();
     sleep(timing.initial_delay).await;
     loop {
-        let answer =
-            match timeout(timing.timeout, ask(runtime, id, container, probe, address)).await {
-                Ok(answer) => answer,
-                Err(_) => Err(format!("probe timed out after {:?}", timing.timeout)),
-            };
+        let answer = ask(runtime, id, container, probe, address, timing.timeout).await;
         if counter.take(answer.is_ok(), began.elapsed()) {
             report(answer.map_or_else(Verdict::Failing, |()| Verdict::Passing));
         }
@@ -173,48 +174,63 @@ pub async fn watch<R: Runtime>(
     }
 }
 
-/// One try of a probe.
+/// One try of a probe, for no longer than `limit`.
 async fn ask<R: Runtime>(
     runtime: &R,
     id: &ContainerId,
     container: &Container,
     probe: &Probe,
     address: IpAddr,
+    limit: Duration,
 ) -> Result<(), String> {
-    if let Some(action) = &probe.http_get {
-        http_get(action, container, address).await
-    } else if let Some(action) = &probe.tcp_socket {
-        let host = action
-            .host
-            .as_deref()
-            .and_then(|host| host.parse().ok())
-            .unwrap_or(address);
-        let port = port_number(&action.port, container).ok_or_else(|| "no such port".to_owned())?;
-        TcpStream::connect(SocketAddr::new(host, port))
-            .await
-            .map(drop)
-            .map_err(|error| error.to_string())
-    } else if let Some(action) = &probe.exec {
-        exec(runtime, id, action.command.clone().unwrap_or_default()).await
-    } else if let Some(action) = &probe.grpc {
-        let port = u16::try_from(action.port).map_err(|_| "no such port".to_owned())?;
-        crate::grpc_health::check(
-            SocketAddr::new(address, port),
-            action.service.as_deref().unwrap_or_default(),
-        )
+    if let Some(action) = &probe.exec {
+        let command = action.command.clone().unwrap_or_default();
+        return exec(runtime, id, command, Some(limit)).await;
+    }
+    let asked = async {
+        if let Some(action) = &probe.http_get {
+            http_get(action, container, address).await
+        } else if let Some(action) = &probe.tcp_socket {
+            let target =
+                Target::of(action.host.as_deref(), &action.port, container, address).await?;
+            let connected = TcpStream::connect(target.address).await;
+            connected.map(drop).map_err(|error| error.to_string())
+        } else if let Some(action) = &probe.grpc {
+            let port = u16::try_from(action.port).map_err(|_| "no such port".to_owned())?;
+            let service = action.service.as_deref().unwrap_or_default();
+            crate::grpc_health::check(SocketAddr::new(address, port), service).await
+        } else {
+            Ok(())
+        }
+    };
+    within(Some(limit), asked)
         .await
-    } else {
-        Ok(())
+        .unwrap_or_else(|_| Err(timed_out(limit)))
+}
+
+/// Waits for no longer than a limit, if there is one.
+pub async fn within<T>(
+    limit: Option<Duration>,
+    work: impl Future<Output = T>,
+) -> Result<T, Elapsed> {
+    match limit {
+        Some(limit) => timeout(limit, work).await,
+        None => Ok(work.await),
     }
 }
 
-/// Runs a command in the container; it passes if it exits with 0.
+fn timed_out(limit: Duration) -> String {
+    format!("timed out after {limit:?}")
+}
+
+/// Runs a command in the container; it passes if it exits with 0. One that takes longer than `limit` is killed, with what it has
+/// started: the next try would come on top of it.
 pub async fn exec<R: Runtime>(
     runtime: &R,
     id: &ContainerId,
     command: Vec<String>,
+    limit: Option<Duration>,
 ) -> Result<(), String> {
-    const MOST_OUTPUT: usize = 10 << 10;
     let request = shim_protocol::ExecRequest {
         arguments: command,
         environment: Vec::new(),
@@ -222,18 +238,31 @@ pub async fn exec<R: Runtime>(
         stdin: false,
         window: None,
     };
-    let mut session = runtime
-        .exec(id, request)
+    let deadline = limit.map(|limit| (limit, Instant::now() + limit));
+    let left = || deadline.map(|(_, deadline)| deadline.saturating_duration_since(Instant::now()));
+    let late = |_| timed_out(limit.unwrap_or_default());
+    let mut session = within(left(), runtime.exec(id, request))
         .await
+        .map_err(late)?
         .map_err(|error| crate::errors::chain(&error))?;
+    let outcome = within(left(), outcome_of(&mut session)).await;
+    if outcome.is_err() {
+        let killed = async {
+            session.input.signal(libc::SIGKILL).await?;
+            while !matches!(session.output.next().await?, Output::Exit(_)) {}
+            Ok::<(), AgentError>(())
+        };
+        let _ = timeout(KILL_WAIT, killed).await;
+    }
+    outcome.map_err(late)?
+}
+
+async fn outcome_of(session: &mut Session) -> Result<(), String> {
+    const MOST_OUTPUT: usize = 10 << 10;
     let mut said = Vec::new();
     loop {
-        match session
-            .output
-            .next()
-            .await
-            .map_err(|error| crate::errors::chain(&error))?
-        {
+        let output = session.output.next().await;
+        match output.map_err(|error| crate::errors::chain(&error))? {
             Output::Stdout(data) | Output::Stderr(data) => {
                 said.extend_from_slice(
                     &data[..data.len().min(MOST_OUTPUT - said.len().min(MOST_OUTPUT))],
@@ -248,6 +277,45 @@ pub async fn exec<R: Runtime>(
                 ));
             }
         }
+    }
+}
+
+/// Where a probe connects to.
+struct Target {
+    address: SocketAddr,
+    /// As an URL would have it.
+    host: String,
+}
+
+impl Target {
+    /// The pod's own address, unless the probe names another host; a name is looked up as the machine does.
+    async fn of(
+        host: Option<&str>,
+        port: &IntOrString,
+        container: &Container,
+        pod: IpAddr,
+    ) -> Result<Self, String> {
+        let port = port_number(port, container).ok_or_else(|| "no such port".to_owned())?;
+        let Some(name) = host.filter(|host| !host.is_empty()) else {
+            let address = SocketAddr::new(pod, port);
+            let host = address.to_string();
+            return Ok(Self { address, host });
+        };
+        if let Ok(address) = name.parse() {
+            let address = SocketAddr::new(address, port);
+            let host = address.to_string();
+            return Ok(Self { address, host });
+        }
+        let mut found = tokio::net::lookup_host((name, port))
+            .await
+            .map_err(|error| format!("looking up {name}: {error}"))?;
+        let address = found
+            .next()
+            .ok_or_else(|| format!("looking up {name}: it has no address"))?;
+        Ok(Self {
+            address,
+            host: format!("{name}:{port}"),
+        })
     }
 }
 
@@ -280,17 +348,12 @@ pub async fn http_get(
     container: &Container,
     address: IpAddr,
 ) -> Result<(), String> {
-    let host = action
-        .host
-        .as_deref()
-        .and_then(|host| host.parse().ok())
-        .unwrap_or(address);
-    let port = port_number(&action.port, container).ok_or_else(|| "no such port".to_owned())?;
-    let stream = TcpStream::connect(SocketAddr::new(host, port))
+    let target = Target::of(action.host.as_deref(), &action.port, container, address).await?;
+    let stream = TcpStream::connect(target.address)
         .await
         .map_err(|error| error.to_string())?;
     let stream: Box<dyn Stream> = if action.scheme.as_deref() == Some("HTTPS") {
-        let secured = unverified_tls::connect(stream, host).await;
+        let secured = unverified_tls::connect(stream, target.address.ip()).await;
         Box::new(secured.map_err(|error| error.to_string())?)
     } else {
         Box::new(stream)
@@ -317,7 +380,7 @@ pub async fn http_get(
         .header("user-agent", "kube-probe/agent-sandbox")
         .header("accept", "*/*");
     if !own_host {
-        request = request.header("host", format!("{host}:{port}"));
+        request = request.header("host", target.host);
     }
     for header in headers {
         request = request.header(&header.name, &header.value);

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::errors::chain;
+use crate::eviction::Pressure;
 use crate::network::enforcer::Enforcement;
 use crate::privileges::ROOTLESS_LIMITS;
 use crate::runtime::handlers::{Finding, NATIVE};
@@ -90,10 +91,42 @@ fn quantity(value: &impl ToString) -> Quantity {
     Quantity(value.to_string())
 }
 
+/// What changes about a node while it runs.
+#[derive(Debug, Clone)]
+pub struct Health {
+    pub enforcement: watch::Receiver<Enforcement>,
+    pub pressure: watch::Receiver<Option<Pressure>>,
+}
+
+/// [`Health`], at one moment.
+#[derive(Debug, Clone)]
+pub struct Condition {
+    pub enforcement: Enforcement,
+    pub pressure: Option<Pressure>,
+}
+
+impl Health {
+    fn now(&mut self) -> Condition {
+        Condition {
+            enforcement: self.enforcement.borrow_and_update().clone(),
+            pressure: *self.pressure.borrow_and_update(),
+        }
+    }
+
+    /// Waits until something has changed since it was last looked at.
+    async fn changed(&mut self) {
+        tokio::select! {
+            Ok(()) = self.enforcement.changed() => {}
+            Ok(()) = self.pressure.changed() => {}
+            else => std::future::pending().await,
+        }
+    }
+}
+
 /// The node's status. Pure.
 pub fn status(
     description: &Description,
-    enforcement: &Enforcement,
+    condition: &Condition,
     previous: Option<&NodeStatus>,
     now: Timestamp,
 ) -> NodeStatus {
@@ -124,7 +157,7 @@ pub fn status(
                 address: description.name.clone(),
             },
         ]),
-        conditions: Some(conditions(description, enforcement, previous, now)),
+        conditions: Some(conditions(description, condition, previous, now)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint {
                 port: i32::from(description.kubelet_port),
@@ -147,7 +180,7 @@ pub fn status(
 
 fn conditions(
     description: &Description,
-    enforcement: &Enforcement,
+    condition: &Condition,
     previous: Option<&NodeStatus>,
     now: Timestamp,
 ) -> Vec<NodeCondition> {
@@ -167,7 +200,7 @@ fn conditions(
     } else {
         ("NetworkUnavailable", "False", "Degraded", problems)
     };
-    let policies = match enforcement {
+    let policies = match &condition.enforcement {
         Ok(()) => (
             "NetworkPolicyEnforced",
             "True",
@@ -179,6 +212,20 @@ fn conditions(
             "False",
             "RulesRefused",
             format!("pods that a network policy selects are not run: {reason}"),
+        ),
+    };
+    let disk = match condition.pressure {
+        None => (
+            "DiskPressure",
+            "False",
+            "KubeletHasNoDiskPressure",
+            "there is disk".to_owned(),
+        ),
+        Some(pressure) => (
+            "DiskPressure",
+            "True",
+            "KubeletHasDiskPressure",
+            format!("the disk runs out of {pressure}, and pods are evicted for it"),
         ),
     };
     let table = [
@@ -194,12 +241,7 @@ fn conditions(
             "KubeletHasSufficientMemory",
             "there is memory".to_owned(),
         ),
-        (
-            "DiskPressure",
-            "False",
-            "KubeletHasNoDiskPressure",
-            "there is disk".to_owned(),
-        ),
+        disk,
         (
             "PIDPressure",
             "False",
@@ -277,7 +319,7 @@ fn labels(name: &str) -> BTreeMap<String, String> {
 pub async fn register(
     client: &Client,
     description: &Description,
-    enforcement: &Enforcement,
+    health: &Health,
 ) -> Result<Node, RegistrationError> {
     let failed = |source| RegistrationError::Register {
         name: description.name.clone(),
@@ -312,7 +354,7 @@ pub async fn register(
         }
         Err(error) => return Err(failed(error)),
     }
-    report(&nodes, description, enforcement)
+    report(&nodes, description, &health.clone().now())
         .await
         .map_err(failed)
 }
@@ -320,12 +362,12 @@ pub async fn register(
 async fn report(
     nodes: &Api<Node>,
     description: &Description,
-    enforcement: &Enforcement,
+    condition: &Condition,
 ) -> Result<Node, kube::Error> {
     let current = nodes.get(&description.name).await?;
     let status = status(
         description,
-        enforcement,
+        condition,
         current.status.as_ref(),
         Timestamp::now(),
     );
@@ -371,28 +413,29 @@ pub async fn heartbeat(
     client: Client,
     node: Node,
     description: Description,
-    mut enforcement: watch::Receiver<Enforcement>,
+    mut health: Health,
     shutdown: CancellationToken,
 ) {
     let leases = Api::<Lease>::namespaced(client.clone(), LEASE_NAMESPACE);
     let nodes = Api::<Node>::all(client);
     let mut beat: u32 = 0;
+    let mut changed = false;
     loop {
         if let Err(error) = renew(&leases, &node, &description.name).await {
             tracing::warn!(error = %chain(&error), "cannot renew the node's lease");
         }
         beat = beat.wrapping_add(1);
-        let changed = enforcement.has_changed().unwrap_or(false);
-        let enforced = enforcement.borrow_and_update().clone();
-        if (changed || beat.is_multiple_of(STATUS_BEATS))
-            && let Err(error) = report(&nodes, &description, &enforced).await
-        {
-            tracing::warn!(error = %chain(&error), "cannot report the node's status");
+        if changed || beat.is_multiple_of(STATUS_BEATS) {
+            let reported = report(&nodes, &description, &health.now()).await;
+            changed = reported.is_err();
+            if let Err(error) = reported {
+                tracing::warn!(error = %chain(&error), "cannot report the node's status");
+            }
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep(HEARTBEAT) => {}
-            Ok(()) = enforcement.changed() => enforcement.mark_changed(),
+            () = health.changed() => changed = true,
         }
     }
 }
@@ -432,5 +475,52 @@ async fn renew(leases: &Api<Lease>, node: &Node, name: &str) -> Result<(), kube:
                 .map(drop)
         }
         other => other.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_a_condition_of_the_node_and_so_is_room_on_it() {
+        let description = Description {
+            name: "n".to_owned(),
+            address: String::new(),
+            pod_range: String::new(),
+            kubelet_port: 0,
+            maximum_pods: 7,
+            machine: Machine::default(),
+            problems: Vec::new(),
+            without_ipv6: None,
+            rootless: false,
+        };
+        let disk = |pressure, previous: Option<&NodeStatus>, second| {
+            let condition = Condition {
+                enforcement: Ok(()),
+                pressure,
+            };
+            let now = Timestamp::from_second(second).unwrap();
+            let status = status(&description, &condition, previous, now);
+            let conditions = status.conditions.clone().unwrap();
+            let mut conditions = conditions.into_iter();
+            let found = conditions.find(|condition| condition.type_ == "DiskPressure");
+            (status, found.unwrap())
+        };
+        let (roomy, condition) = disk(None, None, 1);
+        assert_eq!(condition.status, "False");
+        assert_eq!(roomy.allocatable.as_ref().unwrap()["pods"].0, "7");
+        let (full, condition) = disk(Some(Pressure::Inodes), Some(&roomy), 2);
+        let changed = Some(Time(Timestamp::from_second(2).unwrap()));
+        assert_eq!(
+            (condition.status.as_str(), &condition.last_transition_time),
+            ("True", &changed)
+        );
+        assert!(condition.message.unwrap().contains("inodes"));
+        let (_, condition) = disk(Some(Pressure::Inodes), Some(&full), 3);
+        assert_eq!(
+            condition.last_transition_time, changed,
+            "it has not changed since"
+        );
     }
 }

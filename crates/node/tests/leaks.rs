@@ -160,6 +160,12 @@ impl NodeProcess {
         node
     }
 
+    fn descriptors(&self) -> std::path::PathBuf {
+        Path::new("/proc")
+            .join(self.child.id().to_string())
+            .join("fd")
+    }
+
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -186,6 +192,55 @@ fn spec(number: u64, choices: &mut Choices) -> Value {
     json!({"metadata": {"name": format!("p-{number}"), "labels": {"round": "x"}}, "spec": {
         "terminationGracePeriodSeconds": 1, "restartPolicy": policy, "containers": containers,
         "volumes": [{"name": "m", "emptyDir": {"medium": "Memory"}}, {"name": "d", "emptyDir": {}}]}})
+}
+
+/// A node that lives on holds no more descriptors after some pods than before them.
+async fn descriptors_come_and_go(
+    node: &NodeProcess,
+    pods: &Api<Pod>,
+    below: &Path,
+    choices: &mut Choices,
+) {
+    const PODS: u64 = 12;
+    /// Connections to the API come and go by themselves.
+    const SLACK: usize = 4;
+    let mut counts: Vec<usize> = Vec::new();
+    // The first round brings the node to where it would be after any number of pods.
+    for round in 0..2 {
+        for number in 0..PODS {
+            let pod = spec(1_000_000 + round * PODS + number, choices);
+            let pod = serde_json::from_value(pod).unwrap();
+            pods.create(&PostParams::default(), &pod).await.unwrap();
+        }
+        eventually_within(PATIENCE, "pods to be on the machine", || async {
+            (support::entries(below).len() as u64 == PODS).then_some(())
+        })
+        .await;
+        for pod in pods.list(&ListParams::default()).await.unwrap() {
+            let _ = pods.delete(&pod.name_any(), &DeleteParams::default()).await;
+        }
+        eventually_within(PATIENCE, "pods to be gone again", || async {
+            let left = pods.list(&ListParams::default()).await.unwrap();
+            (left.items.is_empty() && support::entries(below).is_empty()).then_some(())
+        })
+        .await;
+        let slots = below.with_file_name("run").join("slots");
+        let ready = Config::new("/").ready_namespaces;
+        eventually_within(PATIENCE, "places to be made ready again", || async {
+            let places = support::entries(&slots);
+            let waiting = places.iter().filter(|place| place.join("ready").exists());
+            (waiting.count() == ready && places.len() == ready).then_some(())
+        })
+        .await;
+        let most = counts.last().map_or(usize::MAX, |before| before + SLACK);
+        let held = eventually_within(PATIENCE, "the node's descriptors to be closed", || async {
+            let held = support::entries(&node.descriptors()).len();
+            (held <= most).then_some(held)
+        })
+        .await;
+        counts.push(held);
+    }
+    println!("descriptors after each round: {counts:?}");
 }
 
 async fn pods_leave_nothing_behind_when_the_node_is_killed(total: u64, seed: u64) {
@@ -270,6 +325,7 @@ async fn pods_leave_nothing_behind_when_the_node_is_killed(total: u64, seed: u64
         support::entries(&below).is_empty().then_some(())
     })
     .await;
+    descriptors_come_and_go(&node, &pods, &below, &mut choices).await;
     std::fs::write(data_dir.with_extension("stop"), "").unwrap();
     let ended = node.child.wait().unwrap();
     assert!(ended.success(), "the node ended with {ended}");

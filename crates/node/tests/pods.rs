@@ -7,7 +7,7 @@
 
 mod support;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, PodStatus, Secret};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -347,7 +347,9 @@ async fn a_failing_liveness_probe_restarts_the_container() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
     let machine = Machine::start().await;
-    let mut polite = shell("trap 'cat /tmp/hook; exit 0' TERM; while :; do sleep 0.01; done");
+    let mut polite = shell(
+        "trap 'cat /tmp/hook > /dev/termination-log; exit 7' TERM; while :; do sleep 0.01; done",
+    );
     polite["lifecycle"] =
         json!({"preStop": {"exec": {"command": ["sh", "-c", "echo ran > /tmp/hook"]}}});
     machine
@@ -365,14 +367,26 @@ async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
         .await;
     machine.ready("polite").await;
     machine.ready("stubborn").await;
-    let began = std::time::Instant::now();
-    machine.delete("polite").await;
-    assert!(
-        began.elapsed().as_secs() < 20,
-        "a container that ends by itself is not waited for"
+    let end = |said: &[PodStatus]| {
+        let last = said.last().unwrap();
+        let state = last.container_statuses.as_ref().unwrap()[0].state.clone();
+        let end = state.unwrap().terminated.unwrap();
+        (last.phase.clone().unwrap(), end.exit_code, end.message)
+    };
+    let said = machine.last_words("polite").await;
+    assert_eq!(
+        end(&said),
+        ("Failed".to_owned(), 7, Some("ran\n".to_owned())),
+        "the hook ran before the signal, and the end is told before the pod goes"
+    );
+    assert_eq!(
+        said[0].phase.as_deref(),
+        Some("Running"),
+        "it is not over before it is"
     );
     let began = std::time::Instant::now();
-    machine.delete("stubborn").await;
+    let said = machine.last_words("stubborn").await;
+    assert_eq!(end(&said), ("Failed".to_owned(), 137, None));
     assert!(
         began.elapsed().as_millis() >= 900,
         "the grace period was cut short"

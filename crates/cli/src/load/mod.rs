@@ -262,8 +262,7 @@ async fn load_up(
         metrics_listen: any_port,
         audit: None,
         quickstart: Quickstart::Nothing,
-        unselected_pods: node::network::policy::Unselected::default(),
-        plain_registries: Vec::new(),
+        node: crate::node_flags::NodeFlags::default(),
     })
     .await?;
     let place = Place {

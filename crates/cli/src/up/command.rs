@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{API_LISTEN, METRICS_LISTEN, Options, Quickstart, ROUTER_LISTEN, Up};
 use crate::data_directory::{self, Running};
-use crate::parts::{UnselectedPods, registry_address};
+use crate::node_flags::NodeFlags;
 use crate::rootless;
 
 /// Run the whole system on this machine: API server, controllers, node and router
@@ -58,13 +58,8 @@ pub struct Arguments {
     #[arg(long)]
     no_quickstart: bool,
 
-    /// What pods that no network policy selects may do
-    #[arg(long, value_name = "WHAT", default_value = "isolated")]
-    unselected_pods: UnselectedPods,
-
-    /// A registry beyond this machine to reach without encryption, as HOST or HOST:PORT; may be repeated
-    #[arg(long, value_name = "REGISTRY", value_parser = registry_address)]
-    plain_http_registry: Vec<String>,
+    #[command(flatten)]
+    node: NodeFlags,
 }
 
 /// Runs until it is told to stop. A second signal ends it at once.
@@ -103,8 +98,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         } else {
             Quickstart::TemplateAndPool
         },
-        unselected_pods: arguments.unselected_pods.into(),
-        plain_registries: arguments.plain_http_registry,
+        node: arguments.node,
     })
     .await?;
     if let Some(ready_file) = &arguments.ready_file {

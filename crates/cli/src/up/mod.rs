@@ -34,6 +34,7 @@ pub use installation::install as install_kinds;
 pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
 
 use crate::data_directory::{self, Running};
+use crate::node_flags::NodeFlags;
 use crate::{rootless, sandboxes};
 use router_service::RouterService;
 
@@ -57,8 +58,7 @@ pub struct Options {
     pub metrics_listen: SocketAddr,
     pub audit: Option<apiserver::audit::Options>,
     pub quickstart: Quickstart,
-    pub unselected_pods: node::network::policy::Unselected,
-    pub plain_registries: Vec<String>,
+    pub node: NodeFlags,
 }
 
 /// A running system.
@@ -113,8 +113,7 @@ impl Up {
         installation::install(&up.client).await?;
         let controllers = up.start_controllers().await?;
         let router = router_listener.local_addr()?;
-        up.start_node(router, options.unselected_pods, options.plain_registries)
-            .await?;
+        up.start_node(router, options.node).await?;
         let proxy = up.start_router(router_listener)?;
         up.serve_router_to_the_bridge(&proxy).await?;
         up.announce_router(router).await?;
@@ -226,20 +225,13 @@ impl Up {
         }
     }
 
-    async fn start_node(
-        &mut self,
-        router: SocketAddr,
-        unselected_pods: node::network::policy::Unselected,
-        plain_registries: Vec<String>,
-    ) -> anyhow::Result<()> {
+    async fn start_node(&mut self, router: SocketAddr, flags: NodeFlags) -> anyhow::Result<()> {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let certificate = self
             .server
             .issue_node_certificate(NODE_NAME, &[address.ip().to_string()])?;
-        let config = node::Config {
+        let mut config = node::Config {
             node_name: NODE_NAME.to_owned(),
-            unselected_pods,
-            plain_registries,
             kubelet: Some(node::kubelet::Endpoint {
                 address,
                 authority_pem: certificate.authority_pem,
@@ -249,6 +241,7 @@ impl Up {
             }),
             ..node::Config::new(self.data_directory.join("node"))
         };
+        flags.apply(&mut config);
         self.node = Some(node::Node::start(config, self.client(), self.shutdown.clone()).await?);
         let schedule =
             node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());

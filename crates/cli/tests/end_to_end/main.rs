@@ -5,6 +5,7 @@
 mod crash;
 mod load;
 mod machine;
+mod node_flags;
 mod rootless;
 mod sdk_examples;
 mod streams;

@@ -31,7 +31,7 @@ pub async fn client(up: &Up) -> Client {
     Client::try_from(config(up).await).expect("a client")
 }
 
-async fn within<T>(work: impl Future<Output = T>) -> T {
+pub async fn within<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, Box::pin(work))
         .await
         .expect("it happens in time")

@@ -14,11 +14,13 @@ use super::{BenchError, Distribution, remove_pod, start_pod};
 
 const REQUESTS: usize = 300;
 const PAUSE: Duration = Duration::from_millis(5);
+/// A request that takes longer has failed.
+const LONGEST: Duration = Duration::from_secs(5);
 /// How long an attack gets to unfold.
 const UNFOLD: Duration = Duration::from_secs(2);
 
 /// Each goes on until it is killed.
-const ATTACKS: [(&str, &str); 7] = [
+const ATTACKS: [(&str, &str); 8] = [
     (
         "fork bomb",
         "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.01)",
@@ -34,6 +36,10 @@ const ATTACKS: [(&str, &str); 7] = [
     (
         "disk filling",
         "f = open('/tmp/x', 'wb')\nwhile True:\n    f.write(bytes(1 << 20)); f.flush()\n    if f.tell() > 256 << 20: f.seek(0)",
+    ),
+    (
+        "inodes",
+        "import itertools, os\nos.mkdir('/tmp/many')\nfor n in itertools.count():\n    try: os.close(os.open(f'/tmp/many/{n % 200000}', os.O_CREAT | os.O_WRONLY))\n    except OSError: pass",
     ),
     (
         "descriptors",
@@ -54,8 +60,9 @@ pub struct Beside {
     pub attack: &'static str,
     /// Requests to the neighbour while the attack goes on.
     pub latency: Distribution,
-    /// How many times the quiet median it is.
+    /// How many times the quiet median its median is, and the quiet 99th percentile its own.
     pub ratio: f64,
+    pub p99_ratio: f64,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -71,7 +78,7 @@ pub async fn run(client: Client, namespace: &str) -> Result<Neighbourhood, Bench
     let address = address.and_then(|address| address.parse().ok());
     let address = address.ok_or_else(|| BenchError::NotReady("neighbour".to_owned()))?;
     let address = SocketAddr::new(address, 8888);
-    let quiet = latency(address).await;
+    let quiet = latency(address, "nobody").await?;
     let mut attacks = Vec::new();
     for (attack, script) in ATTACKS {
         let object = json!({"metadata": {"name": "attacker"}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": "c",
@@ -79,28 +86,41 @@ pub async fn run(client: Client, namespace: &str) -> Result<Neighbourhood, Bench
         let object: Pod = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
         pods.create(&PostParams::default(), &object).await?;
         tokio::time::sleep(UNFOLD).await;
-        let during = latency(address).await;
+        let during = latency(address, attack).await;
         remove_pod(&pods, "attacker").await?;
+        let during = during?;
         attacks.push(Beside {
             attack,
             latency: during,
             ratio: during.p50_ms / quiet.p50_ms,
+            p99_ratio: during.p99_ms / quiet.p99_ms,
         });
     }
     remove_pod(&pods, "neighbour").await?;
     Ok(Neighbourhood { quiet, attacks })
 }
 
-async fn latency(address: SocketAddr) -> Distribution {
+/// How long requests take beside an attack. One that fails makes the figures worthless, and its neighbour unprotected.
+async fn latency(address: SocketAddr, beside: &'static str) -> Result<Distribution, BenchError> {
     let mut sample = Vec::new();
+    let mut failures: Vec<std::io::Error> = Vec::new();
     for _ in 0..REQUESTS {
         let began = Instant::now();
-        // A request that fails took as long as it took.
-        let _ = request(address).await;
+        let asked = tokio::time::timeout(LONGEST, request(address)).await;
         sample.push(began.elapsed());
+        failures.extend(asked.unwrap_or_else(|late| Err(late.into())).err());
         tokio::time::sleep(PAUSE).await;
     }
-    Distribution::of(sample)
+    let failed = failures.len();
+    match failures.into_iter().next() {
+        None => Ok(Distribution::of(sample)),
+        Some(source) => Err(BenchError::Neighbour {
+            beside,
+            failed,
+            of: REQUESTS,
+            source,
+        }),
+    }
 }
 
 async fn request(address: SocketAddr) -> std::io::Result<()> {
@@ -110,5 +130,37 @@ async fn request(address: SocketAddr) -> std::io::Result<()> {
         .await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await?;
-    Ok(())
+    if answer.starts_with(b"HTTP/1.1 200 ") {
+        Ok(())
+    } else {
+        let line = answer.split(|byte| *byte == b'\r').next();
+        let line = String::from_utf8_lossy(line.unwrap_or_default()).into_owned();
+        Err(std::io::Error::other(format!("it answered {line:?}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_is_not_answered_well_fails_the_measurement() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            for number in 0.. {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let status = if number == 1 { "503 no" } else { "200 OK" };
+                let mut request = [0; 256];
+                let _ = stream.read(&mut request).await;
+                let answer = format!("HTTP/1.1 {status}\r\n\r\n");
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        let error = latency(address, "nobody").await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "1 of 300 requests to a pod beside nobody failed"
+        );
+    }
 }

@@ -63,6 +63,15 @@ pub enum Pressure {
     Inodes,
 }
 
+impl std::fmt::Display for Pressure {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Bytes => "ephemeral-storage",
+            Self::Inodes => "inodes",
+        })
+    }
+}
+
 impl Space {
     pub fn of(path: &Path) -> Option<Self> {
         let found = rustix::fs::statvfs(path).ok()?;
@@ -190,12 +199,8 @@ pub fn heaviest(pods: &HashMap<String, PodUsage>, pressure: Pressure) -> Option<
 
 /// Why the heaviest pod goes.
 pub fn short(pressure: Pressure) -> Verdict {
-    let what = match pressure {
-        Pressure::Bytes => "ephemeral-storage",
-        Pressure::Inodes => "inodes",
-    };
     evicted(format!(
-        "The node was low on resource: {what}. The pod held more of it than any other. "
+        "The node was low on resource: {pressure}. The pod held more of it than any other. "
     ))
 }
 

@@ -33,7 +33,7 @@ pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const LOG_PIECES: usize = 64;
 
 /// Whether a pod only stands for something that runs outside of pods.
-pub fn is_mirror(pod: &Pod) -> bool {
+pub fn is_mirror(pod: &impl ResourceExt) -> bool {
     pod.annotations().contains_key(MIRROR_ANNOTATION)
 }
 

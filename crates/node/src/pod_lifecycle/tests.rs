@@ -385,6 +385,58 @@ fn deletion_stops_then_kills_then_finishes() {
 }
 
 #[test]
+fn what_is_being_started_when_the_pod_is_deleted_or_over_is_given_up() {
+    let starting = || ContainerState {
+        phase: Phase::Starting,
+        runs: 1,
+        ..ContainerState::default()
+    };
+    let kill = [Action::Kill {
+        container: "c".to_owned(),
+    }];
+    for grace in [0, 30] {
+        let case = Case::new(one()).with("c", starting()).deleted(grace, grace);
+        assert_eq!(case.plan(0).actions, kill, "with a grace of {grace} s");
+    }
+    let spec = json!({"activeDeadlineSeconds": 5, "containers": [{"name": "c"}]});
+    assert_eq!(Case::new(spec).with("c", starting()).plan(5).actions, kill);
+}
+
+#[test]
+fn a_deleted_pod_says_how_it_ended_before_it_goes() {
+    let over = |codes: &[i32]| {
+        let names = ["a", "b"];
+        let containers: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
+        let mut case = Case::new(json!({"containers": containers})).deleted(30, 30);
+        for (name, code) in names.iter().zip(codes) {
+            let mut state = running();
+            state.end(ended(*code, 0, 1));
+            case = case.with(name, state);
+        }
+        let plan = case.plan(1);
+        assert_eq!(plan.actions, [Action::Finish]);
+        plan.status
+    };
+    let well = over(&[0, 0]);
+    assert_eq!(well.phase.as_deref(), Some("Succeeded"));
+    let badly = over(&[0, 143]);
+    assert_eq!(badly.phase.as_deref(), Some("Failed"));
+    let states = badly.container_statuses.unwrap();
+    let end = states[1].state.as_ref().unwrap().terminated.as_ref();
+    assert_eq!(end.unwrap().exit_code, 143);
+    assert_eq!(
+        over(&[]).phase.as_deref(),
+        Some("Failed"),
+        "what never ran did not succeed"
+    );
+    let stopping = Case::new(one())
+        .with("c", running())
+        .deleted(30, 30)
+        .plan(1);
+    assert_eq!(stopping.status.phase.as_deref(), Some("Running"));
+}
+
+#[test]
 fn a_deadline_ends_the_pod_and_says_so() {
     let spec = json!({"activeDeadlineSeconds": 5, "containers": [{"name": "c"}]});
     let plan = Case::new(spec.clone()).with("c", running()).plan(4);

@@ -8,16 +8,19 @@ use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::preparing::{container_of, container_request, prepare, refresh_volumes};
-use super::{Event, PodWorker, Shared};
+use super::{Audience, Event, PodWorker, Progress, Shared};
 use crate::errors::chain;
 use crate::events::Severity;
 use crate::pod_lifecycle::{Action, KILL_AGAIN, Phase, Sandbox};
 use crate::probes::{self, Kind};
-use crate::runtime::{ContainerId, PodSandbox, Runtime};
+use crate::runtime::{
+    ContainerId, ContainerSpec, PodSandbox, Runtime, StartError, StartedContainer,
+};
+use crate::signals;
 use crate::throttling;
 use crate::trace;
 use crate::volumes::Volumes;
@@ -95,16 +98,19 @@ impl<R: Runtime> PodWorker<R> {
         }
         state.phase = Phase::Starting;
         state.runs = run + 1;
+        let give_up = CancellationToken::new();
+        self.starting.insert(container.to_owned(), give_up.clone());
         let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
-        let name = container.to_owned();
+        let (id, name) = (self.id(container, run), container.to_owned());
         let span = trace::step(&pod, "StartContainer");
         span.record("container", container);
         let started = async move {
-            let started =
-                match container_request(&shared, &pod, &name, run, crashes, &sandbox).await {
-                    Ok(spec) => shared.runtime.start(spec).await,
-                    Err(error) => Err(error),
-                };
+            let request = container_request(&shared, &pod, &name, run, crashes, &sandbox);
+            let started = match give_up.run_until_cancelled(request).await {
+                Some(Ok(spec)) => start_unless(&give_up, &*shared.runtime, &id, spec).await,
+                Some(Err(error)) => Err(error),
+                None => Err(StartError::GivenUp),
+            };
             let event = match started {
                 Ok(started) => Event::Started {
                     container: name,
@@ -125,8 +131,9 @@ impl<R: Runtime> PodWorker<R> {
         tokio::spawn(started.instrument(span));
     }
 
-    /// A container has come to run: follow its end, run its hook, ask its probes.
-    pub(super) fn container_runs(&mut self, container: &str, run: u32) {
+    /// A container has come to run: follow its end, run its hook, ask its probes. One that was `found` running is not new: its hook
+    /// was run, and what it had passed it need not pass again.
+    pub(super) fn container_runs(&mut self, container: &str, run: u32, found: Option<Progress>) {
         let id = self.id(container, run);
         let (shared, sender, name) = (
             self.shared.clone(),
@@ -145,9 +152,11 @@ impl<R: Runtime> PodWorker<R> {
         let Some(definition) = container_of(&self.pod, container) else {
             return;
         };
+        let known = found.unwrap_or_default();
+        let started = known.started || definition.startup_probe.is_none();
         if let Some(state) = self.containers.get_mut(container) {
-            state.started = definition.startup_probe.is_none();
-            state.ready = definition.readiness_probe.is_none();
+            state.started = started;
+            state.ready = known.ready || definition.readiness_probe.is_none();
         }
         if let Some(resources) = &definition.resources
             && let Some(limits) = &resources.limits
@@ -159,6 +168,7 @@ impl<R: Runtime> PodWorker<R> {
             .lifecycle
             .as_ref()
             .and_then(|lifecycle| lifecycle.post_start.clone())
+            .filter(|_| found.is_none())
         {
             let (shared, sender, name) = (
                 self.shared.clone(),
@@ -167,9 +177,8 @@ impl<R: Runtime> PodWorker<R> {
             );
             let address = self.address();
             tokio::spawn(async move {
-                if let Err(message) =
-                    run_hook(&*shared.runtime, &id, &definition, &hook, address).await
-                {
+                let ran = run_hook(&*shared.runtime, &id, &definition, &hook, address, None);
+                if let Err(message) = ran.await {
                     let _ = sender.send(Event::HookFailed {
                         container: name,
                         run,
@@ -178,7 +187,7 @@ impl<R: Runtime> PodWorker<R> {
                 }
             });
         }
-        self.start_probes(container, run, true);
+        self.start_probes(container, run, !started);
     }
 
     /// Follows whether a container is held back by its limit on processor time, until it has ended.
@@ -207,11 +216,11 @@ impl<R: Runtime> PodWorker<R> {
     }
 
     /// Starts a container's probes; while its startup probe has not passed, only that one.
-    pub(super) fn start_probes(&mut self, container: &str, run: u32, first: bool) {
+    pub(super) fn start_probes(&mut self, container: &str, run: u32, starting: bool) {
         let Some(definition) = container_of(&self.pod, container) else {
             return;
         };
-        let wanted = match (&definition.startup_probe, first) {
+        let wanted = match (&definition.startup_probe, starting) {
             (Some(startup), true) => vec![(Kind::Startup, startup.clone())],
             _ => [
                 (Kind::Liveness, &definition.liveness_probe),
@@ -291,22 +300,20 @@ impl<R: Runtime> PodWorker<R> {
         let signal = lifecycle
             .stop_signal
             .as_deref()
-            .and_then(signal_number)
+            .and_then(signals::number)
             .unwrap_or(libc::SIGTERM);
         let (shared, pod) = (self.shared.clone(), self.pod.clone());
         tokio::spawn(async move {
             if let Some((definition, hook)) = hook {
-                let ran = timeout(
-                    grace,
-                    run_hook(&*shared.runtime, &id, &definition, &hook, address),
-                )
-                .await;
-                let problem = match ran {
-                    Ok(Ok(())) => None,
-                    Ok(Err(message)) => Some(message),
-                    Err(_) => Some("the hook outlasted the grace period".to_owned()),
-                };
-                if let Some(message) = problem {
+                let hook = run_hook(
+                    &*shared.runtime,
+                    &id,
+                    &definition,
+                    &hook,
+                    address,
+                    Some(grace),
+                );
+                if let Err(message) = hook.await {
                     shared.events.tell(
                         &pod,
                         Some(&definition.name),
@@ -326,6 +333,13 @@ impl<R: Runtime> PodWorker<R> {
         let Some(state) = self.containers.get_mut(container) else {
             return;
         };
+        if state.phase == Phase::Starting {
+            // What comes of it is told by the start itself.
+            if let Some(give_up) = self.starting.get(container) {
+                give_up.cancel();
+            }
+            return;
+        }
         if let Phase::Running { started_at } | Phase::Stopping { started_at, .. } = state.phase {
             state.phase = Phase::Stopping {
                 started_at,
@@ -345,7 +359,7 @@ impl<R: Runtime> PodWorker<R> {
         let Sandbox::Ready(sandbox) = self.sandbox.clone() else {
             return;
         };
-        self.refreshing.take().iter().for_each(JoinHandle::abort);
+        let refreshing = self.refreshing.take();
         // What it still has is its logs; its end would free nothing.
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         self.shared.evictions.forget(uid);
@@ -355,6 +369,7 @@ impl<R: Runtime> PodWorker<R> {
         let (shared, pod) = (self.shared.clone(), self.pod.clone());
         self.stopping = Some(tokio::spawn(async move {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
+            end(refreshing).await;
             shared.enforcer.detach(&uid).await;
             if let Err(error) = shared.volumes.release(&uid).await {
                 tracing::warn!(pod = pod.metadata.name, error = %chain(&error), "cannot free a pod's volumes");
@@ -365,22 +380,23 @@ impl<R: Runtime> PodWorker<R> {
         }));
     }
 
-    /// Removes everything of the pod, then the pod. A failure is retried by deciding again.
+    /// Removes everything of the pod, then the pod, once it is told how it ended. A failure is retried by deciding again.
     fn finish(&mut self) {
-        if self.finishing || self.publishing {
+        if self.finishing || self.publishing || !self.has_said_all() {
             return;
         }
         self.finishing = true;
-        let stopping = self.stopping.take();
+        let (stopping, refreshing) = (self.stopping.take(), self.refreshing.take());
         let (shared, pod, sender, gone) = (
             self.shared.clone(),
             self.pod.clone(),
             self.sender.clone(),
-            self.gone,
+            self.audience == Audience::Gone,
         );
         tokio::spawn(async move {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let mut done = true;
+            end(refreshing).await;
             // One after the other: both free the same things.
             if let Some(stopping) = stopping {
                 let _ = stopping.await;
@@ -396,6 +412,14 @@ impl<R: Runtime> PodWorker<R> {
             }
             let _ = sender.send(Event::Finished(done));
         });
+    }
+}
+
+/// Ends a task that may be writing what is to be removed.
+async fn end(task: Option<JoinHandle<()>>) {
+    if let Some(task) = task {
+        task.abort();
+        let _ = task.await;
     }
 }
 
@@ -440,35 +464,49 @@ async fn delete_object<R: Runtime>(shared: &Shared<R>, pod: &Pod, uid: String) -
     }
 }
 
+/// Starts a container, unless that is given up meanwhile.
+async fn start_unless<R: Runtime>(
+    give_up: &CancellationToken,
+    runtime: &R,
+    id: &ContainerId,
+    spec: ContainerSpec,
+) -> Result<StartedContainer, StartError> {
+    let mut starting = std::pin::pin!(runtime.start(spec));
+    tokio::select! {
+        // It begins before it can be given up.
+        biased;
+        started = &mut starting => return started,
+        () = give_up.cancelled() => {}
+    }
+    if let Err(error) = runtime.kill(id).await {
+        tracing::warn!(container = id.container, error = %chain(&error), "cannot give up a start");
+    }
+    starting.await
+}
+
+/// Runs a hook, for no longer than `limit`.
 async fn run_hook<R: Runtime>(
     runtime: &R,
     id: &ContainerId,
     container: &Container,
     hook: &LifecycleHandler,
     address: std::net::IpAddr,
+    limit: Option<Duration>,
 ) -> Result<(), String> {
     if let Some(action) = &hook.exec {
-        return probes::exec(runtime, id, action.command.clone().unwrap_or_default()).await;
+        let command = action.command.clone().unwrap_or_default();
+        return probes::exec(runtime, id, command, limit).await;
     }
-    if let Some(action) = &hook.http_get {
-        return probes::http_get(action, container, address).await;
-    }
-    if let Some(action) = &hook.sleep {
-        tokio::time::sleep(Duration::from_secs(action.seconds.unsigned_abs())).await;
-    }
-    Ok(())
-}
-
-fn signal_number(name: &str) -> Option<i32> {
-    Some(match name {
-        "SIGHUP" => libc::SIGHUP,
-        "SIGINT" => libc::SIGINT,
-        "SIGQUIT" => libc::SIGQUIT,
-        "SIGKILL" => libc::SIGKILL,
-        "SIGUSR1" => libc::SIGUSR1,
-        "SIGUSR2" => libc::SIGUSR2,
-        "SIGTERM" => libc::SIGTERM,
-        "SIGWINCH" => libc::SIGWINCH,
-        _ => return None,
-    })
+    let other = async {
+        if let Some(action) = &hook.http_get {
+            return probes::http_get(action, container, address).await;
+        }
+        if let Some(action) = &hook.sleep {
+            tokio::time::sleep(Duration::from_secs(action.seconds.unsigned_abs())).await;
+        }
+        Ok(())
+    };
+    probes::within(limit, other)
+        .await
+        .unwrap_or_else(|_| Err("the hook outlasted the grace period".to_owned()))
 }

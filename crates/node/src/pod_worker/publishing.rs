@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Event, PodWorker, RETRY, Shared};
+use super::{Audience, Event, PodWorker, RETRY, Shared};
 use crate::errors::chain;
 use crate::pod_lifecycle::status::is_own_condition;
 use crate::runtime::Runtime;
@@ -64,7 +64,11 @@ pub(super) fn overlay(said: &PodStatus, seen: Option<&PodStatus>) -> PodStatus {
 
 impl<R: Runtime> PodWorker<R> {
     pub(super) fn publish(&mut self, now: Timestamp) {
-        if self.publishing || self.finishing || self.gone || self.decided == self.published {
+        if self.publishing
+            || self.finishing
+            || self.audience == Audience::Gone
+            || self.decided == self.published
+        {
             return;
         }
         if self.publish_after.is_some_and(|after| after > now) {
@@ -94,12 +98,25 @@ impl<R: Runtime> PodWorker<R> {
         });
     }
 
+    /// Whether whoever watches the pod knows all there is to know of it.
+    pub(super) fn has_said_all(&self) -> bool {
+        self.audience != Audience::Watching || (!self.publishing && self.decided == self.published)
+    }
+
     pub(super) fn status_published(&mut self, result: Result<PodStatus, kube::Error>) {
         self.publishing = false;
         match result {
-            Ok(status) => self.published = Some(status),
+            Ok(status) => {
+                if self.audience == Audience::Leaving {
+                    self.audience = Audience::Watching;
+                }
+                self.published = Some(status);
+            }
             // Deleted, or another pod of the same name by now; the watch will say which.
             Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {
+                if self.audience == Audience::Watching {
+                    self.audience = Audience::Leaving;
+                }
                 self.publish_after = Some(Timestamp::now() + RETRY);
             }
             Err(error) => {
@@ -124,14 +141,7 @@ async fn write<R: Runtime>(
     );
     let name = pod.name.as_deref().unwrap_or_default();
     if !shared.plain_patches.load(Ordering::Relaxed) {
-        let mut body = status.clone();
-        let own = status
-            .conditions
-            .iter()
-            .flatten()
-            .filter(|condition| is_own_condition(&condition.type_));
-        body.conditions = Some(own.cloned().collect());
-        let patch = json!({"metadata": {"uid": pod.uid}, "status": body});
+        let patch = json!({"metadata": {"uid": pod.uid}, "status": strategic(status)});
         match api
             .patch_status(name, &PatchParams::default(), &Patch::Strategic(patch))
             .await
@@ -142,10 +152,50 @@ async fn write<R: Runtime>(
             other => return other.map(drop),
         }
     }
-    let patch = json!({"metadata": {"uid": pod.uid}, "status": status});
+    let patch = json!({"metadata": {"uid": pod.uid}, "status": merging(status)});
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
         .await
         .map(drop)
+}
+
+/// A status for a merge patch. What it does not say is unsaid: left out, it would stay as it was.
+fn merging(status: &PodStatus) -> Value {
+    let mut body = json!(status);
+    for field in ["reason", "message", "podIP", "podIPs"] {
+        unsay(&mut body, field);
+    }
+    body
+}
+
+/// A status for a strategic patch, which merges lists item by item: conditions by their type, so that those of others stay, and
+/// addresses, which have to be replaced.
+fn strategic(status: &PodStatus) -> Value {
+    let mut body = merging(status);
+    let own = status
+        .conditions
+        .iter()
+        .flatten()
+        .filter(|condition| is_own_condition(&condition.type_));
+    body["conditions"] = own
+        .map(|condition| {
+            let mut condition = json!(condition);
+            unsay(&mut condition, "reason");
+            unsay(&mut condition, "message");
+            condition
+        })
+        .collect();
+    for field in ["podIPs", "hostIPs"] {
+        if let Some(Value::Array(addresses)) = body.get_mut(field) {
+            addresses.insert(0, json!({"$patch": "replace"}));
+        }
+    }
+    body
+}
+
+fn unsay(object: &mut Value, field: &str) {
+    if object.get(field).is_none() {
+        object[field] = Value::Null;
+    }
 }
 
 #[cfg(test)]

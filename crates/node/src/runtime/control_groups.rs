@@ -200,6 +200,19 @@ impl ControlGroups {
         }
     }
 
+    /// The processes of a container.
+    pub fn processes(&self, pod: &str, container: &str) -> Vec<rustix::process::Pid> {
+        let group = |hierarchy: &Hierarchy| {
+            let mount = &hierarchy.mount;
+            mount.join(&self.parent).join(pod).join(container)
+        };
+        let found = self
+            .hierarchies
+            .iter()
+            .map(|found| processes(&group(found)));
+        found.max_by_key(Vec::len).unwrap_or_default()
+    }
+
     /// The memory a container uses now, where that is counted.
     pub fn memory_bytes(&self, pod: &str, container: &str) -> Option<u64> {
         self.hierarchies

@@ -7,10 +7,11 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 
-use shim_protocol::{Launch, LaunchAnswer, Preparation};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shim_protocol::{LaunchAnswer, Preparation};
 
 use super::RuntimeError;
 
@@ -97,26 +98,59 @@ impl Launcher {
             .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Starts a container. Blocks until its command runs or cannot, so it belongs on a blocking thread of the runtime.
-    pub fn launch(mut self, launch: &Launch) -> Result<LaunchAnswer, RuntimeError> {
+    /// Starts the container that a [`Launch`](shim_protocol::Launch) describes. Blocks until its command runs or cannot, so it
+    /// belongs on a blocking thread of the runtime; or until `give_up` says why not to wait any longer, which it is asked now and
+    /// then. The launcher is killed then. What it has made of the container until then is in the control groups that it joined.
+    pub fn launch<E: From<RuntimeError>>(
+        mut self,
+        launch: &impl serde::Serialize,
+        give_up: impl Fn() -> Option<E>,
+    ) -> Result<LaunchAnswer, E> {
         self.write(&line(launch)?)?;
-        let Some(mut child) = self.child.take() else {
-            return Err(RuntimeError::Launcher("it was used before".to_owned()));
+        let Some(child) = self.child.as_mut() else {
+            return Err(RuntimeError::Launcher("it was used before".to_owned()).into());
         };
         drop(child.stdin.take());
         let mut said = Vec::new();
         if let Some(output) = child.stdout.take() {
+            await_answer(&output, give_up)?;
             BufReader::new(output)
                 .read_until(b'\n', &mut said)
                 .map_err(failed)?;
         }
+        let Some(mut child) = self.child.take() else {
+            return Err(RuntimeError::Launcher("it was used before".to_owned()).into());
+        };
         let Ok(answer) = serde_json::from_slice(&said) else {
             let status = child.wait().map_err(failed)?;
-            return Err(RuntimeError::Launcher(format!("it ended with {status}")));
+            return Err(RuntimeError::Launcher(format!("it ended with {status}")).into());
         };
         // It ends by itself; somebody has to notice, and the container does not wait for that.
         tokio::task::spawn_blocking(move || child.wait());
         Ok(answer)
+    }
+}
+
+/// Waits until there is something to read.
+fn await_answer<E: From<RuntimeError>>(
+    output: &ChildStdout,
+    give_up: impl Fn() -> Option<E>,
+) -> Result<(), E> {
+    /// How soon a start that is given up is noticed to be.
+    const LOOK_UP: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
+    loop {
+        let mut polled = [PollFd::new(output, PollFlags::IN)];
+        match poll(&mut polled, Some(&LOOK_UP)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(failed(error.into()).into()),
+        }
+        if let Some(reason) = give_up() {
+            return Err(reason);
+        }
     }
 }
 
@@ -126,5 +160,50 @@ impl Drop for Launcher {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::{Duration, Instant};
+
+    use shim_protocol::NamespacePins;
+
+    use super::*;
+
+    #[test]
+    fn a_launch_that_hangs_is_given_up_and_its_launcher_killed() {
+        let directory = tempfile::tempdir().unwrap();
+        let shim = directory.path().join("shim");
+        let told = directory.path().join("pid");
+        let script = format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", told.display());
+        std::fs::write(&shim, script).unwrap();
+        std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = Path::new("/nowhere").to_owned();
+        let preparation = Preparation {
+            pins: NamespacePins {
+                network: path.clone(),
+                ipc: path.clone(),
+                hostname: path.clone(),
+                user: path,
+            },
+            control_groups: Vec::new(),
+            out_of_memory_score: 0,
+        };
+        let launcher = Launcher::start(&shim, &preparation).unwrap();
+        let began = Instant::now();
+        let limit = Duration::from_millis(200);
+        let launched = launcher.launch(&(), || {
+            (began.elapsed() >= limit && told.exists()).then_some(RuntimeError::TooSlow(limit))
+        });
+        let error = launched.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the container did not start within 200ms"
+        );
+        let pid = std::fs::read_to_string(told).unwrap();
+        let process = Path::new("/proc").join(pid.trim());
+        assert!(!process.exists(), "the launcher is gone");
     }
 }

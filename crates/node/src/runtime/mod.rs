@@ -190,6 +190,21 @@ pub struct Termination {
     pub finished_at: Timestamp,
 }
 
+impl Termination {
+    /// How a run ended whose command could not be run.
+    pub fn not_started(message: String, now: Timestamp) -> Self {
+        const START_FAILED: i32 = 128;
+        Self {
+            exit_code: START_FAILED,
+            signal: None,
+            reason: "StartError".to_owned(),
+            message: Some(message),
+            started_at: Some(now),
+            finished_at: now,
+        }
+    }
+}
+
 /// A container found after a restart of the node.
 #[derive(Debug, Clone)]
 pub struct RecoveredContainer {
@@ -229,6 +244,8 @@ pub enum RuntimeError {
     ControlGroup(#[from] control_groups::ControlGroupError),
     #[error("the launcher failed: {0}")]
     Launcher(String),
+    #[error("the container did not start within {0:?}")]
+    TooSlow(std::time::Duration),
     #[error("pod {0} has no sandbox")]
     NoSandbox(String),
     #[error("container {0} is not running")]
@@ -254,6 +271,9 @@ pub enum StartError {
     /// The container was made; its command cannot run.
     #[error("{message}")]
     Command { message: String, code: i32 },
+    /// It was no longer wanted.
+    #[error("the start was given up")]
+    GivenUp,
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }
@@ -278,7 +298,7 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
         id: &ContainerId,
         signal: i32,
     ) -> impl Future<Output = Result<(), RuntimeError>> + Send;
-    /// Ends every process of the container at once.
+    /// Ends every process of the container at once. One that is being started is given up.
     fn kill(&self, id: &ContainerId) -> impl Future<Output = Result<(), RuntimeError>> + Send;
     /// Runs a command inside the container.
     fn exec(

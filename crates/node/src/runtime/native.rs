@@ -15,6 +15,8 @@ mod launching;
 mod process_holder;
 mod records;
 mod recovery;
+mod rotation;
+mod starting;
 
 use std::collections::HashMap;
 use std::fs;
@@ -77,6 +79,8 @@ pub struct NativeRuntime {
     pods: PathBuf,
     run: PathBuf,
     running: Mutex<HashMap<ContainerId, Running>>,
+    /// Each gives up the start of a container that is under way.
+    starting: Mutex<HashMap<ContainerId, CancellationToken>>,
     /// Held while the process is looked for that holds a pod's shared PID namespace, and made if there is none.
     making_holder: tokio::sync::Mutex<()>,
     shortcomings: Shortcomings,
@@ -153,6 +157,7 @@ impl NativeRuntime {
             pods,
             run,
             running: Mutex::default(),
+            starting: Mutex::default(),
             making_holder: tokio::sync::Mutex::default(),
             shortcomings,
             share,
@@ -256,44 +261,6 @@ impl NativeRuntime {
         self.control_groups.memory_bytes(&group.parent, &group.name)
     }
 
-    /// Makes the agent write to a new log file when the old one has grown enough, and drops the oldest.
-    pub async fn rotate_log(&self, id: &ContainerId) -> Result<(), RuntimeError> {
-        let path = self.log_path(id);
-        let Ok(metadata) = fs::metadata(&path) else {
-            return Ok(());
-        };
-        if metadata.len() < self.config.log_maximum_bytes {
-            return Ok(());
-        }
-        let numbered = |number: u32| path.with_extension(format!("log.{number}"));
-        for number in (1..self.config.log_maximum_files.saturating_sub(1)).rev() {
-            let _ = fs::rename(numbered(number), numbered(number + 1));
-        }
-        fs::rename(&path, numbered(1)).map_err(failure("a rotated log"))?;
-        let file = fs::File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(failure("a new log"))?;
-        Ok(agent::replace_log(&self.container_directory(id), file).await?)
-    }
-
-    /// Rotates the logs of all running containers that have grown enough.
-    pub async fn rotate_logs(&self) {
-        let running: Vec<ContainerId> = self
-            .running
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .keys()
-            .cloned()
-            .collect();
-        for id in running {
-            if let Err(error) = self.rotate_log(&id).await {
-                tracing::warn!(container = id.container, error = %crate::errors::chain(&error), "cannot rotate a log");
-            }
-        }
-    }
-
     /// Kills every container at once, for a node whose pods cannot outlive it.
     pub fn kill_everything(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -323,6 +290,13 @@ impl NativeRuntime {
             .unwrap_or_else(PoisonError::into_inner)
             .insert(id.clone(), running);
         Ok(())
+    }
+
+    fn with_starting<T>(
+        &self,
+        work: impl FnOnce(&mut HashMap<ContainerId, CancellationToken>) -> T,
+    ) -> T {
+        work(&mut self.starting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn running(&self, id: &ContainerId) -> Option<Running> {
@@ -374,7 +348,7 @@ impl Runtime for NativeRuntime {
         } else {
             // What is left of one that did not survive, as after a reboot, is of no use.
             if let Some(lost) = kept {
-                self.slots.release(lost).await?;
+                self.slots.tear_down(lost).await?;
             }
             let slot = self.slots.acquire().await?;
             fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
@@ -385,6 +359,9 @@ impl Runtime for NativeRuntime {
                     spec: spec.clone(),
                 },
             )?;
+            if let Some(lost) = kept {
+                self.slots.give_back(lost);
+            }
             slot
         };
         let sandbox = PodSandbox {
@@ -404,7 +381,11 @@ impl Runtime for NativeRuntime {
 
     async fn start(&self, spec: ContainerSpec) -> Result<StartedContainer, StartError> {
         let id = spec.id.clone();
-        let record = self.launch(spec).await?;
+        let give_up = CancellationToken::new();
+        self.with_starting(|starting| starting.insert(id.clone(), give_up.clone()));
+        let launched = self.launch(spec, give_up).await;
+        self.with_starting(|starting| starting.remove(&id));
+        let record = launched?;
         let started = StartedContainer {
             started_at: record.started_at,
             image_id: record.image_id.clone(),
@@ -415,7 +396,7 @@ impl Runtime for NativeRuntime {
 
     async fn wait(&self, id: &ContainerId) -> Termination {
         let Some(running) = self.running(id) else {
-            return self.conclude(id, None);
+            return self.conclude(id, None).await;
         };
         let _ = running.process.readable().await;
         // Reaps it if it is this process's child; after a restart of the node it is not.
@@ -423,7 +404,7 @@ impl Runtime for NativeRuntime {
             WaitId::PidFd(std::os::fd::AsFd::as_fd(running.process.get_ref())),
             WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
         );
-        let termination = self.conclude(id, Some(&running.record));
+        let termination = self.conclude(id, Some(&running.record)).await;
         self.running
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -448,6 +429,8 @@ impl Runtime for NativeRuntime {
             let group = &running.record.group;
             self.control_groups.kill(&group.parent, &group.name);
         }
+        let starting = self.with_starting(|starting| starting.get(id).cloned());
+        starting.iter().for_each(CancellationToken::cancel);
         Ok(())
     }
 
@@ -469,8 +452,10 @@ impl Runtime for NativeRuntime {
         let (groups, uid) = (self.control_groups.clone(), pod.to_owned());
         blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
         if let Some(slot) = record.slot.take() {
-            self.slots.release(slot).await?;
+            // The number is another pod's to have only once it is written down that it is no longer this one's.
+            self.slots.tear_down(slot).await?;
             write_record(&self.pod_directory(pod), &record)?;
+            self.slots.give_back(slot);
         }
         Ok(())
     }

@@ -105,10 +105,13 @@ impl Slots {
             keep_ready,
             privileges: Privileges::current(),
         };
+        // Also those of which nothing is left: a pod that says it has one will free it once more.
+        slots.with_state(|state| state.taken.extend(used));
         for slot in slots.existing() {
             if used.contains(&slot) {
-                slots.with_state(|state| state.taken.insert(slot));
-            } else if slots.is_intact(slot) && slots.path(slot).join("ready").exists() {
+                continue;
+            }
+            if slots.is_intact(slot) && slots.path(slot).join("ready").exists() {
                 slots.with_state(|state| {
                     state.taken.insert(slot);
                     state.ready.push_back(slot);
@@ -229,11 +232,9 @@ impl Slots {
         Ok(())
     }
 
-    /// Frees a pod's slot.
-    pub async fn release(&self, slot: u32) -> Result<(), RuntimeError> {
-        self.tear_down(slot).await?;
+    /// Lets another pod have the number of a slot that was torn down.
+    pub fn give_back(&self, slot: u32) {
         self.with_state(|state| state.taken.remove(&slot));
-        Ok(())
     }
 
     /// Mounts a tmpfs that the containers of a pod share.
@@ -272,7 +273,7 @@ impl Slots {
             Ok(()) => Ok(slot),
             Err(error) => {
                 let _ = self.tear_down(slot).await;
-                self.with_state(|state| state.taken.remove(&slot));
+                self.give_back(slot);
                 Err(error)
             }
         }
@@ -297,7 +298,8 @@ impl Slots {
         Ok(())
     }
 
-    async fn tear_down(&self, slot: u32) -> Result<(), RuntimeError> {
+    /// Frees what a slot holds of the machine. Its number stays taken.
+    pub async fn tear_down(&self, slot: u32) -> Result<(), RuntimeError> {
         self.network.disconnect(slot).await?;
         let (path, groups, launcher) = (
             self.path(slot),
@@ -368,7 +370,8 @@ impl Slots {
     /// Frees the slots that wait for pods.
     pub async fn drain(&self) -> Result<(), RuntimeError> {
         while let Some(slot) = self.with_state(|state| state.ready.pop_front()) {
-            self.release(slot).await?;
+            self.tear_down(slot).await?;
+            self.give_back(slot);
         }
         Ok(())
     }

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_sandbox_node::{self as node, Config, Node};
-use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
-use kube::api::{DeleteParams, ListParams, PostParams};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod, PodStatus};
+use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -234,6 +235,30 @@ impl Machine {
             .await
             .unwrap();
         self.gone(name).await;
+    }
+
+    /// Deletes a pod and answers with all that was said of it until it was gone.
+    pub async fn last_words(&self, name: &str) -> Vec<PodStatus> {
+        let before = self.pod(name).await;
+        let own = WatchParams::default().fields(&format!("metadata.name={name}"));
+        let version = before.resource_version().unwrap();
+        let pods = self.pods();
+        let mut events = std::pin::pin!(pods.watch(&own, &version).await.unwrap());
+        pods.delete(name, &DeleteParams::default()).await.unwrap();
+        let mut said = Vec::new();
+        let all = async {
+            while let Some(event) = events.next().await {
+                match event.unwrap() {
+                    WatchEvent::Modified(pod) => said.extend(pod.status),
+                    WatchEvent::Deleted(_) => return,
+                    WatchEvent::Bookmark(_) => {}
+                    other => panic!("unexpected {other:?}"),
+                }
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(20), all).await;
+        waited.unwrap_or_else(|_| panic!("pod {name} did not go"));
+        said
     }
 
     pub async fn gone(&self, name: &str) {
@@ -499,4 +524,10 @@ pub fn entries(path: &Path) -> Vec<PathBuf> {
         .flatten()
         .map(|entry| entry.path())
         .collect()
+}
+
+/// A pod's container `c` as its status has it.
+pub fn container(pod: &Pod) -> Option<k8s_openapi::api::core::v1::ContainerStatus> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses.iter().find(|status| status.name == "c").cloned()
 }

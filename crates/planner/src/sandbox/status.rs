@@ -162,6 +162,10 @@ fn finished(outcome: &Outcome) -> Option<Finding> {
 }
 
 fn end_of(pod: &ObservedPod) -> Option<(Reason, &'static str)> {
+    // One that is being deleted is stopped, and says in its last moments how that went. It is no end of its own.
+    if pod.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
     match phase(pod) {
         "Succeeded" => Some((Reason::PodSucceeded, "Pod completed successfully")),
         "Failed" if loss(pod).is_none() => Some((Reason::PodFailed, "Pod failed")),

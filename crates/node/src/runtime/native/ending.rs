@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use shim_protocol::ContainerExit;
 
 use super::records::{ContainerRecord, Group};
 use super::{NativeRuntime, image_user};
+use crate::runtime::control_groups::ControlGroups;
 use crate::runtime::{ContainerId, Termination};
 
 /// What is told of the message that a container leaves; it may write more, as much as the disk holds.
@@ -21,12 +23,51 @@ impl NativeRuntime {
     }
 
     /// Reads how a container ended, and keeps it: its control group, which knows of memory, is removed after this.
-    pub(super) fn conclude(
+    pub(super) async fn conclude(
         &self,
         id: &ContainerId,
         record: Option<&ContainerRecord>,
     ) -> Termination {
-        let directory = self.container_directory(id);
+        let ending = self.ending(id, record);
+        match tokio::task::spawn_blocking(move || ending.conclude()).await {
+            Ok(termination) => termination,
+            Err(failure) => std::panic::resume_unwind(failure.into_panic()),
+        }
+    }
+
+    pub(super) fn ending(&self, id: &ContainerId, record: Option<&ContainerRecord>) -> Ending {
+        Ending {
+            directory: self.container_directory(id),
+            log: self.log_path(id),
+            group: record.map_or_else(|| Group::of(id), |record| record.group.clone()),
+            message_from_log: record.is_some_and(|record| record.message_from_log),
+            started_at: record.map(|record| record.started_at),
+            user: image_user(id),
+            control_groups: self.control_groups.clone(),
+            images: self.images.clone(),
+        }
+    }
+}
+
+/// What a run of a container leaves behind.
+#[derive(Debug)]
+pub(super) struct Ending {
+    directory: PathBuf,
+    log: PathBuf,
+    group: Group,
+    message_from_log: bool,
+    started_at: Option<Timestamp>,
+    user: String,
+    control_groups: ControlGroups,
+    images: Arc<images::Images>,
+}
+
+impl Ending {
+    /// Blocks: it removes what the container wrote, and waits for its control group to empty.
+    pub(super) fn conclude(self) -> Termination {
+        let Self {
+            directory, group, ..
+        } = &self;
         let kept = directory.join("termination.json");
         if let Some(termination) = fs::read(&kept)
             .ok()
@@ -34,7 +75,6 @@ impl NativeRuntime {
         {
             return termination;
         }
-        let group = record.map_or_else(|| Group::of(id), |record| record.group.clone());
         let out_of_memory = self
             .control_groups
             .was_out_of_memory(&group.parent, &group.name);
@@ -42,14 +82,14 @@ impl NativeRuntime {
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok());
         let failed = exit.as_ref().is_none_or(|exit| exit.code != 0);
-        let from_log = failed && record.is_some_and(|record| record.message_from_log);
-        let message = read_message(&directory)
-            .or_else(|| from_log.then(|| crate::logs::last_words(&self.log_path(id)))?);
+        let from_log = failed && self.message_from_log;
+        let message = read_message(directory)
+            .or_else(|| from_log.then(|| crate::logs::last_words(&self.log))?);
         let termination = termination_of(
             exit.as_ref(),
             out_of_memory,
             message,
-            record.map(|record| record.started_at),
+            self.started_at,
             Timestamp::now(),
         );
         let _ = serde_json::to_vec(&termination).map(|text| fs::write(&kept, text));
@@ -61,7 +101,7 @@ impl NativeRuntime {
             let _ = crate::trees::remove(&directory.join(name));
         }
         let _ = fs::remove_file(directory.join("agent.sock"));
-        self.images.release(&image_user(id));
+        self.images.release(&self.user);
         termination
     }
 }

@@ -4,21 +4,20 @@ use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use jiff::Timestamp;
 use shim_protocol::{
-    BindSource, ContainerFiles, Launch, LaunchAnswer, Layer, Mount, MountKind, Outside,
-    Preparation, Process, ResourceLimit, RootFilesystem,
+    BindSource, ContainerFiles, Launch, Layer, Mount, MountKind, Outside, Process, ResourceLimit,
+    RootFilesystem,
 };
+use tokio_util::sync::CancellationToken;
 
 use super::image_root::{self, ImageRoot};
-use super::records::{ContainerRecord, Group, write_whole};
-use super::{NativeRuntime, SHARED_MEMORY_BYTES, blocking, failure, image_user};
-use crate::runtime::handlers::{self, Driver};
-use crate::runtime::launcher::Launcher;
-use crate::runtime::slots::OUT_OF_MEMORY_SCORE;
+use super::records::ContainerRecord;
+use super::starting::Start;
+use super::{NativeRuntime, SHARED_MEMORY_BYTES, failure};
+use crate::runtime::handlers::Driver;
 use crate::runtime::{
     ContainerSpec, ImageSource, PodSandboxSpec, RuntimeError, StartError, oci_spec,
 };
@@ -59,7 +58,12 @@ const OUTSIDE_STAGE: &str = "/run/agent-sandbox/stage";
 const OPEN_FILES: u64 = 65_536;
 
 impl NativeRuntime {
-    pub(super) async fn launch(&self, spec: ContainerSpec) -> Result<ContainerRecord, StartError> {
+    /// Starts a container, unless that is given up.
+    pub(super) async fn launch(
+        &self,
+        spec: ContainerSpec,
+        given_up: CancellationToken,
+    ) -> Result<ContainerRecord, StartError> {
         let pod = &spec.id.pod;
         let sandbox = self
             .sandbox_record(pod)
@@ -77,60 +81,26 @@ impl NativeRuntime {
                 .pid_namespace(&spec, sandbox.spec.shared_processes)
                 .await?;
         }
-        let (groups, shim) = (self.control_groups.clone(), self.programs.shim.clone());
-        let (images, user, stored) = (
-            self.images.clone(),
-            image_user(&spec.id),
-            match &spec.image {
-                ImageSource::Host | ImageSource::Nothing => None,
-                ImageSource::Stored { image, .. } => Some(image.clone()),
-            },
-        );
-        let waiting = self.slots.take_launcher(slot);
-        let pins = self.slots.pins(slot);
-        let answer = blocking(move || {
-            if let Some(image) = stored {
-                images.hold(&user, &image)?;
-            }
-            prepare_directories(&launch).map_err(failure("a container's directories"))?;
-            let waiting = waiting.and_then(|mut waiting| waiting.is_waiting().then_some(waiting));
-            let group = match &waiting {
-                Some(_) => Group::of_slot(slot),
-                None => Group::of(&spec.id),
-            };
-            let control_groups = groups.create(&group.parent, &group.name, &spec.limits)?;
-            let launcher = match waiting {
-                Some(launcher) => launcher,
-                None => Launcher::start(
-                    &shim,
-                    &Preparation {
-                        pins,
-                        control_groups,
-                        out_of_memory_score: OUT_OF_MEMORY_SCORE,
-                    },
-                )?,
-            };
-            let answer = launcher.launch(&launch)?;
-            let record = |pid| ContainerRecord {
-                pid,
-                start_ticks: start_ticks(pid).unwrap_or(0),
-                started_at: Timestamp::now(),
-                image_id,
-                crashes: spec.crashes,
-                group: group.clone(),
-                message_from_log: spec.message_from_log,
-            };
-            settle(answer, &launch, record, || {
-                groups.kill(&group.parent, &group.name);
-                let _ = groups.remove_container(&group.parent, &group.name);
-                images.release(&user);
-            })
-        })
-        .await?;
-        match answer {
-            Launched::Running(record) => Ok(record),
-            Launched::CommandFailed { message, code } => Err(StartError::Command { message, code }),
-        }
+        let stored = match &spec.image {
+            ImageSource::Host | ImageSource::Nothing => None,
+            ImageSource::Stored { image, .. } => Some(image.clone()),
+        };
+        let start = Start {
+            groups: self.control_groups.clone(),
+            shim: self.programs.shim.clone(),
+            images: self.images.clone(),
+            stored,
+            waiting: self.slots.take_launcher(slot),
+            slot,
+            pins: self.slots.pins(slot),
+            deadline: self.config.launch_deadline,
+            given_up,
+            image_id,
+            launch,
+            spec,
+        };
+        let launched = tokio::task::spawn_blocking(move || start.carry_out()).await;
+        launched.map_err(|error| RuntimeError::Launcher(error.to_string()))?
     }
 
     fn image_root(&self, spec: &ContainerSpec) -> Result<ImageRoot, StartError> {
@@ -289,70 +259,6 @@ fn limits() -> Vec<ResourceLimit> {
         limit(libc::RLIMIT_NOFILE, OPEN_FILES.min(allowed)),
         limit(libc::RLIMIT_CORE, 0),
     ]
-}
-
-fn prepare_directories(launch: &Launch) -> io::Result<()> {
-    let base = launch.identities.base;
-    for path in [&launch.root.upper, &launch.root.work] {
-        // A leftover of a start that was cut short; an overlay refuses a used work directory.
-        let _ = crate::trees::remove(path);
-        fs::create_dir_all(path)?;
-    }
-    chown(&launch.root.upper, Some(base), Some(base))?;
-    fs::set_permissions(&launch.root.upper, fs::Permissions::from_mode(0o755))?;
-    let message = launch.files.directory.join("termination-log");
-    fs::write(&message, "")?;
-    chown(&message, Some(base), Some(base))?;
-    fs::set_permissions(&message, fs::Permissions::from_mode(0o666))
-}
-
-enum Launched {
-    Running(ContainerRecord),
-    CommandFailed { message: String, code: i32 },
-}
-
-/// Keeps a record of a container that runs, and leaves nothing of one that does not.
-fn settle(
-    answer: LaunchAnswer,
-    launch: &Launch,
-    record: impl FnOnce(i32) -> ContainerRecord,
-    clean_up: impl FnOnce(),
-) -> Result<Launched, RuntimeError> {
-    match answer {
-        LaunchAnswer::Started { pid } => {
-            let record = record(pid);
-            let text = serde_json::to_vec(&record)
-                .map_err(|error| failure("a container's record")(error.into()))?;
-            write_whole(&launch.files.directory.join("state.json"), &text)
-                .map_err(failure("a container's record"))?;
-            Ok(Launched::Running(record))
-        }
-        LaunchAnswer::CommandFailed { message, code, pid } => {
-            reap(pid);
-            clean_up();
-            // Another runtime writes to the container's log why it could not start it.
-            let message = if launch.outside.is_some() {
-                let log = fs::read_to_string(&launch.files.log).unwrap_or_default();
-                handlers::last_words(&log)
-                    .unwrap_or_else(|| "the runtime does not say why".to_owned())
-            } else {
-                message
-            };
-            Ok(Launched::CommandFailed { message, code })
-        }
-        LaunchAnswer::Failed { message, pid } => {
-            pid.into_iter().for_each(reap);
-            clean_up();
-            Err(RuntimeError::Launcher(message))
-        }
-    }
-}
-
-/// Waits for a first process that is ending; it is this process's child.
-fn reap(pid: i32) {
-    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
-    }
 }
 
 /// When a process started, in ticks since boot; nothing for one that has ended.

@@ -124,7 +124,7 @@ impl NativeRuntime {
         let termination = if alive && self.remember(id, record.clone()).is_ok() {
             None
         } else {
-            Some(self.conclude(id, Some(&record)))
+            Some(self.ending(id, Some(&record)).conclude())
         };
         Some(RecoveredContainer {
             id: id.clone(),

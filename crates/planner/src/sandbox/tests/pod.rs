@@ -182,6 +182,18 @@ fn a_pod_that_came_to_its_own_end_stays() {
 }
 
 #[test]
+fn a_pod_that_is_stopped_by_its_deletion_has_not_failed() {
+    for phase in ["Succeeded", "Failed"] {
+        let mut world = running().with_own_pod(pod(NAME, phase));
+        terminating(&mut world, 0);
+        world.reconcile();
+        let finished = world.condition(api::conditions::ConditionType::Finished);
+        assert_eq!(finished, None);
+        assert_eq!(world.ready().1, "DependenciesNotReady");
+    }
+}
+
+#[test]
 fn only_what_took_the_pod_away_counts_as_a_loss() {
     let failed = |reason: Option<&str>, disrupted: bool| {
         let mut pod = pod(NAME, "Failed");
