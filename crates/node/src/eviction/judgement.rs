@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn each_limit_evicts_with_its_own_words() {
         const KIBI: Option<&str> = Some("1Ki");
-        let cases = [
+        let cases = vec![
             (pod(&[None], None), usage(&[1 << 40], 1 << 40), None),
             (pod(&[KIBI], None), usage(&[1024], 0), None),
             (

@@ -357,6 +357,10 @@ struct Setting {
     optional: bool,
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "a table of settings reads better with its values in place"
+)]
 fn set(file: &'static str, value: impl ToString) -> Setting {
     Setting {
         file,
