@@ -130,9 +130,8 @@ fn policies_decide_whom_a_pod_reaches() {
         ] {
             if let Some(label) = label {
                 let patch = Patch::Merge(json!({"metadata": {"labels": {"open": label}}}));
-                let pods = network.pods("t");
-                let patched = pods.patch("b", &PatchParams::default(), &patch);
-                patched.await.unwrap();
+                let (pods, parameters) = (network.pods("t"), PatchParams::default());
+                pods.patch("b", &parameters, &patch).await.unwrap();
             }
             network.expect(case, &to(&a, &b, "tcp/8080", passes)).await;
         }
