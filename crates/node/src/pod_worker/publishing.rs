@@ -202,7 +202,7 @@ fn unsay(object: &mut Value, field: &str) {
 mod tests {
     use super::*;
 
-    fn status(phase: &str, ready: &str, restarts: i32, state: serde_json::Value) -> PodStatus {
+    fn status(phase: &str, ready: &str, restarts: i32, state: &Value) -> PodStatus {
         serde_json::from_value(json!({
             "phase": phase,
             "conditions": [{"type": "Ready", "status": ready}],
@@ -247,7 +247,7 @@ mod tests {
         ] {
             let said = format!("{phase} {ready} {restarts} {state}");
             assert_eq!(
-                is_starting(&status(phase, ready, restarts, state)),
+                is_starting(&status(phase, ready, restarts, &state)),
                 untold,
                 "{said}"
             );

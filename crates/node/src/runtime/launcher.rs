@@ -194,10 +194,10 @@ mod tests {
         let launcher = Launcher::start(&shim, &preparation).unwrap();
         let began = Instant::now();
         let limit = Duration::from_millis(200);
-        let launched = launcher.launch(&(), || {
+        let outcome = launcher.launch(&(), || {
             (began.elapsed() >= limit && told.exists()).then_some(RuntimeError::TooSlow(limit))
         });
-        let error = launched.unwrap_err();
+        let error = outcome.unwrap_err();
         assert_eq!(
             error.to_string(),
             "the container did not start within 200ms"

@@ -113,10 +113,10 @@ fn tables() -> [(&'static str, &'static [Rule]); 4] {
 }
 
 /// An object in which the field at `path` has this value.
-fn with(path: &str, value: Value) -> Value {
+fn with(path: &str, value: &Value) -> Value {
     match path.rsplit_once('/') {
-        Some((rest, "*")) => with(rest, json!([value])),
-        Some((rest, field)) => with(rest, json!({field: value})),
+        Some((rest, "*")) => with(rest, &json!([value])),
+        Some((rest, field)) => with(rest, &json!({field: value})),
         None => json!({path: value}),
     }
 }
@@ -142,7 +142,7 @@ fn each_field_that_is_not_honoured_is_told_of_by_name() {
                 When::Is(text) => json!(text),
                 When::IsNot(_) => json!("another"),
             };
-            let said = in_specification(&around(kind, with(path, value)));
+            let said = in_specification(&around(kind, with(path, &value)));
             let known = ["name", "type", "tcpSocket"];
             let mut steps = path.rsplit('/');
             let word = steps.find(|step| !known.contains(step)).unwrap();
