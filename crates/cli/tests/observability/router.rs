@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,19 +13,24 @@ use crate::support::{agent_sandbox, get};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// A port that one test has found free must not be taken by the other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 struct Router {
     process: Child,
     http: String,
     metrics: String,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Router {
     /// Starts a router that has no API to watch.
     fn start(arguments: &[&str]) -> Self {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let home = std::env::temp_dir();
         // A port that was free a moment ago may be taken, so there is more than one attempt.
         for _ in 0..5 {
-            let (http, metrics) = (free_address(), free_address());
+            let [http, metrics] = free_addresses();
             let mut command: Command = agent_sandbox(&home);
             let mut process = command
                 .env_remove("RUST_LOG")
@@ -41,11 +47,14 @@ impl Router {
             let deadline = Instant::now() + DEADLINE;
             while process.try_wait().unwrap().is_none() {
                 assert!(Instant::now() < deadline, "the router does not listen");
-                if TcpStream::connect(&http).is_ok() {
+                let listens = TcpStream::connect(&http).is_ok();
+                // Who listens there is this router only if it still runs.
+                if listens && process.try_wait().unwrap().is_none() {
                     return Self {
                         process,
                         http,
                         metrics,
+                        _alone: alone,
                     };
                 }
                 std::thread::park_timeout(Duration::from_millis(5));
@@ -69,9 +78,10 @@ impl Drop for Router {
     }
 }
 
-fn free_address() -> String {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().to_string()
+/// Two addresses that nobody listens on.
+fn free_addresses() -> [String; 2] {
+    let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().to_string())
 }
 
 fn ask_for_a_sandbox(router: &Router) {
