@@ -159,7 +159,7 @@ pub struct TemplateRef {
 pub struct ScaleStrategy {
     /// How many sandboxes may be unavailable while the set grows, as a number or a percentage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(extend("pattern" = AMOUNT_PATTERN)))]
+    #[cfg_attr(feature = "schema", schemars(extend("pattern" = AMOUNT_PATTERN, "minimum" = 0)))]
     pub max_unavailable: Option<IntOrString>,
 }
 
@@ -170,7 +170,7 @@ pub struct ScaleStrategy {
 pub struct SetUpdateStrategy {
     /// How many sandboxes may be replaced at a time, as a number or a percentage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "schema", schemars(extend("default" = "20%", "pattern" = AMOUNT_PATTERN)))]
+    #[cfg_attr(feature = "schema", schemars(extend("default" = "20%", "pattern" = AMOUNT_PATTERN, "minimum" = 0)))]
     pub max_unavailable: Option<IntOrString>,
 }
 
@@ -276,7 +276,7 @@ const DURATION_PATTERN: &str =
 
 /// What a number or percentage of sandboxes looks like where it is written as text.
 #[cfg(feature = "schema")]
-const AMOUNT_PATTERN: &str = r"^([0-9]{1,9}|(100|[0-9]{1,2})%)$";
+pub(crate) const AMOUNT_PATTERN: &str = r"^([0-9]{1,9}|(100|[0-9]{1,2})%)$";
 
 /// The observed state of a batch SandboxClaim.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

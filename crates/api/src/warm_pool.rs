@@ -112,6 +112,10 @@ pub struct UpdateStrategy {
 
     /// For RollingUpdate: how many may be missing at a time, as a number or a percentage. 20% unless set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(extend("pattern" = crate::kruise::AMOUNT_PATTERN, "minimum" = 0))
+    )]
     pub max_unavailable: Option<IntOrString>,
 }
 

@@ -294,6 +294,30 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
             r#"spec.updateStrategy.type: Unsupported value: "Never": supported values: "Recreate", "OnReplenish", "RollingUpdate""#,
         ),
         (
+            extensions,
+            "SandboxWarmPool",
+            json!({"sandboxTemplateRef": template_ref, "updateStrategy": {"maxUnavailable": "banana"}}),
+            r#"spec.updateStrategy.maxUnavailable: Invalid value: "banana""#,
+        ),
+        (
+            extensions,
+            "SandboxWarmPool",
+            json!({"sandboxTemplateRef": template_ref, "updateStrategy": {"maxUnavailable": "-5"}}),
+            r#"spec.updateStrategy.maxUnavailable: Invalid value: "-5""#,
+        ),
+        (
+            extensions,
+            "SandboxWarmPool",
+            json!({"sandboxTemplateRef": template_ref, "updateStrategy": {"maxUnavailable": -3}}),
+            "spec.updateStrategy.maxUnavailable: Invalid value: -3: spec.updateStrategy.maxUnavailable in body should be greater than or equal to 0",
+        ),
+        (
+            kruise,
+            "SandboxSet",
+            json!({"replicas": 1, "template": pod, "updateStrategy": {"maxUnavailable": -3}}),
+            "spec.updateStrategy.maxUnavailable: Invalid value: -3",
+        ),
+        (
             kruise,
             "SandboxClaim",
             json!({"templateName": ""}),
@@ -338,6 +362,18 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
             messages.len() == 1 && messages[0].starts_with(expected),
             "{object}\nexpected {expected}\nfound {messages:?}"
         );
+    }
+}
+
+#[test]
+fn an_amount_is_a_number_or_a_percentage() {
+    let schemas = schemas();
+    for amount in [json!(0), json!(5), json!("5"), json!("25%"), json!("100%")] {
+        let pool = json!({
+            "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "metadata": {"name": "x"},
+            "spec": {"sandboxTemplateRef": {"name": "t"}, "updateStrategy": {"maxUnavailable": amount}},
+        });
+        assert_eq!(schema_of(&schemas, &pool).validate(&pool), [], "{amount}");
     }
 }
 

@@ -133,8 +133,11 @@ impl Arguments {
                     "binary {size}; resident, idle, {resident}; start to first answer {}",
                     figures.start
                 );
+                return Ok(verdict(&figures.missed()));
             }
-            What::Scrape { sandboxes } => crate::scrape::measure(sandboxes),
+            What::Scrape { sandboxes } => {
+                return Ok(verdict(&crate::scrape::measure(sandboxes)));
+            }
             What::Load(arguments) => {
                 let runtime = tokio::runtime::Builder::new_multi_thread()
                     .enable_all()
@@ -154,6 +157,18 @@ impl Arguments {
             }
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Tells where a budget is missed. The exit code says whether one is.
+fn verdict(missed: &[String]) -> ExitCode {
+    for missed in missed {
+        eprintln!("missed: {missed}");
+    }
+    if missed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 

@@ -13,7 +13,7 @@ const ENDPOINTS: [&str; 2] = [
 /// Who reads the log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// An operator of a system that runs: warnings are shown.
+    /// An operator of a system that runs: warnings are shown, and requests if they were asked for.
     Operator,
     /// A user of a command, whose errors are the command's own: nothing is shown.
     User,
@@ -85,7 +85,8 @@ impl sdk::trace::Propagator for CurrentTrace {
 
 fn install(audience: Audience, exporter: Option<&Exporter>) {
     let default = match audience {
-        Audience::Operator => "warn",
+        // Lines of the target `access` exist only with --access-log.
+        Audience::Operator => "warn,access=info",
         Audience::User => "off",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));

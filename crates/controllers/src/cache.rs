@@ -43,6 +43,27 @@ impl<K> Change<'_, K> {
     }
 }
 
+impl<K: Cached> Change<'_, K> {
+    /// The object that is new. One that took another's name is, although there was an object before.
+    pub fn arrived(&self) -> Option<&Arc<K>> {
+        self.after.filter(|_| self.is_of_another())
+    }
+
+    /// The object that is gone, perhaps with another in its place.
+    pub fn departed(&self) -> Option<&Arc<K>> {
+        self.before.filter(|_| self.is_of_another())
+    }
+
+    /// Whether the object before and the one after are not the same. A deletion and a creation that a watch has missed come as one
+    /// change.
+    fn is_of_another(&self) -> bool {
+        match (self.before, self.after) {
+            (Some(before), Some(after)) => before.meta().uid != after.meta().uid,
+            _ => true,
+        }
+    }
+}
+
 type Subscriber<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 
 struct Index<K> {

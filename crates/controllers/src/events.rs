@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -23,7 +24,7 @@ use crate::clock::{Clock, Random};
 /// How many events may wait to be written.
 const LINE: usize = 1_024;
 /// How many distinct events are remembered, to count their repetitions.
-const REMEMBERED: usize = 4_096;
+pub const REMEMBERED: usize = 4_096;
 /// A repetition later than this is an event of its own.
 const SERIES_WINDOW: Duration = Duration::from_secs(6 * 60);
 /// How many events in a row an object may have; after that, one for each [`ALLOWANCE_PERIOD`].
@@ -77,6 +78,7 @@ struct Report {
 #[derive(Clone, Debug)]
 pub struct Recorder {
     line: mpsc::Sender<Report>,
+    remembered: Arc<AtomicUsize>,
 }
 
 impl Recorder {
@@ -96,8 +98,18 @@ impl Recorder {
             series: HashMap::new(),
             order: VecDeque::new(),
             allowances: HashMap::new(),
+            remembered: Arc::default(),
         };
-        (Self { line }, scribe.write_all(reports))
+        let recorder = Self {
+            line,
+            remembered: Arc::clone(&scribe.remembered),
+        };
+        (recorder, scribe.write_all(reports))
+    }
+
+    /// How many distinct events are remembered; at most [`REMEMBERED`].
+    pub fn remembered(&self) -> usize {
+        self.remembered.load(Ordering::Relaxed)
     }
 
     /// Tells of something that a controller did to an object, or could not do.
@@ -136,6 +148,8 @@ struct Scribe {
     instance: Arc<str>,
     series: HashMap<Identity, Series>,
     order: VecDeque<Identity>,
+    /// How many series there are, for those who cannot look.
+    remembered: Arc<AtomicUsize>,
     /// By controller and UID; all begin anew when there are too many.
     allowances: HashMap<(&'static str, String), Allowance>,
 }
@@ -199,21 +213,7 @@ impl Scribe {
             debug!(reason = report.occurrence.reason, "too many events");
             return Ok(());
         }
-        let repeated = self
-            .series
-            .get_mut(&identity)
-            .filter(|series| series.last.elapsed() < SERIES_WINDOW);
-        if let Some(series) = repeated {
-            series.count += 1;
-            series.last = Instant::now();
-            let event = EventSeries {
-                count: series.count,
-                last_observed_time: self.clock.micro_time(),
-            };
-            let api = Api::<Event>::namespaced(self.client.clone(), &series.namespace);
-            let patch = Patch::Merge(json!({ "series": event }));
-            api.patch(&series.name, &PatchParams::default(), &patch)
-                .await?;
+        if self.repeat(&identity).await? {
             return Ok(());
         }
         let event = self.event(report);
@@ -232,6 +232,32 @@ impl Scribe {
         Ok(())
     }
 
+    /// Counts a repetition in the event that tells of the first. False if there is none, or none any more: events expire, and
+    /// may be deleted.
+    async fn repeat(&mut self, identity: &Identity) -> Result<bool, kube::Error> {
+        let repeated = self
+            .series
+            .get_mut(identity)
+            .filter(|series| series.last.elapsed() < SERIES_WINDOW);
+        let Some(series) = repeated else {
+            return Ok(false);
+        };
+        series.count += 1;
+        series.last = Instant::now();
+        let event = EventSeries {
+            count: series.count,
+            last_observed_time: self.clock.micro_time(),
+        };
+        let api = Api::<Event>::namespaced(self.client.clone(), &series.namespace);
+        let patch = Patch::Merge(json!({ "series": event }));
+        let params = PatchParams::default();
+        match api.patch(&series.name, &params, &patch).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     fn remember(&mut self, identity: Identity, series: Series) {
         if self.series.insert(identity.clone(), series).is_none() {
             self.order.push_back(identity);
@@ -241,6 +267,7 @@ impl Scribe {
         {
             self.series.remove(&oldest);
         }
+        self.remembered.store(self.series.len(), Ordering::Relaxed);
     }
 
     fn event(&self, report: Report) -> Event {

@@ -63,6 +63,8 @@ pub struct Provisioning<'a> {
     pub pool: Option<&'a str>,
     /// Whether it was Ready when the claim got it.
     pub was_ready: bool,
+    /// Whether the claim would have taken a warm sandbox.
+    pub wanted_warm: bool,
 }
 
 /// How long a claim took to become Ready.

@@ -96,6 +96,9 @@ impl Runtime {
             parts.random.clone(),
             parts.instance,
         );
+        let counted = events.clone();
+        let count = Box::new(move || counted.remembered());
+        parts.instrumentation.keeps("event_series", "events", count);
         let context = Context {
             client: parts.client,
             caches: Caches::default(),

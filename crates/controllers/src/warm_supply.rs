@@ -12,6 +12,7 @@ use planner::blueprint::Blueprint;
 use planner::warm_queue::{Candidate, Depth, Request, SandboxKey, WarmQueue};
 
 use crate::cache::{Cache, Change};
+use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::queue::Queue;
 
@@ -138,6 +139,17 @@ impl WarmSupply {
 
     pub fn depth(&self) -> Depth {
         self.queue().depth()
+    }
+
+    /// Has the queue's sandboxes counted, by the name of the controller that keeps it.
+    pub fn count(&self, context: &Context, controller: &'static str) {
+        let supply = self.clone();
+        let count = move || {
+            let depth = supply.depth();
+            depth.waiting + depth.taken
+        };
+        let instrumentation = &context.instrumentation;
+        instrumentation.keeps("warm_queue", controller, Box::new(count));
     }
 
     /// Brings the queue in line with the cache. The queue is locked before the cache is read, so that of two changes reported

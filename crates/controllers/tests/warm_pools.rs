@@ -8,6 +8,7 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use api::template::NetworkPolicyManagement;
 use api::warm_pool::UpdateStrategyKind;
@@ -331,5 +332,96 @@ async fn a_pool_makes_nothing_in_a_namespace_that_ends() {
     let tried = tried.iter().filter(|seen| makes_a_sandbox(&seen.path));
     assert_eq!(tried.count(), 1, "one refusal says enough");
     controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_creation_that_meets_a_conflict_is_tried_again() {
+    let cluster = Cluster::start().await;
+    let (tap, client) = Tap::on(cluster.client.clone());
+    let controllers = Cluster::controllers_through(client);
+    cluster.create(&template("py")).await;
+    // As a server answers when many creations count against one quota at once.
+    let conflict: kube::core::Status = serde_json::from_value(json!({
+        "status": "Failure", "reason": "Conflict", "code": 409,
+        "message": "Operation cannot be fulfilled on resourcequotas: the object has been modified",
+    }))
+    .unwrap();
+    let refused = AtomicUsize::new(0);
+    tap.answer(move |seen| {
+        let makes_one = seen.is_write() && seen.path.ends_with("/sandboxes");
+        let refuse = makes_one && refused.fetch_add(1, Ordering::Relaxed) < 2;
+        refuse.then(|| conflict.clone())
+    });
+    cluster.create(&pool("warm", "py", 1)).await;
+    cluster.pool_ready("warm", 1).await;
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_pool_writes_is_filed_under_its_controllers_name() {
+    let cluster = Cluster::start().await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 1)).await;
+    let pool = cluster.pool_ready("warm", 1).await;
+    let managers: Vec<_> = pool
+        .managed_fields()
+        .iter()
+        .filter(|fields| fields.subresource.as_deref() == Some("status"))
+        .map(|fields| (fields.manager.as_deref(), fields.operation.as_deref()))
+        .collect();
+    assert_eq!(managers, [(Some("warmpool-controller"), Some("Apply"))]);
+    let member = cluster.members("warm").await.remove(0);
+    let made_by = member
+        .managed_fields()
+        .iter()
+        .find(|fields| fields.subresource.is_none());
+    assert_eq!(
+        made_by.unwrap().manager.as_deref(),
+        Some("warmpool-controller")
+    );
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_amount_that_makes_no_sense_is_refused_with_the_fields_name() {
+    let cluster = Cluster::start().await;
+    let kind = kube::api::ApiResource::erase::<SandboxWarmPool>(&());
+    let pools = kube::Api::<kube::api::DynamicObject>::namespaced_with(
+        cluster.client.clone(),
+        support::NAMESPACE,
+        &kind,
+    );
+    for (amount, is_fine) in [
+        (json!("banana"), false),
+        (json!(-3), false),
+        (json!("101%"), false),
+        (json!("5"), true),
+        (json!("25%"), true),
+        (json!(2), true),
+    ] {
+        let pool = json!({
+            "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool",
+            "metadata": { "generateName": "pool-" },
+            "spec": {
+                "sandboxTemplateRef": { "name": "py" },
+                "updateStrategy": { "type": "RollingUpdate", "maxUnavailable": amount },
+            },
+        });
+        let pool = serde_json::from_value(pool).unwrap();
+        match pools.create(&kube::api::PostParams::default(), &pool).await {
+            Ok(_) => assert!(is_fine, "{amount} was accepted"),
+            Err(error) => {
+                let field = "spec.updateStrategy.maxUnavailable";
+                assert!(
+                    !is_fine && error.to_string().contains(field),
+                    "{amount}: {error}"
+                );
+            }
+        }
+    }
     cluster.stop().await;
 }

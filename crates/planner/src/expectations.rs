@@ -94,6 +94,11 @@ impl Expectations {
             .is_some_and(|expected| expected.uid == uid)
     }
 
+    /// How many writes are remembered.
+    pub fn len(&self) -> usize {
+        self.made.len() + self.deleted.len()
+    }
+
     /// Whether nothing is remembered.
     pub fn is_empty(&self) -> bool {
         self.made.is_empty() && self.deleted.is_empty() && !self.in_doubt

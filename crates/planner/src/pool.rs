@@ -229,10 +229,12 @@ pub fn max_unavailable(field: Option<&IntOrString>, desired: usize) -> usize {
     let number = match field {
         None => percentage(DEFAULT_PERCENT),
         Some(IntOrString::Int(number)) => usize::try_from(*number).unwrap_or(0),
-        Some(IntOrString::String(text)) => text
-            .strip_suffix('%')
-            .and_then(|digits| digits.trim().parse().ok())
-            .map_or_else(|| percentage(DEFAULT_PERCENT), percentage),
+        Some(IntOrString::String(text)) => match text.strip_suffix('%') {
+            Some(digits) => digits.parse().map(percentage),
+            None => text.parse(),
+        }
+        // The schema admits nothing else, but an older one did.
+        .unwrap_or_else(|_| percentage(DEFAULT_PERCENT)),
     };
     number.max(1)
 }
@@ -545,6 +547,7 @@ mod tests {
             (Some(IntOrString::Int(4)), 10, 4),
             (Some(IntOrString::Int(0)), 10, 1),
             (percent("50%"), 5, 2),
+            (percent("5"), 10, 5),
             (percent("nonsense"), 10, 2),
             (percent("99999999999999999999%"), 10, 2),
         ];

@@ -85,7 +85,7 @@ fn decide_unmanaged(observed: Observed<'_>) -> Decision {
 fn decide_managed(observed: Observed<'_>) -> Decision {
     let template = observed.template;
     let name = template.metadata.name.as_deref().unwrap_or_default();
-    let spec = desired_spec(template);
+    let spec = without_empty_lists(desired_spec(template));
     let Some(policy) = observed.policy else {
         return Decision::Create(Box::new(NetworkPolicy {
             metadata: ObjectMeta {
@@ -113,7 +113,7 @@ fn decide_managed(observed: Observed<'_>) -> Decision {
             Decision::Adopt(Box::new(adopted))
         }
         Some(owner) if Some(&owner.uid) == template.metadata.uid.as_ref() => {
-            if policy.spec.as_ref() == Some(&spec) {
+            if policy.spec.clone().map(without_empty_lists).as_ref() == Some(&spec) {
                 return Decision::Nothing;
             }
             let mut repaired = policy.clone();
@@ -160,6 +160,47 @@ fn desired_spec(template: &SandboxTemplate) -> NetworkPolicySpec {
                 .collect()
         }),
     }
+}
+
+/// The same spec with every list left out that has nothing in it. A server does not keep those, and they mean the same: no rules admit
+/// nothing, a rule without peers or ports admits all.
+fn without_empty_lists(mut spec: NetworkPolicySpec) -> NetworkPolicySpec {
+    fn drop_empty<T>(list: &mut Option<Vec<T>>) {
+        if list.as_ref().is_some_and(Vec::is_empty) {
+            *list = None;
+        }
+    }
+    fn tidy_selector(selector: &mut LabelSelector) {
+        drop_empty(&mut selector.match_expressions);
+        if selector
+            .match_labels
+            .as_ref()
+            .is_some_and(BTreeMap::is_empty)
+        {
+            selector.match_labels = None;
+        }
+    }
+    fn tidy_peers(peers: &mut Option<Vec<NetworkPolicyPeer>>) {
+        drop_empty(peers);
+        for peer in peers.iter_mut().flatten() {
+            let selectors = [&mut peer.pod_selector, &mut peer.namespace_selector];
+            selectors.into_iter().flatten().for_each(tidy_selector);
+            if let Some(block) = &mut peer.ip_block {
+                drop_empty(&mut block.except);
+            }
+        }
+    }
+    drop_empty(&mut spec.ingress);
+    drop_empty(&mut spec.egress);
+    for rule in spec.ingress.iter_mut().flatten() {
+        drop_empty(&mut rule.ports);
+        tidy_peers(&mut rule.from);
+    }
+    for rule in spec.egress.iter_mut().flatten() {
+        drop_empty(&mut rule.ports);
+        tidy_peers(&mut rule.to);
+    }
+    spec
 }
 
 /// The API server fills this default in; leaving it open here would look like drift forever.
@@ -345,6 +386,45 @@ mod tests {
             panic!("expected a repair");
         };
         assert_eq!(*repaired, policy);
+    }
+
+    #[test]
+    fn lists_that_a_server_drops_because_they_are_empty_are_no_drift() {
+        let mut template = template();
+        template.spec.network_policy = Some(NetworkPolicyRules {
+            ingress: Some(Vec::new()),
+            egress: Some(vec![NetworkPolicyEgressRule {
+                ports: Some(Vec::new()),
+                to: Some(vec![NetworkPolicyPeer {
+                    ip_block: Some(IPBlock {
+                        cidr: "192.0.2.0/24".into(),
+                        except: Some(Vec::new()),
+                    }),
+                    pod_selector: Some(LabelSelector {
+                        match_labels: Some(BTreeMap::new()),
+                        match_expressions: Some(Vec::new()),
+                    }),
+                    ..NetworkPolicyPeer::default()
+                }]),
+            }]),
+        });
+        // What is left of it in a server that leaves empty lists out.
+        let mut kept = created(&template);
+        let spec = kept.spec.as_mut().unwrap();
+        spec.ingress = None;
+        let rule = &mut spec.egress.as_mut().unwrap()[0];
+        rule.ports = None;
+        let peer = &mut rule.to.as_mut().unwrap()[0];
+        peer.ip_block.as_mut().unwrap().except = None;
+        peer.pod_selector = Some(LabelSelector::default());
+        assert_eq!(decide_for(&template, &kept), Decision::Nothing);
+        // A server that keeps them is as right.
+        kept.spec.as_mut().unwrap().ingress = Some(Vec::new());
+        assert_eq!(decide_for(&template, &kept), Decision::Nothing);
+        // An empty selector selects every pod, and is not the same as none.
+        let peer = &mut kept.spec.as_mut().unwrap().egress.as_mut().unwrap()[0];
+        peer.to.as_mut().unwrap()[0].pod_selector = None;
+        assert!(matches!(decide_for(&template, &kept), Decision::Repair(_)));
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub const READINESS_GRACE: Duration = Duration::from_secs(5 * 60);
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {
     pub pool: &'a SandboxWarmPool,
-    /// The pool's template, if it exists.
+    /// The pool's template. That there is none is said in the pool's status, so the API server itself must have said so.
     pub template: Option<&'a SandboxTemplate>,
     /// Every sandbox that carries the pool's label.
     pub sandboxes: &'a [Arc<Sandbox>],
@@ -329,11 +329,12 @@ fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> Sand
         .as_ref()
         .map(|status| status.conditions.clone())
         .unwrap_or_default();
-    if observed.template.is_some() {
-        let finding = rollout(counts, pool.spec.desired_replicas());
-        let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
-        conditions::merge(&mut conditions, &finding, pool.metadata.generation, &now);
-    }
+    let finding = match observed.template {
+        Some(_) => rollout(counts, pool.spec.desired_replicas()),
+        None => template_missing(&pool.spec.sandbox_template_ref.name),
+    };
+    let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
+    conditions::merge(&mut conditions, &finding, pool.metadata.generation, &now);
     SandboxWarmPoolStatus {
         replicas: number(counts.replicas),
         ready_replicas: number(counts.ready),
@@ -342,6 +343,15 @@ fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> Sand
         observed_generation: pool.metadata.generation,
         conditions,
     }
+}
+
+fn template_missing(name: &str) -> Finding {
+    Finding::new(
+        ConditionType::Updated,
+        false,
+        Reason::TemplateNotFound,
+        format!("SandboxTemplate {name:?} not found"),
+    )
 }
 
 fn rollout(counts: pool::Counts, desired: i32) -> Finding {

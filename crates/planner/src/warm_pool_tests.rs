@@ -250,6 +250,36 @@ fn the_status_counts_members_and_tells_how_far_a_rollout_is() {
 }
 
 #[test]
+fn a_pool_without_its_template_says_so_and_keeps_what_it_has() {
+    let template = template("py", "v1");
+    let mut pool = pool(3, Some(UpdateStrategyKind::Recreate));
+    pool.spec.sandbox_template_ref.name = "py".into();
+    let members = vec![made(&pool, &template, "a")];
+    let missing = decide_for(&pool, None, members.clone());
+    assert!(missing.creations.is_none() && missing.deletions.is_empty());
+    assert_eq!(missing.status.replicas, 1);
+    let updated = |plan: &Plan| {
+        let updated = conditions::find(&plan.status.conditions, ConditionType::Updated).unwrap();
+        (
+            updated.status.clone(),
+            updated.reason.clone(),
+            updated.message.clone(),
+        )
+    };
+    assert_eq!(
+        updated(&missing),
+        (
+            "False".into(),
+            "TemplateNotFound".into(),
+            "SandboxTemplate \"py\" not found".into()
+        )
+    );
+    pool.status = Some(missing.status);
+    let found = decide_for(&pool, Some(&template), members);
+    assert_eq!(updated(&found).1, "RolloutComplete");
+}
+
+#[test]
 fn refills_wait_while_claims_do() {
     let template = template("py", "v1");
     let pool = pool(10, None);

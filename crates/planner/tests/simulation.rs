@@ -1,9 +1,9 @@
-//! Claims and a pool under random schedules, over a small model of the API: conflicts, caches that lag behind, answers that are
-//! lost, crashes between any two writes, restarts, and users who delete things.
+//! Claims and pools under random schedules, over a small model of the API: conflicts, caches that lag behind, answers that are
+//! lost, crashes between any two writes, restarts, claims that expire, templates that are edited, and users who delete things.
 //!
-//! What must hold at every moment: no claim holds two sandboxes, no sandbox is held by two claims, and the pool never makes more
-//! than it was asked for. What must hold once the dust has settled: every claim is Ready, the pool is full, and nothing is left
-//! in the queue or among the expectations that should not be.
+//! What must hold at every moment: no claim holds two sandboxes, no sandbox is held by two claims, and no pool makes more than it
+//! was asked for. What must hold once the dust has settled: every claim is Ready or says why it is not, every pool is full, and
+//! nothing is left in the queue or among the expectations that should not be.
 
 #![expect(
     clippy::unwrap_used,
@@ -12,8 +12,11 @@
 
 mod model;
 
+use agent_sandbox_planner::expectations::Expectations;
 use agent_sandbox_planner::owner::is_controlled_by;
-use api::conditions::{self, ConditionType};
+use api::SandboxClaim;
+use api::claim::ClaimShutdownPolicy;
+use api::conditions::{self, ConditionType, Reason};
 use kube::ResourceExt;
 use model::{Process, Server};
 use proptest::prelude::*;
@@ -23,15 +26,19 @@ enum Step {
     CreateClaim(u8),
     DeleteClaim(u8),
     DeleteSandbox(u8),
-    Scale(u8),
+    Expire(u8, bool),
+    EditTemplate(usize),
+    CreatePool(usize),
+    DeletePool(usize),
+    Scale(usize, u8),
     MarkReady(u8),
     SeeSandbox(u8),
     SeeClaim(u8),
     CatchUp,
     /// A pass over a claim, in a process that ends after so many writes.
     ReconcileClaim(u8, u8),
-    /// A pass over the pool, one of whose answers may be lost.
-    ReconcilePool(bool),
+    /// A pass over a pool, one of whose answers may be lost.
+    ReconcilePool(usize, bool),
     Restart,
     Wait(u8),
 }
@@ -41,13 +48,17 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..5u8).prop_map(Step::CreateClaim),
         1 => (0..5u8).prop_map(Step::DeleteClaim),
         1 => (0..8u8).prop_map(Step::DeleteSandbox),
-        1 => (0..5u8).prop_map(Step::Scale),
+        1 => (0..5u8, any::<bool>()).prop_map(|(claim, retain)| Step::Expire(claim, retain)),
+        1 => (0..2usize).prop_map(Step::EditTemplate),
+        2 => (0..2usize).prop_map(Step::CreatePool),
+        1 => (0..2usize).prop_map(Step::DeletePool),
+        1 => (0..2usize, 0..5u8).prop_map(|(pool, replicas)| Step::Scale(pool, replicas)),
         3 => (0..8u8).prop_map(Step::MarkReady),
         4 => (0..8u8).prop_map(Step::SeeSandbox),
         4 => (0..5u8).prop_map(Step::SeeClaim),
         2 => Just(Step::CatchUp),
         8 => (0..5u8, 0..6u8).prop_map(|(claim, crash)| Step::ReconcileClaim(claim, crash)),
-        4 => any::<bool>().prop_map(Step::ReconcilePool),
+        6 => (0..2usize, any::<bool>()).prop_map(|(pool, loses)| Step::ReconcilePool(pool, loses)),
         1 => Just(Step::Restart),
         1 => (0..12u8).prop_map(Step::Wait),
     ]
@@ -66,7 +77,18 @@ fn perform(server: &mut Server, process: &mut Process, step: &Step) {
     match *step {
         Step::CreateClaim(index) => server.create_claim(&format!("c{index}")),
         Step::DeleteClaim(index) => server.delete_claim(&format!("c{index}")),
-        Step::Scale(replicas) => server.pool.spec.replicas = Some(i32::from(replicas)),
+        Step::Expire(index, retain) => {
+            let policy = if retain {
+                ClaimShutdownPolicy::Retain
+            } else {
+                ClaimShutdownPolicy::Delete
+            };
+            server.expire(&format!("c{index}"), policy);
+        }
+        Step::EditTemplate(index) => server.edit_template(index),
+        Step::CreatePool(index) => server.create_pool(index, 2),
+        Step::DeletePool(index) => server.delete_pool(index),
+        Step::Scale(index, replicas) => server.scale(index, i32::from(replicas)),
         Step::DeleteSandbox(index) => {
             if let Some(name) = nth_sandbox(server, process, index) {
                 server.sandboxes.remove(&name);
@@ -91,7 +113,9 @@ fn perform(server: &mut Server, process: &mut Process, step: &Step) {
                 *process = Process::started(server);
             }
         }
-        Step::ReconcilePool(loses_an_answer) => process.reconcile_pool(server, loses_an_answer),
+        Step::ReconcilePool(index, loses_an_answer) => {
+            process.reconcile_pool(server, index, loses_an_answer);
+        }
         Step::Restart => *process = Process::started(server),
         Step::Wait(seconds) => server.time += i64::from(seconds),
     }
@@ -103,7 +127,7 @@ fn settle(server: &mut Server, process: &mut Process) {
     for _ in 0..12 {
         server.time += 10;
         process.catch_up(server);
-        process.reconcile_pool(server, false);
+        reconcile_pools(server, process);
         process.catch_up(server);
         let names: Vec<String> = server.claims.keys().cloned().collect();
         for name in names {
@@ -117,7 +141,22 @@ fn settle(server: &mut Server, process: &mut Process) {
         }
     }
     process.catch_up(server);
-    process.reconcile_pool(server, false);
+    reconcile_pools(server, process);
+}
+
+fn reconcile_pools(server: &mut Server, process: &mut Process) {
+    for index in 0..2 {
+        process.reconcile_pool(server, index, false);
+    }
+}
+
+/// Why a claim may be without a sandbox, if it may: it has expired, or the pool that it names is not there.
+fn may_be_without(server: &Server, claim: &SandboxClaim) -> Option<Reason> {
+    if claim.spec.lifecycle.is_some() {
+        return Some(Reason::ClaimExpired);
+    }
+    let pool = claim.spec.warm_pool_ref.as_ref()?;
+    (!server.pools.contains_key(&pool.name)).then_some(Reason::WarmPoolNotFound)
 }
 
 proptest! {
@@ -132,17 +171,28 @@ proptest! {
         }
         settle(&mut server, &mut process);
 
+        let mut holding = 0;
         for claim in server.claims.values() {
             let status = claim.status.as_ref().unwrap();
-            prop_assert!(conditions::is_true(&status.conditions, ConditionType::Ready), "{claim:?}");
-            let held = &status.sandbox.as_ref().unwrap().name;
-            prop_assert!(is_controlled_by(&server.sandboxes[held].metadata, &claim.uid().unwrap()));
+            let ready = conditions::find(&status.conditions, ConditionType::Ready).unwrap();
+            if ready.status == "True" {
+                let held = &status.sandbox.as_ref().unwrap().name;
+                prop_assert!(is_controlled_by(&server.sandboxes[held].metadata, &claim.uid().unwrap()));
+                holding += 1;
+            } else {
+                let reason = may_be_without(&server, claim);
+                prop_assert_eq!(Some(ready.reason.as_str()), reason.map(Reason::as_str), "{:?}", claim);
+            }
         }
-        let desired = usize::try_from(server.pool.spec.desired_replicas()).unwrap();
-        prop_assert_eq!(server.members(), desired);
-        prop_assert_eq!(server.sandboxes.len(), desired + server.claims.len(), "nothing is left over");
+        let mut desired = 0;
+        for pool in server.pools.values() {
+            let replicas = usize::try_from(pool.spec.desired_replicas()).unwrap();
+            prop_assert_eq!(server.members(pool), replicas);
+            desired += replicas;
+        }
+        prop_assert_eq!(server.sandboxes.len(), desired + holding, "nothing is left over");
         let depth = process.queue.depth();
         prop_assert_eq!((depth.waiting, depth.taken), (desired, 0));
-        prop_assert!(process.expectations.is_empty());
+        prop_assert!(process.expectations.values().all(Expectations::is_empty));
     }
 }

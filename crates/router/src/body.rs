@@ -132,10 +132,7 @@ pub struct ProxyBody {
 
 enum Content {
     Own(Option<Bytes>),
-    /// From a connection that this body drives.
-    Driven(Box<DrivenBody>),
-    /// From a connection with a task of its own.
-    Spawned(Incoming),
+    Answer(Box<AnswerBody>),
 }
 
 impl ProxyBody {
@@ -148,16 +145,14 @@ impl ProxyBody {
         }
     }
 
-    pub fn spawned(incoming: Incoming) -> Self {
-        Self {
-            content: Content::Spawned(incoming),
-            tracked: None,
-            in_flight: None,
-        }
+    /// The rest of an answer that came over a connection with a task of its own. A sandbox that is silent for longer than `patience`
+    /// breaks it off.
+    pub fn spawned(incoming: Incoming, patience: Duration) -> Self {
+        Self::answer(incoming, None, patience)
     }
 
-    /// The rest of an answer that came over `link`, which goes back to `upstream` afterwards. A sandbox that is silent
-    /// for longer than `patience` breaks it off.
+    /// The rest of an answer that came over `link`, which goes back to `upstream` afterwards. The same holds for a sandbox that is
+    /// silent.
     pub fn driven(
         incoming: Incoming,
         link: Link,
@@ -169,18 +164,25 @@ impl ProxyBody {
             upstream.give_back(port, link);
             return Self::full(Bytes::new());
         }
-        let body = DrivenBody {
-            incoming,
-            link: Some(link),
+        let driven = Driven {
+            link,
             upstream,
             port,
+        };
+        Self::answer(incoming, Some(driven), patience)
+    }
+
+    fn answer(incoming: Incoming, driven: Option<Driven>, patience: Duration) -> Self {
+        let body = AnswerBody {
+            incoming,
+            driven,
             patience,
             silence: None,
             is_silent: false,
             failure: None,
         };
         Self {
-            content: Content::Driven(Box::new(body)),
+            content: Content::Answer(Box::new(body)),
             tracked: None,
             in_flight: None,
         }
@@ -213,10 +215,7 @@ impl Body for ProxyBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = match &mut self.content {
             Content::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Driven(body) => body.poll_frame(context),
-            Content::Spawned(incoming) => Pin::new(incoming)
-                .poll_frame(context)
-                .map_err(BoxError::from),
+            Content::Answer(body) => body.poll_frame(context),
         };
         if let (Poll::Ready(Some(Ok(frame))), Some(tracked)) = (&frame, &mut self.tracked) {
             tracked.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
@@ -227,8 +226,7 @@ impl Body for ProxyBody {
     fn is_end_stream(&self) -> bool {
         match &self.content {
             Content::Own(bytes) => bytes.is_none(),
-            Content::Driven(body) => body.incoming.is_end_stream(),
-            Content::Spawned(incoming) => incoming.is_end_stream(),
+            Content::Answer(body) => body.incoming.is_end_stream(),
         }
     }
 
@@ -237,17 +235,22 @@ impl Body for ProxyBody {
             Content::Own(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Content::Driven(body) => body.incoming.size_hint(),
-            Content::Spawned(incoming) => incoming.size_hint(),
+            Content::Answer(body) => body.incoming.size_hint(),
         }
     }
 }
 
-struct DrivenBody {
-    incoming: Incoming,
-    link: Option<Link>,
+/// A connection that a body drives, and where it goes afterwards.
+struct Driven {
+    link: Link,
     upstream: Arc<Upstream>,
     port: u16,
+}
+
+struct AnswerBody {
+    incoming: Incoming,
+    /// Nothing, if the connection has a task of its own, or is of no use any more.
+    driven: Option<Driven>,
     patience: Duration,
     /// Runs while the sandbox is silent; made when it is silent for the first time.
     silence: Option<Pin<Box<Sleep>>>,
@@ -255,7 +258,7 @@ struct DrivenBody {
     failure: Option<BoxError>,
 }
 
-impl DrivenBody {
+impl AnswerBody {
     fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
@@ -265,9 +268,9 @@ impl DrivenBody {
         }
         let mut frame = Pin::new(&mut self.incoming).poll_frame(context);
         if frame.is_pending()
-            && let Some(link) = &mut self.link
+            && let Some(driven) = &mut self.driven
         {
-            link.drive(context);
+            driven.link.drive(context);
             frame = Pin::new(&mut self.incoming).poll_frame(context);
         }
         match frame {
@@ -311,20 +314,20 @@ impl DrivenBody {
         failure: BoxError,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        self.link = None;
+        self.driven = None;
         self.failure = Some(failure);
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
     fn finish(&mut self) {
-        if let Some(link) = self.link.take() {
-            self.upstream.give_back(self.port, link);
+        if let Some(driven) = self.driven.take() {
+            driven.upstream.give_back(driven.port, driven.link);
         }
     }
 }
 
-impl Drop for DrivenBody {
+impl Drop for AnswerBody {
     fn drop(&mut self) {
         // A body of known length is not read past its end.
         if self.incoming.is_end_stream() {

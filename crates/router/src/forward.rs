@@ -179,7 +179,7 @@ impl Forwarder {
         let response = answered
             .ok_or_else(|| timed_out(passage.as_deref(), target))?
             .map_err(|_| broken(passage.as_deref(), target))?;
-        Ok(response.map(ProxyBody::spawned))
+        Ok(response.map(|body| ProxyBody::spawned(body, patience)))
     }
 
     /// Connects, repeating what fails with growing pauses. The sandbox is looked up again each time: it may have moved.

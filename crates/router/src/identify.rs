@@ -79,6 +79,7 @@ pub fn identify(
     uri: &Uri,
     headers: &HeaderMap,
 ) -> Result<Option<Target>, Failure> {
+    // One that is no positive number is as good as none: existing routers take it so.
     let timeout = single(headers, &SANDBOX_TIMEOUT, "X-Sandbox-Timeout")?
         .and_then(|text| text.trim().parse().ok())
         .and_then(positive_seconds);

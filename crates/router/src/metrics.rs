@@ -53,8 +53,9 @@ impl Metrics {
         self.open_connections.load(Ordering::Relaxed)
     }
 
-    /// Everything, in Prometheus' text format. `sandboxes` is how many the registry knows.
-    pub fn render(&self, sandboxes: usize, synced: bool) -> String {
+    /// Everything, in Prometheus' text format. `sandboxes` is how many the registry knows, `in_step` whether the watch on them
+    /// works, if there is one.
+    pub fn render(&self, sandboxes: usize, in_step: Option<bool>) -> String {
         let mut text = String::new();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         heading(
@@ -97,17 +98,18 @@ impl Metrics {
                 read(&self.reused_connections),
             ),
             ("sandboxes", "gauge", "Sandboxes known.", sandboxes as u64),
-            (
-                "watch_synced",
-                "gauge",
-                "Whether the watch on sandboxes is in step.",
-                u64::from(synced),
-            ),
         ] {
             heading(&mut text, name, kind, help);
             let _ = writeln!(text, "agent_sandbox_router_{name} {value}");
         }
-        for (name, help, value) in [
+        let watch = in_step.map(|in_step| {
+            (
+                "watch_synced",
+                "Whether the watch on sandboxes is in step.",
+                i64::from(in_step),
+            )
+        });
+        let gauges = [
             (
                 "active_requests",
                 "Requests being answered.",
@@ -123,7 +125,8 @@ impl Metrics {
                 "Clients' connections.",
                 self.open_connections(),
             ),
-        ] {
+        ];
+        for (name, help, value) in watch.into_iter().chain(gauges) {
             heading(&mut text, name, "gauge", help);
             let _ = writeln!(text, "agent_sandbox_router_{name} {value}");
         }
@@ -173,7 +176,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.finished(200, Duration::from_millis(2), 10);
         metrics.finished(502, Duration::from_secs(1000), 5);
-        let text = metrics.render(3, true);
+        let text = metrics.render(3, Some(true));
         for line in [
             "agent_sandbox_router_requests_total{code=\"2xx\"} 1",
             "agent_sandbox_router_requests_total{code=\"5xx\"} 1",
@@ -183,11 +186,16 @@ mod tests {
             "agent_sandbox_router_request_duration_seconds_count 2",
             "agent_sandbox_router_response_bytes_total 15",
             "agent_sandbox_router_sandboxes 3",
+            "agent_sandbox_router_watch_synced 1",
         ] {
             assert!(
                 text.lines().any(|found| found == line),
                 "no {line:?} in\n{text}"
             );
         }
+        assert!(
+            !metrics.render(3, None).contains("watch_synced"),
+            "a router without a watch is not blind"
+        );
     }
 }

@@ -19,6 +19,10 @@ use tokio::sync::Notify;
 use crate::identify::SandboxKey;
 use crate::upstream::Upstream;
 
+/// How many addresses of ended pods a sandbox is known by. Its status names the last pod's, or lags behind by one; a sandbox that is
+/// suspended and resumed for years has had thousands.
+const REMEMBERED_ENDS: usize = 8;
+
 /// What the API says about a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
@@ -70,6 +74,7 @@ pub struct Registry {
     waiting: Mutex<HashMap<String, Waiting>>,
     waiting_count: AtomicUsize,
     synced: AtomicBool,
+    in_step: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -103,8 +108,18 @@ impl Registry {
         self.synced.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_synced(&self, synced: bool) {
-        self.synced.store(synced, Ordering::Release);
+    /// Whether changes reach the registry: false until the first list has come in, and while the watch is broken.
+    pub fn is_in_step(&self) -> bool {
+        self.in_step.load(Ordering::Acquire)
+    }
+
+    /// A complete list has come in.
+    pub(crate) fn set_synced(&self) {
+        self.synced.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn set_in_step(&self, in_step: bool) {
+        self.in_step.store(in_step, Ordering::Release);
     }
 
     pub(crate) fn lookup(&self, key: &SandboxKey) -> Lookup {
@@ -148,7 +163,11 @@ impl Registry {
 
     /// A sandbox's pod with these addresses is gone: they are dropped at once, before its status says so.
     pub(crate) fn pod_ended(&self, key: &SandboxKey, addresses: &[IpAddr]) {
-        self.with_pod(key, addresses, |ended| ended.extend_from_slice(addresses));
+        self.with_pod(key, addresses, |ended| {
+            ended.retain(|address| !addresses.contains(address));
+            ended.extend_from_slice(addresses);
+            ended.drain(..ended.len().saturating_sub(REMEMBERED_ENDS));
+        });
     }
 
     /// A sandbox's pod with these addresses runs, perhaps a new one on an old address.
@@ -374,6 +393,30 @@ mod tests {
         );
         registry.pod_runs(&key(), &address);
         assert!(!upstream(&registry).is_retired());
+    }
+
+    #[test]
+    fn of_pods_that_ended_only_the_last_are_remembered() {
+        let registry = Registry::default();
+        registry.observe(&key(), at("1", "10.0.0.1"));
+        let ended = || {
+            registry
+                .records
+                .pin()
+                .get("default/abc")
+                .unwrap()
+                .ended
+                .clone()
+        };
+        for round in 0..100_u8 {
+            registry.pod_ended(&key(), &[[10, 0, 0, round].into()]);
+            registry.pod_ended(&key(), &[[10, 0, 0, round].into()]);
+        }
+        let last: Vec<IpAddr> = (92..100_u8).map(|round| [10, 0, 0, round].into()).collect();
+        assert_eq!(ended(), last);
+        registry.pod_ended(&key(), &last[..2]);
+        assert_eq!(ended().len(), last.len(), "an address is remembered once");
+        assert_eq!(ended()[6..], last[..2], "and by when its last pod ended");
     }
 
     #[test]

@@ -43,10 +43,14 @@ impl Resolver {
         self.by_name.store(by_name, Ordering::Release);
     }
 
+    pub fn is_by_name(&self) -> bool {
+        self.by_name.load(Ordering::Acquire)
+    }
+
     pub async fn resolve(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
         match self.registry.lookup(key) {
             Lookup::Routable(upstream) => Ok(upstream),
-            Lookup::Unknown if self.by_name.load(Ordering::Acquire) => self.ask_dns(key).await,
+            Lookup::Unknown if self.is_by_name() => self.ask_dns(key).await,
             _ => self.wait_for(key).await,
         }
     }

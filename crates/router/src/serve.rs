@@ -140,13 +140,20 @@ impl Router {
     pub fn render_metrics(&self) -> String {
         self.shared
             .metrics
-            .render(self.registry().len(), self.registry().is_synced())
+            .render(self.registry().len(), self.watch_in_step())
     }
 
-    /// Whether requests should come here: the watch is in step, or there is none, and the router is not about to stop.
+    /// Whether the watch on sandboxes brings what changes. `None` for a router that watches nothing.
+    fn watch_in_step(&self) -> Option<bool> {
+        let registry = self.registry();
+        self.shared.client.as_ref().map(|_| registry.is_in_step())
+    }
+
+    /// Whether requests should come here: sandboxes have been listed, or are found by their names, and the router is not about to
+    /// stop. A watch that breaks later does not count, because what was listed is still routed.
     pub fn is_ready(&self) -> bool {
-        let knows = self.shared.client.is_none() || self.registry().is_synced();
-        knows && !self.shared.leaving.load(Ordering::Acquire)
+        let finds = self.registry().is_synced() || self.shared.forwarder.resolver.is_by_name();
+        finds && !self.shared.leaving.load(Ordering::Acquire)
     }
 
     /// From here on the router is not ready, though it serves: whoever spreads requests over several turns to the others.

@@ -62,7 +62,7 @@ impl Tunnels {
             .map_err(|_| broken(passage.as_deref(), target))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             headers::strip_hop_by_hop(response.headers_mut());
-            return Ok(response.map(ProxyBody::spawned));
+            return Ok(response.map(|body| ProxyBody::spawned(body, patience)));
         }
         self.join(client_side, hyper::upgrade::on(&mut response), gone);
         let protocol = response.headers().get(header::UPGRADE).cloned();

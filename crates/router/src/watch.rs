@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ use api::conditions::{self, ConditionType};
 use api::rbac::{FOLLOW, Rule};
 use api::sandbox::{OperatingMode, Suspension};
 use api::{Sandbox, SandboxSpec};
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, ApiResource, ObjectMeta};
+use kube::api::{Api, ApiResource, ListParams, ObjectMeta};
 use kube::core::Object;
 use kube::runtime::watcher::{self, Event, watcher};
 use serde::Deserialize;
@@ -22,6 +23,9 @@ use tokio_util::sync::CancellationToken;
 use crate::identify::{SandboxKey, is_routable};
 use crate::registry::{Condition, Observed, Registry};
 use crate::resolve::Resolver;
+
+/// How long a watch that failed is quiet before the API is asked whether it answers.
+const QUIET: Duration = Duration::from_secs(2);
 
 /// What the watches need.
 pub const RBAC: &[Rule] = &[
@@ -81,8 +85,18 @@ async fn watch_sandboxes(api: Api<WatchedSandbox>, resolver: &Resolver) {
     let registry = &resolver.registry;
     let mut listed = HashSet::new();
     let mut complaint = Complaint::default();
-    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
-    while let Some(event) = events.next().await {
+    let mut events = std::pin::pin!(watcher(api.clone(), watcher::Config::default()));
+    while let Some(event) = next_event(events.as_mut(), &api, resolver).await {
+        // A list that has only begun says nothing yet about what is not in it.
+        if matches!(
+            event,
+            Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_))
+        ) {
+            in_step(resolver);
+        }
+        if registry.is_in_step() {
+            complaint.settle("sandboxes");
+        }
         match event {
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(sandbox)) => {
@@ -93,9 +107,7 @@ async fn watch_sandboxes(api: Api<WatchedSandbox>, resolver: &Resolver) {
             }
             Ok(Event::InitDone) => {
                 registry.keep_only(&std::mem::take(&mut listed));
-                registry.set_synced(true);
-                resolver.set_by_name(false);
-                complaint.settle("sandboxes");
+                registry.set_synced();
             }
             Ok(Event::Apply(sandbox)) => {
                 if let Some(key) = key_of(&sandbox.metadata) {
@@ -108,6 +120,7 @@ async fn watch_sandboxes(api: Api<WatchedSandbox>, resolver: &Resolver) {
                 }
             }
             Err(error) => {
+                registry.set_in_step(false);
                 if cannot_watch(&error) {
                     resolver.set_by_name(true);
                 }
@@ -116,6 +129,33 @@ async fn watch_sandboxes(api: Api<WatchedSandbox>, resolver: &Resolver) {
             }
         }
     }
+}
+
+/// The next event. A watch that has been taken up again says nothing while nothing changes, so after a failure and a quiet while
+/// the API is asked whether it answers.
+async fn next_event(
+    mut events: Pin<&mut impl Stream<Item = watcher::Result<Event<WatchedSandbox>>>>,
+    api: &Api<WatchedSandbox>,
+    resolver: &Resolver,
+) -> Option<watcher::Result<Event<WatchedSandbox>>> {
+    let registry = &resolver.registry;
+    while registry.is_synced() && !registry.is_in_step() {
+        if let Ok(event) = tokio::time::timeout(QUIET, events.next()).await {
+            return event;
+        }
+        let one = ListParams::default().limit(1);
+        let question = api.list(&one);
+        if matches!(tokio::time::timeout(QUIET, question).await, Ok(Ok(_))) {
+            in_step(resolver);
+        }
+    }
+    events.next().await
+}
+
+/// The watch works: what it does not know does not exist, so DNS need not be asked.
+fn in_step(resolver: &Resolver) {
+    resolver.registry.set_in_step(true);
+    resolver.set_by_name(false);
 }
 
 async fn watch_pods(api: Api<WatchedPod>, registry: &Registry) {

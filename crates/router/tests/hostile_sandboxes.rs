@@ -7,8 +7,18 @@
 
 mod support;
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures::StreamExt;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use support::{Holdings, Running, body, read_all, read_until, recording, status, upstream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -329,6 +339,206 @@ async fn a_sandbox_that_hangs_up_on_an_upload_is_a_bad_gateway() {
     let answer = String::from_utf8_lossy(&read_all(&mut client).await).into_owned();
     assert_eq!(status(&answer), 502, "{answer}");
     drop(client);
+    before.are_all(&running).await;
+    running.stop().await;
+}
+
+/// How a sandbox treats a connection once it has read what it wanted.
+#[derive(Clone, Copy, Debug)]
+enum Manner {
+    HangsUp,
+    Resets,
+}
+
+#[tokio::test]
+async fn a_request_that_was_read_is_not_sent_again_over_another_connection() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    for manner in [Manner::HangsUp, Manner::Resets] {
+        let posts = Arc::new(AtomicUsize::new(0));
+        let counting = Arc::clone(&posts);
+        let port = upstream(move |mut stream| {
+            let posts = Arc::clone(&counting);
+            async move {
+                let mut pending = Vec::new();
+                while let Some(request) = support::next_request(&mut stream, &mut pending).await {
+                    if request.starts_with(b"POST") {
+                        posts.fetch_add(1, Ordering::SeqCst);
+                        if matches!(manner, Manner::Resets) {
+                            reset(&stream);
+                        }
+                        return;
+                    }
+                    let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+                    stream.write_all(answer).await.unwrap();
+                }
+            }
+        })
+        .await;
+        let reused = || {
+            let text = running.router.render_metrics();
+            let line = text
+                .lines()
+                .find(|line| line.starts_with("agent_sandbox_router_reused_connections_total "));
+            line.unwrap()
+                .rsplit(' ')
+                .next()
+                .unwrap()
+                .parse::<u64>()
+                .unwrap()
+        };
+        let before = Holdings::now();
+        let mut client = running.connect().await;
+        let mut ask = async |method: &str, body: &str| {
+            let request = format!(
+                "{method} / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            client.write_all(request.as_bytes()).await.unwrap();
+            let end = if method == "POST" { "}" } else { "ok" };
+            status(&read_until(&mut client, end).await)
+        };
+        assert_eq!(ask("GET", "").await, 200);
+        let reused_before = reused();
+        assert_eq!(ask("GET", "").await, 200);
+        assert_eq!(reused(), reused_before + 1, "the connection is kept");
+        assert_eq!(ask("POST", "pay 10").await, 502, "{manner:?}");
+        assert_eq!(ask("GET", "").await, 200, "others are not held back");
+        assert_eq!(posts.load(Ordering::SeqCst), 1, "{manner:?}");
+        drop(client);
+        running.move_away("abc");
+        before.are_all(&running).await;
+        running.know("abc");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn an_upgrade_that_a_sandbox_stalls_or_breaks_off_is_told_and_given_back() {
+    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
+    running.know("abc");
+    let resetting = upstream(|mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        reset(&stream);
+    })
+    .await;
+    let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\n";
+    for (port, expected) in [
+        (saying_and_stalling(b"").await, 504),
+        (
+            saying_and_stalling(b"HTTP/1.1 101 Switching Proto").await,
+            504,
+        ),
+        (saying(b"").await, 502),
+        (resetting, 502),
+    ] {
+        let before = Holdings::now();
+        let answer = running.get(port, "/", upgrade).await;
+        assert_eq!(status(&answer), expected, "{answer}");
+        before.are_all(&running).await;
+    }
+    // It refuses, and falls silent in the middle of saying why.
+    let refusing =
+        saying_and_stalling(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 10\r\n\r\nhalf").await;
+    let before = Holdings::now();
+    let answer = running.get(refusing, "/", upgrade).await;
+    assert_eq!((status(&answer), body(&answer)), (403, "half"));
+    before.are_all(&running).await;
+    // It agrees, and breaks off.
+    let agreeing = upstream(|mut stream| async move {
+        read_until(&mut stream, "\r\n\r\n").await;
+        let agreed = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+        let _ = stream.write_all(agreed).await;
+        read_until(&mut stream, "break off").await;
+        reset(&stream);
+    })
+    .await;
+    let before = Holdings::now();
+    let mut client = running.connect().await;
+    let request = format!(
+        "GET / HTTP/1.1\r\nHost: x\r\n{upgrade}X-Sandbox-ID: abc\r\nX-Sandbox-Port: {agreeing}\r\n\r\n"
+    );
+    client.write_all(request.as_bytes()).await.unwrap();
+    let agreed = read_until(&mut client, "\r\n\r\n").await;
+    assert_eq!(status(&agreed), 101, "{agreed}");
+    client.write_all(b"break off").await.unwrap();
+    assert_eq!(read_all(&mut client).await, b"");
+    drop(client);
+    before.are_all(&running).await;
+    running.stop().await;
+}
+
+/// A sandbox that begins an answer to each gRPC call and says no more.
+async fn grpc_that_stalls() -> u16 {
+    upstream(|stream| async move {
+        let service = service_fn(|_: Request<Incoming>| async move {
+            let first = Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"half")));
+            let frames = futures::stream::iter([first]).chain(futures::stream::pending());
+            let response = Response::builder()
+                .header("content-type", "application/grpc")
+                .body(StreamBody::new(frames))
+                .unwrap();
+            Ok::<_, Infallible>(response)
+        });
+        let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .serve_connection(TokioIo::new(stream), service)
+            .await;
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_grpc_call_that_a_sandbox_stalls_or_breaks_off_ends() {
+    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
+    running.know("abc");
+    let silent = upstream(|mut stream| async move {
+        let mut sink = Vec::new();
+        let _ = stream.read_to_end(&mut sink).await;
+    })
+    .await;
+    let resetting = upstream(|mut stream| async move {
+        let mut preface = [0; 24];
+        let _ = stream.read_exact(&mut preface).await;
+        reset(&stream);
+    })
+    .await;
+    let stalling = grpc_that_stalls().await;
+    let before = Holdings::now();
+    let stream = running.connect().await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+    let connection = tokio::spawn(connection);
+    let call = |port: u16| {
+        Request::builder()
+            .method("POST")
+            .uri("http://public.example/process.v1.ProcessService/Start")
+            .header("content-type", "application/grpc")
+            .header("x-sandbox-id", "abc")
+            .header("x-sandbox-port", port)
+            .body(Full::new(Bytes::from_static(b"\0\0\0\0\0")))
+            .unwrap()
+    };
+    for (port, expected) in [(silent, 504), (resetting, 502)] {
+        let response = sender.send_request(call(port)).await.unwrap();
+        assert_eq!(response.status(), expected);
+    }
+    let response = sender.send_request(call(stalling)).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(first, "half");
+    let end = tokio::time::timeout(support::DEADLINE, body.frame())
+        .await
+        .expect("the answer ends");
+    assert!(
+        end.unwrap().is_err(),
+        "an answer cut short must not look whole"
+    );
+    drop((body, sender));
+    connection.abort();
+    running.move_away("abc");
     before.are_all(&running).await;
     running.stop().await;
 }

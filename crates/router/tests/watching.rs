@@ -328,11 +328,57 @@ async fn without_permission_to_watch_names_go_to_dns() {
         body(&answer).contains("Could not connect to the backend sandbox: abc"),
         "{answer}"
     );
-    assert!(!running.router.is_ready());
+    assert!(
+        running.router.is_ready(),
+        "names are found, so requests may come"
+    );
     api.sandboxes.lock().unwrap().push(sandbox(1, |_| {}));
     api.forbidden.store(false, Ordering::SeqCst);
     running.until(echo_on_own_address().await, 200).await;
     assert!(running.router.is_ready());
+    running.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_router_that_cannot_know_sandboxes_yet_is_not_ready() {
+    // Nobody listens there.
+    let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    let client = kube::Client::try_from(config).unwrap();
+    let running = Running::start(client, AuthorizationMode::None).await;
+    assert_eq!(status(&running.get(80, "").await), 404);
+    assert!(!running.router.is_ready());
+    running.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_watch_that_breaks_shows_and_so_does_one_that_is_mended() {
+    let (api, client) = Api::start().await;
+    api.sandboxes.lock().unwrap().push(sandbox(1, |_| {}));
+    let running = Running::start(client, AuthorizationMode::None).await;
+    let in_step = |expected: u8| {
+        let line = format!("agent_sandbox_router_watch_synced {expected}");
+        running
+            .router
+            .render_metrics()
+            .lines()
+            .any(|found| found == line)
+    };
+    wait_for("the list", || in_step(1)).await;
+    wait_for("the watch", || {
+        !api.sandbox_watchers.lock().unwrap().is_empty()
+    })
+    .await;
+    let break_off = || {
+        api.forbidden.store(true, Ordering::SeqCst);
+        api.sandbox_watchers.lock().unwrap().clear();
+    };
+    break_off();
+    wait_for("the break to show", || in_step(0)).await;
+    assert!(running.router.is_ready(), "what was listed is still routed");
+    api.forbidden.store(false, Ordering::SeqCst);
+    wait_for("the mended watch to show, without a change", || in_step(1)).await;
+    break_off();
+    wait_for("the second break to show", || in_step(0)).await;
     running.stop.cancel();
 }
 

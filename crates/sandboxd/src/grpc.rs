@@ -32,6 +32,8 @@ use messages::{
 };
 
 const SERVICE: &str = "/process.v1.ProcessService/";
+/// Trailing metadata of `Execute` when output was cut off at the limit; the published message has no field for it.
+const TRUNCATED: &str = "output-truncated";
 const LARGEST_MESSAGE: usize = 16 * 1024 * 1024;
 /// What may not stand in a `grpc-message` as it is.
 const MESSAGE_ESCAPES: &AsciiSet = &CONTROLS.add(b'%');
@@ -125,7 +127,7 @@ impl ProcessService {
         let body = request.into_body();
         match method.as_str() {
             "Start" => self.start(&receive(body).await?),
-            "Execute" => Ok(unary(&self.execute(&receive(body).await?, deadline).await?)),
+            "Execute" => self.execute(&receive(body).await?, deadline).await,
             "WriteStdin" => Ok(unary(&self.write_stdin(receive(body).await?).await?)),
             "SendSignal" => Ok(unary(&self.send_signal(&receive(body).await?)?)),
             "ResizeTTY" => Ok(unary(&self.resize(&receive(body).await?)?)),
@@ -196,7 +198,7 @@ impl ProcessService {
         &self,
         request: &ExecuteRequest,
         deadline: Option<Duration>,
-    ) -> Result<ExecuteResponse, Status> {
+    ) -> Result<Response<Body>, Status> {
         let start = self.command(request.config.as_ref())?;
         let limit = deadline.map_or(self.limits.time, |deadline| deadline.min(self.limits.time));
         let session = self.launch(&start, Some(limit))?;
@@ -208,11 +210,16 @@ impl ProcessService {
             ));
         }
         let [stdout, stderr] = output.streams;
-        Ok(ExecuteResponse {
+        let message = ExecuteResponse {
             exit_code: output.exit.exit_code,
             stdout: stdout.freeze(),
             stderr: stderr.freeze(),
-        })
+        };
+        let mut trailers = status(Code::Ok, "").headers();
+        if output.truncated {
+            trailers.insert(TRUNCATED, HeaderValue::from_static("true"));
+        }
+        Ok(unary_with(&message, trailers))
     }
 
     async fn write_stdin(&self, request: WriteStdinRequest) -> Result<Nothing, Status> {
@@ -327,9 +334,13 @@ fn grpc(
 }
 
 fn unary(message: &impl Message) -> Response<Body> {
+    unary_with(message, status(Code::Ok, "").headers())
+}
+
+fn unary_with(message: &impl Message, trailers: HeaderMap) -> Response<Body> {
     let frames = [
         Ok::<_, Infallible>(Frame::data(framed(message))),
-        Ok(Frame::trailers(status(Code::Ok, "").headers())),
+        Ok(Frame::trailers(trailers)),
     ];
     grpc(StreamBody::new(futures::stream::iter(frames)))
 }

@@ -6,31 +6,33 @@
 //!    └─ drop before Exit kills the process group
 //! ```
 //!
-//! A command that leaves a process behind which keeps the output open does not hold back its exit for longer than
-//! [`LINGER`]; that process is left running, and what it still writes is read and dropped.
+//! Everything that a command has written is passed on before its exit, however slowly the client reads. A process that it
+//! leaves behind, and that keeps the output open, holds the exit back for no longer than [`LINGER`] of silence and
+//! [`LARGEST_PIPE`] of output; that process is left running, and what it still writes is read and dropped.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::process::{Signal, WaitStatus};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use crate::protocol::{Exit, SignalName, Start, exit_code};
 use crate::reaper::{ProcessGroup, Reaper};
 use crate::terminal::{self, END_OF_FILE, Terminal, TerminalEnds};
 
-/// How long output may stay open after the command has ended.
+/// How long output may stay open and silent after the command has ended.
 const LINGER: Duration = Duration::from_secs(2);
+/// What a command can have left unread when it ends: as much as a pipe that an ordinary user enlarges can hold.
+const LARGEST_PIPE: usize = 1024 * 1024;
 const READ_SIZE: usize = 32 * 1024;
 /// Pieces of output, or of input, that wait for a slow reader.
 const QUEUED_PIECES: usize = 8;
@@ -113,7 +115,7 @@ pub struct Session {
 #[derive(Clone, Debug)]
 pub struct Control {
     group: ProcessGroup,
-    ended: Arc<AtomicBool>,
+    ended: watch::Receiver<bool>,
     input: mpsc::Sender<Input>,
     terminal: Option<Arc<Terminal>>,
 }
@@ -201,39 +203,36 @@ impl Launcher {
 
         let (event_sender, events) = mpsc::channel(QUEUED_PIECES);
         let (input, input_receiver) = mpsc::channel(QUEUED_PIECES);
+        let (has_ended, ended) = watch::channel(false);
+        let pump = |stream| Pump {
+            stream,
+            events: event_sender.clone(),
+            ended: ended.clone(),
+        };
         let mut pumps = JoinSet::new();
         let mut terminal = None;
         if let Some((ends, reader, writer)) = ends {
-            pumps.spawn(pump(reader, Stream::Stdout, event_sender.clone()));
+            pumps.spawn(pump(Stream::Stdout).run(reader));
             tokio::spawn(feed(writer, input_receiver, InputEnd::Typed));
             terminal = Some(Arc::new(ends));
         } else if let (Some(stdin), Some(stdout), Some(stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         {
-            pumps.spawn(pump(
-                ChildStdout::from_std(stdout)?,
-                Stream::Stdout,
-                event_sender.clone(),
-            ));
-            pumps.spawn(pump(
-                ChildStderr::from_std(stderr)?,
-                Stream::Stderr,
-                event_sender.clone(),
-            ));
+            pumps.spawn(pump(Stream::Stdout).run(ChildStdout::from_std(stdout)?));
+            pumps.spawn(pump(Stream::Stderr).run(ChildStderr::from_std(stderr)?));
             tokio::spawn(feed(
                 ChildStdin::from_std(stdin)?,
                 input_receiver,
                 InputEnd::Closed,
             ));
         }
-        let ended = Arc::new(AtomicBool::new(false));
         tokio::spawn(supervise(
             group,
             status,
             limit,
             pumps,
             event_sender,
-            Arc::clone(&ended),
+            has_ended,
         ));
         Ok(Session {
             events,
@@ -260,7 +259,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.control.ended.load(Ordering::Acquire) {
+        if !*self.control.ended.borrow() {
             let _ = self.control.group.signal(Signal::KILL);
         }
     }
@@ -295,7 +294,7 @@ impl Control {
 
     /// Signals the command's process group, unless it has ended.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
-        if self.ended.load(Ordering::Acquire) {
+        if *self.ended.borrow() {
             Ok(())
         } else {
             self.group.signal(signal)
@@ -310,7 +309,7 @@ async fn supervise(
     limit: Option<Duration>,
     mut pumps: JoinSet<()>,
     events: mpsc::Sender<Event>,
-    ended: Arc<AtomicBool>,
+    has_ended: watch::Sender<bool>,
 ) {
     let mut status = status;
     let mut timed_out = false;
@@ -326,9 +325,8 @@ async fn supervise(
     } else {
         status.await
     };
-    ended.store(true, Ordering::Release);
-    let drained =
-        tokio::time::timeout(LINGER, async { while pumps.join_next().await.is_some() {} }).await;
+    has_ended.send_replace(true);
+    while pumps.join_next().await.is_some() {}
     let mut exit = status.map_or_else(
         |_| Exit {
             exit_code: exit_code::CANNOT_RUN,
@@ -345,32 +343,45 @@ async fn supervise(
         };
     }
     let _ = events.send(Event::Exit(exit)).await;
-    drop(events);
-    if drained.is_err() {
-        pumps.detach_all();
+}
+
+/// Passes on what a command writes.
+struct Pump {
+    stream: Stream,
+    events: mpsc::Sender<Event>,
+    ended: watch::Receiver<bool>,
+}
+
+impl Pump {
+    /// Runs until the output is closed, or is only kept open by what the command has left behind. The time that a slow client
+    /// takes for a piece does not count: what is still in the pipe is the command's.
+    async fn run(mut self, mut source: impl AsyncRead + Unpin + Send + 'static) {
+        let mut buffer = vec![0; READ_SIZE];
+        let mut after_the_end = 0;
+        while after_the_end <= LARGEST_PIPE {
+            let read = tokio::select! {
+                biased;
+                read = source.read(&mut buffer) => read,
+                () = lingered(&mut self.ended) => break,
+            };
+            let Ok(length @ 1..) = read else {
+                return;
+            };
+            if *self.ended.borrow() {
+                after_the_end += length;
+            }
+            let piece = Bytes::copy_from_slice(&buffer[..length]);
+            // With nobody left to tell, reading goes on: a process that still writes must not be stopped by it.
+            let _ = self.events.send(Event::Output(self.stream, piece)).await;
+        }
+        tokio::spawn(async move { while let Ok(1..) = source.read(&mut buffer).await {} });
     }
 }
 
-async fn pump(
-    mut source: impl tokio::io::AsyncRead + Unpin,
-    stream: Stream,
-    events: mpsc::Sender<Event>,
-) {
-    let mut buffer = vec![0; READ_SIZE];
-    loop {
-        match source.read(&mut buffer).await {
-            Ok(0) | Err(_) => return,
-            // With nobody left to tell, reading goes on: a process that still writes must not be stopped by it.
-            Ok(length) => drop(
-                events
-                    .send(Event::Output(
-                        stream,
-                        Bytes::copy_from_slice(&buffer[..length]),
-                    ))
-                    .await,
-            ),
-        }
-    }
+/// Completes when the command has ended and the wait for its output has been long enough.
+async fn lingered(ended: &mut watch::Receiver<bool>) {
+    drop(ended.wait_for(|ended| *ended).await);
+    tokio::time::sleep(LINGER).await;
 }
 
 /// What the end of the input does.

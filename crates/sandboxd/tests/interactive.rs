@@ -360,6 +360,40 @@ fn output_waits_for_a_slow_client_and_arrives_whole() {
     assert_eq!(conversation.stdout.len(), 20_000_000);
 }
 
+#[test]
+fn a_client_that_pauses_when_the_command_has_ended_loses_nothing() {
+    let sandbox = Sandbox::start();
+    let mut conversation =
+        Conversation::start(&sandbox, argv(&["head", "-c", "10000000", "/dev/zero"]));
+    conversation.step();
+    let counters = format!("/proc/{}/io", conversation.pid);
+    // Takes a piece only when the command is held back, so that when it ends the pipe and everything after it are full.
+    loop {
+        let written = std::cell::RefCell::new(Some(String::new()));
+        support::wait_for("the command to be held back, or to end", || {
+            let before = written.replace(std::fs::read_to_string(&counters).ok());
+            before == *written.borrow() || written.borrow().is_none()
+        });
+        if written.borrow().is_none() {
+            break;
+        }
+        assert_eq!(conversation.step(), None, "the exit comes last");
+    }
+    // Longer than a process left behind may hold the exit back. The length of the pause is what is tested.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(conversation.until_exit().exit_code, 0);
+    assert_eq!(conversation.stdout.len(), 10_000_000);
+}
+
+#[test]
+fn a_process_left_behind_holds_the_exit_back_neither_by_silence_nor_by_noise() {
+    let sandbox = Sandbox::start();
+    for line in ["sleep 300 & exit 3", "yes & exit 3"] {
+        let mut conversation = Conversation::start(&sandbox, shell(line));
+        assert_eq!(conversation.until_exit().exit_code, 3, "{line}");
+    }
+}
+
 fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status

@@ -207,6 +207,25 @@ async fn execute_runs_a_command_to_its_end() {
 }
 
 #[tokio::test]
+async fn execute_says_that_output_was_cut_off() {
+    let sandbox = Sandbox::start_with(|options| options.max_output_bytes = 100);
+    let mut grpc = Grpc::connect(&sandbox).await;
+    for (bytes, truncated) in [("100", None), ("101", Some("true"))] {
+        let request = command(&["head", "-c", bytes, "/dev/zero"]);
+        let response = grpc.call("Execute", &request, None).await;
+        let collected = response.into_body().collect().await.unwrap();
+        let trailers = collected.trailers().unwrap();
+        assert_eq!(trailers["grpc-status"], "0");
+        let said = trailers.get("output-truncated");
+        assert_eq!(said.map(|said| said.to_str().unwrap()), truncated);
+        assert_eq!(
+            collected.to_bytes()[5..],
+            [vec![18, 100], vec![0; 100]].concat()
+        );
+    }
+}
+
+#[tokio::test]
 async fn start_streams_and_takes_input_and_signals() {
     let sandbox = Sandbox::start();
     let mut grpc = Grpc::connect(&sandbox).await;

@@ -10,13 +10,18 @@ use std::time::{Duration, Instant};
 use ::sandboxd::bench::Measurement;
 use anyhow::ensure;
 
-use super::Sample;
+use super::{Sample, milliseconds};
+use crate::output::bytes;
 
 /// How long a start may take before it counts as failed.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// How many clients run commands at once.
 const CLIENTS: [usize; 3] = [1, 8, 64];
 const TIME_FOR_EACH: Duration = Duration::from_secs(5);
+/// What the binary may weigh, hold in memory while idle, and take from its start to its first answer.
+const LARGEST: u64 = 6 << 20;
+const MOST_RESIDENT: u64 = 8 << 20;
+const SLOWEST_START: Duration = Duration::from_millis(10);
 
 /// What was measured of the binary.
 pub struct Figures {
@@ -26,6 +31,34 @@ pub struct Figures {
     pub start: Sample,
     /// Resident memory once it has answered and is idle, in bytes.
     pub resident: u64,
+}
+
+impl Figures {
+    /// Where the budget is missed.
+    pub fn missed(&self) -> Vec<String> {
+        let mut missed = Vec::new();
+        for (what, measured, budget) in [
+            ("the binary has", self.size, LARGEST),
+            ("idle, it holds", self.resident, MOST_RESIDENT),
+        ] {
+            if measured > budget {
+                missed.push(format!(
+                    "{what} {}, at most {} was asked",
+                    bytes(measured),
+                    bytes(budget)
+                ));
+            }
+        }
+        let start = self.start.percentile(50);
+        if start > SLOWEST_START {
+            missed.push(format!(
+                "from its start to its first answer it takes {}, at most {} was asked",
+                milliseconds(start),
+                milliseconds(SLOWEST_START)
+            ));
+        }
+        missed
+    }
 }
 
 /// Starts the runtime `rounds` times, one after the other, and has the last one run commands.
@@ -85,5 +118,41 @@ fn await_answer(address: SocketAddr, deadline: Instant) -> anyhow::Result<()> {
         }
         ensure!(Instant::now() < deadline, "it did not listen in time");
         std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_that_sandboxes_run_is_small() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = node::assets::unpack(directory.path()).unwrap().sandboxd;
+        let size = std::fs::metadata(program).unwrap().len();
+        assert!(size <= LARGEST, "{size} bytes");
+    }
+
+    #[test]
+    fn what_misses_the_budget_is_named() {
+        let mut start = Sample::default();
+        start.add(SLOWEST_START);
+        let mut figures = Figures {
+            size: LARGEST,
+            commands: Vec::new(),
+            start,
+            resident: MOST_RESIDENT,
+        };
+        assert_eq!(figures.missed(), Vec::<String>::new());
+        figures.size += 1;
+        figures.resident += 1;
+        figures.start = Sample::default();
+        figures.start.add(SLOWEST_START * 2);
+        let missed = figures.missed();
+        assert_eq!(missed.len(), 3, "{missed:?}");
+        assert!(
+            missed[0].contains("binary") && missed[2].contains("20.00 ms"),
+            "{missed:?}"
+        );
     }
 }

@@ -20,7 +20,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::outcome::{Sample, Summary, checks, milliseconds};
+use super::outcome::{Sample, Summary, all_met, checks, milliseconds};
 use super::progress::Progress;
 use super::recipe::Recipe;
 
@@ -120,9 +120,7 @@ impl<'a> Driver<'a> {
             let samples: Vec<Sample> = due.iter().map(|claim| self.sample(round, claim)).collect();
             let summary = Summary::of(&samples);
             self.progress.round(round + 1, &summary);
-            let within_bounds = checks(&summary, &self.recipe.bounds)
-                .iter()
-                .all(|check| check.met);
+            let within_bounds = all_met(&checks(&summary, &self.recipe.bounds));
             driven.rounds.push(summary);
             driven.samples.extend(samples);
             // A load that grows has found its end, and its claims make room for the next.

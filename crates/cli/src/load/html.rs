@@ -61,6 +61,12 @@ fn write_page(page: &mut String, outcome: &Outcome, judged: Judged) -> std::fmt:
         recipe.claims_per_second,
         outcome.filled_pool_in_s,
     )?;
+    if let Some(capacity) = outcome.capacity {
+        writeln!(
+            page,
+            "<p>Capacity: {capacity} claims. What follows is judged up to there.</p>"
+        )?;
+    }
     for plot in [
         plot::latencies_over_time(outcome),
         plot::distribution(outcome),

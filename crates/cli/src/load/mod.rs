@@ -27,7 +27,7 @@ use crate::connection;
 use crate::output::{Table, counted};
 use crate::up::{Options, Quickstart, Up};
 use drive::{Driven, Place};
-use outcome::{Judged, Machine, Outcome, Summary, checks};
+use outcome::{Judged, Machine, Outcome, Summary, checks, sustained_rounds};
 use progress::Progress;
 use recipe::{Name, Recipe};
 
@@ -73,6 +73,10 @@ pub struct Arguments {
     /// Seconds between rounds [default: the recipe's]
     #[arg(long, value_name = "SECONDS", value_parser = not_negative)]
     pause: Option<f64>,
+
+    /// Seconds that a claim is kept once it is Ready, where claims come and go [default: the recipe's]
+    #[arg(long, value_name = "SECONDS", value_parser = not_negative)]
+    keep: Option<f64>,
 
     /// Fail when our own budget is missed too, not only the outer bounds
     #[arg(long)]
@@ -120,6 +124,7 @@ impl Arguments {
             pool: self.pool.unwrap_or(recipe.pool),
             claims_per_second: self.qps.unwrap_or(recipe.claims_per_second),
             pause_s: self.pause.unwrap_or(recipe.pause_s),
+            kept_for_s: recipe.kept_for_s.map(|kept| self.keep.unwrap_or(kept)),
             ..recipe
         }
     }
@@ -140,19 +145,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let progress = Progress::of(&recipe);
     let (target, driven) = run(&arguments, &recipe, &progress).await?;
     progress.finish();
-    let total = Summary::of(&driven.samples);
-    let outcome = Outcome {
-        target,
-        machine: machine(),
-        began: began.to_string(),
-        filled_pool_in_s: driven.filled_pool_in.as_secs_f64(),
-        bounds: checks(&total, &recipe.bounds),
-        budget: checks(&total, &recipe.budget),
-        total,
-        rounds: driven.rounds,
-        samples: driven.samples,
-        recipe,
-    };
+    let outcome = judge(recipe, target, began, driven);
     let judged = arguments.judged();
     print_summary(&outcome);
     if let Some(directory) = &arguments.output {
@@ -173,6 +166,33 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Compares what was measured with what was asked. A load that grows is meant to miss its bounds in the end: it is judged by the rounds
+/// before.
+fn judge(recipe: Recipe, target: String, began: Timestamp, driven: Driven) -> Outcome {
+    let sustained = sustained_rounds(&driven.rounds, &recipe.bounds);
+    let (capacity, judged_rounds) = if recipe.doubles {
+        let last = driven.rounds[..sustained].last();
+        (Some(last.map_or(0, |round| round.claims)), sustained.max(1))
+    } else {
+        (None, driven.rounds.len())
+    };
+    let judged = driven.samples.iter();
+    let total = Summary::of(judged.filter(|sample| sample.round < judged_rounds));
+    Outcome {
+        target,
+        machine: machine(),
+        began: began.to_string(),
+        filled_pool_in_s: driven.filled_pool_in.as_secs_f64(),
+        bounds: checks(&total, &recipe.bounds),
+        budget: checks(&total, &recipe.budget),
+        capacity,
+        total,
+        rounds: driven.rounds,
+        samples: driven.samples,
+        recipe,
+    }
 }
 
 async fn run(
@@ -321,6 +341,9 @@ fn print_summary(outcome: &Outcome) {
         counted(outcome.rounds.len(), "round"),
         total.claims_per_second,
     );
+    if let Some(capacity) = outcome.capacity {
+        println!("capacity: {}", counted(capacity, "claim"));
+    }
     let mut table = Table::new(&["WHAT", "MEASURED", "BOUND", "", "BUDGET", ""]);
     for (bound, budget) in outcome.bounds.iter().zip(&outcome.budget) {
         let word = |met: bool| if met { "met" } else { "missed" }.to_owned();

@@ -111,6 +111,10 @@ pub struct Outcome {
     /// When the run began, as RFC 3339.
     pub began: String,
     pub filled_pool_in_s: f64,
+    /// Of a load that grows: the claims of the last round that was within the bounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<usize>,
+    /// Of the rounds that are judged.
     pub total: Summary,
     pub rounds: Vec<Summary>,
     pub bounds: Vec<Check>,
@@ -125,6 +129,12 @@ pub struct Machine {
     pub processors: usize,
     pub kernel: String,
     pub version: String,
+}
+
+/// How many rounds of a load that grows were within the bounds, before the first that was not.
+pub fn sustained_rounds(rounds: &[Summary], bounds: &Limits) -> usize {
+    let is_within = |round: &&Summary| all_met(&checks(round, bounds));
+    rounds.iter().take_while(is_within).count()
 }
 
 impl Outcome {
@@ -143,7 +153,7 @@ impl Outcome {
     }
 }
 
-fn all_met(checks: &[Check]) -> bool {
+pub fn all_met(checks: &[Check]) -> bool {
     checks.iter().all(|check| check.met)
 }
 

@@ -50,6 +50,61 @@ async fn a_small_load_is_met_and_told_in_every_format() {
     assert!(read("latencies.svg").starts_with("<svg"));
 }
 
+/// Runs a load and returns its results.
+async fn results_of(line: &str) -> serde_json::Value {
+    let directory = tempfile::tempdir().unwrap();
+    let mut arguments = arguments(line);
+    arguments.output = Some(directory.path().to_owned());
+    execute(arguments).await.unwrap();
+    let results = std::fs::read_to_string(directory.path().join("results.json")).unwrap();
+    serde_json::from_str(&results).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_come_and_go_are_all_met() {
+    let results = results_of("churn --claims 8 --pool 4 --qps 100 --keep 0.05").await;
+    assert_eq!(results["total"]["claims"], 8);
+    assert_eq!(results["total"]["notReady"], 0);
+    assert_eq!(results["recipe"]["keptForS"], 0.05);
+    assert_eq!(results["capacity"], serde_json::Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_grows_tells_how_far_it_came() {
+    let results = results_of("capacity --claims 2 --rounds 2 --qps 100").await;
+    assert_eq!(results["capacity"], 4);
+    assert_eq!(results["total"]["claims"], 6);
+    assert_eq!(results["total"]["notReady"], 0);
+}
+
+#[test]
+fn a_load_that_grows_is_judged_up_to_its_capacity() {
+    let round = |round: usize, claims: usize, latency_ms: f64| {
+        let sample = Sample {
+            round,
+            due_s: 0.0,
+            latency_ms: Some(latency_ms),
+        };
+        vec![sample; claims]
+    };
+    let judged = |rounds: &[Vec<Sample>]| {
+        let driven = Driven {
+            filled_pool_in: std::time::Duration::ZERO,
+            rounds: rounds.iter().map(Summary::of).collect(),
+            samples: rounds.concat(),
+        };
+        let recipe = Recipe::named(Name::Capacity);
+        judge(recipe, String::new(), Timestamp::UNIX_EPOCH, driven)
+    };
+    let (quick, slow) = (10.0, 60_000.0);
+    let found = judged(&[round(0, 2, quick), round(1, 4, quick), round(2, 8, slow)]);
+    assert_eq!((found.capacity, found.total.claims), (Some(4), 6));
+    assert!(found.passed(Judged::ByBudgetToo));
+    let none = judged(&[round(0, 2, slow)]);
+    assert_eq!((none.capacity, none.total.claims), (Some(0), 2));
+    assert!(!none.passed(Judged::ByBounds));
+}
+
 #[test]
 fn a_missed_limit_fails_the_run_and_says_which() {
     let samples: Vec<Sample> = (0..10)
@@ -68,6 +123,7 @@ fn a_missed_limit_fails_the_run_and_says_which() {
         filled_pool_in_s: 0.0,
         bounds: checks(&total, &recipe.bounds),
         budget: checks(&total, &recipe.budget),
+        capacity: None,
         rounds: vec![total.clone()],
         total,
         samples,

@@ -8,5 +8,6 @@ mod support;
 
 mod exposition;
 mod receiver;
+mod router;
 mod series;
 mod traces;

@@ -26,14 +26,13 @@ impl FirstReady {
     /// Notes claims as they come, and forgets them as they go.
     pub fn follow(&self, claims: &Cache<SandboxClaim>) {
         let unmeasured = self.clone();
-        claims.subscribe(move |change| match (change.before, change.after) {
-            (None, Some(claim)) if never_was_ready(claim) => {
-                unmeasured.uids().extend(claim.uid());
-            }
-            (Some(claim), None) => {
+        claims.subscribe(move |change| {
+            if let Some(claim) = change.departed() {
                 unmeasured.uids().remove(uid(claim));
             }
-            _ => {}
+            if let Some(claim) = change.arrived().filter(|claim| never_was_ready(claim)) {
+                unmeasured.uids().extend(claim.uid());
+            }
         });
     }
 
@@ -129,5 +128,29 @@ mod tests {
         assert!(!first_ready.is_now(&named("a", "1")));
         cache.apply(Event::Delete(named("b", "2")));
         assert_eq!(first_ready.len(), 0);
+    }
+
+    #[test]
+    fn a_claim_made_again_under_its_name_is_measured_and_the_one_before_forgotten() {
+        use kube::runtime::watcher::Event;
+        let cache = Cache::<SandboxClaim>::new(None);
+        let first_ready = FirstReady::default();
+        first_ready.follow(&cache);
+        let version = |uid: &str, version: &str| {
+            let mut claim = claim(None);
+            claim.metadata.uid = Some(uid.to_owned());
+            claim.metadata.resource_version = Some(version.to_owned());
+            claim
+        };
+        cache.apply(Event::Apply(version("first", "1")));
+        cache.apply(Event::Apply(version("second", "3")));
+        assert_eq!(first_ready.len(), 1);
+        assert!(!first_ready.is_now(&version("first", "1")));
+        assert!(first_ready.is_now(&version("second", "3")));
+        cache.apply(Event::Apply(version("second", "4")));
+        assert!(
+            !first_ready.is_now(&version("second", "4")),
+            "once is enough"
+        );
     }
 }

@@ -50,6 +50,8 @@ pub(super) struct Facts {
     pool: Found<SandboxWarmPool>,
     template: Found<SandboxTemplate>,
     reservation: Option<Reservation>,
+    /// Whether the warm queue was asked, whatever it had.
+    pub wanted_warm: bool,
     /// The candidate, once it is the claim's.
     taken: Option<Arc<Sandbox>>,
     legacy_policy: Option<Arc<NetworkPolicy>>,
@@ -130,6 +132,7 @@ pub(super) async fn observe(
         pool: Found::NotAsked,
         template: Found::NotAsked,
         reservation: None,
+        wanted_warm: false,
         taken: None,
         legacy_policy: caches
             .network_policies
@@ -148,6 +151,7 @@ pub(super) async fn observe(
     if facts.template().is_some()
         && let Some(request) = warm_request(claim, facts.pool.lookup(), facts.holding())
     {
+        facts.wanted_warm = true;
         facts.reservation = reserve(context, claims, claim, &request);
     }
     Ok(facts)
@@ -247,10 +251,11 @@ impl FirstSeen {
                     .contains_key(labels::CONTROLLER_FIRST_OBSERVED_AT)
             });
             let mut seen = seen.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if !is_waiting || change.departed().is_some() {
+                seen.remove(&key);
+            }
             if is_waiting {
                 seen.entry(key).or_insert_with(|| clock.now());
-            } else {
-                seen.remove(&key);
             }
         });
     }
@@ -263,5 +268,42 @@ impl FirstSeen {
     fn of(&self, key: &ObjectKey, now: Timestamp) -> Timestamp {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         seen.get(key).copied().unwrap_or(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    use api::SandboxClaimSpec;
+    use kube::runtime::watcher::Event;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_made_again_under_its_name_is_first_seen_then() {
+        let hand = Arc::new(AtomicI64::new(1_000));
+        let read = Arc::clone(&hand);
+        let clock =
+            Clock::new(move || Timestamp::from_second(read.load(Ordering::Relaxed)).unwrap());
+        let cache = Cache::<SandboxClaim>::new(None);
+        let seen = FirstSeen::default();
+        seen.follow(&cache, &clock);
+        let claim = |uid: &str, version: &str| {
+            let mut claim = SandboxClaim::new("c", SandboxClaimSpec::default());
+            claim.metadata.uid = Some(uid.to_owned());
+            claim.metadata.resource_version = Some(version.to_owned());
+            claim
+        };
+        let key = ObjectKey::of(&claim("first", "1"));
+        let first_seen = || seen.of(&key, Timestamp::UNIX_EPOCH).as_second();
+        cache.apply(Event::Apply(claim("first", "1")));
+        hand.store(2_000, Ordering::Relaxed);
+        cache.apply(Event::Apply(claim("first", "2")));
+        assert_eq!(first_seen(), 1_000);
+        cache.apply(Event::Apply(claim("second", "4")));
+        assert_eq!(first_seen(), 2_000);
+        cache.apply(Event::Delete(claim("second", "5")));
+        assert_eq!(seen.len(), 0);
     }
 }

@@ -153,6 +153,7 @@ pub(super) fn tell_provisioning(
         },
         pool: pool.filter(|_| applied.transferred),
         was_ready: was_ready && applied.transferred,
+        wanted_warm: facts.wanted_warm,
     });
     let name = sandbox.name_any();
     let occurrence = if applied.transferred {

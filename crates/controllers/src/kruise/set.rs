@@ -65,6 +65,8 @@ pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         pacing: Pacing::default(),
     };
     let (memories, stock) = (sets.memories.clone(), supply.clone());
+    memories.count(&context, CONTROLLER);
+    supply.count(&context, CONTROLLER);
     let workers = context.config.warm_pool_workers.get();
     let queue = runtime.controller(
         CONTROLLER,
@@ -87,8 +89,7 @@ pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
             _ => Vec::new(),
         });
     caches.sandbox_sets.subscribe(move |change| {
-        if change.after.is_none() {
-            let set = change.latest();
+        if let Some(set) = change.departed() {
             memories.forget(&ObjectKey::of(set.as_ref()));
             let namespace = set.namespace().unwrap_or_default();
             stock.forget(&namespace, &set.uid().unwrap_or_default());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts};
 
 use super::{Metrics, WELL_FORMED};
-use crate::instrumentation::{ClaimReadiness, Provisioning};
+use crate::instrumentation::{ClaimReadiness, Launch, Provisioning};
 
 /// Upper bounds for claims in milliseconds. The first row is ours: a warm claim takes a few of them.
 const CLAIM_BUCKETS: &[f64] = &[
@@ -31,6 +31,7 @@ pub(super) struct Claims {
     since_observation: HistogramVec,
     sandbox_creation: HistogramVec,
     created: IntCounterVec,
+    warm_misses: IntCounterVec,
 }
 
 impl Claims {
@@ -78,6 +79,14 @@ impl Claims {
                 ],
             )
             .expect(WELL_FORMED),
+            warm_misses: IntCounterVec::new(
+                Opts::new(
+                    "agent_sandbox_claim_warm_misses_total",
+                    "Total number of SandboxClaims that asked for a warm sandbox, found none and started their own.",
+                ),
+                &["namespace", "sandbox_template"],
+            )
+            .expect(WELL_FORMED),
         }
     }
 
@@ -91,6 +100,7 @@ impl Claims {
             metrics.register(histogram.clone());
         }
         metrics.register(self.created.clone());
+        metrics.register(self.warm_misses.clone());
     }
 
     pub fn provisioned(&self, provisioning: &Provisioning<'_>) {
@@ -108,6 +118,11 @@ impl Claims {
                 condition,
             ])
             .inc();
+        if provisioning.wanted_warm && provisioning.launch == Launch::Cold {
+            self.warm_misses
+                .with_label_values(&[provisioning.namespace, known(provisioning.template)])
+                .inc();
+        }
     }
 
     pub fn ready(&self, readiness: &ClaimReadiness<'_>) {

@@ -130,21 +130,32 @@ fn claims_are_counted_by_where_their_sandbox_came_from() {
         launch: Launch::Warm,
         pool: Some("fast"),
         was_ready: true,
+        wanted_warm: true,
     };
     metrics.claim_provisioned(&warm);
-    metrics.claim_provisioned(&Provisioning {
-        template: "",
+    let cold = Provisioning {
         launch: Launch::Cold,
         pool: None,
         was_ready: false,
         ..warm
+    };
+    metrics.claim_provisioned(&cold);
+    metrics.claim_provisioned(&Provisioning {
+        template: "",
+        wanted_warm: false,
+        ..cold
     });
     assert_lines(
         &scrape(&metrics),
         &[
             r#"agent_sandbox_claim_creation_total{launch_type="warm",namespace="team",pod_condition="ready",sandbox_template="python",warmpool_name="fast"} 1"#,
             r#"agent_sandbox_claim_creation_total{launch_type="cold",namespace="team",pod_condition="not_ready",sandbox_template="unknown",warmpool_name="none"} 1"#,
+            r#"agent_sandbox_claim_warm_misses_total{namespace="team",sandbox_template="python"} 1"#,
         ],
+    );
+    assert!(
+        !scrape(&metrics).contains(r#"misses_total{namespace="team",sandbox_template="unknown"}"#),
+        "a claim that asked to start cold has missed nothing"
     );
 }
 

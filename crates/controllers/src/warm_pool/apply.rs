@@ -1,5 +1,6 @@
 //! Carries out what was decided for a pool of either kind: adoptions, deletions and creations; and the status of a warm pool.
 
+use api::conditions::{self, ConditionType, Reason};
 use api::{Sandbox, SandboxWarmPool, SandboxWarmPoolStatus};
 use futures::future::join_all;
 use kube::{Resource, ResourceExt};
@@ -10,7 +11,7 @@ use planner::warm_queue::SandboxKey;
 use serde_json::json;
 
 use super::memory::Memory;
-use super::{Error, FIELD_MANAGER};
+use super::{CONTROLLER, Error, FIELD_MANAGER};
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::key::ObjectKey;
@@ -50,17 +51,16 @@ pub(crate) async fn apply<K: Resource<DynamicType = ()>>(
     let mut failures = Vec::new();
     failures.extend(adopt(&sandboxes, keeper.key, changes.adoptions).await);
     failures.extend(delete(keeper, &sandboxes, changes.deletions, expectations).await);
+    // A sandbox that changed or went in the meantime comes back as an event. One that could not be made does not: servers also answer
+    // with a conflict when many creations count against one quota.
+    failures.retain(|error| !error.is_conflict() && !error.is_not_found());
     if let Some((count, blueprint)) = changes.creations {
         failures.extend(create(keeper, &sandboxes, count, blueprint, expectations).await);
     }
     memory.namespace_is_ending = failures.iter().any(WriteError::is_namespace_terminating);
-    // What changed or went in the meantime comes back as an event.
-    failures.into_iter().find(|error| {
-        !matches!(
-            error.failure,
-            Failure::Conflict | Failure::NotFound | Failure::NamespaceTerminating
-        )
-    })
+    failures
+        .into_iter()
+        .find(|error| !error.is_namespace_terminating())
 }
 
 async fn adopt(
@@ -160,12 +160,12 @@ async fn create<K: Resource<DynamicType = ()>>(
                 Err(error) => failures.push(error),
             }
         }
-        if let Some(error) = failures.first() {
-            if matches!(error.failure, Failure::Transient(_)) {
-                // The answer may have been lost after the deed was done.
-                expectations.doubt();
-            }
-            tell_failure(keeper, error);
+        let may_have_happened = |error: &WriteError| matches!(error.failure, Failure::Transient(_));
+        if failures.iter().any(may_have_happened) {
+            expectations.doubt();
+        }
+        if !failures.is_empty() {
+            tell_failure(keeper, &failures);
             break;
         }
     }
@@ -187,8 +187,13 @@ fn tell<K: Resource<DynamicType = ()>>(keeper: &Keeper<'_, K>, occurrence: Occur
     events.record(keeper.controller, keeper.pool, occurrence);
 }
 
-fn tell_failure<K: Resource<DynamicType = ()>>(keeper: &Keeper<'_, K>, error: &WriteError) {
-    if let Failure::Invalid(message) | Failure::Forbidden(message) = &error.failure {
+/// Tells the first thing that stands in the way and that somebody can do something about.
+fn tell_failure<K: Resource<DynamicType = ()>>(keeper: &Keeper<'_, K>, failures: &[WriteError]) {
+    let refusal = failures.iter().find_map(|error| match &error.failure {
+        Failure::Invalid(message) | Failure::Forbidden(message) => Some(message),
+        _ => None,
+    });
+    if let Some(message) = refusal {
         let occurrence = Occurrence {
             severity: Severity::Warning,
             reason: "FailedCreate",
@@ -211,7 +216,7 @@ pub(super) async fn publish(
     }
     let pools = Writer::new(context, &context.caches.warm_pools, FIELD_MANAGER);
     // Zeros are said, for those who read the object without its schema.
-    let status = json!({
+    let said = json!({
         "replicas": status.replicas,
         "readyReplicas": status.ready_replicas,
         "updatedReplicas": status.updated_replicas,
@@ -219,9 +224,37 @@ pub(super) async fn publish(
         "observedGeneration": status.observed_generation,
         "conditions": status.conditions,
     });
-    match pools.apply_status(key, status).await {
-        Ok(_) => Ok(()),
-        Err(error) if error.is_not_found() => Ok(()),
-        Err(error) => Err(Error::Publish(error)),
+    match pools.apply_status(key, said).await {
+        Ok(_) => {}
+        Err(error) if error.is_not_found() => return Ok(()),
+        Err(error) => return Err(Error::Publish(error)),
     }
+    tell_missing_template(context, pool, status);
+    Ok(())
+}
+
+/// Tells that the pool has nothing to make sandboxes of, once each time it is so.
+fn tell_missing_template(
+    context: &Context,
+    pool: &SandboxWarmPool,
+    status: &SandboxWarmPoolStatus,
+) {
+    let is_missing = |status: &SandboxWarmPoolStatus| {
+        conditions::find(&status.conditions, ConditionType::Updated)
+            .filter(|updated| updated.reason == Reason::TemplateNotFound.as_str())
+            .map(|updated| updated.message.clone())
+    };
+    let Some(note) = is_missing(status) else {
+        return;
+    };
+    if pool.status.as_ref().and_then(is_missing).as_ref() == Some(&note) {
+        return;
+    }
+    let occurrence = Occurrence {
+        severity: Severity::Warning,
+        reason: Reason::TemplateNotFound.as_str(),
+        action: "Refill",
+        note,
+    };
+    context.events.record(CONTROLLER, pool, occurrence);
 }

@@ -1,7 +1,7 @@
 //! What the controller remembers of each pool between two passes. All of it can be lost without harm.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
@@ -9,6 +9,7 @@ use planner::expectations::Expectations;
 use tokio::time::Instant;
 
 use super::LONGEST_REST;
+use crate::context::Context;
 use crate::key::ObjectKey;
 
 /// A pass may take this part of a pool's time, so that a large pool under a stream of changes does not fill a core.
@@ -54,7 +55,7 @@ pub(crate) struct Memories(Arc<Mutex<HashMap<ObjectKey, Entry>>>);
 impl Memories {
     /// The memory of a pool. A pool of another UID is another pool, and starts anew.
     pub fn of(&self, key: &ObjectKey, uid: Option<&str>) -> Shared {
-        let mut memories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memories = self.lock();
         let entry = memories.entry(key.clone()).or_default();
         if entry.uid.as_deref() != uid {
             *entry = Entry {
@@ -66,9 +67,31 @@ impl Memories {
     }
 
     pub fn forget(&self, key: &ObjectKey) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(key);
+        self.lock().remove(key);
+    }
+
+    /// Has what is remembered counted, by the name of the controller that remembers it.
+    pub fn count(&self, context: &Context, controller: &'static str) {
+        let keeps = |structure, count: fn(&Self) -> usize| {
+            let memories = self.clone();
+            let count = Box::new(move || count(&memories));
+            context.instrumentation.keeps(structure, controller, count);
+        };
+        keeps("memory", |memories| memories.lock().len());
+        keeps("expectation", Self::expected);
+    }
+
+    /// How much all pools have done and not yet seen. A pool that is being worked on is left out, since counting must not wait.
+    fn expected(&self) -> usize {
+        let memories = self.lock();
+        let expected = memories.values().map(|entry| {
+            let memory = entry.memory.try_lock();
+            memory.map_or(0, |memory| memory.expectations.len())
+        });
+        expected.sum()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

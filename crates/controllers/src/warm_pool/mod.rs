@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::names::name_hash;
 use api::rbac::{MANAGE, Rule, SUBRESOURCE};
-use api::{Sandbox, SandboxWarmPool, labels};
+use api::{Sandbox, SandboxTemplate, SandboxWarmPool, labels};
 use kube::{Api, ResourceExt, api::ListParams};
 use planner::expectations::Expectations;
 use planner::pacing::Pacing;
@@ -20,7 +20,7 @@ use crate::key::ObjectKey;
 use crate::queue::Queue;
 use crate::runtime::{Action, Runtime};
 use crate::warm_supply::{WarmSupply, sandbox_key};
-use crate::writes::WriteError;
+use crate::writes::{WriteError, Writer};
 
 use memory::{Memories, Memory};
 
@@ -62,6 +62,8 @@ pub(crate) const BY_TEMPLATE: &str = "template";
 /// Why a pool could not be brought to what its spec says.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    #[error("cannot look up the pool's template")]
+    Template(#[source] WriteError),
     #[error("cannot list the pool's sandboxes")]
     List(#[source] kube::Error),
     #[error("cannot carry out what was decided for the pool")]
@@ -88,6 +90,8 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         pacing: Pacing::default(),
     };
     let memories = pools.memories.clone();
+    memories.count(&context, CONTROLLER);
+    supply.count(&context, CONTROLLER);
     let workers = context.config.warm_pool_workers.get();
     let queue = runtime.controller(
         CONTROLLER,
@@ -200,10 +204,8 @@ async fn step(
     )
     .await
     .map_err(Error::List)?;
+    let template = template(context, key, pool).await?;
     let started = tokio::time::Instant::now();
-    let template = caches
-        .templates
-        .get(&key.sibling(&pool.spec.sandbox_template_ref.name));
     let plan = decide(
         &Observed {
             pool,
@@ -247,6 +249,21 @@ async fn step(
     Ok(plan
         .recheck_after
         .map_or(Action::AwaitChange, Action::RequeueAfter))
+}
+
+/// The pool's template. That it is missing is only believed of the API server itself.
+async fn template(
+    context: &Context,
+    key: &ObjectKey,
+    pool: &SandboxWarmPool,
+) -> Result<Option<Arc<SandboxTemplate>>, Error> {
+    let name = key.sibling(&pool.spec.sandbox_template_ref.name);
+    let templates = &context.caches.templates;
+    if let Some(template) = templates.get(&name) {
+        return Ok(Some(template));
+    }
+    let templates = Writer::new(context, templates, FIELD_MANAGER);
+    templates.get(&name).await.map_err(Error::Template)
 }
 
 /// Strikes off what the cache shows by now, and asks the API server itself where it cannot be told otherwise.

@@ -6,15 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use api::{Sandbox, SandboxWarmPool, labels};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, PostParams};
+use kube::core::Status;
 use kube::{Api, ResourceExt};
-use planner::owner::controller_of;
+use planner::owner::{controller_of, controller_reference};
+use serde_json::json;
 use testkit::tap::Seen;
 use testkit::{Tap, eventually};
 use tokio_util::sync::CancellationToken;
 
 use crate::holders;
-use crate::support::{Cluster, NAMESPACE, claim, pool, template};
+use crate::support::{Cluster, NAMESPACE, claim, claim_from, message_of, pool, template};
 
 /// Whether a request is the write of an adoption that a crash is to prevent.
 type Write = fn(&Seen) -> bool;
@@ -173,6 +176,101 @@ async fn a_namespace_deleted_under_load_goes() {
     })
     .await;
     assert!(cluster.list::<Sandbox>().await.is_empty());
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cache_that_lags_is_no_proof_that_a_template_or_pool_is_missing() {
+    let cluster = Cluster::start().await;
+    let (tap, client) = Tap::on(cluster.client.clone());
+    let controllers = Cluster::controllers_through(client);
+    cluster.create(&template("early")).await;
+    cluster.create(&claim("first", "early")).await;
+    cluster.claim_ready("first").await;
+    // From here on the controllers hear nothing of templates and pools unless they ask for one.
+    let kinds = ["/sandboxtemplates", "/sandboxwarmpools"];
+    tap.refuse(move |seen| {
+        if !seen.is_write() && kinds.iter().any(|kind| seen.path.ends_with(kind)) {
+            return Err("the watch is broken".to_owned());
+        }
+        Ok(())
+    });
+    for kind in kinds {
+        tap.break_watches(kind);
+    }
+    cluster.create(&template("late")).await;
+    cluster.create(&pool("late", "late", 0)).await;
+    cluster.create(&claim("by-template", "late")).await;
+    cluster.create(&claim_from("by-pool", "late")).await;
+    for name in ["by-template", "by-pool"] {
+        cluster.claim_ready(name).await;
+    }
+    tap.forget();
+    cluster.create(&claim("nowhere", "none")).await;
+    cluster
+        .claim_with("nowhere", "False", "TemplateNotFound")
+        .await;
+    let asks = |seen: &Seen| !seen.is_write() && seen.path.ends_with("/sandboxtemplates/none");
+    assert!(tap.seen().iter().any(asks), "the server itself has said so");
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_others_keep_changing_says_so_and_gets_its_sandbox_later() {
+    let cluster = Cluster::start().await;
+    let (tap, client) = Tap::on(cluster.client.clone());
+    let controllers = Cluster::controllers_through(client);
+    cluster.create(&template("py")).await;
+    cluster.create(&pool("warm", "py", 1)).await;
+    cluster.pool_ready("warm", 1).await;
+    let conflict: Status = serde_json::from_value(json!({
+        "status": "Failure", "reason": "Conflict", "code": 409, "message": "the object has been modified",
+    }))
+    .unwrap();
+    let binds = |seen: &Seen| seen.is_write() && seen.path.ends_with("/sandboxclaims/mine");
+    tap.answer(move |seen| binds(seen).then(|| conflict.clone()));
+    cluster.create(&claim("mine", "py")).await;
+    let waiting = cluster
+        .claim_with("mine", "False", "AdoptionConflict")
+        .await;
+    assert!(message_of(&waiting).contains("keep changing"));
+    let seen = tap.seen();
+    let said = seen.iter().position(publishes).unwrap();
+    let attempts = seen[..said].iter().filter(|seen| binds(seen)).count();
+    assert_eq!(attempts, 3);
+    tap.refuse_nothing();
+    cluster.claim_ready("mine").await;
+    assert_eq!(holders(&cluster).await.len(), 1);
+    controllers.stop().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_policy_that_older_controllers_made_for_a_claim_goes_and_a_users_stays() {
+    let cluster = Cluster::start().await;
+    let policy = |claim: &str| -> NetworkPolicy {
+        serde_json::from_value(json!({
+            "metadata": { "name": format!("{claim}-network-policy") },
+            "spec": { "podSelector": {} },
+        }))
+        .unwrap()
+    };
+    let old = cluster.create(&claim("old", "py")).await;
+    let mut made = policy("old");
+    made.metadata.owner_references = Some(vec![controller_reference(&old)]);
+    cluster.create(&made).await;
+    cluster.create(&policy("users")).await;
+    cluster.create(&claim("users", "py")).await;
+    let controllers = cluster.controllers();
+    cluster.create(&template("py")).await;
+    for name in ["old", "users"] {
+        cluster.claim_ready(name).await;
+    }
+    cluster.gone::<NetworkPolicy>("old-network-policy").await;
+    let users = cluster.get::<NetworkPolicy>("users-network-policy").await;
+    assert!(users.is_some());
     controllers.stop().await;
     cluster.stop().await;
 }

@@ -6,8 +6,10 @@
 )]
 
 mod adoption;
+mod events;
 mod faults;
 mod lifecycle;
+mod measurements;
 mod refusals;
 #[path = "../support/mod.rs"]
 mod support;

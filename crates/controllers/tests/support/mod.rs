@@ -19,11 +19,13 @@ use api::warm_pool::{UpdateStrategy, UpdateStrategyKind};
 use api::{
     Sandbox, SandboxClaim, SandboxClaimSpec, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolSpec,
 };
+use controllers::clock::Clock;
 use controllers::instrumentation::{
     ClaimReadiness, Instrumentation, Provisioning, RequestReport, Verb,
 };
 use controllers::{Config, Parts, assemble};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Namespace, Pod};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
@@ -77,6 +79,7 @@ pub struct Observations {
     requests: Mutex<HashMap<(String, Verb), usize>>,
     provisioned: Mutex<Vec<(&'static str, Option<String>, bool)>>,
     ready: Mutex<Vec<(&'static str, bool)>>,
+    since_request: Mutex<Vec<Option<Duration>>>,
 }
 
 impl Instrumentation for Observations {
@@ -97,6 +100,8 @@ impl Instrumentation for Observations {
     }
 
     fn claim_ready(&self, readiness: &ClaimReadiness<'_>) {
+        let since_request = readiness.since_request;
+        self.since_request.lock().unwrap().push(since_request);
         let measured = readiness.since_first_observed.is_some();
         self.ready
             .lock()
@@ -113,6 +118,11 @@ impl Observations {
 
     pub fn provisioned(&self) -> Vec<(&'static str, Option<String>, bool)> {
         self.provisioned.lock().unwrap().clone()
+    }
+
+    /// How long ago each claim that became Ready was asked for, if that is known.
+    pub fn since_request(&self) -> Vec<Option<Duration>> {
+        self.since_request.lock().unwrap().clone()
     }
 
     pub fn ready(&self) -> Vec<(&'static str, bool)> {
@@ -191,6 +201,11 @@ impl Cluster {
 
     /// Starts the controllers with a client of the test's own.
     pub fn controllers_through(client: Client) -> Controllers {
+        Self::controllers_by(client, Clock::default())
+    }
+
+    /// Starts the controllers with a client and a clock of the test's own.
+    pub fn controllers_by(client: Client, clock: Clock) -> Controllers {
         let (shutdown, abort) = (CancellationToken::new(), CancellationToken::new());
         let observations = Arc::new(Observations::default());
         let config = Config {
@@ -199,6 +214,7 @@ impl Cluster {
         };
         let runtime = assemble(Parts {
             instrumentation: observations.clone(),
+            clock,
             ..Parts::new(client, config)
         });
         let run = runtime.run(
@@ -218,6 +234,24 @@ impl Cluster {
     pub async fn stop(self) {
         self.node.abort();
         self.server.shutdown().await;
+    }
+
+    /// From here on nobody marks pods Ready.
+    pub fn lose_node(&self) {
+        self.node.abort();
+    }
+
+    /// Waits for an event of this reason on an object of this name.
+    pub async fn event(&self, regarding: &str, reason: &str) -> Event {
+        eventually(&format!("event {reason} on {regarding}"), async || {
+            let mut events = self.list::<Event>().await.into_iter();
+            events.find(|event| {
+                let object = event.regarding.as_ref();
+                event.reason.as_deref() == Some(reason)
+                    && object.and_then(|object| object.name.as_deref()) == Some(regarding)
+            })
+        })
+        .await
     }
 
     pub fn api<K: Kind>(&self) -> Api<K> {

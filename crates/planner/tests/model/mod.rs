@@ -3,19 +3,24 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use agent_sandbox_planner::blueprint::Blueprint;
 use agent_sandbox_planner::claim::{
     self, Effect, Holding, Lookup, Report, Verdict, candidate, decide, holding, names_to_look_up,
-    warm_request,
+    template_name, warm_request,
 };
 use agent_sandbox_planner::expectations::Expectations;
 use agent_sandbox_planner::owner::{controller_of, is_controlled_by};
 use agent_sandbox_planner::pacing::Pacing;
 use agent_sandbox_planner::version::Version;
-use agent_sandbox_planner::warm_pool::{self, SandboxSet};
+use agent_sandbox_planner::warm_pool::{self, SandboxSet, pool_hash};
 use agent_sandbox_planner::warm_queue::{SandboxKey, WarmQueue};
+use api::claim::{ClaimShutdownPolicy, ClaimSource, Lifecycle, WarmPoolRef};
 use api::conditions::{self, ConditionType, Finding, Reason};
+use api::names::name_hash;
 use api::template::SandboxTemplateRef;
+use api::warm_pool::{UpdateStrategy, UpdateStrategyKind};
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -44,8 +49,24 @@ pub struct Server {
     pub time: i64,
     pub claims: BTreeMap<String, SandboxClaim>,
     pub sandboxes: BTreeMap<String, Sandbox>,
-    pub pool: SandboxWarmPool,
-    template: SandboxTemplate,
+    pub pools: BTreeMap<String, SandboxWarmPool>,
+    templates: BTreeMap<String, SandboxTemplate>,
+}
+
+/// The pools there are, unless they are deleted: their names, their templates, and whether they replace what is outdated at once.
+const POOLS: [(&str, &str, UpdateStrategyKind); 2] = [
+    ("pool-a", "py", UpdateStrategyKind::OnReplenish),
+    ("pool-b", "js", UpdateStrategyKind::Recreate),
+];
+
+/// Where a claim's sandbox comes from: by template or from a pool, of either template.
+fn source_of(name: &str) -> (Option<&'static str>, Option<&'static str>) {
+    match name {
+        "c0" | "c1" => (Some("py"), None),
+        "c2" => (Some("js"), None),
+        "c3" => (None, Some("pool-a")),
+        _ => (None, Some("pool-b")),
+    }
 }
 
 fn merge_patch(target: &mut Value, patch: &Value) {
@@ -73,23 +94,82 @@ fn patched<K: Serialize + DeserializeOwned>(object: &K, patch: &Value) -> K {
 }
 
 impl Server {
+    /// A server with every pool at this size.
     pub fn new(replicas: i32) -> Self {
-        let mut template = SandboxTemplate::default();
-        template.metadata.name = Some("py".into());
-        template.metadata.namespace = Some(NAMESPACE.into());
-        let mut pool = SandboxWarmPool::default();
-        pool.metadata.name = Some("pool".into());
-        pool.metadata.namespace = Some(NAMESPACE.into());
-        pool.metadata.uid = Some("pool-uid".into());
-        pool.spec.replicas = Some(replicas);
-        pool.spec.sandbox_template_ref = SandboxTemplateRef { name: "py".into() };
-        Self {
+        let mut server = Self {
             revision: 1,
             time: 1_000,
             claims: BTreeMap::new(),
             sandboxes: BTreeMap::new(),
-            pool,
-            template,
+            pools: BTreeMap::new(),
+            templates: BTreeMap::new(),
+        };
+        for (index, (_, template, _)) in POOLS.iter().enumerate() {
+            server.edit_template(index);
+            assert!(server.templates.contains_key(*template));
+            server.create_pool(index, replicas);
+        }
+        server
+    }
+
+    /// Makes a template, or changes what its sandboxes run.
+    pub fn edit_template(&mut self, index: usize) {
+        let image = self.next_revision();
+        let name = POOLS[index].1;
+        let template = self.templates.entry(name.into()).or_default();
+        template.metadata.name = Some(name.into());
+        template.metadata.namespace = Some(NAMESPACE.into());
+        template.spec.pod_template.spec_mut().containers = vec![Container {
+            name: "main".into(),
+            image: Some(image),
+            ..Container::default()
+        }];
+    }
+
+    /// Makes a pool, unless it is there.
+    pub fn create_pool(&mut self, index: usize, replicas: i32) {
+        let (name, template, strategy) = POOLS[index];
+        if self.pools.contains_key(name) {
+            return;
+        }
+        let revision = self.next_revision();
+        let mut pool = SandboxWarmPool::default();
+        pool.metadata.name = Some(name.into());
+        pool.metadata.namespace = Some(NAMESPACE.into());
+        pool.metadata.uid = Some(format!("pool-{revision}"));
+        pool.spec.replicas = Some(replicas);
+        pool.spec.sandbox_template_ref = SandboxTemplateRef {
+            name: template.into(),
+        };
+        pool.spec.update_strategy = Some(UpdateStrategy {
+            kind: Some(strategy),
+            max_unavailable: None,
+        });
+        self.pools.insert(name.into(), pool);
+    }
+
+    pub fn scale(&mut self, index: usize, replicas: i32) {
+        if let Some(pool) = self.pools.get_mut(POOLS[index].0) {
+            pool.spec.replicas = Some(replicas);
+        }
+    }
+
+    /// Deletes a pool and what it controls, as garbage collection does.
+    pub fn delete_pool(&mut self, index: usize) {
+        self.pools.remove(POOLS[index].0);
+        self.collect_ownerless();
+    }
+
+    /// Has a claim end now, in one way or another.
+    pub fn expire(&mut self, name: &str, policy: ClaimShutdownPolicy) {
+        let (revision, now) = (self.next_revision(), self.now());
+        if let Some(claim) = self.claims.get_mut(name) {
+            claim.spec.lifecycle = Some(Lifecycle {
+                shutdown_time: Some(Time(now)),
+                shutdown_policy: Some(policy),
+                ..Lifecycle::default()
+            });
+            claim.metadata.resource_version = Some(revision);
         }
     }
 
@@ -112,21 +192,17 @@ impl Server {
         claim.metadata.namespace = Some(NAMESPACE.into());
         claim.metadata.uid = Some(format!("claim-{revision}"));
         claim.metadata.resource_version = Some(revision);
-        claim.spec.sandbox_template_ref = Some(SandboxTemplateRef { name: "py".into() });
+        let (template, pool) = source_of(name);
+        claim.spec.sandbox_template_ref =
+            template.map(|name| SandboxTemplateRef { name: name.into() });
+        claim.spec.warm_pool_ref = pool.map(|name| WarmPoolRef { name: name.into() });
         self.claims.insert(name.into(), claim);
     }
 
     /// Deletes a claim and what it controls, as garbage collection does.
     pub fn delete_claim(&mut self, name: &str) {
-        if let Some(claim) = self.claims.remove(name) {
-            self.collect(&claim.uid().unwrap());
-        }
-    }
-
-    /// Deletes what a claim that is gone controls.
-    fn collect(&mut self, uid: &str) {
-        self.sandboxes
-            .retain(|_, sandbox| !is_controlled_by(&sandbox.metadata, uid));
+        self.claims.remove(name);
+        self.collect_ownerless();
     }
 
     fn create_sandbox(&mut self, mut sandbox: Sandbox) -> Result<Sandbox, Refused> {
@@ -149,12 +225,13 @@ impl Server {
         Ok(sandbox)
     }
 
-    /// Garbage collection: what belongs to a claim that no longer exists goes.
+    /// Garbage collection: what belongs to a claim or a pool that no longer exists goes.
     fn collect_ownerless(&mut self) {
-        let claims: Vec<String> = self.claims.values().filter_map(ResourceExt::uid).collect();
+        let claims = self.claims.values().filter_map(ResourceExt::uid);
+        let pools = self.pools.values().filter_map(ResourceExt::uid);
+        let owners: Vec<String> = claims.chain(pools).collect();
         self.sandboxes.retain(|_, sandbox| {
-            controller_of(&sandbox.metadata)
-                .is_none_or(|owner| owner.kind != "SandboxClaim" || claims.contains(&owner.uid))
+            controller_of(&sandbox.metadata).is_none_or(|owner| owners.contains(&owner.uid))
         });
     }
 
@@ -202,10 +279,11 @@ impl Server {
     }
 
     /// How many sandboxes are the pool's.
-    pub fn members(&self) -> usize {
+    pub fn members(&self, pool: &SandboxWarmPool) -> usize {
+        let uid = pool.uid().unwrap();
         self.sandboxes
             .values()
-            .filter(|sandbox| is_controlled_by(&sandbox.metadata, "pool-uid"))
+            .filter(|sandbox| is_controlled_by(&sandbox.metadata, &uid))
             .count()
     }
 
@@ -233,7 +311,8 @@ pub struct Process {
     claims: BTreeMap<String, SandboxClaim>,
     pub sandboxes: BTreeMap<String, Sandbox>,
     pub queue: WarmQueue,
-    pub expectations: Expectations,
+    /// By the pool's UID.
+    pub expectations: BTreeMap<String, Expectations>,
 }
 
 #[derive(Debug)]
@@ -253,6 +332,10 @@ impl SandboxSet for Going<'_> {
         self.0
             .is_deleted(&sandbox.name_any(), &sandbox.uid().unwrap())
     }
+}
+
+fn look_up_in<'a, K>(objects: &'a BTreeMap<String, K>, name: &str) -> Lookup<'a, K> {
+    objects.get(name).map_or(Lookup::Missing, Lookup::Found)
 }
 
 fn key_of(name: &str) -> SandboxKey {
@@ -280,6 +363,22 @@ impl Process {
     /// Every event that the watches still owe.
     pub fn catch_up(&mut self, server: &Server) {
         self.claims = server.claims.clone();
+        for (name, template) in &server.templates {
+            let revision = Blueprint::new(template).revision.unwrap();
+            self.queue
+                .set_current_revision(NAMESPACE, &name_hash(name), &revision);
+        }
+        for (name, _, _) in POOLS {
+            if !server.pools.contains_key(name) {
+                self.queue.forget_pool(NAMESPACE, &name_hash(name));
+            }
+        }
+        self.expectations.retain(|uid, _| {
+            server
+                .pools
+                .values()
+                .any(|pool| pool.uid().as_ref() == Some(uid))
+        });
         let known = self.sandboxes.keys().chain(server.sandboxes.keys());
         let names: Vec<String> = known.cloned().collect();
         for name in names {
@@ -338,7 +437,15 @@ impl Process {
     ) -> Result<bool, Crash> {
         let found = self.look_up(server, claim);
         let held = holding(claim, &found);
-        let reserved = warm_request(claim, Lookup::NotAsked, held)
+        let (pools, templates) = (server.pools.clone(), server.templates.clone());
+        let pool = match (held, claim.spec.source()) {
+            (Holding::Owned(_), _) => Lookup::NotAsked,
+            (_, Ok(ClaimSource::Pool { pool })) => look_up_in(&pools, pool),
+            _ => Lookup::NotAsked,
+        };
+        let template = template_name(claim, held, pool)
+            .map_or(Lookup::NotAsked, |name| look_up_in(&templates, name));
+        let reserved = warm_request(claim, pool, held)
             .and_then(|request| self.queue.take(&request))
             .map(|taken| taken.key);
         let candidate = reserved
@@ -351,12 +458,11 @@ impl Process {
             .get(&claim.name_any())
             .filter(|sandbox| !is_controlled_by(&sandbox.metadata, &uid))
             .cloned();
-        let template = server.template.clone();
         let plan = decide(
             &claim::Observed {
                 claim,
-                pool: Lookup::NotAsked,
-                template: Lookup::Found(&template),
+                pool,
+                template,
                 holding: held,
                 namesake: namesake.as_ref(),
                 candidate: candidate.as_ref(),
@@ -441,31 +547,58 @@ impl Process {
                 self.see_sandbox(server, &sandbox.name_any());
                 answer.map(|made| progress.sandbox = Some(made))
             }
-            other => panic!("nothing expires here: {other:?}"),
+            Effect::DeleteSandbox { sandbox: version } => {
+                let current = server.sandboxes.get(&version.name);
+                let is_same =
+                    current.is_some_and(|current| current.uid().as_ref() == Some(&version.uid));
+                if is_same {
+                    server.sandboxes.remove(&version.name);
+                }
+                self.see_sandbox(server, &version.name);
+                progress.sandbox = None;
+                if is_same {
+                    Ok(())
+                } else {
+                    Err(Refused::NotFound)
+                }
+            }
+            Effect::DeleteClaim { .. } => {
+                let name = progress.claim.name_any();
+                let current = server.claims.get(&name);
+                if current.is_some_and(|current| current.uid() == progress.claim.uid()) {
+                    server.delete_claim(&name);
+                }
+                Ok(())
+            }
+            Effect::DeleteLegacyPolicy { policy } => panic!("nobody made {policy:?}"),
         };
         progress.outdated = answer.is_err();
     }
 
-    /// One pass over the pool, as the controller makes it. Of the creations, one answer may be lost.
-    pub fn reconcile_pool(&mut self, server: &mut Server, loses_an_answer: bool) {
-        let pool = server.pool.clone();
-        self.settle_expectations(server);
+    /// One pass over a pool, as the controller makes it. Of the creations, one answer may be lost.
+    pub fn reconcile_pool(&mut self, server: &mut Server, index: usize, loses_an_answer: bool) {
+        let Some(pool) = server.pools.get(POOLS[index].0).cloned() else {
+            return;
+        };
+        let uid = pool.uid().unwrap();
+        let mut expectations = self.expectations.remove(&uid).unwrap_or_default();
+        self.settle_expectations(server, &pool, &mut expectations);
         let labelled: Vec<Arc<Sandbox>> = self
             .sandboxes
             .values()
-            .filter(|sandbox| is_labelled(sandbox))
+            .filter(|sandbox| is_labelled(sandbox, &pool))
             .cloned()
             .map(Arc::new)
             .collect();
-        let template = server.template.clone();
+        let template = server.templates.get(&pool.spec.sandbox_template_ref.name);
         let plan = warm_pool::decide(
             &warm_pool::Observed {
                 pool: &pool,
-                template: Some(&template),
+                template,
                 sandboxes: &labelled,
                 spoken_for: &Taken(&self.queue),
-                going: &Going(&self.expectations),
-                unseen: self.expectations.unseen(),
+                going: &Going(&expectations),
+                unseen: expectations.unseen(),
                 waiting_claims: 0,
                 held_back_since: None,
                 max_batch: 3,
@@ -481,54 +614,56 @@ impl Process {
             }
             self.queue.take_exactly(&key);
             match server.delete_sandbox(version) {
-                Ok(()) => self
-                    .expectations
-                    .deleted(&version.name, &version.uid, server.now()),
+                Ok(()) => expectations.deleted(&version.name, &version.uid, server.now()),
                 Err(_) => self.queue.release(&key),
             }
         }
-        let Some((count, blueprint)) = plan.creations else {
-            return;
-        };
+        let (count, blueprint) = plan.creations.unwrap_or_default();
         for index in 0..count {
             let made = server.create_sandbox((*blueprint).clone()).unwrap();
             if loses_an_answer && index == 0 {
-                self.expectations.doubt();
+                expectations.doubt();
             } else {
                 let uid = made.uid().unwrap();
-                self.expectations.made(&made.name_any(), &uid, server.now());
+                expectations.made(&made.name_any(), &uid, server.now());
             }
         }
         let desired = usize::try_from(pool.spec.desired_replicas()).unwrap();
-        let members = server.members();
+        let members = server.members(&pool);
         assert!(
-            members <= desired,
+            count == 0 || members <= desired,
             "{members} members where {desired} were asked for"
         );
+        self.expectations.insert(uid, expectations);
     }
 
-    fn settle_expectations(&mut self, server: &Server) {
+    fn settle_expectations(
+        &self,
+        server: &Server,
+        pool: &SandboxWarmPool,
+        expectations: &mut Expectations,
+    ) {
         let sandboxes = &self.sandboxes;
-        self.expectations.settle(|name| {
+        expectations.settle(|name| {
             let sandbox = sandboxes.get(name)?;
             Some((sandbox.uid().unwrap(), false))
         });
-        if self.expectations.needs_confirmation(server.now()) {
+        if expectations.needs_confirmation(server.now()) {
             let identities = |sandboxes: &BTreeMap<String, Sandbox>| -> Vec<(String, String)> {
                 sandboxes
                     .values()
-                    .filter(|sandbox| is_labelled(sandbox))
+                    .filter(|sandbox| is_labelled(sandbox, pool))
                     .map(|sandbox| (sandbox.name_any(), sandbox.uid().unwrap()))
                     .collect()
             };
             let (listed, cached) = (identities(&server.sandboxes), identities(sandboxes));
-            self.expectations.confirm(&listed, &cached, server.now());
+            expectations.confirm(&listed, &cached, server.now());
         }
     }
 }
 
-fn is_labelled(sandbox: &Sandbox) -> bool {
-    sandbox.labels().contains_key(labels::WARM_POOL_SANDBOX)
+fn is_labelled(sandbox: &Sandbox, pool: &SandboxWarmPool) -> bool {
+    sandbox.labels().get(labels::WARM_POOL_SANDBOX) == Some(&pool_hash(pool))
 }
 
 fn write(writes_left: &mut usize) -> Result<(), Crash> {
@@ -539,8 +674,10 @@ fn write(writes_left: &mut usize) -> Result<(), Crash> {
 fn publish(server: &mut Server, verdict: &Verdict, progress: &Progress) {
     let sandbox = progress.sandbox.as_ref();
     let report = match verdict {
+        Verdict::Silent => return,
         Verdict::Blocked(obstacle) => Report::Blocked { obstacle, sandbox },
-        _ => Report::Reflects { sandbox },
+        Verdict::Expired => Report::Expired { sandbox },
+        Verdict::Reflect => Report::Reflects { sandbox },
     };
     let status = claim::status(&progress.claim, &report, server.now());
     let revision = server.next_revision();
