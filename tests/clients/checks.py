@@ -12,6 +12,9 @@ DEADLINE_SECONDS = 60
 
 _checks = []
 
+# The names of checks that failed, for whoever cleans up after them.
+failed = []
+
 
 def check(function):
     """Marks a function as a check; its name says what it promises."""
@@ -21,7 +24,6 @@ def check(function):
 
 def run_checks():
     """Runs every check and ends the process with 1 if one failed."""
-    failed = []
     for function in _checks:
         name = function.__name__.replace("_", " ")
         begin = time.monotonic()

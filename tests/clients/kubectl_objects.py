@@ -1,6 +1,7 @@
 """kubectl on sandboxes, claims, templates and pools: the commands a cluster's user has at hand."""
 
 import json
+import os
 import subprocess
 import time
 
@@ -46,6 +47,37 @@ def the_kinds_are_discovered_and_explained():
         assert "FIELDS" in kubectl("explain", field, "--output=plaintext-openapiv2")
     assert "gitVersion" in kubectl("version", "-o", "json")
     assert kubectl("cluster-info").strip()
+
+
+MANIFESTS = os.path.join(os.path.dirname(__file__), "../../crates/api/tests/manifests/x-k8s")
+
+
+def manifest(name):
+    """A manifest of the documentation, with an image that needs no registry."""
+    with open(os.path.join(MANIFESTS, f"{name}.yaml"), encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    return "\n".join(line.split("image:")[0] + "image: host" if "image:" in line else line for line in lines)
+
+
+@check
+def every_documented_manifest_is_accepted():
+    kubectl("create", "namespace", "research")
+    for file in sorted(os.listdir(MANIFESTS)):
+        said = kubectl("apply", "--dry-run=server", "-f", os.path.join(MANIFESTS, file))
+        assert "created (server dry run)" in said, f"{file}: {said}"
+    kubectl("delete", "namespace", "research", "--timeout=60s")
+
+
+@check
+def documented_manifests_do_what_they_say():
+    names = ["template", "warm-pool", "claim-minimal", "sandbox-minimal"]
+    texts = {name: manifest(name) for name in names}
+    for name in names:
+        kubectl("apply", "-f", "-", text=texts[name])
+    kubectl("wait", "sandboxclaim/mine", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "sandbox/smallest", "--for=condition=Ready", "--timeout=60s")
+    for name in reversed(names):
+        kubectl("delete", "-f", "-", "--timeout=60s", text=texts[name])
 
 
 @check

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from checks import ROUTER_URL, check, run_checks
+from checks import NAMESPACE, ROUTER_URL, check, kubectl, run_checks, until
 
 from k8s_agent_sandbox import AsyncSandboxClient, SandboxNotFoundError
 from k8s_agent_sandbox.models import (
@@ -11,6 +11,10 @@ from k8s_agent_sandbox.models import (
 )
 
 POOL = "python-warmpool"
+
+
+def claim_exists(name):
+    return bool(kubectl("get", "sandboxclaim", name, "--ignore-not-found", "-o", "name").strip())
 
 
 async def exercise(sandbox):
@@ -40,6 +44,33 @@ def by_the_pods_address():
     async def body():
         async with AsyncSandboxClient(SandboxInClusterConnectionConfig()) as client:
             await exercise(await client.create_sandbox(POOL, env={"A": "b"}))
+
+    asyncio.run(body())
+
+
+@check
+def labels_and_lists():
+    async def body():
+        async with AsyncSandboxClient(SandboxDirectConnectionConfig(api_url=ROUTER_URL)) as client:
+            sandbox = await client.create_sandbox(POOL, labels={"team": "blue"})
+            claim = sandbox.claim_name
+            label = kubectl("get", "sandboxclaim", claim, "-o", "jsonpath={.metadata.labels.team}")
+            assert label == "blue", label
+            assert await client.list_active_sandboxes() == [(NAMESPACE, claim)]
+            assert await client.list_all_sandboxes(label_selector="team=blue") == [claim]
+            assert await client.list_all_sandboxes(label_selector="team=red") == []
+            await client.delete_sandbox(claim)
+            until(lambda: not claim_exists(claim), "the claim is deleted")
+
+    asyncio.run(body())
+
+
+@check
+def a_sandbox_ends_after_its_time():
+    async def body():
+        async with AsyncSandboxClient(SandboxDirectConnectionConfig(api_url=ROUTER_URL)) as client:
+            sandbox = await client.create_sandbox(POOL, shutdown_after_seconds=3)
+            until(lambda: not claim_exists(sandbox.claim_name), "the claim expires")
 
     asyncio.run(body())
 

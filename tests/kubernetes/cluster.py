@@ -1,4 +1,8 @@
-"""What the scripts here share: the programs under test as processes, and objects on a real control plane."""
+"""What the scripts here share: the programs under test as processes, and objects on a real control plane.
+
+Where there is no such control plane, a running `agent-sandbox up` stands for the cluster and for every program, so that the same script tells
+whether it keeps the same promises.
+"""
 
 import atexit
 import json
@@ -11,16 +15,19 @@ import sys
 import tempfile
 import time
 
+import checks
 from checks import kubectl, until
 
 AGENT_SANDBOX = os.environ["AGENT_SANDBOX"]
-CONTROL_PLANE = os.environ["CONTROL_PLANE"]
+CONTROL_PLANE = os.environ.get("CONTROL_PLANE")
 REPOSITORY = os.environ["REPOSITORY"]
 SYSTEM = "agent-sandbox-system"
-NODE = "node-one"
+ON_UP = CONTROL_PLANE is None
+NODE = "agent-sandbox" if ON_UP else "node-one"
 ACCOUNT = "agent-sandbox-controller"
 
 _running = []
+_namespaces = []
 
 
 def free_port():
@@ -65,7 +72,8 @@ class Process:
 
 def _end_all():
     """Ends what still runs, and gives back what nodes have left of it: a script that failed has deleted nothing."""
-    failed = sys.exc_info()[0] is not None or getattr(sys, "last_type", None) is not None
+    # A check that fails is caught, so that those after it are run; what is caught nowhere leaves its type behind.
+    failed = checks.failed or getattr(sys, "last_type", None) is not None
     for process in reversed(_running):
         if process.child.poll() is None:
             process.send(signal.SIGCONT)
@@ -99,7 +107,9 @@ def get(kind, name, namespace):
 
 
 def items(kind, namespace, *arguments):
-    return json.loads(kubectl("get", kind, "-n", namespace, "-o", "json", *arguments))["items"]
+    """The objects of a kind, without pods that stand for something else: `up` has one for its router in every namespace."""
+    found = json.loads(kubectl("get", kind, "-n", namespace, "-o", "json", *arguments))["items"]
+    return [one for one in found if "kubernetes.io/config.mirror" not in one["metadata"].get("annotations", {})]
 
 
 def condition(thing, name):
@@ -125,6 +135,8 @@ def gone(kind, name, namespace):
 
 def install():
     """Our definitions, with the identity and the roles of an installation of the other implementation, which is all we may need."""
+    if ON_UP:
+        return
     for file in sorted(os.listdir(f"{REPOSITORY}/deploy/crds")):
         kubectl("apply", "--server-side", "-f", f"{REPOSITORY}/deploy/crds/{file}")
     kubectl("apply", "-f", f"{REPOSITORY}/tests/kubernetes/upstream-0.4.6.yaml")
@@ -144,6 +156,57 @@ def account_kubeconfig(account=ACCOUNT, namespace=SYSTEM, server=None):
     return file.name
 
 
+def deployed_arguments():
+    """The arguments of the controller, as the Deployment in the cluster has them."""
+    containers = get("deployment", ACCOUNT, SYSTEM)["spec"]["template"]["spec"]["containers"]
+    return containers[0]["args"]
+
+
+class OfUp:
+    """A program that `up` is, too, and that lives as long as it does."""
+
+    def __init__(self):
+        url = os.environ["METRICS_URL"]
+        self.metrics = url.rsplit(":", 1)[1]
+
+    def said(self):
+        return ""
+
+    def end(self, *_):
+        pass
+
+    def leave(self):
+        """Deletes what the script has made."""
+        for name in _namespaces:
+            kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=60s")
+
+
+def start_controller(*arguments):
+    return OfUp() if ON_UP else Controller(*arguments)
+
+
+def start_node():
+    return OfUp() if ON_UP else Node()
+
+
+def start_router():
+    """Where a router is, which is started for it."""
+    if ON_UP:
+        return checks.ROUTER_URL
+    kubectl("apply", "--server-side", "-f", f"{REPOSITORY}/deploy/router/router.yaml")
+    kubectl("delete", "deployment", "sandbox-router-deployment", "-n", SYSTEM)
+    port = free_port()
+    Process(
+        "router",
+        "router",
+        f"--http-bind-address=127.0.0.1:{port}",
+        f"--health-probe-bind-address=127.0.0.1:{free_port()}",
+        f"--metrics-bind-address=127.0.0.1:{free_port()}",
+        environment={"KUBECONFIG": account_kubeconfig("sandbox-router")},
+    )
+    return f"http://127.0.0.1:{port}"
+
+
 class Controller(Process):
     """The controller manager, as its service account, with the arguments of its Deployment and its ports moved."""
 
@@ -152,8 +215,7 @@ class Controller(Process):
         super().__init__(
             "controller",
             "controller",
-            "--leader-elect=true",
-            "--extensions",
+            *deployed_arguments(),
             f"--leader-election-namespace={SYSTEM}",
             f"--kubeconfig={kubeconfig or account_kubeconfig()}",
             f"--metrics-bind-address=127.0.0.1:{self.metrics}",
@@ -163,23 +225,24 @@ class Controller(Process):
 
 
 def upstream(file):
-    """A file of the other implementation's release."""
-    folder = os.environ.get("UPSTREAM")
-    assert folder, "the other implementation is not there: `cargo xtask kube-assets` says why"
-    return os.path.join(folder, file)
+    """A file of the other implementation's release that is asked for."""
+    release = os.environ["UPSTREAM_RELEASE"]
+    path = os.path.join(os.environ["UPSTREAM"], release, file)
+    assert os.path.exists(path), f"{release} of the other implementation is not there: `cargo xtask kube-assets` says why"
+    return path
 
 
 class Upstream(Process):
     """The other implementation's controller, in the place of ours."""
 
-    def __init__(self):
+    def __init__(self, *arguments):
         super().__init__(
             "upstream",
-            "--leader-elect=true",
-            "--extensions",
+            *deployed_arguments(),
             f"--leader-election-namespace={SYSTEM}",
             f"--metrics-bind-address=127.0.0.1:{free_port()}",
             f"--health-probe-bind-address=127.0.0.1:{free_port()}",
+            *arguments,
             environment={"KUBECONFIG": account_kubeconfig()},
             program=upstream("agent-sandbox-controller"),
         )
@@ -223,6 +286,7 @@ class Node(Process):
 
 def namespace(name):
     kubectl("create", "namespace", name)
+    _namespaces.append(name)
     until(lambda: get("serviceaccount", "default", name), f"the service account of {name}")
     return name
 

@@ -1,4 +1,5 @@
-"""Sandboxes, claims and warm pools on a real control plane: scheduled by its scheduler, run by our node, collected by its collector."""
+"""Sandboxes, claims and warm pools on a real control plane: scheduled by its scheduler, run by our node, collected by its collector. Or all of
+it by `up`."""
 
 import json
 import time
@@ -15,20 +16,9 @@ state = {}
 @check
 def the_system_starts_as_its_service_accounts():
     cluster.install()
-    kubectl("apply", "-f", f"{cluster.REPOSITORY}/deploy/router/router.yaml")
-    kubectl("delete", "deployment", "sandbox-router-deployment", "-n", cluster.SYSTEM)
-    state["node"] = cluster.Node()
-    state["controller"] = cluster.Controller()
-    port = cluster.free_port()
-    state["router"] = f"http://127.0.0.1:{port}"
-    cluster.Process(
-        "router",
-        "router",
-        f"--http-bind-address=127.0.0.1:{port}",
-        f"--health-probe-bind-address=127.0.0.1:{cluster.free_port()}",
-        f"--metrics-bind-address=127.0.0.1:{cluster.free_port()}",
-        environment={"KUBECONFIG": cluster.account_kubeconfig("sandbox-router")},
-    )
+    state["node"] = cluster.start_node()
+    state["controller"] = cluster.start_controller()
+    state["router"] = cluster.start_router()
     cluster.namespace(SPACE)
 
 
@@ -45,7 +35,7 @@ def a_sandbox_becomes_ready_with_a_pod_and_a_service():
 
 
 @check
-def commands_and_logs_pass_through_the_real_api_server():
+def commands_and_logs_pass_through_the_api_server():
     assert kubectl("exec", "one", "-n", SPACE, "--", "echo", "hello") == "hello\n"
     apply(thing("Sandbox", "talker", SPACE, {"podTemplate": cluster.pod_template("echo said; exec sleep infinity")}))
     ready("sandbox", "talker", SPACE)
@@ -195,6 +185,28 @@ def nothing_was_forbidden():
 
 
 @check
+def the_core_controller_runs_with_the_core_role_alone():
+    if cluster.ON_UP:
+        return
+    state["controller"].end()
+    kubectl("delete", "clusterrolebinding", "agent-sandbox-controller-extensions")
+    deployment = json.dumps([{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": ["--leader-elect=true"]}])
+    kubectl("patch", "deployment", cluster.ACCOUNT, "-n", cluster.SYSTEM, "--type=json", "-p", deployment)
+    state["controller"] = cluster.Controller()
+    core = cluster.namespace("core")
+    apply(claim("nobodys", core, sandboxTemplateRef={"name": "plain"}))
+    apply(thing("Sandbox", "alone", core, {"podTemplate": cluster.pod_template(), "service": True}))
+    ready("sandbox", "alone", core)
+    kubectl("scale", "sandbox", "alone", "-n", core, "--replicas=0")
+    gone("pod", "alone", core)
+    assert not get("sandboxclaim", "nobodys", core).get("status"), "nobody looks at claims"
+    kubectl("delete", "sandbox", "alone", "-n", core)
+    gone("service", "alone", core)
+    said = state["controller"].said()
+    assert "orbidden" not in said, said[-3000:]
+
+
+@check
 def a_namespace_takes_everything_with_it():
     kubectl("delete", "namespace", SPACE, "--timeout=60s")
     left = json.loads(kubectl("get", "pods", "--all-namespaces", "-o", "json"))["items"]
@@ -205,6 +217,8 @@ def a_namespace_takes_everything_with_it():
 def the_node_gives_the_machine_back():
     state["node"].leave()
     state["controller"].end()
+    if cluster.ON_UP:
+        return
     lease = get("lease", "a3317529.agent-sandbox.x-k8s.io", cluster.SYSTEM)
     assert not lease["spec"].get("holderIdentity"), "a controller that stops releases its lease"
 

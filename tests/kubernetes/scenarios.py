@@ -1,4 +1,4 @@
-"""What the controllers promise, on a real control plane: statuses to the letter, shutdown, parallel work, rollouts of warm pools, claims
+"""What the controllers promise, on a real control plane or in `up`: statuses to the letter, shutdown, parallel work, rollouts of warm pools, claims
 that end, metrics."""
 
 import re
@@ -60,9 +60,9 @@ def settled_pool(name):
 @check
 def the_controller_starts_with_the_flags_of_a_busy_cluster():
     cluster.install()
-    state["node"] = cluster.Node()
+    state["node"] = cluster.start_node()
     workers = [f"--sandbox{kind}-concurrent-workers=10" for kind in ("", "-claim", "-warm-pool")]
-    state["controller"] = cluster.Controller(*workers, "--kube-api-qps=50", "--kube-api-burst=100")
+    state["controller"] = cluster.start_controller(*workers, "--kube-api-qps=50", "--kube-api-burst=100")
     cluster.namespace(SPACE)
 
 

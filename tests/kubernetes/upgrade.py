@@ -1,8 +1,10 @@
-"""A cluster of release 0.4.6 of the other implementation is taken over in place, and given back: nothing is made anew, no pod restarts,
-claims keep their sandboxes."""
+"""A cluster of a release of the other implementation is taken over in place, and given back: nothing is made anew, no pod restarts, claims
+keep their sandboxes. Release 0.4.6 knows v1alpha1 alone and claims by template; 0.5.0 stores v1beta1, knows claims by pool and has its
+definitions converted by a webhook."""
 
 import os
 import subprocess
+import tempfile
 import time
 
 import cluster
@@ -18,13 +20,49 @@ DEFINITIONS = (
     "sandboxwarmpools.extensions.agents.x-k8s.io",
 )
 state = {}
+RELEASE = os.environ["UPSTREAM_RELEASE"]
+KNOWS_V1BETA1 = RELEASE != "v0.4.6"
 
 
 def old(kind, name, **spec):
-    """An object as its users wrote it: in the only version that they had."""
+    """An object as its users wrote it: in the newest version that they had."""
     thing = cluster.thing(kind, name, SPACE, spec)
-    thing["apiVersion"] = thing["apiVersion"].replace("v1beta1", "v1alpha1")
+    if not KNOWS_V1BETA1:
+        thing["apiVersion"] = thing["apiVersion"].replace("v1beta1", "v1alpha1")
     return thing
+
+
+# How a claim asks for a sandbox of the pool `warm`, in the words of the release; and how it asks for one that is made for it.
+SOURCE = {"warmPoolRef": {"name": "warm"}} if KNOWS_V1BETA1 else {"sandboxTemplateRef": {"name": "plain"}}
+COLD = {"env": [{"name": "COLD", "value": "yes"}]} if KNOWS_V1BETA1 else {"warmpool": "none"}
+
+
+def old_claim(name, **spec):
+    return old("SandboxClaim", name, **SOURCE, **spec)
+
+
+def upstream_identity():
+    """The identity, the roles and the Deployment of the release; its program is a process of this script, so there are no replicas."""
+    if not KNOWS_V1BETA1:
+        kubectl("apply", "-f", f"{REPOSITORY}/tests/kubernetes/upstream-0.4.6.yaml")
+        return
+    for file in ("controller", "rbac.generated", "extensions", "extensions-rbac.generated", "extensions.controller"):
+        with open(cluster.upstream(f"manifests/{file}.yaml"), encoding="utf-8") as manifest:
+            apply(manifest.read().replace("replicas: 1", "replicas: 0"))
+
+
+def upstream_controller():
+    if not KNOWS_V1BETA1:
+        return cluster.Upstream()
+    certificates = tempfile.mkdtemp(dir=cluster.CONTROL_PLANE)
+    return cluster.Upstream(f"--webhook-cert-dir={certificates}", f"--webhook-port={cluster.free_port()}")
+
+
+def our_definitions():
+    if KNOWS_V1BETA1:
+        subprocess.run([f"{REPOSITORY}/deploy/without-webhook.sh"], check=True)
+    for file in sorted(os.listdir(f"{REPOSITORY}/deploy/crds")):
+        kubectl("apply", "--server-side", "--force-conflicts", "-f", f"{REPOSITORY}/deploy/crds/{file}")
 
 
 def upstream_definitions():
@@ -36,9 +74,9 @@ def upstream_definitions():
     def served():
         # This command asks anew, and all others remember what it was told.
         groups = [kubectl("api-resources", f"--api-group={group}") for group in ("agents.x-k8s.io", "extensions.agents.x-k8s.io")]
-        return all("v1alpha1" in group and "v1beta1" not in group for group in groups)
+        return all(KNOWS_V1BETA1 == ("v1beta1" in group) for group in groups)
 
-    until(served, "only v1alpha1 to be served")
+    until(served, "the versions of the release to be served")
 
 
 def fates():
@@ -81,6 +119,20 @@ def assert_kept(before, released=()):
     assert not lost, f"changed: {lost}"
 
 
+def suspend(name):
+    if KNOWS_V1BETA1:
+        kubectl("patch", "sandbox", name, "-n", SPACE, "--type=merge", "-p", '{"spec":{"operatingMode":"Suspended"}}')
+    else:
+        kubectl("scale", "sandbox", name, "-n", SPACE, "--replicas=0")
+
+
+def resume(name):
+    if KNOWS_V1BETA1:
+        kubectl("patch", "sandbox", name, "-n", SPACE, "--type=merge", "-p", '{"spec":{"operatingMode":"Running"}}')
+    else:
+        kubectl("scale", "sandbox", name, "-n", SPACE, "--replicas=1")
+
+
 def holds_the_lease(process):
     lease = get("lease", "a3317529.agent-sandbox.x-k8s.io", cluster.SYSTEM)
     holder = ((lease or {}).get("spec") or {}).get("holderIdentity")
@@ -93,18 +145,18 @@ def takes_over(process):
 
 @check
 def a_cluster_of_the_other_implementation_has_all_kinds():
-    kubectl("apply", "-f", f"{REPOSITORY}/tests/kubernetes/upstream-0.4.6.yaml")
+    upstream_identity()
     upstream_definitions()
     state["node"] = cluster.Node()
-    state["controller"] = cluster.Upstream()
+    state["controller"] = upstream_controller()
     takes_over(state["controller"])
     cluster.namespace(SPACE)
     template = {"podTemplate": cluster.pod_template()}
     apply(
         [
             old("Sandbox", "alone", **template),
-            old("Sandbox", "asleep", replicas=1, **template),
-            old("SandboxTemplate", "plain", **template),
+            old("Sandbox", "asleep", **template),
+            old("SandboxTemplate", "plain", envVarsInjectionPolicy="Allowed", **template),
             old("SandboxTemplate", "rolled", **template),
             old("SandboxWarmPool", "warm", replicas=3, sandboxTemplateRef={"name": "plain"}),
             old(
@@ -118,16 +170,11 @@ def a_cluster_of_the_other_implementation_has_all_kinds():
     )
     ready("sandbox", "alone", SPACE)
     ready("sandbox", "asleep", SPACE)
-    kubectl("scale", "sandbox", "asleep", "-n", SPACE, "--replicas=0")
+    suspend("asleep")
     gone("pod", "asleep", SPACE)
     pool_is_full("warm", SPACE)
     pool_is_full("recreating", SPACE)
-    apply(
-        [
-            old("SandboxClaim", "from-the-pool", sandboxTemplateRef={"name": "plain"}),
-            old("SandboxClaim", "cold", sandboxTemplateRef={"name": "plain"}, warmpool="none"),
-        ]
-    )
+    apply([old_claim("from-the-pool"), old_claim("cold", **COLD)])
     ready("sandboxclaim", "from-the-pool", SPACE)
     ready("sandboxclaim", "cold", SPACE)
     pool_is_full("warm", SPACE)
@@ -139,12 +186,11 @@ def a_cluster_of_the_other_implementation_has_all_kinds():
 @check
 def ours_takes_everything_over_as_it_is():
     state["controller"].end()
-    for file in sorted(os.listdir(f"{REPOSITORY}/deploy/crds")):
-        kubectl("apply", "--server-side", "--force-conflicts", "-f", f"{REPOSITORY}/deploy/crds/{file}")
+    our_definitions()
     state["controller"] = cluster.Controller()
     takes_over(state["controller"])
     # It has looked at the pool when it has answered a claim from it.
-    apply(cluster.claim("new", SPACE, sandboxTemplateRef={"name": "plain"}))
+    apply(cluster.claim("new", SPACE, **SOURCE))
     new = ready("sandboxclaim", "new", SPACE)["status"]["sandbox"]["name"]
     assert ("sandboxes", new) in state["before"], f"{new} was not among the warm sandboxes"
     pool_is_full("warm", SPACE)
@@ -159,7 +205,7 @@ def ours_takes_everything_over_as_it_is():
 
 @check
 def what_was_taken_over_still_works():
-    kubectl("scale", "sandbox", "asleep", "-n", SPACE, "--replicas=1")
+    resume("asleep")
     ready("sandbox", "asleep", SPACE)
     kubectl("scale", "sandboxwarmpool", "warm", "-n", SPACE, "--replicas=2")
     pool_is_full("warm", SPACE)
@@ -171,6 +217,8 @@ def what_was_taken_over_still_works():
 
 @check
 def a_claim_that_the_older_release_cannot_read_stops_the_way_back():
+    if KNOWS_V1BETA1:
+        return
     apply(cluster.claim("by-pool", SPACE, warmPoolRef={"name": "warm"}))
     ready("sandboxclaim", "by-pool", SPACE)
     state["controller"].end()
@@ -189,18 +237,19 @@ def the_other_implementation_takes_it_back_after_a_rewrite():
     settled()
     state["controller"].end()
     before, bound = fates(), bindings()
-    rewritten = subprocess.run([f"{REPOSITORY}/deploy/back-to-v1alpha1.sh"], capture_output=True, text=True)
-    assert rewritten.returncode == 0, rewritten
+    if not KNOWS_V1BETA1:
+        rewritten = subprocess.run([f"{REPOSITORY}/deploy/back-to-v1alpha1.sh"], capture_output=True, text=True)
+        assert rewritten.returncode == 0, rewritten
     upstream_definitions()
     for name in DEFINITIONS:
         definition = get("crd", name, "default")
-        assert definition["status"]["storedVersions"] == ["v1alpha1"], definition["status"]
-        assert [version["name"] for version in definition["spec"]["versions"]] == ["v1alpha1"]
+        assert definition["status"]["storedVersions"] == ["v1beta1" if KNOWS_V1BETA1 else "v1alpha1"], definition["status"]
+        assert ("v1beta1" in [version["name"] for version in definition["spec"]["versions"]]) == KNOWS_V1BETA1
     # All of it can be read: nothing is left in a version that is not served.
     assert_kept(before)
-    state["controller"] = cluster.Upstream()
+    state["controller"] = upstream_controller()
     takes_over(state["controller"])
-    apply(old("SandboxClaim", "after", sandboxTemplateRef={"name": "plain"}))
+    apply(old_claim("after"))
     after = ready("sandboxclaim", "after", SPACE)["status"]["sandbox"]["name"]
     assert ("sandboxes", after) in before, f"{after} was not among the warm sandboxes"
     pool_is_full("warm", SPACE)

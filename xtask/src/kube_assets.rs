@@ -1,7 +1,8 @@
 //! `cargo xtask kube-assets`: a real Kubernetes control plane, built from the Go module proxy into a cache outside the checkout.
 //!
 //! One throw-away Go module has Kubernetes, etcd and helm, so that they share what is compiled. The other implementation of
-//! agent-sandbox is asked for too; where the proxy refuses it, that is said and recorded, and nothing stands in for it.
+//! agent-sandbox is asked for too; where the proxy refuses it, that is said and recorded, and nothing stands in for it. Releases that
+//! the checksum database does not know are held to the checksums in `upstream.sum`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -68,6 +69,8 @@ const UPSTREAM_PROGRAMS: [&str; 2] = ["agent-sandbox-controller", "sandbox-route
 
 /// Its custom resource definitions, as they lie beside its programs.
 const DEFINITIONS: &str = "crds";
+/// The manifests that install it, likewise.
+const MANIFESTS: &str = "manifests";
 
 /// Written last, so that an interrupted build is not taken for a whole one.
 const COMPLETE: &str = "complete";
@@ -129,8 +132,8 @@ pub fn ensure_built(root: &Path) -> anyhow::Result<PathBuf> {
         build(root, &versions, &directory)?;
         fs::write(directory.join(COMPLETE), "")?;
     }
-    if missing_upstream(&directory) {
-        fetch_upstream(&versions, &directory)?;
+    if missing_upstream(root, &directory)? {
+        fetch_upstream(root, &versions, &directory)?;
     }
     Ok(directory)
 }
@@ -317,9 +320,21 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o111 != 0)
 }
 
+/// Checksums of the other implementation's releases that the checksum database does not know, as lines of a go.sum.
+fn upstream_checksums(root: &Path) -> anyhow::Result<String> {
+    let path = root.join("xtask/kube-assets/upstream.sum");
+    fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+}
+
 /// Whether a release of the other implementation is still to be asked for, or was left without its definitions.
-fn missing_upstream(directory: &Path) -> bool {
+fn missing_upstream(root: &Path, directory: &Path) -> anyhow::Result<bool> {
     let releases = directory.join("upstream");
+    // One whose checksum is known by now may have been refused for the lack of it.
+    let is_pinned_and_missing = upstream_checksums(root)?
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .filter(|version| !version.contains('/'))
+        .any(|version| !releases.join(version).join(DEFINITIONS).exists());
     let is_settled = releases.join(COMPLETE).exists() || directory.join(REFUSED).exists();
     let is_partial = fs::read_dir(&releases).is_ok_and(|mut entries| {
         entries.any(|entry| {
@@ -329,27 +344,22 @@ fn missing_upstream(directory: &Path) -> bool {
             })
         })
     });
-    !is_settled || is_partial
+    Ok(!is_settled || is_partial || is_pinned_and_missing)
 }
 
-/// Where the oldest release of the other implementation is, if it could be built: its controller and its definitions.
-pub fn upstream(root: &Path) -> anyhow::Result<Option<PathBuf>> {
-    let releases = directory(root)?.join("upstream");
-    let found = versions(root)?
-        .upstream
-        .into_iter()
-        .map(|version| releases.join(version))
-        .find(|release| release.join(DEFINITIONS).exists());
-    Ok(found)
+/// Where the releases of the other implementation are that could be built, by version: controller, definitions and manifests.
+pub fn upstream(root: &Path) -> anyhow::Result<PathBuf> {
+    Ok(directory(root)?.join("upstream"))
 }
 
 /// Builds the other implementation's releases, or records what the proxy said.
-fn fetch_upstream(versions: &Versions, directory: &Path) -> anyhow::Result<()> {
+fn fetch_upstream(root: &Path, versions: &Versions, directory: &Path) -> anyhow::Result<()> {
     require_go()?;
+    let checksums = upstream_checksums(root)?;
     let mut refused = String::new();
     let mut built = 0;
     for wanted in &versions.upstream {
-        match build_upstream(wanted, &directory.join("upstream")) {
+        match build_upstream(wanted, &checksums, &directory.join("upstream")) {
             Ok(version) => {
                 println!("  {UPSTREAM_MODULE} {version}");
                 built += 1;
@@ -374,8 +384,10 @@ fn fetch_upstream(versions: &Versions, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn build_upstream(wanted: &str, directory: &Path) -> anyhow::Result<String> {
+fn build_upstream(wanted: &str, checksums: &str, directory: &Path) -> anyhow::Result<String> {
     let module = tempfile::tempdir()?;
+    // What is in here is verified by it, and the checksum database is not asked.
+    fs::write(module.path().join("go.sum"), checksums)?;
     fs::write(
         module.path().join("go.mod"),
         "module upstream\n\ngo 1.25.0\n",
@@ -410,21 +422,29 @@ fn build_upstream(wanted: &str, directory: &Path) -> anyhow::Result<String> {
     Ok(version)
 }
 
-/// Copies the release's definitions to where its programs are; last, because they tell that it is whole.
+/// Copies the release's manifests and definitions to where its programs are; the definitions last, because they tell that it is whole.
 fn copy_definitions(module: &Path, output: &Path) -> anyhow::Result<()> {
     let found = go(module)
         .args(["list", "-m", "-f", "{{.Dir}}", UPSTREAM_MODULE])
         .output()?;
-    let source = PathBuf::from(String::from_utf8(found.stdout)?.trim()).join("k8s/crds");
+    let source = PathBuf::from(String::from_utf8(found.stdout)?.trim()).join("k8s");
+    copy_files(&source, &output.join(MANIFESTS))?;
     let partial = output.join("crds.partial");
-    fs::create_dir_all(&partial)?;
-    let entries = fs::read_dir(&source).with_context(|| format!("reading {}", source.display()))?;
+    copy_files(&source.join("crds"), &partial)?;
+    fs::rename(&partial, output.join(DEFINITIONS))?;
+    Ok(())
+}
+
+/// Reads and writes, because the modules' own files are read-only.
+fn copy_files(source: &Path, target: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(target)?;
+    let entries = fs::read_dir(source).with_context(|| format!("reading {}", source.display()))?;
     for entry in entries {
         let entry = entry?;
-        // Read and written, because the modules' own files are read-only.
-        fs::write(partial.join(entry.file_name()), fs::read(entry.path())?)?;
+        if entry.file_type()?.is_file() {
+            fs::write(target.join(entry.file_name()), fs::read(entry.path())?)?;
+        }
     }
-    fs::rename(&partial, output.join(DEFINITIONS))?;
     Ok(())
 }
 

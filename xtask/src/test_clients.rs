@@ -35,6 +35,8 @@ enum Program {
     },
     /// A Python script with a kubectl that is built for it.
     Kubectl { file: &'static str, module: Module },
+    /// A script of `tests/kubernetes` for which this system stands for a cluster.
+    EndToEnd { file: &'static str },
     /// The tests of a Go module.
     GoTests { module: Module },
     /// The blocks of a page.
@@ -63,6 +65,13 @@ const fn kubectl(name: &'static str, file: &'static str, module: Module) -> Suit
     }
 }
 
+const fn end_to_end(name: &'static str) -> Suite {
+    Suite {
+        name,
+        program: Program::EndToEnd { file: name },
+    }
+}
+
 const fn go_tests(name: &'static str, module: Module) -> Suite {
     Suite {
         name,
@@ -78,10 +87,12 @@ const fn page(name: &'static str, path: &'static str) -> Suite {
 }
 
 /// The pages come last: at the end of the quickstart everything is deleted.
-const SUITES: [Suite; 16] = [
+const SUITES: [Suite; 19] = [
     script("kubectl_streams", None),
     script("kubectl_objects", None),
     script("kruise", None),
+    end_to_end("sandboxes"),
+    end_to_end("scenarios"),
     kubectl("kubectl_streams_oldest", "kubectl_streams", Module::Oldest),
     kubectl("kubectl_objects_oldest", "kubectl_objects", Module::Oldest),
     kubectl("kubectl_streams_newest", "kubectl_streams", Module::Newest),
@@ -90,6 +101,7 @@ const SUITES: [Suite; 16] = [
     go_tests("go_sdk", Module::Sdk),
     script("python_client", Some("kubernetes==37.0.2")),
     script("sdk_0_4_6", Some("k8s-agent-sandbox==0.4.6")),
+    script("sdk_0_4_6_async", Some("k8s-agent-sandbox[async]==0.4.6")),
     script("sdk_1_0_8", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sdk_1_0_8_async", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sandboxd_1_0_8", Some("k8s-agent-sandbox[grpc]==1.0.8")),
@@ -115,6 +127,12 @@ impl Suite {
                 let mut command = Command::new("python3");
                 command.arg(scripts.join(format!("{file}.py")));
                 command.env("PATH", path);
+                Ok(command)
+            }
+            Program::EndToEnd { file } => {
+                let mut command = Command::new("python3");
+                command.arg(root.join(format!("tests/kubernetes/{file}.py")));
+                command.env("PYTHONPATH", scripts).env("REPOSITORY", root);
                 Ok(command)
             }
             Program::GoTests { module } => {
@@ -344,6 +362,7 @@ impl Up {
         command
             .env("KUBECONFIG", setting("kubeconfig"))
             .env("ROUTER_URL", setting("router"))
+            .env("METRICS_URL", setting("metrics"))
             .env("AGENT_SANDBOX", &self.binary)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             // What a client remembers of one server must not be taken for another's.

@@ -295,14 +295,11 @@ impl Status {
         Self::failure(415, "UnsupportedMediaType", message)
     }
 
-    /// A patch that is well formed but does not apply to the object.
-    pub fn unprocessable(cause: impl Into<String>) -> Self {
-        let message = "the server rejected our request due to an error in our request";
-        Self::failure(422, "Invalid", message).with_causes(vec![Cause {
-            reason: "UnexpectedServerResponse".to_owned(),
-            message: cause.into(),
-            field: String::new(),
-        }])
+    /// A patch that is well formed but does not apply to the object. Kubernetes says nothing of the cause; here it is in the message.
+    pub fn unprocessable(cause: impl fmt::Display) -> Self {
+        let message =
+            format!("the server rejected our request due to an error in our request: {cause}");
+        Self::failure(422, "Invalid", message)
     }
 
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {

@@ -149,12 +149,15 @@ impl Server {
         ));
         let access = Arc::new(Access::new(identity));
         let audit = config.audit.clone().map(audit::Log::open).transpose()?;
-        background::bootstrap(&api)
+        let furnishing = Arc::new(background::Furnishing {
+            authority_pem: access.identity().authority_pem().to_owned(),
+        });
+        background::bootstrap(&api, &furnishing)
             .await
             .map_err(OpenError::Bootstrap)?;
         let _ = api.access.set(access.clone());
         let mut tasks = JoinSet::new();
-        background::start(&api, &mut tasks);
+        background::start(&api, &furnishing, &mut tasks);
         Ok(Self {
             frontend: Arc::new(Frontend {
                 api,

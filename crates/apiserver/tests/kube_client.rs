@@ -3,7 +3,9 @@
 mod support;
 
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Event, Namespace, PersistentVolumeClaim, Pod, Service, ServiceAccount,
+};
 use kube::{
     Api, ResourceExt,
     api::{
@@ -297,8 +299,9 @@ async fn lists_come_in_consistent_pages_and_by_selector() {
             .await
             .unwrap();
     }
-    let first = maps.list(&ListParams::default().limit(3)).await.unwrap();
-    assert_eq!(first.items.len(), 3);
+    // The first is the certificate that every namespace has.
+    let first = maps.list(&ListParams::default().limit(4)).await.unwrap();
+    assert_eq!(first.items.len(), 4);
     assert_eq!(first.metadata.remaining_item_count, Some(4));
     maps.delete("m4", &DeleteParams::default()).await.unwrap();
     maps.create(&PostParams::default(), &config_map("m33"))
@@ -326,7 +329,7 @@ async fn lists_come_in_consistent_pages_and_by_selector() {
             .unwrap()
             .items
             .len(),
-        0
+        1
     );
     assert_eq!(
         maps.list(&ListParams::default().fields("metadata.name=m5"))
@@ -416,8 +419,9 @@ async fn watchers_and_reflectors_follow_in_both_list_modes() {
         watcher::Config::default(),
         watcher::Config::default().streaming_lists(),
     ] {
+        let config = config.any_semantic().labels("app=test");
         let (reader, writer) = reflector::store();
-        let stream = reflector(writer, watcher(maps.clone(), config.any_semantic()));
+        let stream = reflector(writer, watcher(maps.clone(), config));
         let follow = tokio::spawn(async move {
             stream
                 .for_each(|event| async { event.map(drop).unwrap() })
@@ -988,4 +992,75 @@ async fn kubectl_finds_tables_discovery_and_openapi() {
     let size = &schema["properties"]["spec"]["properties"]["size"];
     assert_eq!(size["minimum"].as_f64(), Some(1.0));
     server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_every_namespace_has_comes_back() {
+    let server = server().await;
+    let client = server.client();
+    let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    let account = accounts.get("default").await.unwrap();
+    let authority = maps.get("kube-root-ca.crt").await.unwrap();
+    let certificate = authority.data.as_ref().unwrap()["ca.crt"].clone();
+    assert!(certificate.starts_with("-----BEGIN CERTIFICATE-----"));
+
+    let parameters = DeleteParams::default();
+    accounts.delete("default", &parameters).await.unwrap();
+    eventually("another service account", || async {
+        let found = accounts.get_opt("default").await.unwrap()?;
+        (found.uid() != account.uid()).then_some(())
+    })
+    .await;
+    let patch = Patch::Merge(json!({"data": {"ca.crt": "forged"}}));
+    maps.patch("kube-root-ca.crt", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    let is_right = |found: &ConfigMap| found.data.as_ref().unwrap()["ca.crt"] == certificate;
+    eventually("the right certificate", || async {
+        let found = maps.get("kube-root-ca.crt").await.unwrap();
+        is_right(&found).then_some(())
+    })
+    .await;
+    maps.delete("kube-root-ca.crt", &parameters).await.unwrap();
+    eventually("another copy of the certificate", || async {
+        let found = maps.get_opt("kube-root-ca.crt").await.unwrap()?;
+        (found.uid() != authority.uid() && is_right(&found)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_claim_stays_while_a_pod_uses_it() {
+    let server = server().await;
+    let client = server.client();
+    let claims: Api<PersistentVolumeClaim> = Api::default_namespaced(client.clone());
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let parameters = PostParams::default();
+    for name in ["used", "unused"] {
+        let claim = json!({"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+        let claim = serde_json::from_value(claim).unwrap();
+        claims.create(&parameters, &claim).await.unwrap();
+    }
+    let pod = json!({"metadata": {"name": "user"}, "spec": {
+        "nodeName": "node", "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "main", "image": "x"}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "used"}}],
+    }});
+    let pod = serde_json::from_value(pod).unwrap();
+    pods.create(&parameters, &pod).await.unwrap();
+    let gone = |name: &'static str| {
+        let claims = claims.clone();
+        async move { claims.get_opt(name).await.unwrap().is_none().then_some(()) }
+    };
+    for name in ["used", "unused"] {
+        claims.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+    eventually("the claim that nobody uses to go", || gone("unused")).await;
+    let held = claims.get("used").await.unwrap();
+    assert!(held.metadata.deletion_timestamp.is_some());
+    assert_eq!(held.finalizers(), ["kubernetes.io/pvc-protection"]);
+    let at_once = DeleteParams::default().grace_period(0);
+    pods.delete("user", &at_once).await.unwrap();
+    eventually("the other to go after its pod", || gone("used")).await;
 }

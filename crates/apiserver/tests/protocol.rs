@@ -41,7 +41,7 @@ async fn send(
     let body = serde_json::from_slice(&bytes).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(&bytes);
         text.lines()
-            .map(|line| serde_json::from_str::<Value>(line).expect("well formed"))
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| Value::from(line)))
             .collect()
     });
     Answer {
@@ -530,6 +530,10 @@ async fn what_is_not_served_is_not_found() {
             "{path}"
         );
     }
+    let unserved = get(&client, "/apis/none.example.com/v1/things").await;
+    assert_eq!(unserved.body, json!(["404 page not found"]));
+    let unknown = get(&client, "/api/v1/replicationcontrollers").await;
+    assert_eq!(unknown.body["reason"], "NotFound", "core is served");
     let method = send(&client, "PUT", MAPS, "application/json", b"{}".to_vec()).await;
     assert_eq!(method.code, StatusCode::METHOD_NOT_ALLOWED);
     let all = delete(&client, "/api/v1/namespaces", json!({})).await;

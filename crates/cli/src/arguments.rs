@@ -50,9 +50,11 @@ enum Command {
     Generate(generate::Arguments),
     Bench(bench::Arguments),
     /// Run the controllers, as on a Kubernetes cluster; also installed as agent-sandbox-controller
-    #[command(disable_version_flag = true)]
+    // As in Go, the last of several of the same flag holds.
+    #[command(disable_version_flag = true, args_override_self = true)]
     Controller(Box<controllers::manager::Args>),
     /// Run the router, as on a Kubernetes cluster; also installed as sandbox-router
+    #[command(args_override_self = true)]
     Router(Box<router::Args>),
     Node(parts::NodeArguments),
     Sandboxd(parts::SandboxdArguments),
@@ -189,6 +191,21 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_last_of_several_flags_holds_as_in_go() {
+        let line = [
+            "agent-sandbox",
+            "controller",
+            "--extensions",
+            "--extensions=false",
+        ];
+        let Command::Controller(arguments) = Arguments::try_parse_from(line).unwrap().command
+        else {
+            panic!("it is the controller");
+        };
+        assert!(!arguments.extensions);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod idle;
 mod node;
 mod process;
 mod sandboxd;
+mod start;
 mod versus;
 mod wrk;
 
@@ -84,6 +85,12 @@ enum What {
     /// What `up` costs while nobody uses it: memory, processor time
     Idle {
         /// How long to measure
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
+    /// How soon `up` serves and its pool is full, from nothing; what it costs then; the size of the program. Fails beyond a budget
+    Start {
+        /// How long to measure it idle
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
@@ -219,6 +226,7 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             up.stop_with_sandboxes().await?;
             println!("{}", figures?);
         }
+        What::Start { seconds } => start::run(directory, Duration::from_secs(seconds)).await?,
         What::FirstInstruction { rounds } => {
             let up = start(directory, Quickstart::TemplateAndPool).await?;
             let figures = first_instruction(&up, rounds).await;
@@ -257,15 +265,9 @@ fn print_api(report: apiserver::bench::Report) {
 }
 
 async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
-    let any_port = ([127, 0, 0, 1], 0).into();
     Up::start(Options {
-        data_directory: directory.to_owned(),
-        api_listen: any_port,
-        router_listen: any_port,
-        metrics_listen: any_port,
-        audit: None,
         quickstart,
-        node: crate::node_flags::NodeFlags::default(),
+        ..Options::new(directory)
     })
     .await
 }
@@ -284,7 +286,7 @@ async fn first_instruction(up: &Up, rounds: usize) -> anyhow::Result<Sample> {
     let client = client_of(up)?;
     let mut sample = Sample::default();
     for _ in 0..rounds {
-        await_warm_pool(up).await?;
+        await_warm_pool(&up.client()).await?;
         let begin = Instant::now();
         let sandbox = client
             .create(sdk::CreateOptions::from_template(QUICKSTART_TEMPLATE))
@@ -324,8 +326,8 @@ async fn cold(up: &Up, rounds: usize) -> anyhow::Result<Sample> {
     Ok(sample)
 }
 
-async fn await_warm_pool(up: &Up) -> anyhow::Result<()> {
-    let pools: kube::Api<api::SandboxWarmPool> = kube::Api::default_namespaced(up.client());
+async fn await_warm_pool(client: &kube::Client) -> anyhow::Result<()> {
+    let pools: kube::Api<api::SandboxWarmPool> = kube::Api::default_namespaced(client.clone());
     let is_full = |pool: Option<&api::SandboxWarmPool>| {
         pool.is_some_and(|pool| {
             let ready = pool

@@ -41,11 +41,11 @@ impl Running {
     /// What serves from this data directory now, if anything does.
     pub fn find(data_directory: &Path) -> Option<Self> {
         let text = fs::read_to_string(data_directory.join(RUNNING)).ok()?;
-        let running: Self = serde_json::from_str(&text).ok()?;
-        // A killed process leaves its file behind.
-        let pid = rustix::process::Pid::from_raw(i32::try_from(running.pid).ok()?)?;
-        rustix::process::test_kill_process(pid).ok()?;
-        Some(running)
+        // A killed process leaves its file behind, and another may have its number by now.
+        if !apiserver::store::is_in_use(data_directory) {
+            return None;
+        }
+        serde_json::from_str(&text).ok()
     }
 }
 
@@ -87,4 +87,33 @@ pub fn create(path: &Path) -> anyhow::Result<()> {
 
 fn writable(path: &Path) -> io::Result<()> {
     tempfile::tempfile_in(path).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_system_is_found_only_while_its_process_has_the_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let written = Running {
+            kubeconfig: directory.path().join("kubeconfig"),
+            api_server: "https://127.0.0.1:1".to_owned(),
+            router: String::new(),
+            metrics: String::new(),
+            namespace: "default".to_owned(),
+            template: None,
+            warm_pool: None,
+            // A process that runs, and is none of this directory's.
+            pid: std::process::id(),
+        };
+        written.write(&running_file(directory.path())).unwrap();
+        assert!(Running::find(directory.path()).is_none());
+        let config = apiserver::Config::new(directory.path());
+        let server = apiserver::Server::open(config).await.unwrap();
+        let found = Running::find(directory.path()).unwrap();
+        assert_eq!(found.api_server, written.api_server);
+        server.shutdown().await;
+        assert!(Running::find(directory.path()).is_none());
+    }
 }

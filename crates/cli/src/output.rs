@@ -98,11 +98,13 @@ impl ObjectFormat {
 
 /// Prints to standard output. A reader that has seen enough, such as `head`, ends the printing and is no failure.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// The same for what need not be text.
+pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();
-    match output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-    {
+    match output.write_all(bytes).and_then(|()| output.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         result => result.context("cannot write to standard output"),
     }

@@ -1,15 +1,15 @@
 //! `agent-sandbox run`: claim a sandbox, run a command in it, release it. The exit code is the command's.
 
+use std::pin::pin;
 use std::process::ExitCode;
 
 use clap::Args;
-use node::privileges::{Privileges, ROOTLESS_LIMITS};
-use tempfile::TempDir;
 
 use crate::connection::{self, Connected};
+use crate::private_system::PrivateSystem;
+use crate::sandboxes::{self, Created};
+use crate::signals::Signals;
 use crate::terminal::{self, Progress};
-use crate::up::{Options, Quickstart, Up};
-use crate::{data_directory, rootless, sandboxes};
 
 /// Run a command in a fresh sandbox, and release the sandbox
 ///
@@ -44,34 +44,49 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let progress = Progress::begin();
     if let Some(connected) = arguments.connection.connect_if_any().await? {
         connected.require_kinds().await?;
-        return run_in(&connected, &arguments, &progress).await;
+        return run_in(&connected, &arguments, &progress, Signals::listen()?).await;
     }
     if arguments.keep {
         anyhow::bail!("--keep needs a system that stays: start `agent-sandbox up` first");
     }
     progress.say("starting agent-sandbox");
-    let embedded = Embedded::start().await?;
+    let mut signals = Signals::listen()?;
+    let mut starting = pin!(PrivateSystem::start());
+    let system = tokio::select! {
+        started = &mut starting => started?,
+        received = signals.next() => {
+            // A system that is half there can be given back only when it is whole, which is soon.
+            starting.await?.stop().await?;
+            return Ok(received.exit_code());
+        }
+    };
     let connected = arguments
         .connection
-        .connect_within(embedded.up.client(), embedded.up.running());
-    let result = run_in(&connected, &arguments, &progress).await;
-    embedded.stop().await?;
+        .connect_within(system.up.client(), system.up.running());
+    let result = run_in(&connected, &arguments, &progress, signals).await;
+    system.stop().await?;
     result
 }
 
+/// Signals that come after the command, while the sandbox is released, do nothing: that is quick, and must not be left half done.
 async fn run_in(
     connected: &Connected,
     arguments: &Arguments,
     progress: &Progress,
+    mut signals: Signals,
 ) -> anyhow::Result<ExitCode> {
     progress.say("claiming a sandbox");
-    let created = sandboxes::create(connected, arguments.source.wanted()).await;
+    let created = sandboxes::create(connected, arguments.source.wanted(), &mut signals).await;
     progress.finish();
-    let sandbox = created?;
+    let sandbox = match created? {
+        Created::Ready(sandbox) => sandbox,
+        Created::Interrupted(received) => return Ok(received.exit_code()),
+    };
     let result = terminal::run(
         &sandbox,
         arguments.command.clone(),
         terminal::Mode::from_flag(arguments.tty),
+        signals,
     )
     .await;
     if arguments.keep {
@@ -80,41 +95,4 @@ async fn run_in(
         sandbox.terminate().await?;
     }
     result
-}
-
-/// A whole system for one call, which leaves nothing behind.
-struct Embedded {
-    up: Up,
-    _data_directory: TempDir,
-}
-
-impl Embedded {
-    async fn start() -> anyhow::Result<Self> {
-        let parent = data_directory::default_path()?;
-        data_directory::create(&parent)?;
-        rootless::enter(&parent.join("bin"), &[])?;
-        if Privileges::current() == Privileges::Rootless {
-            eprintln!("{ROOTLESS_LIMITS}");
-        }
-        let data_directory = tempfile::Builder::new().prefix("run-").tempdir_in(parent)?;
-        let any_port = ([127, 0, 0, 1], 0).into();
-        let up = Up::start(Options {
-            data_directory: data_directory.path().to_owned(),
-            api_listen: any_port,
-            router_listen: any_port,
-            metrics_listen: any_port,
-            audit: None,
-            quickstart: Quickstart::Template,
-            node: crate::node_flags::NodeFlags::default(),
-        })
-        .await?;
-        Ok(Self {
-            up,
-            _data_directory: data_directory,
-        })
-    }
-
-    async fn stop(self) -> anyhow::Result<()> {
-        self.up.stop_with_sandboxes().await
-    }
 }

@@ -6,8 +6,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 use rustix::termios::{self, OptionalActions, Termios};
 use sdk::process::{Control, Event, Process, Start};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+
+use crate::signals::Signals;
 
 /// How much of standard input is sent at a time.
 const INPUT_PIECE: usize = 32 * 1024;
@@ -25,11 +27,12 @@ impl Mode {
     }
 }
 
-/// Runs a command in a sandbox to its end. The exit code is the command's.
+/// Runs a command in a sandbox to its end. The exit code is the command's; that of a signal if one comes before it has begun.
 pub async fn run(
     sandbox: &sdk::Sandbox,
     argv: Vec<String>,
     mode: Mode,
+    mut signals: Signals,
 ) -> anyhow::Result<ExitCode> {
     if mode == Mode::Terminal && !io::stdin().is_terminal() {
         anyhow::bail!("-t needs a terminal as standard input");
@@ -43,13 +46,17 @@ pub async fn run(
         cols,
         ..Start::argv(argv)
     };
-    let process = sandbox.process().start(start).await?;
+    let processes = sandbox.process();
+    let process = tokio::select! {
+        started = processes.start(start) => started?,
+        received = signals.next() => return Ok(received.exit_code()),
+    };
     let raw = match mode {
         Mode::Terminal => Some(RawTerminal::enter()?),
         Mode::Plain => None,
     };
     let input = tokio::spawn(send_input(process.control().clone()));
-    let signals = tokio::spawn(forward_signals(process.control().clone(), mode)?);
+    let signals = tokio::spawn(forward_signals(process.control().clone(), mode, signals)?);
     let result = print_output(process).await;
     input.abort();
     signals.abort();
@@ -108,34 +115,21 @@ fn read_input() -> mpsc::Receiver<Vec<u8>> {
 fn forward_signals(
     control: Control,
     mode: Mode,
+    mut signals: Signals,
 ) -> io::Result<impl Future<Output = anyhow::Result<()>> + Send + 'static> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
     let mut window_change = signal(SignalKind::window_change())?;
     Ok(async move {
         loop {
-            let name = tokio::select! {
-                () = received(&mut interrupt) => "SIGINT",
-                () = received(&mut terminate) => "SIGTERM",
-                () = received(&mut hang_up) => "SIGHUP",
-                () = received(&mut window_change), if mode == Mode::Terminal => {
+            tokio::select! {
+                received = signals.next() => control.signal(received.name).await?,
+                Some(()) = window_change.recv(), if mode == Mode::Terminal => {
                     if let Some((rows, cols)) = window_size() {
                         control.resize(rows, cols).await?;
                     }
-                    continue;
                 }
-            };
-            control.signal(name).await?;
+            }
         }
     })
-}
-
-/// Waits for a signal; for ever once no more can come.
-async fn received(signal: &mut Signal) {
-    if signal.recv().await.is_none() {
-        std::future::pending::<()>().await;
-    }
 }
 
 fn window_size() -> Option<(u16, u16)> {

@@ -1,4 +1,5 @@
 //! Pods of images from a real registry: Debian's `docker-registry` on loopback, with an image made here.
+//! Built only with the feature `package-tests`.
 
 #![expect(
     clippy::unwrap_used,

@@ -104,11 +104,12 @@ fn left_behind(data_dir: &Path) -> BTreeSet<String> {
             .filter(|link| link.starts_with("as"))
             .map(|link| format!("link {link}")),
     );
+    // Without the program there are no tables of a node's.
     let rules = Command::new("nft")
         .args(["list", "tables"])
         .output()
-        .unwrap();
-    let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
+        .map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned())
+        .unwrap_or_default();
     found.extend(rules.lines().map(|table| format!("nft {table}")));
     let shown = data_dir.display().to_string();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -1,4 +1,5 @@
 //! Runtime classes: pods of other runtimes live as those of the node's own do, and a class that cannot be had is said.
+//! Built only with the feature `package-tests`.
 
 #![expect(
     clippy::unwrap_used,

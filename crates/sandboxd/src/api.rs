@@ -61,6 +61,9 @@ impl SdkApi {
                 Ok(files::head_of(&files::download(&self.tree, encoded).await?))
             }
             (Endpoint::List(encoded), &Method::GET) => files::list(&self.tree, encoded).await,
+            (Endpoint::MakeDirectory(encoded), &Method::POST) => {
+                files::make_directory(&self.tree, encoded).await
+            }
             (Endpoint::Exists(encoded), &Method::GET) => files::exists(&self.tree, encoded).await,
             _ => Err(Refusal::new(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -80,6 +83,7 @@ enum Endpoint<'a> {
     Download(&'a str),
     List(&'a str),
     Exists(&'a str),
+    MakeDirectory(&'a str),
 }
 
 impl<'a> Endpoint<'a> {
@@ -95,6 +99,7 @@ impl<'a> Endpoint<'a> {
                     "download" => Some(Endpoint::Download(rest)),
                     "list" => Some(Endpoint::List(rest)),
                     "exists" => Some(Endpoint::Exists(rest)),
+                    "mkdir" => Some(Endpoint::MakeDirectory(rest)),
                     _ => None,
                 }
             }

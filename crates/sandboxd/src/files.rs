@@ -206,6 +206,26 @@ pub async fn exists(tree: &Arc<Tree>, encoded: &str) -> Result<Response<Body>, R
     ))
 }
 
+/// `POST /mkdir/{path}`: makes a directory and those above it. One that is there already is a success.
+pub async fn make_directory(tree: &Arc<Tree>, encoded: &str) -> Result<Response<Body>, Refusal> {
+    let path = BelowBase::parse_encoded(tree.base(), encoded)?;
+    let making = Arc::clone(tree);
+    let made = blocking(move || match making.make_directory(&path) {
+        // Not found would mean that this runtime cannot make directories.
+        Err(TreeError::NotADirectory) => Ok(false),
+        made => made.map(|()| true),
+    });
+    if !made.await? {
+        let reason = "there is something that is not a directory";
+        return Err(Refusal::new(StatusCode::CONFLICT, reason));
+    }
+    let name = decode_lossy(encoded);
+    Ok(message(
+        StatusCode::OK,
+        &format!("Directory '{name}' is there."),
+    ))
+}
+
 /// `POST /upload`
 pub async fn upload(
     tree: &Arc<Tree>,

@@ -254,6 +254,11 @@ impl Tree {
         remove_at(&directory, &name, recursive).map_err(|errno| TreeError::of("remove it", errno))
     }
 
+    /// Makes a directory and those above it, unless they are there.
+    pub fn make_directory(&self, path: &BelowBase) -> Result<(), TreeError> {
+        self.make_directories(path).map(drop)
+    }
+
     fn make_directories(&self, path: &BelowBase) -> Result<OwnedFd, TreeError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         match self.resolve(path.as_path(), flags, Mode::empty()) {

@@ -293,6 +293,22 @@ fn listings_and_existence_are_as_documented() {
 }
 
 #[test]
+fn directories_are_made_with_those_above_them() {
+    let sandbox = Sandbox::start();
+    let make = |path: &str| status_of(&sandbox.post_json(&format!("/mkdir/{path}"), ""));
+    assert_eq!(make("a%2Fb%2Fc"), 200);
+    assert!(sandbox.base().join("a/b/c").is_dir());
+    assert_eq!(make("a%2Fb%2Fc"), 200, "it is there already");
+    std::fs::write(sandbox.base().join("file"), "kept").unwrap();
+    assert_eq!(make("file"), 409);
+    assert_eq!(make("file%2Fbelow"), 409);
+    assert_eq!(make("..%2Foutside"), 403);
+    assert_eq!(status_of(&sandbox.get("/mkdir/a")), 405);
+    let content = std::fs::read_to_string(sandbox.base().join("file")).unwrap();
+    assert_eq!(content, "kept");
+}
+
+#[test]
 fn variables_from_init_reach_later_commands() {
     let sandbox = Sandbox::start();
     let init = |body: &str| status_of(&sandbox.init_request("POST", "/init", body));

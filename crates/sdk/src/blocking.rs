@@ -294,6 +294,10 @@ impl Files {
         self.waiter.wait(self.files.list(path))
     }
 
+    pub fn make_directory(&self, path: &str) -> Result<(), Error> {
+        self.waiter.wait(self.files.make_directory(path))
+    }
+
     pub fn exists(&self, path: &str) -> Result<bool, Error> {
         self.waiter.wait(self.files.exists(path))
     }

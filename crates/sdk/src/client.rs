@@ -74,11 +74,12 @@ impl Client {
     /// Claims a sandbox and waits until it can be used. If that fails, the claim is deleted; see [`Sandbox::open`].
     pub async fn create(&self, request: CreateOptions) -> Result<Sandbox, Error> {
         let sandbox = self.sandbox(request)?;
+        // From the first request on there may be a claim, which `delete_all` must not miss.
+        let tracking = Tracking::begin(self, sandbox.clone());
         let opened = sandbox.open().await;
         if opened.is_ok() || sandbox.is_orphaned() {
             // A claim that could not be deleted is kept in mind, for `delete_all` to try again.
-            self.tracked()
-                .insert(sandbox.key().clone(), sandbox.clone());
+            tracking.keep();
         }
         opened.map(|()| sandbox)
     }
@@ -107,7 +108,7 @@ impl Client {
     /// The sandboxes that this client has handed out and that are open.
     pub fn active(&self) -> Vec<Sandbox> {
         let mut tracked = self.tracked();
-        tracked.retain(|_, sandbox| sandbox.is_open() || sandbox.is_orphaned());
+        tracked.retain(|_, sandbox| sandbox.is_open() || sandbox.is_orphaned() || sandbox.is_new());
         let open = tracked.values().filter(|sandbox| sandbox.is_open());
         open.cloned().collect()
     }
@@ -209,6 +210,48 @@ impl Client {
             .tracked
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A sandbox that is being opened is tracked as long as that lasts, and from then on only if it is kept.
+struct Tracking<'a> {
+    client: &'a Client,
+    sandbox: Sandbox,
+    kept: bool,
+}
+
+impl<'a> Tracking<'a> {
+    /// Another of the same name that is in use stays tracked: opening this one will fail.
+    fn begin(client: &'a Client, sandbox: Sandbox) -> Self {
+        let mut tracked = client.tracked();
+        let known = tracked.get(sandbox.key());
+        if !known.is_some_and(|known| known.is_open() || known.is_orphaned() || known.is_new()) {
+            tracked.insert(sandbox.key().clone(), sandbox.clone());
+        }
+        Self {
+            client,
+            sandbox,
+            kept: false,
+        }
+    }
+
+    fn keep(mut self) {
+        let (key, sandbox) = (self.sandbox.key().clone(), self.sandbox.clone());
+        self.client.tracked().insert(key, sandbox);
+        self.kept = true;
+    }
+}
+
+impl Drop for Tracking<'_> {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        let mut tracked = self.client.tracked();
+        let known = tracked.get(self.sandbox.key());
+        if known.is_some_and(|known| known.is_same(&self.sandbox)) {
+            tracked.remove(self.sandbox.key());
+        }
     }
 }
 

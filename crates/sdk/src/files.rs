@@ -1,4 +1,4 @@
-//! The `files` engine: write, read, list, exists.
+//! The `files` engine: write, read, list, exists, and directories.
 //!
 //! All of it may be repeated without harm, so all of it is, except for content that comes as a stream and is gone once sent.
 
@@ -10,6 +10,7 @@ use http::Method;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use serde::Deserialize;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Span;
 
 use crate::connector::{Call, CallOptions, Connector};
@@ -85,6 +86,8 @@ pub struct FileStream {
     key: Key,
     body: Incoming,
     size: Option<u64>,
+    /// Reading goes on until the stream is dropped; whoever ends the sandbox waits for that.
+    _running: TaskTrackerToken,
 }
 
 impl FileStream {
@@ -235,18 +238,37 @@ impl Files {
 
     /// Reads a file of any size, piece by piece.
     pub async fn read_stream(&self, path: &str) -> Result<FileStream, Error> {
-        self.sandbox
-            .operate("read", |connector| async move {
+        let (answer, running) = self
+            .sandbox
+            .operate_on("read", |connector| async move {
                 Span::current().record("sandbox.file.path", path);
                 let endpoint = format!("download/{}", segment(path));
-                let answer = connector
+                connector
                     .send(self.call("read", endpoint, &CallOptions::default()))
-                    .await?;
-                Ok(FileStream {
-                    key: self.sandbox.key().clone(),
-                    size: answer.content_length(),
-                    body: answer.into_body(),
-                })
+                    .await
+            })
+            .await?;
+        Ok(FileStream {
+            key: self.sandbox.key().clone(),
+            size: answer.content_length(),
+            body: answer.into_body(),
+            _running: running,
+        })
+    }
+
+    /// Makes a directory, and those above it that are missing. One that is there already is a success. This needs a runtime that
+    /// makes directories, as this project's does; others answer with 404.
+    pub async fn make_directory(&self, path: &str) -> Result<(), Error> {
+        self.sandbox
+            .operate("mkdir", |connector| async move {
+                Span::current().record("sandbox.file.path", path);
+                let endpoint = format!("mkdir/{}", segment(path));
+                let call = Call {
+                    method: Method::POST,
+                    ..self.call("mkdir", endpoint, &CallOptions::default())
+                };
+                let answer = connector.send(call).await?;
+                answer.bytes(MAX_METADATA_RESPONSE_SIZE).await.map(drop)
             })
             .await
     }

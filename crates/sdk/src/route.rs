@@ -10,6 +10,7 @@ use crate::error::ErrorKind;
 use crate::gateway;
 use crate::options::{Connection, InClusterAddress, Options};
 use crate::readiness::Bound;
+use crate::trace;
 use crate::transport::{Dialer, TcpDialer};
 use crate::tunnel::{TUNNEL_URL, Tunnel};
 
@@ -67,10 +68,12 @@ impl Route {
                 namespace,
                 scheme,
             } => {
+                let span = trace::step(&options.trace_service_name, "wait_for_gateway");
+                span.record("sandbox.gateway.name", name);
+                span.record("sandbox.gateway.namespace", namespace);
                 let limit = options.gateway_ready_timeout;
-                gateway::discover(cluster.client(), name, namespace, *scheme, limit)
-                    .await
-                    .map(Entrance::Router)
+                let found = gateway::discover(cluster.client(), name, namespace, *scheme, limit);
+                trace::within(span, found).await.map(Entrance::Router)
             }
             Connection::Tunnel | Connection::TunnelIn { .. } => {
                 let namespaces = match &self.connection {
@@ -78,7 +81,8 @@ impl Route {
                     _ => vec![namespace.to_owned(), SYSTEM_NAMESPACE.to_owned()],
                 };
                 if let Some(tunnel) = &self.tunnel {
-                    tunnel.establish(&namespaces).await?;
+                    let span = trace::step(&options.trace_service_name, "port_forward");
+                    trace::within(span, tunnel.establish(&namespaces)).await?;
                 }
                 Ok(Entrance::Router(TUNNEL_URL.into()))
             }

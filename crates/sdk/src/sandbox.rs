@@ -134,6 +134,16 @@ impl Sandbox {
         self.state().stage == Stage::Open && self.shared.connector.is_open()
     }
 
+    /// Whether this is a clone of that handle.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Whether it was never open, or is being opened for the first time.
+    pub(crate) fn is_new(&self) -> bool {
+        self.state().stage == Stage::New
+    }
+
     /// Whether a claim was left behind that could not be deleted.
     pub fn is_orphaned(&self) -> bool {
         self.state().stage == Stage::Orphaned
@@ -235,7 +245,8 @@ impl Sandbox {
             cleanup,
             now.to_string(),
         );
-        let created = match access.cluster.create_claim(&claim).await {
+        let creating = access.cluster.create_claim(&claim);
+        let created = match trace::within(self.step("create_claim"), creating).await {
             Ok(created) => created,
             Err(kube::Error::Api(status)) if status.code == 409 && request.adopt_existing => {
                 rollback.keep();
@@ -255,9 +266,7 @@ impl Sandbox {
         let limit = request
             .ready_timeout
             .unwrap_or(access.options.sandbox_ready_timeout);
-        let waiting = access
-            .cluster
-            .wait_ready(self.key(), created.resource_version(), limit);
+        let waiting = self.wait_ready(created.resource_version(), limit);
         match self.connect(Box::pin(waiting), cancel).await {
             Ok(bound) => {
                 rollback.keep();
@@ -329,10 +338,20 @@ impl Sandbox {
             }
         }
         let limit = access.options.sandbox_ready_timeout;
-        access
-            .cluster
-            .wait_ready(self.key(), claim.resource_version(), limit)
-            .await
+        self.wait_ready(claim.resource_version(), limit).await
+    }
+
+    async fn wait_ready(&self, seen: Option<String>, limit: Duration) -> Result<Bound, ErrorKind> {
+        let cluster = &self.shared.access.cluster;
+        let waiting = cluster.wait_ready(self.key(), seen, limit);
+        trace::within(self.step("wait_for_sandbox_ready"), waiting).await
+    }
+
+    /// The span of a step of opening that is about the claim.
+    fn step(&self, name: &'static str) -> Span {
+        let span = trace::step(&self.options().trace_service_name, name);
+        span.record("sandbox.claim.name", self.id());
+        span
     }
 
     /// Lets go of the connection and leaves the sandbox as it is. [`Sandbox::open`] connects again.
@@ -470,12 +489,26 @@ impl Sandbox {
         W: FnOnce(Arc<Connector>) -> F,
         F: Future<Output = Result<T, ErrorKind>>,
     {
+        let operated = self.operate_on(name, work).await;
+        operated.map(|(result, _running)| result)
+    }
+
+    /// The same for an operation that goes on with what it returns: it counts as running as long as the token is kept.
+    pub(crate) async fn operate_on<T, F, W>(
+        &self,
+        name: &'static str,
+        work: W,
+    ) -> Result<(T, TaskTrackerToken), Error>
+    where
+        W: FnOnce(Arc<Connector>) -> F,
+        F: Future<Output = Result<T, ErrorKind>>,
+    {
         let (running, parent) = self.begin()?;
         let span = trace::operation(&parent, &self.options().trace_service_name, name);
         let result = work(Arc::clone(&self.shared.connector))
             .instrument(span.clone())
             .await;
-        drop(running);
+        let result = result.map(|value| (value, running));
         trace::record(&span, result.map_err(|kind| self.error(kind)))
     }
 

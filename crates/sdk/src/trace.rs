@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::Future;
 
-use tracing::Span;
 use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
-use crate::error::{Error, Key};
+use crate::error::Key;
 
 /// Puts the context of the current span into a carrier: header names and values, as `traceparent`.
 ///
@@ -87,12 +88,34 @@ pub(crate) fn operation(parent: &Span, service: &str, name: &'static str) -> Spa
         sandbox.file.size = Empty,
         sandbox.file.count = Empty,
         sandbox.file.exists = Empty,
-        sandbox.gateway.name = Empty,
     )
 }
 
+/// The span of one step of opening a handle, below the lifecycle that it is part of.
+pub(crate) fn step(service: &str, name: &'static str) -> Span {
+    tracing::info_span!(
+        "sandbox.step",
+        otel.name = format!("{service}.{name}"),
+        otel.kind = "client",
+        otel.status_code = Empty,
+        error = Empty,
+        sandbox.claim.name = Empty,
+        sandbox.gateway.name = Empty,
+        sandbox.gateway.namespace = Empty,
+    )
+}
+
+/// Does the work of a span, and marks it as failed when the work fails.
+pub(crate) async fn within<T, E: fmt::Display>(
+    span: Span,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let result = work.instrument(span.clone()).await;
+    record(&span, result)
+}
+
 /// Marks the span as failed when the result is a failure.
-pub(crate) fn record<T>(span: &Span, result: Result<T, Error>) -> Result<T, Error> {
+pub(crate) fn record<T, E: fmt::Display>(span: &Span, result: Result<T, E>) -> Result<T, E> {
     if let Err(error) = &result {
         span.record("otel.status_code", "ERROR");
         span.record("error", tracing::field::display(error));

@@ -420,6 +420,48 @@ async fn terminating_waits_for_running_operations() {
 }
 
 #[tokio::test]
+async fn terminating_waits_for_a_file_that_is_being_read() {
+    let world = World::start().await;
+    let router = ScriptedRouter::always(200, "content").await;
+    let client = world.client(options(&router.url));
+    let sandbox = client.create(CreateOptions::from_pool("p")).await.unwrap();
+    let mut content = sandbox.files().read_stream("file").await.unwrap();
+    let terminating = tokio::spawn({
+        let sandbox = sandbox.clone();
+        async move { sandbox.terminate().await }
+    });
+    testkit::eventually("the connection to be closed", async || {
+        (!sandbox.is_open()).then_some(())
+    })
+    .await;
+    assert_eq!(content.next().await.unwrap().unwrap(), "content");
+    assert!(!terminating.is_finished());
+    assert_eq!(world.claim_names().await.len(), 1);
+    drop(content);
+    terminating.await.unwrap().unwrap();
+    world.wait_for_no_claims().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_awaited_is_deleted_with_all_others() {
+    let world = World::start().await;
+    let client = world.client(options(NOWHERE));
+    let creating = tokio::spawn({
+        let client = client.clone();
+        async move { client.create(CreateOptions::from_template(NEVER)).await }
+    });
+    testkit::eventually("the claim to exist", async || {
+        (world.claim_names().await.len() == 1).then_some(())
+    })
+    .await;
+    assert!(client.active().is_empty(), "it is not open yet");
+    assert!(client.delete_all().await.is_empty());
+    assert_eq!(world.claim_names().await.len(), 0);
+    let error = creating.await.unwrap().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Cancelled), "{error:?}");
+}
+
+#[tokio::test]
 async fn the_registry_knows_what_is_open_and_deletes_what_it_knows() {
     let world = World::start().await;
     let client = world.client(options(NOWHERE));

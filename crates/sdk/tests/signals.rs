@@ -9,44 +9,73 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use sdk::CreateOptions;
-use support::{World, is_delete, options};
+use support::{NEVER, World, is_delete, is_watch, options};
 
 const ROLE: &str = "SDK_TEST_ROLE";
+const ID: &str = "mine";
 const TERM: i32 = 15;
 
-/// Makes a sandbox, says so, and waits for the signal.
-async fn be_stopped() {
+/// What the process does when the signal comes.
+#[derive(Clone, Copy)]
+enum Moment {
+    /// It has a sandbox.
+    Made,
+    /// It waits for one, which never comes.
+    Waiting,
+}
+
+/// Has a sandbox or waits for one, says so, and is stopped.
+async fn be_stopped(moment: Moment) {
     let world = World::start().await;
     let client = world.client(options("http://127.0.0.1:9"));
-    let sandbox = client.create(CreateOptions::from_pool("p")).await.unwrap();
-    let id = sandbox.id().to_owned();
+    let _cleanup = client.enable_auto_cleanup().unwrap();
     world.inject(move |request| {
         if is_delete(request) {
-            println!("deleting {} of {id}", request.uri().path().ends_with(&id));
+            println!("deleting {}", request.uri().path());
+        }
+        if is_watch(request) {
+            println!("waiting for {ID}");
         }
         None
     });
-    let _cleanup = client.enable_auto_cleanup().unwrap();
-    println!("made {}", sandbox.id());
+    let request = match moment {
+        Moment::Made => CreateOptions::from_pool("p"),
+        Moment::Waiting => CreateOptions::from_template(NEVER),
+    };
+    let _sandbox = client.create(request.name(ID)).await.unwrap();
+    println!("made {ID}");
     std::future::pending::<()>().await;
 }
 
 #[test]
 fn a_signal_ends_the_sandboxes_and_then_the_process() {
+    stop_when_it_says(
+        "made",
+        Moment::Made,
+        "a_signal_ends_the_sandboxes_and_then_the_process",
+    );
+}
+
+#[test]
+fn a_signal_ends_a_sandbox_that_is_still_awaited() {
+    stop_when_it_says(
+        "waiting for",
+        Moment::Waiting,
+        "a_signal_ends_a_sandbox_that_is_still_awaited",
+    );
+}
+
+fn stop_when_it_says(said: &str, moment: Moment, test: &str) {
     if std::env::var_os(ROLE).is_some() {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .unwrap();
-        return runtime.block_on(be_stopped());
+        return runtime.block_on(be_stopped(moment));
     }
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "a_signal_ends_the_sandboxes_and_then_the_process",
-            "--nocapture",
-        ])
+        .args(["--exact", test, "--nocapture"])
         .env(ROLE, "child")
         .stdout(Stdio::piped())
         .spawn()
@@ -54,10 +83,8 @@ fn a_signal_ends_the_sandboxes_and_then_the_process() {
     let mut lines = BufReader::new(child.stdout.take().unwrap())
         .lines()
         .map(Result::unwrap);
-    let made = lines
-        .find(|line| line.contains("made sandbox-claim-"))
-        .unwrap();
-    let id = made.rsplit(' ').next().unwrap().to_owned();
+    let expected = format!("{said} {ID}");
+    lines.find(|line| line.contains(&expected)).unwrap();
     let signalled = Command::new("kill")
         .args(["-TERM", &child.id().to_string()])
         .status();
@@ -67,7 +94,7 @@ fn a_signal_ends_the_sandboxes_and_then_the_process() {
     let said: Vec<_> = lines.collect();
     assert!(
         said.iter()
-            .any(|line| line.contains(&format!("deleting true of {id}"))),
+            .any(|line| line.contains("deleting ") && line.ends_with(&format!("/{ID}"))),
         "{said:?}"
     );
 }

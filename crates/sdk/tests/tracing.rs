@@ -6,8 +6,9 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use sdk::{CreateOptions, Options};
+use sdk::{Connection, CreateOptions, Options, Scheme};
 use support::http_server::ScriptedRouter;
 use support::{World, options};
 use tracing::field::{Field, Visit};
@@ -17,7 +18,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
 
 /// Spans by number, with their fields and the number of their parent.
-type Spans = Arc<Mutex<BTreeMap<u64, (BTreeMap<String, String>, Option<u64>)>>>;
+type Spans = Arc<Mutex<BTreeMap<u64, Span>>>;
 
 struct Recorder(Spans);
 
@@ -55,6 +56,41 @@ where
     }
 }
 
+type Span = (BTreeMap<String, String>, Option<u64>);
+
+fn find<'a>(spans: &'a BTreeMap<u64, Span>, name: &str) -> (&'a u64, &'a Span) {
+    let found = spans
+        .iter()
+        .find(|(_, (fields, _))| fields.get("otel.name").is_some_and(|found| found == name));
+    found.unwrap_or_else(|| panic!("no span {name} in {spans:#?}"))
+}
+
+#[tokio::test]
+async fn finding_the_gateway_is_a_step_of_its_own() {
+    let spans = Spans::default();
+    let subscriber = Registry::default().with(Recorder(Arc::clone(&spans)));
+    let _recording = tracing::subscriber::set_default(subscriber);
+    let world = World::start().await;
+    let client = world.client(Options {
+        connection: Connection::Gateway {
+            name: "front".into(),
+            namespace: "edge".into(),
+            scheme: Scheme::Http,
+        },
+        gateway_ready_timeout: Duration::from_millis(50),
+        ..options("http://unused")
+    });
+    let request = CreateOptions::from_pool("p");
+    client.create(request).await.unwrap_err();
+    let spans = spans.lock().unwrap().clone();
+    let (lifecycle, _) = find(&spans, "sandbox-client.lifecycle");
+    let (_, (fields, parent)) = find(&spans, "sandbox-client.wait_for_gateway");
+    assert_eq!(*parent, Some(*lifecycle));
+    assert_eq!(fields["sandbox.gateway.name"], "front");
+    assert_eq!(fields["sandbox.gateway.namespace"], "edge");
+    assert_eq!(fields["otel.status_code"], "ERROR");
+}
+
 #[tokio::test]
 async fn operations_are_children_of_the_lifecycle_and_failures_are_marked() {
     let spans = Spans::default();
@@ -72,15 +108,17 @@ async fn operations_are_children_of_the_lifecycle_and_failures_are_marked() {
     sandbox.files().list("x").await.unwrap_err();
 
     let spans = spans.lock().unwrap().clone();
-    let named = |name: &str| {
-        let found = spans
-            .iter()
-            .find(|(_, (fields, _))| fields.get("otel.name").is_some_and(|found| found == name));
-        found.unwrap_or_else(|| panic!("no span {name} in {spans:#?}"))
-    };
+    let named = |name: &str| find(&spans, name);
     let (lifecycle, (fields, _)) = named("my-agent.lifecycle");
     assert_eq!(fields["sandbox.claim.name"], sandbox.id());
     assert_eq!(fields["sandbox.name"], sandbox.sandbox_name().unwrap());
+
+    for step in ["my-agent.create_claim", "my-agent.wait_for_sandbox_ready"] {
+        let (_, (fields, parent)) = named(step);
+        assert_eq!(*parent, Some(*lifecycle), "{step}");
+        assert_eq!(fields["sandbox.claim.name"], sandbox.id(), "{step}");
+        assert!(!fields.contains_key("otel.status_code"), "{step}");
+    }
 
     let (_, (fields, parent)) = named("my-agent.run");
     assert_eq!(*parent, Some(*lifecycle));

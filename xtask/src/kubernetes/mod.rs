@@ -27,9 +27,11 @@ enum Run {
     Script,
     /// A script of `tests/clients` that needs a node but no `up`.
     OnANode,
+    /// The way from a release of the other implementation, and back.
+    Upgrade { release: &'static str },
 }
 
-const SUITES: [Suite; 9] = [
+const SUITES: [Suite; 10] = [
     Suite {
         name: "conformance",
         run: Run::Conformance,
@@ -60,7 +62,11 @@ const SUITES: [Suite; 9] = [
     },
     Suite {
         name: "upgrade",
-        run: Run::Script,
+        run: Run::Upgrade { release: "v0.4.6" },
+    },
+    Suite {
+        name: "upgrade_0_5",
+        run: Run::Upgrade { release: "v0.5.0" },
     },
     Suite {
         name: "failures",
@@ -78,7 +84,8 @@ pub struct Arguments {
     #[arg(long)]
     record: bool,
 
-    /// Only these: conformance, install, helm, sandboxes, scenarios, kubectl_streams, kruise, upgrade, failures
+    /// Only these: conformance, install, helm, sandboxes, scenarios, kubectl_streams, kruise, upgrade, upgrade_0_5,
+    /// failures
     suites: Vec<String>,
 }
 
@@ -136,22 +143,15 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         println!("-- {}", suite.name);
         // Each on a control plane of its own, so that none depends on what another left.
         let control_plane = ControlPlane::start(&programs)?;
+        let run = |file: &str, release: &str| {
+            let path = root.join("tests/kubernetes").join(file);
+            script(root, &control_plane, &programs, &binary, &path, release)
+        };
         let passed = match suite.run {
             Run::Conformance => conformance(root, &control_plane, arguments.record)?,
-            Run::Script => script(
-                root,
-                &control_plane,
-                &programs,
-                &binary,
-                &root.join(format!("tests/kubernetes/{}.py", suite.name)),
-            )?,
-            Run::OnANode => script(
-                root,
-                &control_plane,
-                &programs,
-                &binary,
-                &root.join("tests/kubernetes/on_a_node.py"),
-            )?,
+            Run::Script => run(&format!("{}.py", suite.name), "")?,
+            Run::OnANode => run("on_a_node.py", "")?,
+            Run::Upgrade { release } => run("upgrade.py", release)?,
         };
         drop(control_plane);
         println!("-- {}: {} s", suite.name, begin.elapsed().as_secs());
@@ -183,11 +183,12 @@ fn script(
     programs: &Path,
     binary: &Path,
     path: &Path,
+    release: &str,
 ) -> anyhow::Result<bool> {
     let mut python = Command::new("python3");
-    if let Some(upstream) = kube_assets::upstream(root)? {
-        python.env("UPSTREAM", upstream);
-    }
+    python
+        .env("UPSTREAM", kube_assets::upstream(root)?)
+        .env("UPSTREAM_RELEASE", release);
     let mut child = environment(&mut python, control_plane, programs)
         .arg(path)
         .env("AGENT_SANDBOX", binary)

@@ -1,6 +1,7 @@
 //! Role-based access control as a pure function: roles and bindings compiled into a policy, and questions asked of it.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 
 use serde_json::Value;
 
@@ -127,6 +128,11 @@ fn url_covers(pattern: &str, path: &str) -> bool {
 enum Subject {
     User(String),
     Group(String),
+    /// The user that an account is, and the account as Kubernetes names it in reasons.
+    ServiceAccount {
+        user: String,
+        account: String,
+    },
 }
 
 impl Subject {
@@ -137,9 +143,10 @@ impl Subject {
             "Group" => Some(Self::Group(name.to_owned())),
             "ServiceAccount" => {
                 let namespace = subject["namespace"].as_str().unwrap_or(namespace);
-                Some(Self::User(format!(
-                    "system:serviceaccount:{namespace}:{name}"
-                )))
+                Some(Self::ServiceAccount {
+                    user: format!("system:serviceaccount:{namespace}:{name}"),
+                    account: format!("{name}/{namespace}"),
+                })
             }
             _ => None,
         }
@@ -147,14 +154,28 @@ impl Subject {
 
     fn is(&self, user: &User) -> bool {
         match self {
-            Self::User(name) => *name == user.name,
+            Self::User(name) | Self::ServiceAccount { user: name, .. } => *name == user.name,
             Self::Group(group) => user.groups.contains(group),
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(name) => write!(formatter, "User \"{name}\""),
+            Self::Group(name) => write!(formatter, "Group \"{name}\""),
+            Self::ServiceAccount { account, .. } => {
+                write!(formatter, "ServiceAccount \"{account}\"")
+            }
         }
     }
 }
 
 #[derive(Clone, Debug)]
 struct Grant {
+    /// The binding and its role, as reasons name them.
+    origin: String,
     subjects: Vec<Subject>,
     rules: Vec<Rule>,
 }
@@ -251,6 +272,7 @@ impl Sources {
                 .filter_map(|subject| Subject::parse(subject, namespace))
                 .collect();
             Some(Grant {
+                origin: origin(binding),
                 subjects,
                 rules: self.referenced(binding)?,
             })
@@ -279,7 +301,38 @@ impl Sources {
     }
 }
 
+/// A binding and its role in the words of Kubernetes.
+fn origin(binding: &Value) -> String {
+    let text = |pointer: &str| {
+        let text = binding.pointer(pointer).and_then(Value::as_str);
+        text.unwrap_or_default()
+    };
+    let (name, namespace) = (text("/metadata/name"), text("/metadata/namespace"));
+    let bound = if namespace.is_empty() {
+        format!("ClusterRoleBinding \"{name}\"")
+    } else {
+        format!("RoleBinding \"{name}/{namespace}\"")
+    };
+    format!(
+        "{bound} of {} \"{}\"",
+        text("/roleRef/kind"),
+        text("/roleRef/name")
+    )
+}
+
 impl Policy {
+    /// What lets a user do something, in the words of Kubernetes; nothing if nothing does.
+    pub fn reason(&self, user: &User, wanted: &Attributes) -> Option<String> {
+        let local = self.by_namespace.get(&wanted.namespace);
+        let grants = self.everywhere.iter().chain(local.into_iter().flatten());
+        grants
+            .filter(|grant| grant.rules.iter().any(|rule| rule.allows(wanted)))
+            .find_map(|grant| {
+                let subject = grant.subjects.iter().find(|subject| subject.is(user))?;
+                Some(format!("RBAC: allowed by {} to {subject}", grant.origin))
+            })
+    }
+
     /// The rules that apply to a user in a namespace, or everywhere when that is empty.
     pub fn rules_for<'a>(
         &'a self,

@@ -165,11 +165,12 @@ fn attributes(spec: &Value) -> Attributes {
 }
 
 fn access_review(api: &Api, access: &Access, user: &User, spec: &Value) -> Value {
-    let allowed = access.policy(&api.store).1.allows(user, &attributes(spec));
-    if allowed {
-        json!({"allowed": true})
-    } else {
-        json!({"allowed": false})
+    let policy = &access.policy(&api.store).1;
+    let wanted = attributes(spec);
+    match policy.reason(user, &wanted) {
+        Some(reason) => json!({"allowed": true, "reason": reason}),
+        // Masters need no rule.
+        None => json!({"allowed": policy.allows(user, &wanted)}),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Containers of objects that must be emptied before they go: namespaces and CustomResourceDefinitions. A namespace that appears gets
-//! its default service account.
+//! what every namespace has, its default service account and the certificate of the server's authority, and gets it again when
+//! somebody takes it away.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,21 +14,29 @@ use crate::{
         Api, DeleteOptions, ListOptions, Part, Propagation, Target, WriteOptions, metadata,
     },
     registry::Resource,
-    store::{EventKind, Key, Object, Range, ResourceId},
+    store::{Event, EventKind, Key, Object, Range, ResourceId},
     strategy::definition::CLEANUP,
 };
+
+/// The account that pods of a namespace run under, unless they name another.
+const ACCOUNT: &str = "default";
+/// The config map in which pods find the certificate of the server's authority.
+const AUTHORITY: &str = "kube-root-ca.crt";
 
 const FIRST_LOOK_AGAIN: Duration = Duration::from_millis(10);
 const LAST_LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Empties namespaces that are being deleted, and gives new ones their service account.
-pub async fn run_namespaces(api: Arc<Api>) {
+/// Empties namespaces that are being deleted, and gives new ones what every namespace has.
+pub async fn run_namespaces(api: Arc<Api>, furnishing: Arc<Furnishing>) {
     let resource = ResourceId::new("", "namespaces");
-    follow(&api, &resource, |api, object| async move {
-        if object.is_deleting() {
-            finish_namespace(&api, object.key.name()).await;
-        } else if let Err(status) = ensure_account(&api, object.key.name()).await {
-            tracing::debug!(error = %status, namespace = object.key.name(), "no default service account");
+    follow(&api, &resource, begins_or_ends, |api, object| {
+        let furnishing = furnishing.clone();
+        async move {
+            if object.is_deleting() {
+                finish_namespace(&api, object.key.name()).await;
+            } else {
+                furnishing.restore(&api, object.key.name()).await;
+            }
         }
     })
     .await;
@@ -36,7 +45,7 @@ pub async fn run_namespaces(api: Arc<Api>) {
 /// Empties definitions that are being deleted.
 pub async fn run_definitions(api: Arc<Api>) {
     let resource = ResourceId::new("apiextensions.k8s.io", "customresourcedefinitions");
-    follow(&api, &resource, |api, object| async move {
+    follow(&api, &resource, begins_or_ends, |api, object| async move {
         if object.is_deleting() {
             finish_definition(&api, object.key.name()).await;
         }
@@ -44,15 +53,105 @@ pub async fn run_definitions(api: Arc<Api>) {
     .await;
 }
 
-/// Makes the service account that pods of a namespace run under.
-pub async fn ensure_account(api: &Api, namespace: &str) -> Result<(), Status> {
-    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}});
-    ensure(api, "", "serviceaccounts", namespace, account).await
+/// Makes the default service accounts again that somebody deletes.
+pub async fn run_accounts(api: Arc<Api>, furnishing: Arc<Furnishing>) {
+    furnishing.keep(&api, "serviceaccounts", ACCOUNT).await;
 }
 
-/// Runs `work` for every object of a kind that exists, appears, or starts to be deleted.
-async fn follow<W, F>(api: &Arc<Api>, resource: &ResourceId, work: W)
-where
+/// Makes the certificates of the authority again that somebody deletes or changes.
+pub async fn run_authorities(api: Arc<Api>, furnishing: Arc<Furnishing>) {
+    furnishing.keep(&api, "configmaps", AUTHORITY).await;
+}
+
+/// What every namespace has.
+#[derive(Debug)]
+pub struct Furnishing {
+    /// The certificate by which pods know the server.
+    pub authority_pem: String,
+}
+
+impl Furnishing {
+    /// Gives a namespace the account that its pods run under, and the certificate by which they know the server.
+    pub async fn ensure(&self, api: &Api, namespace: &str) -> Result<(), Status> {
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": namespace}});
+        let data = json!({"ca.crt": self.authority_pem});
+        let authority = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "data": data,
+            "metadata": {
+                "name": AUTHORITY, "namespace": namespace,
+                "annotations": {"kubernetes.io/description": "The certificate of this API server's authority."},
+            },
+        });
+        let (account, authority) = tokio::join!(
+            ensure(api, "", "serviceaccounts", namespace, account),
+            ensure(api, "", "configmaps", namespace, authority),
+        );
+        account.and(authority)?;
+        let Some(resource) = api.registry().find("", "v1", "configmaps") else {
+            return Ok(());
+        };
+        let target = Target {
+            resource,
+            namespace: namespace.to_owned(),
+            name: AUTHORITY.to_owned(),
+        };
+        if api.get(&target)?.value()["data"] == data {
+            return Ok(());
+        }
+        let transform = |old: &Value| {
+            let mut changed = old.clone();
+            changed["data"] = data.clone();
+            Ok(changed)
+        };
+        api.modify(&target, Part::Main, &transform, &options())
+            .await
+            .map(drop)
+    }
+
+    async fn restore(&self, api: &Api, namespace: &str) {
+        let found = api
+            .store
+            .get(&ResourceId::new("", "namespaces"), &Key::new("", namespace));
+        if found.is_none_or(|namespace| namespace.is_deleting()) {
+            return;
+        }
+        if let Err(status) = self.ensure(api, namespace).await {
+            tracing::debug!(error = %status, namespace, "a namespace lacks what every namespace has");
+        }
+    }
+
+    async fn keep(self: &Arc<Self>, api: &Arc<Api>, plural: &str, name: &'static str) {
+        let is_lost =
+            move |event: &Event| event.kind != EventKind::Added && event.object.key.name() == name;
+        follow(api, &ResourceId::new("", plural), is_lost, |api, object| {
+            let furnishing = self.clone();
+            async move {
+                if object.key.name() == name {
+                    furnishing.restore(&api, object.key.namespace()).await;
+                }
+            }
+        })
+        .await;
+    }
+}
+
+/// Whether an object appears, or starts to be deleted.
+fn begins_or_ends(event: &Event) -> bool {
+    let was_deleting = event
+        .previous
+        .as_ref()
+        .is_some_and(|previous| previous.is_deleting());
+    event.kind == EventKind::Added
+        || (event.kind == EventKind::Modified && event.object.is_deleting() && !was_deleting)
+}
+
+/// Runs `work` for every object of a kind that exists, and for every one that something happens to which matters.
+pub(super) async fn follow<W, F>(
+    api: &Arc<Api>,
+    resource: &ResourceId,
+    matters: impl Fn(&Event) -> bool,
+    work: W,
+) where
     W: Fn(Arc<Api>, Arc<Object>) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
@@ -75,15 +174,7 @@ where
             // Falling out of the window means looking at everything again.
             let Ok(events) = events else { break };
             for event in events {
-                let was_deleting = event
-                    .previous
-                    .as_ref()
-                    .is_some_and(|previous| previous.is_deleting());
-                let starts = event.kind == EventKind::Added
-                    || (event.kind == EventKind::Modified
-                        && event.object.is_deleting()
-                        && !was_deleting);
-                if starts {
+                if matters(&event) {
                     tasks.spawn(work(api.clone(), event.object));
                 }
             }

@@ -1,10 +1,13 @@
 //! What a cluster's controller manager does for every API server: garbage collection, namespaces that finish their contents,
-//! default service accounts, definitions that finish their objects, and events that expire.
+//! default service accounts, definitions that finish their objects, volume claims that wait for their pods, and events that expire.
 
 mod collector;
 mod contents;
 mod events;
 pub mod graph;
+mod protection;
+
+pub use contents::Furnishing;
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +26,7 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
 /// Makes what every cluster starts with.
-pub async fn bootstrap(api: &Api) -> Result<(), Status> {
+pub async fn bootstrap(api: &Api, furnishing: &Furnishing) -> Result<(), Status> {
     let made = NAMESPACES.map(|name| async move {
         ensure(
             api,
@@ -33,7 +36,7 @@ pub async fn bootstrap(api: &Api) -> Result<(), Status> {
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}),
         )
         .await?;
-        contents::ensure_account(api, name).await
+        furnishing.ensure(api, name).await
     });
     let roles = defaults::cluster_roles()
         .into_iter()
@@ -51,11 +54,15 @@ pub async fn bootstrap(api: &Api) -> Result<(), Status> {
 }
 
 /// Starts the background work; it ends when the server stops.
-pub fn start(api: &Arc<Api>, tasks: &mut JoinSet<()>) {
+pub fn start(api: &Arc<Api>, furnishing: &Arc<Furnishing>, tasks: &mut JoinSet<()>) {
     let (existing, feed) = api.store.feed();
     tasks.spawn(collector::run(api.clone(), existing, feed));
-    tasks.spawn(contents::run_namespaces(api.clone()));
+    tasks.spawn(contents::run_namespaces(api.clone(), furnishing.clone()));
+    tasks.spawn(contents::run_accounts(api.clone(), furnishing.clone()));
+    tasks.spawn(contents::run_authorities(api.clone(), furnishing.clone()));
     tasks.spawn(contents::run_definitions(api.clone()));
+    tasks.spawn(protection::run_claims(api.clone()));
+    tasks.spawn(protection::run_pods(api.clone()));
     tasks.spawn(events::run(api.clone()));
     let api = api.clone();
     tasks.spawn(async move {

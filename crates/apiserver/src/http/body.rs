@@ -84,6 +84,17 @@ pub fn failure(status: &Status) -> Answer {
     answer
 }
 
+/// What kube-apiserver answers where it knows of nobody who would answer: a group or a version that is not served.
+pub fn page_not_found() -> Answer {
+    let mut answer = Answer::new(full(Bytes::from_static(b"404 page not found\n")));
+    *answer.status_mut() = StatusCode::NOT_FOUND;
+    answer.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    answer
+}
+
 /// Reads a whole body, up to the limit.
 pub async fn read<B>(body: B) -> Result<Bytes, Status>
 where

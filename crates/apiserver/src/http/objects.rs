@@ -43,9 +43,13 @@ pub async fn answer(
     bytes: Bytes,
 ) -> Result<Answer, Status> {
     let registry = api.registry();
-    let resource = registry
-        .find(&path.group, &path.version, &path.resource)
-        .ok_or_else(Status::unknown_path)?;
+    let Some(resource) = registry.find(&path.group, &path.version, &path.resource) else {
+        return if registry.is_built_in(&path.group, &path.version) {
+            Err(Status::unknown_path())
+        } else {
+            Ok(body::page_not_found())
+        };
+    };
     if resource.is_namespaced() == path.namespace.is_empty()
         && !(resource.is_namespaced() && path.name.is_empty())
     {
@@ -338,7 +342,7 @@ impl Call<'_> {
             continuation: None,
             remaining: None,
         };
-        Ok(self.renderer.answer_list(listed))
+        Ok(self.renderer.answer_deleted(listed))
     }
 }
 

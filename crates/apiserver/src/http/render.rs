@@ -254,6 +254,27 @@ impl Renderer {
         answer
     }
 
+    /// Answers with a collection that was deleted. Its items do not name their kind where that is a built-in one.
+    pub fn answer_deleted(self, listed: Listed) -> Answer {
+        if self.accepted.form != Form::Object || self.resource.custom.is_some() {
+            return self.answer_list(listed);
+        }
+        let mut buffer = self.list_head(&listed);
+        for (index, object) in listed.objects.iter().enumerate() {
+            let mut item = Api::value_of(&self.resource, object);
+            if let Value::Object(fields) = &mut item {
+                fields.remove("apiVersion");
+                fields.remove("kind");
+            }
+            if index > 0 {
+                buffer.push(b',');
+            }
+            buffer.extend_from_slice(item.to_string().as_bytes());
+        }
+        buffer.extend_from_slice(b"]}");
+        self.encode(StatusCode::OK, Bytes::from(buffer))
+    }
+
     /// Appends items until the piece is long enough; whether the list is complete.
     fn fill(
         &self,

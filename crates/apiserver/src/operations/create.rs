@@ -85,6 +85,7 @@ impl Api {
         options: &WriteOptions,
     ) -> Result<Written, Status> {
         let resource = &target.resource;
+        strategy::check_quantities(resource, &object)?;
         let namespace = self.containing_namespace(target)?;
         let is_versioned = metadata::text(&object, "resourceVersion")
             .parse::<u64>()
@@ -109,7 +110,7 @@ impl Api {
         ));
         if !errors.is_empty() {
             return Err(Status::invalid(
-                &resource.group,
+                strategy::group_of_kind(resource),
                 &resource.kind,
                 &target.name,
                 &errors,

@@ -152,6 +152,7 @@ impl Api {
             )?,
             Part::Status | Part::Finalize => Vec::new(),
         };
+        strategy::check_quantities(resource, &object)?;
         metadata::prepare_update(&mut object, old);
         strategy::prepare_update(self, resource, &mut object, old, part);
         self.admit(
@@ -167,7 +168,7 @@ impl Api {
         errors.extend(strategy::validate(self, resource, &object, Some(old), part));
         if !errors.is_empty() {
             return Err(Status::invalid(
-                &resource.group,
+                strategy::group_of_kind(resource),
                 &resource.kind,
                 &target.name,
                 &errors,

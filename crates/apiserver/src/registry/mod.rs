@@ -113,6 +113,14 @@ impl Registry {
         self.groups.get(group)
     }
 
+    /// Whether the server itself serves a group in a version, rather than definitions.
+    pub fn is_built_in(&self, group: &str, version: &str) -> bool {
+        let mut resources = self.by_path.values();
+        resources.any(|resource| {
+            &*resource.group == group && &*resource.version == version && resource.custom.is_none()
+        })
+    }
+
     /// The resources of a group and version, by name.
     pub fn resources(&self, group: &str, version: &str) -> Vec<&Arc<Resource>> {
         let mut resources: Vec<_> = self

@@ -9,11 +9,18 @@ use std::{
     io::{self, Read, Seek, SeekFrom, Write},
     os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
 use super::Revision;
+
+/// The file whose lock says who has the directory.
+const LOCK: &str = "lock";
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -56,9 +63,9 @@ impl Directory {
             move |source| DirectoryError::Unusable { path, source }
         };
         std::fs::create_dir_all(path).map_err(unusable(path))?;
-        let lock_path = path.join("lock");
+        let lock_path = path.join(LOCK);
         let mut lock = private_file(&lock_path).map_err(unusable(&lock_path))?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !acquire(&lock) {
             let mut holder = String::new();
             let _ = lock.read_to_string(&mut holder);
             let holder = if holder.trim().is_empty() {
@@ -118,6 +125,30 @@ impl Directory {
     }
 }
 
+/// Whether a process has this data directory now.
+pub fn is_in_use(path: &Path) -> bool {
+    let Ok(lock) = File::open(path.join(LOCK)) else {
+        return false;
+    };
+    matches!(
+        flock(&lock, FlockOperation::NonBlockingLockShared),
+        Err(Errno::WOULDBLOCK)
+    )
+}
+
+/// Takes the lock. Somebody who only looks whether it is taken holds it for a moment.
+fn acquire(lock: &File) -> bool {
+    const ATTEMPTS: u32 = 20;
+    const PAUSE: Duration = Duration::from_millis(2);
+    let attempt = |number| {
+        if number > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+    };
+    (0..ATTEMPTS).any(attempt)
+}
+
 fn private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
@@ -143,7 +174,9 @@ mod tests {
                 .contains(&format!("in use by process {}", std::process::id())),
             "{refused}"
         );
+        assert!(is_in_use(temporary.path()));
         drop(held);
+        assert!(!is_in_use(temporary.path()));
         Directory::claim(temporary.path()).unwrap();
     }
 

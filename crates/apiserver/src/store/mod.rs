@@ -18,16 +18,17 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
+pub use self::{
+    directory::is_in_use,
+    object::{Draft, DraftError, Facts, Key, Object, Owner, ResourceId, Revision},
+    state::{Event, EventKind, Range, Window},
+    watch::Watch,
+};
 use self::{
     directory::{Directory, DirectoryError},
     log::{Checkpointer, Garbage, Log, LogError},
     state::State,
     writer::{Command, Writer},
-};
-pub use self::{
-    object::{Draft, DraftError, Facts, Key, Object, Owner, ResourceId, Revision},
-    state::{Event, EventKind, Range, Window},
-    watch::Watch,
 };
 
 /// Why a store cannot be opened.

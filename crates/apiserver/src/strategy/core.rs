@@ -175,6 +175,19 @@ const ACCESS_MODES: &[&str] = &[
     "ReadWriteOncePod",
 ];
 
+/// The finalizer that keeps a volume claim while pods use it.
+pub const CLAIM_PROTECTION: &str = "kubernetes.io/pvc-protection";
+
+pub fn protect_claim(claim: &mut Value) {
+    let metadata = fields(&mut claim["metadata"]);
+    let finalizers = metadata.entry("finalizers").or_insert_with(|| json!([]));
+    if let Value::Array(finalizers) = finalizers
+        && !finalizers.iter().any(|found| found == CLAIM_PROTECTION)
+    {
+        finalizers.push(Value::from(CLAIM_PROTECTION));
+    }
+}
+
 pub fn validate_claim(claim: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &claim["spec"];
@@ -216,18 +229,11 @@ pub fn validate_claim(claim: &Value, old: Option<&Value>) -> Vec<FieldError> {
 }
 
 fn validate_capacity(quantity: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    let written = match quantity {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    match written.parse::<apimachinery::quantity::Quantity>() {
-        Ok(parsed) if parsed.sign() <= 0 => errors.push(FieldError::invalid(
-            path,
-            written,
-            "must be greater than zero",
-        )),
-        Ok(_) => {}
-        Err(error) => errors.push(FieldError::invalid(path, written, error.to_string())),
+    let written = super::quantity_text(quantity);
+    let parsed = written.parse::<apimachinery::quantity::Quantity>();
+    if parsed.is_ok_and(|parsed| parsed.sign() <= 0) {
+        let detail = "must be greater than zero";
+        errors.push(FieldError::invalid(path, written, detail));
     }
 }
 

@@ -260,6 +260,9 @@ fn validate_versions(spec: &Value, errors: &mut Vec<FieldError>) {
             "must have exactly one version marked as storage version",
         ));
     }
+    let schema_of = |version: &Value| version.pointer("/schema/openAPIV3Schema").cloned();
+    let shared = schema_of(&versions[0]);
+    let is_shared = versions.iter().all(|version| schema_of(version) == shared);
     let mut seen = BTreeSet::new();
     for (index, version) in versions.iter().enumerate() {
         let path = format!("spec.versions[{index}]");
@@ -276,6 +279,13 @@ fn validate_versions(spec: &Value, errors: &mut Vec<FieldError>) {
         let place = format!("{path}.schema.openAPIV3Schema");
         match schema.filter(|schema| schema.is_object()) {
             None => errors.push(FieldError::required(place, "schemas are required")),
+            // One that all versions have is one for Kubernetes, with a name of its own.
+            Some(schema) if is_shared => {
+                if index == 0 {
+                    let place = "spec.validation.openAPIV3Schema";
+                    errors.extend(Schema::compile(schema, place).err().unwrap_or_default());
+                }
+            }
             Some(schema) => {
                 errors.extend(Schema::compile(schema, &place).err().unwrap_or_default());
             }

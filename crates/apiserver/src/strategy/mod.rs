@@ -11,13 +11,15 @@ mod pod;
 mod pod_defaults;
 mod service;
 
-use apimachinery::{field::FieldError, status::Status, strict, types};
+use apimachinery::{field::FieldError, quantity::Quantity, status::Status, strict, types};
 use serde_json::{Map, Value, json};
 
 use crate::{
     operations::{Api, FieldValidation, Part},
     registry::{Resource, Rules},
 };
+
+pub use self::core::CLAIM_PROTECTION;
 
 /// Turns an object of the requested version into the one that is stored.
 pub fn to_storage(resource: &Resource, object: &mut Value) {
@@ -120,6 +122,9 @@ pub fn prepare_create(api: &Api, resource: &Resource, object: &mut Value) {
         Rules::Namespace => core::prepare_namespace(object),
         Rules::PersistentVolumeClaim | Rules::PersistentVolume => {
             object["status"] = json!({"phase": "Pending"});
+            if resource.rules == Rules::PersistentVolumeClaim {
+                core::protect_claim(object);
+            }
         }
         Rules::CustomResourceDefinition => definition::prepare_create(api, object),
         _ => {}
@@ -229,12 +234,67 @@ pub fn validate(
         Rules::StorageClass => core::validate_storage_class(object, old),
         Rules::RuntimeClass => core::validate_runtime_class(object, old),
         Rules::Lease => core::validate_lease(object),
-        Rules::Event => event::validate(object),
+        Rules::Event => event::validate(object, old),
         Rules::EndpointSlice => network::validate_slice(object, old),
         Rules::NetworkPolicy => network::validate_policy(object),
         Rules::CustomResourceDefinition => definition::validate(api, object, old),
         Rules::RoleBinding | Rules::ClusterRoleBinding => core::validate_binding(object, old),
         _ => Vec::new(),
+    }
+}
+
+/// The group of the kind that a refusal names: events are core events, whichever group they come by.
+pub fn group_of_kind(resource: &Resource) -> &str {
+    if resource.rules == Rules::Event {
+        ""
+    } else {
+        &resource.group
+    }
+}
+
+/// Refuses an object whose quantities are none. Kubernetes parses them while it reads a body, so that is a bad request.
+pub fn check_quantities(resource: &Resource, object: &Value) -> Result<(), Status> {
+    let written: Vec<(String, &Value)> = match resource.rules {
+        Rules::Pod => pod::quantities(object),
+        Rules::PersistentVolumeClaim => {
+            quantities_of(&object["spec"]["resources"], "spec.resources")
+        }
+        Rules::PersistentVolume => quantities_in(&object["spec"]["capacity"], "spec.capacity"),
+        _ => return Ok(()),
+    };
+    for (field, quantity) in written {
+        let text = quantity_text(quantity);
+        if let Err(error) = text.parse::<Quantity>() {
+            return Err(Status::bad_request(format!(
+                "{kind} in version \"{version}\" cannot be handled as a {kind}: {field}: {error}",
+                kind = resource.kind,
+                version = resource.version,
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What `limits` and `requests` hold.
+fn quantities_of<'a>(resources: &'a Value, path: &str) -> Vec<(String, &'a Value)> {
+    ["limits", "requests"]
+        .into_iter()
+        .flat_map(|kind| quantities_in(&resources[kind], &format!("{path}.{kind}")))
+        .collect()
+}
+
+fn quantities_in<'a>(map: &'a Value, path: &str) -> Vec<(String, &'a Value)> {
+    let entries = map.as_object().into_iter().flatten();
+    entries
+        .map(|(name, quantity)| (format!("{path}[{name}]"), quantity))
+        .collect()
+}
+
+/// A quantity as it is parsed: numbers may be written without quotes.
+fn quantity_text(quantity: &Value) -> String {
+    match quantity {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
     }
 }
 

@@ -345,6 +345,25 @@ fn validate_ports(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
+/// Every quantity of a pod's containers and volumes, with its field.
+pub fn quantities(pod: &Value) -> Vec<(String, &Value)> {
+    let spec = &pod["spec"];
+    let mut found = super::quantities_in(&spec["overhead"], "spec.overhead");
+    found.extend(super::quantities_of(&spec["resources"], "spec.resources"));
+    for kind in ["initContainers", "containers", "ephemeralContainers"] {
+        for (index, container) in items(spec, kind).iter().enumerate() {
+            let path = format!("spec.{kind}[{index}].resources");
+            found.extend(super::quantities_of(&container["resources"], &path));
+        }
+    }
+    for (index, volume) in items(spec, "volumes").iter().enumerate() {
+        if let Some(limit) = volume.pointer("/emptyDir/sizeLimit") {
+            found.push((format!("spec.volumes[{index}].emptyDir.sizeLimit"), limit));
+        }
+    }
+    found
+}
+
 fn validate_resources(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
     for kind in ["limits", "requests"] {
         let quantities = container
@@ -353,21 +372,14 @@ fn validate_resources(container: &Value, path: &str, errors: &mut Vec<FieldError
             .into_iter()
             .flatten();
         for (name, quantity) in quantities {
-            let field = format!("{path}.resources.{kind}[{name}]");
-            let written = match quantity {
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            match written.parse::<apimachinery::quantity::Quantity>() {
-                Ok(parsed) if parsed.sign() < 0 => {
-                    errors.push(FieldError::invalid(
-                        field,
-                        written,
-                        "must be greater than or equal to 0",
-                    ));
-                }
-                Ok(_) => {}
-                Err(error) => errors.push(FieldError::invalid(field, written, error.to_string())),
+            let written = super::quantity_text(quantity);
+            let parsed = written.parse::<apimachinery::quantity::Quantity>();
+            if parsed.is_ok_and(|parsed| parsed.sign() < 0) {
+                errors.push(FieldError::invalid(
+                    format!("{path}.resources.{kind}[{name}]"),
+                    written,
+                    "must be greater than or equal to 0",
+                ));
             }
         }
     }

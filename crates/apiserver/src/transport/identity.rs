@@ -247,6 +247,11 @@ impl Identity {
         Sha256::digest(token.as_bytes()) == Sha256::digest(self.token.as_bytes())
     }
 
+    /// The certificate of the authority.
+    pub fn authority_pem(&self) -> &str {
+        &self.authority_pem
+    }
+
     /// A kubeconfig for the administrator.
     pub fn kubeconfig(&self, server_url: &str) -> String {
         const NAME: &str = "agent-sandbox";

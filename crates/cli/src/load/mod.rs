@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connection;
 use crate::output::{Table, counted};
-use crate::up::{Options, Quickstart, Up};
+use crate::up::{Options, Up};
 use drive::{Driven, Place};
 use outcome::{Judged, Machine, Outcome, Summary, checks, sustained_rounds};
 use progress::Progress;
@@ -274,17 +274,7 @@ async fn load_up(
     recipe: &Recipe,
     progress: &Progress,
 ) -> anyhow::Result<Driven> {
-    let any_port = ([127, 0, 0, 1], 0).into();
-    let up = Up::start(Options {
-        data_directory: directory.to_owned(),
-        api_listen: any_port,
-        router_listen: any_port,
-        metrics_listen: any_port,
-        audit: None,
-        quickstart: Quickstart::Nothing,
-        node: crate::node_flags::NodeFlags::default(),
-    })
-    .await?;
+    let up = Up::start(Options::new(directory)).await?;
     let place = Place {
         client: up.client(),
         namespace,

@@ -1,5 +1,6 @@
 //! `agent-sandbox claim`: ask for a sandbox and keep it.
 
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use clap::Args;
 use super::{connect, explain};
 use crate::connection::{self, Connected};
 use crate::output::{ObjectFormat, parse_duration};
+use crate::signals::{Received, Signals};
 use crate::terminal::Progress;
 
 /// Claim a sandbox and print the claim's name once it is ready
@@ -70,6 +72,7 @@ impl Source {
 
 pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
+    let mut signals = Signals::listen()?;
     let mut wanted = arguments.source.wanted();
     if let Some(name) = arguments.name {
         wanted = wanted.name(name);
@@ -79,9 +82,12 @@ pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
     }
     let progress = Progress::begin();
     progress.say("claiming a sandbox");
-    let created = create(&connected, wanted).await;
+    let created = create(&connected, wanted, &mut signals).await;
     progress.finish();
-    let sandbox = created?;
+    let sandbox = match created? {
+        Created::Ready(sandbox) => sandbox,
+        Created::Interrupted(received) => return Ok(received.exit_code()),
+    };
     match arguments.output {
         None => println!("{}", sandbox.id()),
         Some(format) => {
@@ -93,13 +99,33 @@ pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What became of asking for a sandbox.
+pub enum Created {
+    Ready(sdk::Sandbox),
+    /// A signal came first; the claim is gone again.
+    Interrupted(Received),
+}
+
 /// Claims a sandbox; an error says what there is instead of what is missing.
 pub async fn create(
     connected: &Connected,
     wanted: sdk::CreateOptions,
-) -> anyhow::Result<sdk::Sandbox> {
-    match connected.sandboxes()?.create(wanted).await {
-        Ok(sandbox) => Ok(sandbox),
+    signals: &mut Signals,
+) -> anyhow::Result<Created> {
+    let sandbox = connected.sandboxes()?.sandbox(wanted)?;
+    let handle = sandbox.clone();
+    let mut opening = pin!(handle.open());
+    let opened = tokio::select! {
+        opened = &mut opening => opened,
+        received = signals.next() => {
+            // Ending the sandbox cuts the opening short, which takes the claim back.
+            let (ended, _) = tokio::join!(sandbox.terminate(), opening);
+            ended?;
+            return Ok(Created::Interrupted(received));
+        }
+    };
+    match opened {
+        Ok(()) => Ok(Created::Ready(sandbox)),
         Err(error) => Err(explain::creation(connected, error).await),
     }
 }

@@ -56,10 +56,10 @@ enum Place {
 }
 
 impl Place {
-    /// `NAME:PATH` is in a sandbox, unless the part before the colon is a path itself.
+    /// `NAME:PATH` is in a sandbox, unless the part before the colon cannot be the name of a claim.
     fn parse(text: &str) -> Self {
         match text.split_once(':') {
-            Some((claim, path)) if !claim.is_empty() && !claim.contains(['/', '.']) => {
+            Some((claim, path)) if claim.parse::<api::names::ObjectName>().is_ok() => {
                 Self::Sandbox {
                     claim: claim.to_owned(),
                     path: path.to_owned(),
@@ -143,7 +143,9 @@ impl Transfer {
             let mut entries = tokio::fs::read_dir(&directory)
                 .await
                 .with_context(described)?;
+            let mut empty = true;
             while let Some(entry) = entries.next_entry().await.with_context(described)? {
+                empty = false;
                 let path = entry.path();
                 let name = entry.file_name();
                 let name = name
@@ -162,8 +164,25 @@ impl Transfer {
                     _ => self.note(&format!("{} is not a file and left out", path.display())),
                 }
             }
+            // Others come into being with what is in them.
+            if empty {
+                self.make_directory(&directory, &target).await?;
+            }
         }
         Ok(())
+    }
+
+    async fn make_directory(&self, from: &Path, to: &str) -> anyhow::Result<()> {
+        match self.files.make_directory(to).await {
+            Err(error) if error.http_status() == Some(http::StatusCode::NOT_FOUND) => {
+                self.note(&format!(
+                    "{} is empty and left out: the runtime of this sandbox cannot make directories",
+                    from.display()
+                ));
+                Ok(())
+            }
+            made => Ok(made?),
+        }
     }
 
     async fn upload_file(&mut self, from: &Path, to: &str, size: u64) -> anyhow::Result<()> {
@@ -387,7 +406,16 @@ mod tests {
         assert_eq!(Place::parse("mine:a/b"), there("mine", "a/b"));
         assert_eq!(Place::parse("mine:"), there("mine", ""));
         assert_eq!(Place::parse("mine:a:b"), there("mine", "a:b"));
-        for here in ["a/b", "./a:b", "/tmp/a:b", ":x", "../mine:x"] {
+        assert_eq!(Place::parse("my.claim:x"), there("my.claim", "x"));
+        for here in [
+            "a/b",
+            "./a:b",
+            "/tmp/a:b",
+            ":x",
+            "../mine:x",
+            "..:x",
+            "File:x",
+        ] {
             assert_eq!(Place::parse(here), Place::Here(here.into()), "{here}");
         }
     }

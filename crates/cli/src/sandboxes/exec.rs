@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::{connect, explain};
 use crate::connection;
+use crate::signals::Signals;
 use crate::terminal;
 
 /// Run a command in a claimed sandbox
@@ -38,6 +39,7 @@ pub struct ExecArguments {
 pub async fn exec(arguments: ExecArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
     let sandbox = explain::attach(&connected, &arguments.name).await?;
+    let signals = Signals::listen()?;
     let mode = terminal::Mode::from_flag(arguments.tty);
-    terminal::run(&sandbox, arguments.command, mode).await
+    terminal::run(&sandbox, arguments.command, mode, signals).await
 }

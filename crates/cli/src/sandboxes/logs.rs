@@ -1,19 +1,23 @@
 //! `agent-sandbox logs`: what a sandbox's container prints.
 
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use api::{Sandbox, SandboxClaim};
 use clap::Args;
-use futures::{AsyncBufReadExt, StreamExt};
+use futures::{AsyncRead, AsyncReadExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::LogParams;
 
 use super::{connect, explain, scoped};
 use crate::connection::{self, Connected};
-use crate::output::{parse_duration, print_text};
+use crate::output::{parse_duration, print_bytes};
+
+/// How much is read and printed at a time.
+const PIECE: usize = 32 * 1024;
 
 /// Print what a claim's sandbox has logged
 #[derive(Debug, Args)]
@@ -74,11 +78,24 @@ pub async fn logs(arguments: LogsArguments) -> anyhow::Result<ExitCode> {
     let pods = scoped::<Pod>(&connected.client, Some(&connected.namespace));
     let stream = pods.log_stream(&pod.name_any(), &parameters).await;
     let stream = stream.with_context(|| format!("cannot read the logs of {}", arguments.name))?;
-    let mut lines = stream.lines();
-    while let Some(line) = lines.next().await {
-        print_text(&(line.context("the logs broke off")? + "\n"))?;
-    }
+    print_all(stream).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what comes as it comes: what a container prints need not be text.
+async fn print_all(stream: impl AsyncRead) -> anyhow::Result<()> {
+    let mut stream = pin!(stream);
+    let mut piece = vec![0; PIECE];
+    loop {
+        match stream
+            .read(&mut piece)
+            .await
+            .context("the logs broke off")?
+        {
+            0 => return Ok(()),
+            length => print_bytes(&piece[..length])?,
+        }
+    }
 }
 
 fn check_container(pod: &Pod, wanted: &str) -> anyhow::Result<Option<String>> {

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{connect, explain};
 use crate::connection::{self, Connected};
-use crate::output::parse_duration;
+use crate::output::{chain, parse_duration};
 use crate::terminal::Progress;
 
 /// Stop sandboxes and keep their volumes; files outside of volumes are lost
@@ -39,31 +39,55 @@ struct Which {
 }
 
 pub async fn suspend(arguments: SuspendArguments) -> anyhow::Result<ExitCode> {
-    let connected = connect_with(&arguments.which).await?;
-    for name in &arguments.which.names {
-        let progress = Progress::begin();
-        progress.say(&format!("suspending {name}"));
-        let sandbox = explain::attach(&connected, name).await?;
-        let suspended = sandbox.suspend().await;
-        progress.finish();
-        suspended?;
-        println!("{name} is suspended");
-    }
-    Ok(ExitCode::SUCCESS)
+    change(&arguments.which, Mode::Suspended).await
 }
 
 pub async fn resume(arguments: ResumeArguments) -> anyhow::Result<ExitCode> {
-    let connected = connect_with(&arguments.which).await?;
-    for name in &arguments.which.names {
-        let progress = Progress::begin();
-        progress.say(&format!("resuming {name}"));
-        let sandbox = explain::attach(&connected, name).await?;
-        let resumed = sandbox.resume().await;
-        progress.finish();
-        resumed?;
-        println!("{name} is running");
+    change(&arguments.which, Mode::Running).await
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Running,
+    Suspended,
+}
+
+async fn change(which: &Which, mode: Mode) -> anyhow::Result<ExitCode> {
+    let connected = connect_with(which).await?;
+    let mut code = ExitCode::SUCCESS;
+    for name in &which.names {
+        match change_one(&connected, name, mode).await {
+            Ok(()) if mode == Mode::Running => println!("{name} is running"),
+            Ok(()) => println!("{name} is suspended"),
+            // What comes after it is to be changed all the same.
+            Err(error) => {
+                eprintln!("error: {}", chain(&error));
+                code = ExitCode::FAILURE;
+            }
+        }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
+}
+
+async fn change_one(connected: &Connected, name: &str, mode: Mode) -> anyhow::Result<()> {
+    let progress = Progress::begin();
+    let changing = async {
+        let sandbox = explain::attach(connected, name).await?;
+        match mode {
+            Mode::Running => {
+                progress.say(&format!("resuming {name}"));
+                sandbox.resume().await?;
+            }
+            Mode::Suspended => {
+                progress.say(&format!("suspending {name}"));
+                sandbox.suspend().await?;
+            }
+        }
+        Ok(())
+    };
+    let changed = changing.await;
+    progress.finish();
+    changed
 }
 
 async fn connect_with(which: &Which) -> anyhow::Result<Connected> {

@@ -1,18 +1,16 @@
 //! The command line of `up`, and what a person sees of it.
 
-use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{API_LISTEN, METRICS_LISTEN, Options, Quickstart, ROUTER_LISTEN, Up};
 use crate::data_directory::{self, Running};
 use crate::node_flags::NodeFlags;
-use crate::rootless;
+use crate::{private_system, rootless};
 
 /// Run the whole system on this machine: API server, controllers, node and router
 #[derive(Debug, Args)]
@@ -66,8 +64,6 @@ pub struct Arguments {
 pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    // One that was killed leaves its file behind, and nobody must take it for ours.
-    remove_ready_file(arguments.ready_file.as_deref())?;
     let data_directory = match arguments.data_dir {
         Some(directory) => directory,
         None => data_directory::default_path()?,
@@ -81,6 +77,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
             (METRICS_LISTEN, arguments.metrics_bind_address),
         ],
     )?;
+    private_system::sweep(&data_directory).await;
     let mut up = Up::start(Options {
         data_directory,
         api_listen: arguments.api_listen,
@@ -99,19 +96,19 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
             Quickstart::TemplateAndPool
         },
         node: arguments.node,
+        ready_file: arguments.ready_file,
     })
     .await?;
-    if let Some(ready_file) = &arguments.ready_file {
-        up.running().write(ready_file)?;
-    }
     greet(up.running());
+    if let Some(reason) = up.unenforced_policies() {
+        warn_of_unenforced_policies(reason);
+    }
 
     let failure = tokio::select! {
         _ = interrupt.recv() => None,
         _ = terminate.recv() => None,
         failure = up.failed() => Some(failure),
     };
-    remove_ready_file(arguments.ready_file.as_deref())?;
     let stopped = tokio::select! {
         stopped = up.stop() => stopped,
         _ = interrupt.recv() => return Ok(ExitCode::from(130)),
@@ -120,15 +117,6 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match failure {
         Some(failure) => Err(failure),
         None => stopped.map(|()| ExitCode::SUCCESS),
-    }
-}
-
-fn remove_ready_file(path: Option<&Path>) -> anyhow::Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error)
-            .with_context(|| format!("cannot remove the old ready file {}", path.display())),
-        _ => Ok(()),
     }
 }
 
@@ -147,4 +135,12 @@ fn greet(running: &Running) {
     }
     println!("  kubectl get sandboxes");
     println!("  agent-sandbox --help");
+}
+
+/// Says what does not work, and what to do about it.
+fn warn_of_unenforced_policies(reason: &str) {
+    eprintln!(
+        "warning: no network policy can be enforced ({reason}): sandboxes under one, as those of the quickstart, wait with \
+         NetworkPolicyNotEnforced; install nftables and start `up` again"
+    );
 }

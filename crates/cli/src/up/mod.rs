@@ -28,6 +28,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use first_observed::StampFirstObserved;
+use quickstart::Enforcement;
 
 pub use command::{Arguments, execute};
 pub use installation::install as install_kinds;
@@ -59,11 +60,32 @@ pub struct Options {
     pub audit: Option<apiserver::audit::Options>,
     pub quickstart: Quickstart,
     pub node: NodeFlags,
+    /// Another file to say in that everything serves, beside the one in the data directory.
+    pub ready_file: Option<PathBuf>,
+}
+
+impl Options {
+    /// A system on free ports of this machine, with nothing in it.
+    pub fn new(data_directory: impl Into<PathBuf>) -> Self {
+        let any_port = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+        Self {
+            data_directory: data_directory.into(),
+            api_listen: any_port,
+            router_listen: any_port,
+            metrics_listen: any_port,
+            audit: None,
+            quickstart: Quickstart::Nothing,
+            node: NodeFlags::default(),
+            ready_file: None,
+        }
+    }
 }
 
 /// A running system.
 pub struct Up {
     running: Running,
+    /// The files that say so.
+    ready_files: Vec<PathBuf>,
     data_directory: PathBuf,
     server: Arc<apiserver::Server>,
     client: kube::Client,
@@ -103,12 +125,18 @@ impl Up {
         let mut up = Self {
             client: server.client(),
             running,
+            ready_files: [data_directory::running_file(&data_directory)]
+                .into_iter()
+                .chain(options.ready_file)
+                .collect(),
             data_directory,
             server: Arc::new(server),
             shutdown: CancellationToken::new(),
             node: None,
             parts: JoinSet::new(),
         };
+        // One that was killed leaves its files behind. They are ours to remove only now that the directory is.
+        up.remove_ready_files()?;
         up.serve_api(api_listener);
         installation::install(&up.client).await?;
         let controllers = up.start_controllers().await?;
@@ -118,9 +146,14 @@ impl Up {
         up.serve_router_to_the_bridge(&proxy).await?;
         up.announce_router(router).await?;
         up.serve_metrics(metrics_listener, metrics::routes(controllers, proxy));
-        quickstart::install(&up.client, options.quickstart).await?;
-        up.running
-            .write(&data_directory::running_file(&up.data_directory))?;
+        let enforcement = match up.unenforced_policies() {
+            None => Enforcement::Works,
+            Some(_) => Enforcement::Missing,
+        };
+        quickstart::install(&up.client, options.quickstart, enforcement).await?;
+        for file in &up.ready_files {
+            up.running.write(file)?;
+        }
         Ok(up)
     }
 
@@ -139,6 +172,12 @@ impl Up {
         self.node.as_ref()
     }
 
+    /// Why network policies cannot be enforced here, if they cannot. Pods that one selects then do not start.
+    pub fn unenforced_policies(&self) -> Option<&str> {
+        let shortcomings = self.node.as_ref()?.runtime().shortcomings();
+        shortcomings.firewall.as_deref()
+    }
+
     /// Waits until a part fails. Parts run until they are told to stop, so an end of any kind is a failure.
     pub async fn failed(&mut self) -> anyhow::Error {
         match self.parts.join_next().await {
@@ -152,6 +191,7 @@ impl Up {
     /// Stops every part. Sandboxes go on running, for the next start to find them again; without any, the node gives back
     /// what it holds of the machine.
     pub async fn stop(mut self) -> anyhow::Result<()> {
+        let removed = self.remove_ready_files();
         let pods: Api<Pod> = Api::all(self.client());
         let idle = pods
             .list_metadata(&ListParams::default())
@@ -168,7 +208,7 @@ impl Up {
         if let Some(server) = Arc::into_inner(self.server) {
             server.shutdown().await;
         }
-        stopped
+        stopped.and(removed)
     }
 
     /// Deletes every sandbox, then stops every part.
@@ -181,13 +221,26 @@ impl Up {
     }
 
     async fn stop_parts(&mut self) -> anyhow::Result<()> {
-        let _ = std::fs::remove_file(data_directory::running_file(&self.data_directory));
         self.shutdown.cancel();
         let mut result = Ok(());
         while let Some(part) = self.parts.join_next().await {
             result = result.and(part.map_err(anyhow::Error::from).flatten());
         }
         result
+    }
+
+    fn remove_ready_files(&self) -> anyhow::Result<()> {
+        for path in &self.ready_files {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| {
+                        format!("cannot remove the ready file {}", path.display())
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn serve_api(&mut self, listener: TcpListener) {

@@ -1,5 +1,6 @@
 //! The objects that make a fresh system useful at once: a Python template and a small warm pool of it.
 
+use api::template::NetworkPolicyManagement;
 use api::{SandboxTemplate, SandboxWarmPool};
 use kube::api::PostParams;
 use kube::core::NamespaceResourceScope;
@@ -18,7 +19,8 @@ const WARM_SANDBOXES: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quickstart {
     Nothing,
-    /// The template alone: each sandbox is started when it is asked for.
+    /// The template alone: each sandbox is started when it is asked for, also where no network policy can be enforced. For
+    /// systems of which nobody but whoever starts them uses the template.
     Template,
     TemplateAndPool,
 }
@@ -33,10 +35,21 @@ impl Quickstart {
     }
 }
 
+/// Whether network policies hold on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enforcement {
+    Works,
+    Missing,
+}
+
 /// Creates what is missing. What a user has changed stays changed.
-pub async fn install(client: &Client, quickstart: Quickstart) -> anyhow::Result<()> {
+pub async fn install(
+    client: &Client,
+    quickstart: Quickstart,
+    enforcement: Enforcement,
+) -> anyhow::Result<()> {
     if quickstart != Quickstart::Nothing {
-        create_if_missing(client, &template()).await?;
+        create_if_missing(client, &template(network_policy(quickstart, enforcement))).await?;
     }
     if quickstart == Quickstart::TemplateAndPool {
         create_if_missing(client, &warm_pool()).await?;
@@ -44,7 +57,15 @@ pub async fn install(client: &Client, quickstart: Quickstart) -> anyhow::Result<
     Ok(())
 }
 
-fn template() -> SandboxTemplate {
+/// A template that outlives this process keeps its policy: sandboxes wait until it can be enforced, rather than run without.
+fn network_policy(quickstart: Quickstart, enforcement: Enforcement) -> NetworkPolicyManagement {
+    match (quickstart, enforcement) {
+        (Quickstart::Template, Enforcement::Missing) => NetworkPolicyManagement::Unmanaged,
+        _ => NetworkPolicyManagement::Managed,
+    }
+}
+
+fn template(network_policy: NetworkPolicyManagement) -> SandboxTemplate {
     let template = json!({
         "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
         "kind": "SandboxTemplate",
@@ -52,6 +73,7 @@ fn template() -> SandboxTemplate {
         "spec": {
             // Whoever uses the quickstart owns its sandboxes.
             "envVarsInjectionPolicy": "Allowed",
+            "networkPolicyManagement": network_policy,
             "podTemplate": {
                 "spec": {
                     "containers": [{

@@ -22,6 +22,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use node::kubelet::MIRROR_ANNOTATION;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -30,7 +31,7 @@ const SERVICE: &str = "sandbox-router-svc";
 const POD: &str = "sandbox-router";
 pub const PORT: u16 = 8080;
 
-/// How long a namespace in which the service cannot be written is left alone.
+/// How long a namespace in which the service could not be written is left alone.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Writes the service and its pod wherever they are looked for.
@@ -48,7 +49,7 @@ pub struct RouterService {
 enum Change {
     /// It has a sandbox or a claim.
     InUse(String),
-    /// Its mirror pod is gone.
+    /// Its service or its mirror pod is gone.
     Lost(String),
 }
 
@@ -155,40 +156,64 @@ impl RouterService {
         })
     }
 
-    /// Publishes the service in every namespace that comes into use, and again wherever its pod is lost, until `shutdown`.
+    /// Publishes the service in every namespace that comes into use, and again wherever it or its pod is lost, until `shutdown`.
+    /// Where that fails it is tried again.
     pub async fn run(self, shutdown: CancellationToken) {
         let in_use = stream::select(
             namespaces::<Sandbox>(&self.client),
             namespaces::<SandboxClaim>(&self.client),
         );
-        let mut changes = pin!(stream::select(in_use, lost_pods(&self.client)));
-        let mut published = HashSet::new();
-        while let Some(Some(change)) = shutdown.run_until_cancelled(changes.next()).await {
-            let namespace = match change {
-                Change::InUse(namespace) if published.contains(&namespace) => continue,
-                Change::InUse(namespace) => namespace,
-                Change::Lost(namespace) => {
-                    published.remove(&namespace);
-                    namespace
-                }
-            };
-            match self.publish(&namespace).await {
-                Ok(()) => drop(published.insert(namespace)),
-                // It is going or gone, and takes the service along.
-                Err(error) if is_leaving(&error) => {}
-                Err(error) => {
-                    warn!(
-                        namespace,
-                        error = format!("{error:#}"),
-                        "the router cannot be found there"
-                    );
-                    shutdown
-                        .run_until_cancelled(tokio::time::sleep(RETRY))
-                        .await;
+        let lost = stream::select(
+            lost::<Pod>(&self.client, POD),
+            lost::<Service>(&self.client, SERVICE),
+        );
+        let mut changes = pin!(stream::select(in_use, lost));
+        let mut retries = tokio::time::interval(RETRY);
+        retries.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut namespaces = Namespaces::default();
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                change = changes.next() => match change {
+                    Some(Change::InUse(namespace)) if namespaces.published.contains(&namespace) => {}
+                    Some(Change::InUse(namespace) | Change::Lost(namespace)) => {
+                        self.publish_or_remember(namespace, &mut namespaces).await;
+                    }
+                    None => return,
+                },
+                _ = retries.tick(), if !namespaces.failed.is_empty() => {
+                    for namespace in std::mem::take(&mut namespaces.failed) {
+                        self.publish_or_remember(namespace, &mut namespaces).await;
+                    }
                 }
             }
         }
     }
+
+    async fn publish_or_remember(&self, namespace: String, namespaces: &mut Namespaces) {
+        namespaces.published.remove(&namespace);
+        namespaces.failed.remove(&namespace);
+        match self.publish(&namespace).await {
+            Ok(()) => drop(namespaces.published.insert(namespace)),
+            // It is going or gone, and takes the service along.
+            Err(error) if is_leaving(&error) => {}
+            Err(error) => {
+                warn!(
+                    namespace,
+                    error = format!("{error:#}"),
+                    "the router cannot be found there, for now"
+                );
+                namespaces.failed.insert(namespace);
+            }
+        }
+    }
+}
+
+/// Where the service is, and where it should be and is not.
+#[derive(Default)]
+struct Namespaces {
+    published: HashSet<String>,
+    failed: HashSet<String>,
 }
 
 fn service() -> Service {
@@ -242,28 +267,146 @@ where
     })
 }
 
-/// The namespaces in which a mirror pod was deleted.
-fn lost_pods(client: &Client) -> impl futures::Stream<Item = Change> + use<> {
+/// The namespaces in which the object of this name was deleted that is ours by its label.
+fn lost<Kind>(
+    client: &Client,
+    name: &'static str,
+) -> impl futures::Stream<Item = Change> + use<Kind>
+where
+    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug
+        + Send
+        + 'static,
+{
     let (label, value) = ROUTER_APP;
     let ours = watcher::Config::default().labels(&format!("{label}={value}"));
-    let pods = Api::<PartialObjectMeta<Pod>>::all(client.clone());
-    watcher(pods, ours).filter_map(|event| async {
+    let objects = Api::<PartialObjectMeta<Kind>>::all(client.clone());
+    watcher(objects, ours).filter_map(move |event| async move {
         match event {
-            Ok(watcher::Event::Delete(pod)) if pod.name_any() == POD => {
-                pod.namespace().map(Change::Lost)
+            Ok(watcher::Event::Delete(object)) if object.name_any() == name => {
+                object.namespace().map(Change::Lost)
             }
-            // Whoever deletes it with a grace period of their own waits for a node that does not know it.
-            Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))
-                if pod.name_any() == POD && pod.metadata.deletion_timestamp.is_some() =>
+            // Whoever deletes a pod with a grace period of their own waits for a node that does not know it.
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object))
+                if object.name_any() == name && object.metadata.deletion_timestamp.is_some() =>
             {
-                pod.namespace().map(Change::Lost)
+                object.namespace().map(Change::Lost)
             }
             Ok(_) => None,
             Err(error) => {
-                warn!(%error, "the watch of the router's pods failed and is retried");
+                warn!(%error, "a watch for the router's service failed and is retried");
                 tokio::time::sleep(RETRY).await;
                 None
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use apiserver::{Admission, AdmissionRequest, Operation, Status};
+    use k8s_openapi::api::core::v1::Namespace;
+
+    use super::*;
+
+    /// Refuses the first services of a namespace, as a server in trouble would.
+    struct Trouble(AtomicU32);
+
+    impl Admission for Trouble {
+        fn admit(&self, request: &mut AdmissionRequest) -> Result<(), Status> {
+            let concerns = request.operation == Operation::Create
+                && request.gvr.resource == "services"
+                && request.namespace == "team";
+            let left = |left: u32| left.checked_sub(1);
+            let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+            if concerns && self.0.fetch_update(set, fetch, left).is_ok() {
+                return Err(Status::internal("in trouble"));
+            }
+            Ok(())
+        }
+    }
+
+    async fn eventually<T>(what: &str, found: impl AsyncFn() -> Option<T>) -> T {
+        let waiting = async {
+            loop {
+                if let Some(found) = found().await {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(30), waiting).await;
+        waited.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+    }
+
+    /// A server with a sandbox in the namespace `team`, where the service is being published.
+    async fn publishing(refusals: u32) -> (apiserver::Server, CancellationToken) {
+        let server = apiserver::Server::open(apiserver::Config {
+            admission: vec![Arc::new(Trouble(refusals.into()))],
+            ..apiserver::Config::in_memory()
+        });
+        let server = server.await.unwrap();
+        let client = server.client();
+        crate::up::install_kinds(&client).await.unwrap();
+        let shutdown = CancellationToken::new();
+        let service = RouterService {
+            client: client.clone(),
+            node_name: "node".to_owned(),
+            node_address: "10.0.0.1".to_owned(),
+            router: ([127, 0, 0, 1], 8080).into(),
+        };
+        tokio::spawn(service.run(shutdown.clone()));
+        let parameters = PostParams::default();
+        let mut namespace = Namespace::default();
+        namespace.metadata.name = Some("team".to_owned());
+        let namespaces = Api::<Namespace>::all(client.clone());
+        namespaces.create(&parameters, &namespace).await.unwrap();
+        let sandbox = serde_json::from_value(json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": "one"},
+            "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "host"}]}}},
+        }));
+        let sandboxes = Api::<Sandbox>::namespaced(client, "team");
+        let created = sandboxes.create(&parameters, &sandbox.unwrap()).await;
+        created.unwrap();
+        (server, shutdown)
+    }
+
+    #[tokio::test]
+    async fn a_service_that_could_not_be_written_is_written_later() {
+        let (server, shutdown) = publishing(2).await;
+        let pods = Api::<Pod>::namespaced(server.client(), "team");
+        eventually("the router's pod", async || {
+            pods.get_opt(POD).await.unwrap()
+        })
+        .await;
+        shutdown.cancel();
+    }
+
+    #[tokio::test]
+    async fn what_is_deleted_comes_back() {
+        let (server, shutdown) = publishing(0).await;
+        let pods = Api::<Pod>::namespaced(server.client(), "team");
+        let services = Api::<Service>::namespaced(server.client(), "team");
+        let pod = eventually("the pod", async || pods.get_opt(POD).await.unwrap()).await;
+        let service = services.get(SERVICE).await.unwrap();
+        let parameters = DeleteParams::default();
+        services.delete(SERVICE, &parameters).await.unwrap();
+        eventually("another service", async || {
+            let found = services.get_opt(SERVICE).await.unwrap()?;
+            (found.uid() != service.uid()).then_some(())
+        })
+        .await;
+        pods.delete(POD, &parameters).await.unwrap();
+        eventually("another pod", async || {
+            let found = pods.get_opt(POD).await.unwrap()?;
+            (found.uid() != pod.uid()).then_some(())
+        })
+        .await;
+        shutdown.cancel();
+    }
 }

@@ -3,14 +3,17 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod crash;
+mod interrupts;
 mod load;
 mod machine;
 mod node_flags;
+mod outcomes;
 mod rootless;
 mod sdk_examples;
 mod streams;
 mod support;
 mod verbs;
+mod without_nft;
 
 use std::io::Write;
 use std::process::Stdio;
@@ -135,11 +138,21 @@ fn the_ready_file_says_where_everything_is_and_goes_on_exit() {
     assert!(metrics.contains("workqueue_depth{"), "{metrics}");
     assert!(std::path::Path::new(ready["kubeconfig"].as_str().unwrap()).is_file());
 
-    let error = stderr_of(up.command().args([
-        "up",
-        "--api-listen=127.0.0.1:0",
-        "--router-listen=127.0.0.1:0",
-    ]));
+    let error = stderr_of(
+        up.command()
+            .args([
+                "up",
+                "--api-listen=127.0.0.1:0",
+                "--router-listen=127.0.0.1:0",
+                "--metrics-bind-address=127.0.0.1:0",
+                "--ready-file",
+            ])
+            .arg(up.ready_file()),
+    );
+    assert!(
+        up.ready_file().exists(),
+        "one that is refused leaves the other's file alone"
+    );
     assert_eq!(error.lines().count(), 1, "{error}");
     assert!(
         error.contains("in use") || error.contains("another"),

@@ -35,7 +35,7 @@ impl Up {
 /// A command that goes on printing, and its lines. It is killed at the end.
 struct Following {
     child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
+    output: BufReader<ChildStdout>,
 }
 
 impl Following {
@@ -46,14 +46,17 @@ impl Following {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
     }
 
     fn until(&mut self, wanted: impl Fn(&str) -> bool) -> String {
-        let mut lines = self.lines.by_ref().map(Result::unwrap);
+        let mut lines = self.output.by_ref().split(b'\n').map(Result::unwrap);
         lines
-            .find(|line| wanted(line))
+            .find_map(|line| {
+                let line = String::from_utf8_lossy(&line).into_owned();
+                wanted(&line).then_some(line)
+            })
             .expect("such a line is printed")
     }
 }
@@ -183,6 +186,7 @@ fn files_and_directories_are_copied_both_ways() {
     let here = tempfile::tempdir().unwrap();
     let path = |name: &str| here.path().join(name).to_str().unwrap().to_owned();
     fs::create_dir_all(here.path().join("tree/deep/down")).unwrap();
+    fs::create_dir_all(here.path().join("tree/hollow/core")).unwrap();
     fs::write(here.path().join("tree/one"), "1").unwrap();
     fs::write(here.path().join("tree/deep/down/ünï code"), "2").unwrap();
     let large: Vec<u8> = (0..40_000_000_u32)
@@ -199,9 +203,9 @@ fn files_and_directories_are_copied_both_ways() {
         "--",
         "sh",
         "-c",
-        "cat tree/one 'tree/deep/down/ünï code'; wc -c < tree/renamed",
+        "cat tree/one 'tree/deep/down/ünï code'; wc -c < tree/renamed; test -d tree/hollow/core && echo hollow",
     ]);
-    assert_eq!(seen, "1240000000\n");
+    assert_eq!(seen, "1240000000\nhollow\n");
 
     up.complained_only(&["cp", "mine:tree", &path("back")]);
     assert_eq!(
@@ -212,6 +216,7 @@ fn files_and_directories_are_copied_both_ways() {
         fs::read(here.path().join("back/renamed")).unwrap() == large,
         "the large file came back"
     );
+    assert!(here.path().join("back/hollow/core").is_dir());
     fs::create_dir(here.path().join("into")).unwrap();
     up.complained_only(&["cp", "mine:tree/one", &path("into")]);
     assert_eq!(fs::read(here.path().join("into/one")).unwrap(), b"1");
@@ -262,7 +267,7 @@ fn logs_are_followed_and_suspended_sandboxes_come_back() {
     let template = serde_json::json!({
         "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxTemplate", "metadata": {"name": "talker"},
         "spec": {"podTemplate": {"spec": {"terminationGracePeriodSeconds": 0, "containers": [
-            {"name": "main", "image": "host", "command": ["sh", "-c", "echo first; while sleep 0.1; do echo again; done"]},
+            {"name": "main", "image": "host", "command": ["sh", "-c", "echo first; printf '\\377\\n'; while sleep 0.1; do echo again; done"]},
             {"name": "quiet", "image": "host", "command": ["sleep", "1000"]}
         ]}}},
     });
@@ -278,6 +283,11 @@ fn logs_are_followed_and_suspended_sandboxes_come_back() {
     up.says(&["claim", "talker", "--template", "talker"]);
     let mut following = Following::start(&up, &["logs", "-f", "talker"]);
     assert_eq!(following.until(|_| true), "first");
+    assert_eq!(
+        following.until(|_| true),
+        "\u{fffd}",
+        "bytes that are no text pass"
+    );
     following.until(|line| line == "again");
     drop(following);
     assert!(
@@ -297,7 +307,13 @@ fn logs_are_followed_and_suspended_sandboxes_come_back() {
         up.complains(&["logs", "talker"])
             .contains("agent-sandbox resume")
     );
-    assert_eq!(up.says(&["resume", "talker"]), "talker is running\n");
+    let output = up
+        .command()
+        .args(["resume", "nope", "talker"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success(), "one of them is not there");
+    assert_eq!(output.stdout, b"talker is running\n");
     assert!(up.says(&["logs", "talker"]).starts_with("first\n"));
 }
 
@@ -332,7 +348,7 @@ fn a_command_runs_on_a_terminal() {
     assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
-fn pseudo_terminal() -> (OwnedFd, OwnedFd) {
+pub fn pseudo_terminal() -> (OwnedFd, OwnedFd) {
     let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&controller).unwrap();
     unlockpt(&controller).unwrap();

@@ -128,7 +128,62 @@ pub struct Args {
     pub kruise_claim_max_batch_size: NonZeroUsize,
 
     #[command(flatten)]
+    pub without_effect: WithoutEffect,
+
+    #[command(flatten)]
     pub logging: super::logging::Args,
+}
+
+/// Flags of existing deployments that mean nothing here. They are accepted, and a warning says so.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct WithoutEffect {
+    /// Accepted for compatibility; no version of an object needs a conversion webhook.
+    #[arg(long, value_name = "PORT")]
+    webhook_port: Option<u16>,
+
+    /// Accepted for compatibility; there is no webhook.
+    #[arg(long, value_name = "DIRECTORY")]
+    webhook_cert_dir: Option<String>,
+
+    /// Accepted for compatibility; there is no webhook.
+    #[arg(long, value_name = "NAME")]
+    webhook_service_name: Option<String>,
+
+    /// Accepted for compatibility; there is no webhook.
+    #[arg(long, value_name = "NAMESPACE")]
+    webhook_namespace: Option<String>,
+
+    /// Accepted for compatibility; pods of warm pools are not marked for eviction.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool, action = clap::ArgAction::Set)]
+    enable_warm_pool_eviction: Option<bool>,
+}
+
+impl WithoutEffect {
+    fn warning(&self) -> Option<String> {
+        let given: Vec<&str> = [
+            ("--webhook-port", self.webhook_port.is_some()),
+            ("--webhook-cert-dir", self.webhook_cert_dir.is_some()),
+            (
+                "--webhook-service-name",
+                self.webhook_service_name.is_some(),
+            ),
+            ("--webhook-namespace", self.webhook_namespace.is_some()),
+            // Not to mark them is what is done.
+            (
+                "--enable-warm-pool-eviction",
+                self.enable_warm_pool_eviction == Some(true),
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(flag, is_given)| is_given.then_some(flag))
+        .collect();
+        (!given.is_empty()).then(|| {
+            format!(
+                "{} does nothing: there is no conversion webhook, and pods of warm pools are not marked for eviction",
+                given.join(", ")
+            )
+        })
+    }
 }
 
 impl Args {
@@ -182,6 +237,7 @@ impl Args {
                     .to_owned(),
             );
         }
+        warnings.extend(self.without_effect.warning());
         warnings
     }
 }
@@ -322,5 +378,21 @@ mod tests {
             .warnings();
         assert!(warnings[0].contains("excessive load"), "{warnings:?}");
         assert_eq!(parse("--enable-pprof-debug").unwrap().warnings().len(), 1);
+    }
+
+    #[test]
+    fn flags_that_mean_nothing_here_are_accepted_and_named() {
+        let line = "--webhook-port=9443 --webhook-cert-dir=/certs --webhook-service-name s --webhook-namespace=n --enable-warm-pool-eviction";
+        let warnings = parse(line).unwrap().warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        for flag in [
+            "--webhook-port",
+            "--webhook-namespace",
+            "--enable-warm-pool-eviction",
+        ] {
+            assert!(warnings[0].contains(flag), "{flag}: {warnings:?}");
+        }
+        let quiet = parse("--enable-warm-pool-eviction=false").unwrap();
+        assert!(quiet.warnings().is_empty());
     }
 }

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use super::super::process::{processor_time, resident};
 use super::costs::writes;
 use super::report::{Claims, Figures};
-use super::{Arguments, LOOK_AGAIN};
+use super::{Arguments, ClaimsBy, LOOK_AGAIN};
 
 const TEMPLATE: &str = "bench";
 const POOL: &str = "bench";
@@ -61,6 +61,7 @@ pub struct Job {
     /// How long a pool may take to fill, or claims to be met.
     pub deadline: Duration,
     pub who: &'static str,
+    pub claims_by: ClaimsBy,
 }
 
 impl Job {
@@ -173,10 +174,12 @@ impl Job {
 
     /// Makes a claim, whose time counts from when it was due.
     async fn claim(self, name: String, due: Instant) -> anyhow::Result<(String, Instant)> {
-        // The oldest spelling, which every generation understands.
-        let claim: SandboxClaim = serde_json::from_value(
-            json!({"metadata": {"name": name}, "spec": {"sandboxTemplateRef": {"name": TEMPLATE}}}),
-        )?;
+        let spec = match self.claims_by {
+            ClaimsBy::Template => json!({"sandboxTemplateRef": {"name": TEMPLATE}}),
+            ClaimsBy::Pool => json!({"warmPoolRef": {"name": POOL}}),
+        };
+        let claim: SandboxClaim =
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec}))?;
         Api::namespaced(self.client, &self.namespace)
             .create(&PostParams::default(), &claim)
             .await?;

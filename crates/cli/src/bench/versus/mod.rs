@@ -24,6 +24,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::json;
+use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
@@ -47,6 +48,10 @@ pub struct Arguments {
     #[arg(long, default_value_t = 10, value_name = "N")]
     upstream_workers: usize,
 
+    /// What claims name: only releases before 0.5 of the other implementation know templates, only those since know pools
+    #[arg(long, value_enum, default_value = "template", value_name = "KIND")]
+    claims_by: ClaimsBy,
+
     /// Sandboxes that are warm before the first claim
     #[arg(long, default_value_t = 500)]
     pool: usize,
@@ -68,12 +73,21 @@ pub struct Arguments {
     deadline: u64,
 }
 
+/// What claims name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ClaimsBy {
+    Template,
+    Pool,
+}
+
 /// Who is measured, and the program that it is.
 struct Contender {
     name: &'static str,
     program: PathBuf,
     /// What comes before the flags that both get.
     arguments: Vec<String>,
+    /// Where it keeps what it writes, as long as it is measured.
+    _directory: Option<TempDir>,
 }
 
 impl Contender {
@@ -82,17 +96,29 @@ impl Contender {
             name: "ours",
             program: std::env::current_exe()?,
             arguments: vec!["controller".to_owned()],
+            _directory: None,
         })
     }
 
-    fn upstream(program: &Path, workers: usize) -> Self {
+    fn upstream(program: &Path, workers: usize, claims_by: ClaimsBy) -> anyhow::Result<Self> {
         let kinds = ["", "-claim", "-warm-pool", "-template"];
         let workers = kinds.map(|kind| format!("--sandbox{kind}-concurrent-workers={workers}"));
-        Self {
+        let mut arguments = Vec::from(workers);
+        let mut directory = None;
+        if claims_by == ClaimsBy::Pool {
+            // These releases serve a webhook, whether it is asked or not.
+            let certificates = tempfile::tempdir()?;
+            let shown = certificates.path().display();
+            arguments.push(format!("--webhook-cert-dir={shown}"));
+            arguments.push(format!("--webhook-port={}", free_port()?));
+            directory = Some(certificates);
+        }
+        Ok(Self {
             name: "upstream",
             program: program.to_owned(),
-            arguments: workers.into(),
-        }
+            arguments,
+            _directory: directory,
+        })
     }
 
     fn start(&self, kubeconfig: &Path) -> anyhow::Result<Child> {
@@ -122,7 +148,11 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     crate::up::install_kinds(&client).await?;
     let mut contenders = vec![Contender::ours()?];
     match &arguments.upstream {
-        Some(program) => contenders.push(Contender::upstream(program, arguments.upstream_workers)),
+        Some(program) => contenders.push(Contender::upstream(
+            program,
+            arguments.upstream_workers,
+            arguments.claims_by,
+        )?),
         None => eprintln!(
             "upstream not available: no controller of it was given with --upstream. `cargo xtask kube-assets` builds it where the \
              module proxy has it, and says why where it has not."
@@ -161,6 +191,7 @@ async fn measure(
         arrivals,
         deadline: Duration::from_secs(arguments.deadline),
         who: contender.name,
+        claims_by: arguments.claims_by,
     };
     let mut figures = Figures::default();
     let done = tokio::select! {
@@ -178,6 +209,11 @@ async fn measure(
     job.say("deleting everything");
     delete_namespace(client, &namespace, job.deadline).await?;
     Ok(figures)
+}
+
+fn free_port() -> std::io::Result<u16> {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
+    Ok(listener.local_addr()?.port())
 }
 
 async fn create_namespace(client: &Client, name: &str) -> anyhow::Result<()> {

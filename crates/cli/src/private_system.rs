@@ -1,0 +1,168 @@
+//! A whole system for one call, in a directory of its own, which leaves nothing behind.
+//!
+//! One that was killed has had no chance to clean up, so the next to start does it. Whose process still runs is told by the lock on a
+//! file in each directory; a lock on the directory around them keeps those apart who begin at the same moment. A directory without
+//! that file is somebody else's, whatever its name.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use node::privileges::{Privileges, ROOTLESS_LIMITS};
+use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
+
+use crate::output::chain;
+use crate::up::{Options, Quickstart, Up};
+use crate::{data_directory, rootless};
+
+/// How the directories are named.
+const PREFIX: &str = "run-";
+/// The file that is locked as long as the directory is in use.
+const IN_USE: &str = "private-system";
+
+pub struct PrivateSystem {
+    pub up: Up,
+    _directory: Directory,
+}
+
+impl PrivateSystem {
+    pub async fn start() -> anyhow::Result<Self> {
+        let parent = data_directory::default_path()?;
+        data_directory::create(&parent)?;
+        rootless::enter(&parent.join("bin"), &[])?;
+        if Privileges::current() == Privileges::Rootless {
+            eprintln!("{ROOTLESS_LIMITS}");
+        }
+        sweep(&parent).await;
+        let directory = Directory::create(parent).await?;
+        let up = Up::start(Options {
+            quickstart: Quickstart::Template,
+            ..Options::new(directory.path.path())
+        })
+        .await?;
+        if up.unenforced_policies().is_some() {
+            eprintln!(
+                "without nft no network policy holds for the sandbox: it may reach services of this machine, and nothing beyond; \
+                 install nftables"
+            );
+        }
+        Ok(Self {
+            up,
+            _directory: directory,
+        })
+    }
+
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.up.stop_with_sandboxes().await
+    }
+}
+
+/// A directory that is locked as long as it is in use.
+struct Directory {
+    path: TempDir,
+    _in_use: File,
+}
+
+impl Directory {
+    async fn create(parent: PathBuf) -> anyhow::Result<Self> {
+        let created = tokio::task::spawn_blocking(move || {
+            let _alone = lock(&parent, FlockOperation::LockExclusive)?;
+            let path = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
+            let in_use = File::create(path.path().join(IN_USE))?;
+            flock(&in_use, FlockOperation::NonBlockingLockExclusive)?;
+            Ok::<_, io::Error>(Self {
+                path,
+                _in_use: in_use,
+            })
+        });
+        created
+            .await?
+            .context("cannot make a directory for the system of this call")
+    }
+}
+
+fn lock(path: &Path, operation: FlockOperation) -> io::Result<File> {
+    let file = File::open(path)?;
+    flock(&file, operation)?;
+    Ok(file)
+}
+
+/// Gives back what systems have left in `parent` whose process was killed. What cannot be given back stays, for the next to try.
+pub async fn sweep(parent: &Path) {
+    for directory in left_behind(parent) {
+        let Some(_alone) = claim(parent, &directory).await else {
+            continue;
+        };
+        if let Err(error) = give_back(&directory).await {
+            tracing::warn!(
+                directory = %directory.display(),
+                error = chain(&error),
+                "cannot give back what a killed run has left"
+            );
+        }
+    }
+}
+
+fn left_behind(parent: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| {
+            entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(PREFIX.as_bytes())
+        })
+        .map(|entry| entry.path())
+        .filter(|path| path.join(IN_USE).is_file())
+        .collect()
+}
+
+/// Takes over a directory that nobody uses. One that is just being made is not locked yet, but then its parent is.
+async fn claim(parent: &Path, directory: &Path) -> Option<File> {
+    let (parent, directory) = (parent.to_owned(), directory.to_owned());
+    let claimed = tokio::task::spawn_blocking(move || {
+        let _alone = lock(&parent, FlockOperation::LockExclusive)?;
+        lock(
+            &directory.join(IN_USE),
+            FlockOperation::NonBlockingLockExclusive,
+        )
+    });
+    claimed.await.ok()?.ok()
+}
+
+async fn give_back(directory: &Path) -> anyhow::Result<()> {
+    // Without root only the files can be found again: mounts and links went with the namespaces of the process.
+    if Privileges::current() == Privileges::Root {
+        let node = directory.canonicalize()?.join("node");
+        node::reclaim::reclaim(&node).await?;
+    }
+    fs::remove_dir_all(directory)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn directories_of_processes_that_are_gone_are_removed_and_others_stay() {
+        let parent = tempfile::tempdir().unwrap();
+        let in_use = Directory::create(parent.path().to_owned()).await.unwrap();
+        let Directory {
+            path,
+            _in_use: in_use_by_another,
+        } = Directory::create(parent.path().to_owned()).await.unwrap();
+        let left = path.keep();
+        fs::write(left.join("file"), "").unwrap();
+        let other = parent.path().join("run-of-somebody-else");
+        fs::create_dir(&other).unwrap();
+        sweep(parent.path()).await;
+        assert!(left.exists(), "its process still runs");
+        drop(in_use_by_another);
+        sweep(parent.path()).await;
+        assert!(!left.exists());
+        assert!(in_use.path.path().exists() && other.exists());
+    }
+}
