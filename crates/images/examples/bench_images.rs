@@ -1,6 +1,6 @@
 //! Measures pulls from a registry on loopback: of an image nobody has, of one that shares its layers, of one that is here.
 //!
-//! `cargo run --release -p agent-sandbox-images --example measure`
+//! `cargo run --release -p agent-sandbox-images --example bench_images`
 
 #![expect(
     clippy::unwrap_used,

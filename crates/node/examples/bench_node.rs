@@ -1,4 +1,4 @@
-//! Measures a node against an API server in memory: `cargo run --release --example measure --features bench`.
+//! Measures a node against an API server in memory: `cargo run --release --example bench_node --features bench`.
 
 use agent_sandbox_node::{Config, Node, bench, scheduler};
 use tokio_util::sync::CancellationToken;
