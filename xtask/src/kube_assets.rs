@@ -431,7 +431,12 @@ fn copy_definitions(module: &Path, output: &Path) -> anyhow::Result<()> {
     copy_files(&source, &output.join(MANIFESTS))?;
     let partial = output.join("crds.partial");
     copy_files(&source.join("crds"), &partial)?;
-    fs::rename(&partial, output.join(DEFINITIONS))?;
+    let whole = output.join(DEFINITIONS);
+    // Those of an earlier run, which kept less beside them.
+    if whole.exists() {
+        fs::remove_dir_all(&whole)?;
+    }
+    fs::rename(&partial, whole)?;
     Ok(())
 }
 

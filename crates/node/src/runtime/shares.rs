@@ -8,10 +8,14 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::privileges::Privileges;
+
+/// How many claims this process has made: their names differ, even if two are made at the same moment.
+static CLAIMS: AtomicU32 = AtomicU32::new(0);
 
 /// How many nodes a machine can have.
 pub const SHARES: u32 = 15;
@@ -132,7 +136,11 @@ pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, 
         };
     }
     // A claim appears whole and locked: it is written under another name first.
-    let first_name = registry.join(format!(".{}", std::process::id()));
+    let first_name = registry.join(format!(
+        ".{}-{}",
+        std::process::id(),
+        CLAIMS.fetch_add(1, Ordering::Relaxed)
+    ));
     let placed = write_claim(&first_name, data_dir)
         .and_then(|file| Ok((place(registry, &first_name, preferred)?, file)));
     let _ = fs::remove_file(&first_name);
@@ -227,6 +235,39 @@ mod tests {
             2,
             "nothing but the claims is left"
         );
+    }
+
+    #[test]
+    fn nodes_of_one_process_do_not_get_in_each_others_way() {
+        let registry = tempfile::tempdir().unwrap();
+        for _ in 0..50 {
+            let start = std::sync::Barrier::new(4);
+            let claimed: Vec<Share> = std::thread::scope(|scope| {
+                let claiming: Vec<_> = (0..4)
+                    .map(|number| {
+                        let (start, registry) = (&start, registry.path());
+                        scope.spawn(move || {
+                            start.wait();
+                            claim(registry, &PathBuf::from(format!("/data/{number}")), 0).unwrap()
+                        })
+                    })
+                    .collect();
+                claiming
+                    .into_iter()
+                    .map(|claiming| claiming.join().unwrap())
+                    .collect()
+            });
+            let mut owners: Vec<PathBuf> = claims(registry.path())
+                .into_iter()
+                .map(|claim| claim.owner)
+                .collect();
+            owners.sort();
+            let expected: Vec<PathBuf> = (0..4)
+                .map(|number| format!("/data/{number}").into())
+                .collect();
+            assert_eq!(owners, expected);
+            claimed.iter().for_each(Share::give_back);
+        }
     }
 
     #[test]
