@@ -212,12 +212,15 @@ def what_was_taken_over_still_works():
     kubectl("delete", "sandboxclaim", "from-the-pool", "-n", SPACE)
     gone("sandbox", state["bindings"]["from-the-pool"], SPACE)
     gone("pod", state["bindings"]["from-the-pool"], SPACE)
-    assert "orbidden" not in state["controller"].said(), state["controller"].said()[-3000:]
+    # kube-apiserver itself takes half a minute to learn of a version that is new to it; what it refuses until then is tried again.
+    refused = [line for line in state["controller"].said().splitlines() if "orbidden" in line and "cannot find RESTMapping" not in line]
+    assert not refused, refused[-3:]
 
 
 @check
 def a_claim_that_the_older_release_cannot_read_stops_the_way_back():
     if KNOWS_V1BETA1:
+        state["controller"].end()
         return
     apply(cluster.claim("by-pool", SPACE, warmPoolRef={"name": "warm"}))
     ready("sandboxclaim", "by-pool", SPACE)

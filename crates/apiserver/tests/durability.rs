@@ -298,7 +298,10 @@ impl Drop for Mounted {
 
 /// How many config maps there are beside the one that every namespace has.
 async fn own(maps: &kube::Api<k8s_openapi::api::core::v1::ConfigMap>) -> usize {
-    let listed = maps.list(&kube::api::ListParams::default()).await.unwrap();
+    let listed = maps
+        .list(&kube::api::ListParams::default())
+        .await
+        .expect("they are listed");
     let names = listed.items.iter().map(kube::ResourceExt::name_any);
     names.filter(|name| name != "kube-root-ca.crt").count()
 }
