@@ -93,6 +93,8 @@ impl<'a> Endpoint<'a> {
             "/execute" => Some(Endpoint::Execute),
             "/upload" => Some(Endpoint::Upload),
             "/v1/exec" => Some(Endpoint::Exec),
+            // What some clients make of `/list/.` before they send it.
+            "/list" => Some(Endpoint::List(".")),
             _ => {
                 let (name, rest) = path.strip_prefix('/')?.split_once('/')?;
                 match name {

@@ -279,6 +279,10 @@ fn listings_and_existence_are_as_documented() {
     assert_eq!(status_of(&sandbox.get("/list/missing")), 404);
     assert_eq!(status_of(&sandbox.get("/list/..")), 403);
     assert_eq!(status_of(&sandbox.get("/list/.")), 200);
+    assert_eq!(
+        body_of(&sandbox.get("/list")),
+        body_of(&sandbox.get("/list/."))
+    );
     let exists =
         |path: &str| -> Value { serde_json::from_slice(body_of(&sandbox.get(path))).unwrap() };
     assert_eq!(
