@@ -12,6 +12,7 @@
 //! | [`conditions`] | condition types, reasons, and the one merge function |
 //! | [`names`] | name hashes and names that are valid by construction |
 //! | [`metadata`] | what a claim may add to a pod's labels and annotations |
+//! | [`events`], [`addresses`] | what fits into an event; which addresses a pod can have |
 //! | [`rbac`] | how a controller declares the permissions it needs |
 
 #![expect(
@@ -19,8 +20,10 @@
     reason = "a kind repeats `derive` and `printcolumn` inside its `kube` attribute"
 )]
 
+pub mod addresses;
 pub mod claim;
 pub mod conditions;
+pub mod events;
 pub mod kruise;
 pub mod labels;
 pub mod metadata;

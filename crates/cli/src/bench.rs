@@ -387,20 +387,16 @@ fn print_router(measured: &[router::bench::Measurement]) {
         let peer = measured
             .iter()
             .find(|other| other.target == "nginx" && other.connections == figure.connections);
-        let mut ratio = String::new();
-        if let Some(peer) = peer {
-            let _ = write!(
-                ratio,
-                "{:.2}×",
-                figure.requests_per_second / peer.requests_per_second
-            );
-        }
+        let ratio = peer.map_or_else(String::new, |peer| {
+            let [lowest, median, highest] = figure.against(peer);
+            format!("{median:.2}× ({lowest:.2} – {highest:.2})")
+        });
         table.row(vec![
             figure.target.to_owned(),
             figure.connections.to_string(),
-            format!("{:.0}", figure.requests_per_second),
-            milliseconds(figure.p50),
-            milliseconds(figure.p99),
+            format!("{:.0}", figure.requests_per_second()),
+            milliseconds(figure.percentile(50)),
+            milliseconds(figure.percentile(99)),
             figure.failures.to_string(),
             ratio,
         ]);

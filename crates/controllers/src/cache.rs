@@ -17,8 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kube::runtime::watcher::Event;
+use planner::owner::controller_of;
 
-use crate::cached::{Cached, controller_of, resource_version};
+use crate::cached::{Cached, resource_version};
 use crate::key::ObjectKey;
 use crate::pod_specs::PodSpecs;
 
@@ -118,8 +119,8 @@ impl<K: Cached> Cache<K> {
             objects: HashMap::new(),
             indexes: vec![Index {
                 name: CONTROLLER,
-                values: |object| {
-                    controller_of(object)
+                values: |object: &K| {
+                    controller_of(object.meta())
                         .map(|owner| owner.uid.clone())
                         .into_iter()
                         .collect()

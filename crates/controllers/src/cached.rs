@@ -6,7 +6,6 @@ use std::sync::Arc;
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service, ServiceSpec};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Resource;
 use kube::core::NamespaceResourceScope;
 use planner::sandbox::ObservedPod;
@@ -74,16 +73,6 @@ impl Cached for PersistentVolumeClaim {
         self.spec = None;
         self.status = None;
     }
-}
-
-/// The owner reference that says which object controls this one.
-pub fn controller_of<K: Resource>(object: &K) -> Option<&OwnerReference> {
-    object
-        .meta()
-        .owner_references
-        .iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true))
 }
 
 /// The object's `resourceVersion` as the number it is in practice.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use api::events::fitting_note;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -30,9 +31,6 @@ const SERIES_WINDOW: Duration = Duration::from_secs(6 * 60);
 /// How many events in a row an object may have; after that, one for each [`ALLOWANCE_PERIOD`].
 const ALLOWANCE: u32 = 25;
 const ALLOWANCE_PERIOD: Duration = Duration::from_secs(5 * 60);
-/// A note longer than this is refused by the API server.
-const NOTE_MAX: usize = 1_024;
-
 /// Whether an event is worth a worry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
@@ -290,7 +288,7 @@ impl Scribe {
             },
             action: Some(occurrence.action.to_owned()),
             event_time: Some(self.clock.micro_time()),
-            note: Some(truncated(occurrence.note)),
+            note: Some(fitting_note(occurrence.note)),
             reason: Some(occurrence.reason.to_owned()),
             regarding: Some(regarding),
             reporting_controller: Some(controller.to_owned()),
@@ -299,18 +297,6 @@ impl Scribe {
             ..Event::default()
         }
     }
-}
-
-fn truncated(mut note: String) -> String {
-    if note.len() > NOTE_MAX {
-        let mut end = NOTE_MAX - '…'.len_utf8();
-        while !note.is_char_boundary(end) {
-            end -= 1;
-        }
-        note.truncate(end);
-        note.push('…');
-    }
-    note
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use api::addresses::is_a_pods;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::{Request, StatusCode, header};
@@ -68,6 +69,7 @@ impl Initialise for OverHttp {
         sandbox: IpAddr,
         settings: &'a Settings<'a>,
     ) -> BoxFuture<'a, Initialisation> {
+        // A status that names another address was not written by a node.
         if !is_a_pods(sandbox) {
             let why = format!("its address {sandbox} is none that a pod can have");
             return std::future::ready(Initialisation::Refused(why)).boxed();
@@ -115,24 +117,6 @@ impl OverHttp {
         let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
         let text = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned());
         Ok((status, text.unwrap_or_default()))
-    }
-}
-
-/// Whether a pod can have this address. A status that names another was not written by a node, and a request to it would reach a
-/// service of this machine or of its cloud.
-fn is_a_pods(address: IpAddr) -> bool {
-    match address.to_canonical() {
-        IpAddr::V4(v4) => {
-            !(v4.is_loopback()
-                || v4.is_link_local()
-                || v4.is_multicast()
-                || v4.is_unspecified()
-                || v4.is_broadcast())
-        }
-        IpAddr::V6(v6) => {
-            let is_link_local = v6.segments()[0] & 0xffc0 == 0xfe80;
-            !(v6.is_loopback() || is_link_local || v6.is_multicast() || v6.is_unspecified())
-        }
     }
 }
 

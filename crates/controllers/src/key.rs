@@ -39,6 +39,12 @@ impl ObjectKey {
     }
 }
 
+/// What an index files an object under for a value that counts only in the object's namespace.
+pub(crate) fn within<K: Resource>(object: &K, value: &str) -> String {
+    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+    format!("{namespace}/{value}")
+}
+
 impl fmt::Display for ObjectKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.namespace.is_empty() {

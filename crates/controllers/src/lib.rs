@@ -16,6 +16,7 @@
 //! | [`manager`], [`metrics`] | the process around the controllers |
 //! | `trace` | reconciles as spans |
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
+//! | `pool` | what the controllers of both kinds of pool do alike |
 //! | [`kruise`], [`initialise`] | the controllers of the OpenKruise dialect; telling sandboxes their environment |
 //! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
 //! | `bench` | measuring how fast claims are met (feature `bench`) |
@@ -38,6 +39,7 @@ pub mod kruise;
 pub mod manager;
 pub mod metrics;
 pub mod pod_specs;
+mod pool;
 pub mod queue;
 pub mod rbac;
 pub mod runtime;

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use kube::Resource;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -153,6 +154,13 @@ impl Queue {
             .instrumentation
             .queue_added(self.0.controller, state.ready.len());
         self.start_workers(&mut state, 1);
+    }
+
+    /// Has objects worked on as soon as workers are free.
+    pub fn add_all<K: Resource>(&self, objects: impl IntoIterator<Item = Arc<K>>) {
+        for object in objects {
+            self.add(ObjectKey::of(object.as_ref()));
+        }
     }
 
     /// Has the object worked on after a delay, or sooner if it already waits for less or something adds it.

@@ -1,6 +1,20 @@
 //! The permissions of the whole process, gathered from where each controller declares its own. Manifests are generated from these.
 
-use api::rbac::Rule;
+use api::rbac::{MANAGE, Rule};
+
+/// What a controller needs that makes sandboxes.
+pub(crate) const SANDBOXES: Rule = Rule {
+    groups: &[api::CORE_GROUP],
+    resources: &["sandboxes"],
+    verbs: MANAGE,
+};
+
+/// What a controller needs that tells of events.
+pub(crate) const EVENTS: Rule = Rule {
+    groups: &["", "events.k8s.io"],
+    resources: &["events"],
+    verbs: &["create", "patch", "update"],
+};
 
 /// Of the core role, `agent-sandbox-controller`.
 pub const CORE: &[&[Rule]] = &[crate::sandbox::RBAC];

@@ -12,6 +12,7 @@ use planner::template::{Decision, Observed, decide, policy_name};
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::key::ObjectKey;
+use crate::rbac::EVENTS;
 use crate::runtime::{Action, Runtime};
 use crate::writes::{Deletion, Precondition, WriteError, Writer};
 
@@ -32,11 +33,7 @@ pub const RBAC: &[Rule] = &[
         resources: &["networkpolicies"],
         verbs: MANAGE,
     },
-    Rule {
-        groups: &["", "events.k8s.io"],
-        resources: &["events"],
-        verbs: &["create", "patch", "update"],
-    },
+    EVENTS,
 ];
 
 /// The controller's name in logs, metrics and events.
@@ -142,13 +139,7 @@ async fn apply(
             );
         }
         Decision::Delete { uid, .. } => {
-            let deletion = Deletion {
-                precondition: Precondition {
-                    uid: Some(uid),
-                    resource_version: None,
-                },
-                ..Deletion::default()
-            };
+            let deletion = Deletion::given(Precondition::uid(uid));
             policies.delete(key, deletion).await?;
         }
         Decision::HandsOff { name, owner } => tell(

@@ -10,7 +10,7 @@ use http::Request as HttpRequest;
 use kube::api::{
     DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
 };
-use kube::core::Request;
+use kube::core::{Request, request};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{debug, info};
@@ -136,15 +136,29 @@ impl Precondition {
 
     /// This object, whatever has happened to it since; not another one of the same name.
     pub fn same<K: Cached>(object: &K) -> Self {
+        Self::uid(object.meta().uid.clone())
+    }
+
+    /// The object of this UID, whatever has happened to it since.
+    pub fn uid(uid: impl Into<Option<String>>) -> Self {
         Self {
-            uid: object.meta().uid.clone(),
+            uid: uid.into(),
             resource_version: None,
         }
     }
 }
 
-impl From<&planner::ownership::Version> for Precondition {
-    fn from(version: &planner::ownership::Version) -> Self {
+impl From<&planner::version::Version> for Precondition {
+    fn from(version: &planner::version::Version) -> Self {
+        Self {
+            uid: Some(version.uid.clone()),
+            resource_version: Some(version.resource_version.clone()),
+        }
+    }
+}
+
+impl From<&planner::owner::Version> for Precondition {
+    fn from(version: &planner::owner::Version) -> Self {
         Self {
             uid: version.uid.clone(),
             resource_version: version.resource_version.clone(),
@@ -152,12 +166,25 @@ impl From<&planner::ownership::Version> for Precondition {
     }
 }
 
+/// A request, if it could be made.
+type Prepared = Result<HttpRequest<Vec<u8>>, request::Error>;
+
 /// How to delete an object.
 #[derive(Clone, Debug, Default)]
 pub struct Deletion {
     pub precondition: Precondition,
     pub propagation: Option<PropagationPolicy>,
     pub grace_period_seconds: Option<u32>,
+}
+
+impl Deletion {
+    /// Deletes an object of which this is still true.
+    pub fn given(precondition: impl Into<Precondition>) -> Self {
+        Self {
+            precondition: precondition.into(),
+            ..Self::default()
+        }
+    }
 }
 
 /// Requests on one kind, on behalf of one controller.
@@ -195,18 +222,9 @@ impl<'a, K: Cached> Writer<'a, K> {
         key: &ObjectKey,
         object: &impl Serialize,
     ) -> Result<Arc<K>, WriteError> {
-        let epoch = self.cache.epoch();
-        let started = Instant::now();
-        let params = PostParams {
-            dry_run: false,
-            field_manager: Some(self.field_manager.to_owned()),
-        };
-        let answer = match serde_json::to_vec(object) {
-            Ok(body) => self.send(Self::request(key).create(&params, body)).await,
-            Err(error) => Err(kube::Error::SerdeError(error)),
-        };
-        let object = self.report(Verb::Create, key, started, answer)?;
-        Ok(self.cache.learn(object, epoch))
+        let params = self.post_params();
+        let request = body(object).and_then(|body| Self::request(key).create(&params, body));
+        self.exchange(Verb::Create, key, request).await
     }
 
     /// Changes an object by a JSON merge patch.
@@ -216,14 +234,10 @@ impl<'a, K: Cached> Writer<'a, K> {
         precondition: &Precondition,
         patch: Value,
     ) -> Result<Arc<K>, WriteError> {
-        let epoch = self.cache.epoch();
-        let started = Instant::now();
         let patch = with_precondition(patch, precondition);
         let request =
             Self::request(key).patch(&key.name, &self.patch_params(), &Patch::Merge(&patch));
-        let answer = self.send(request).await;
-        let object = self.report(Verb::Patch, key, started, answer)?;
-        Ok(self.cache.learn(object, epoch))
+        self.exchange(Verb::Patch, key, request).await
     }
 
     /// Replaces fields of an object's status by a JSON merge patch of that status.
@@ -233,8 +247,6 @@ impl<'a, K: Cached> Writer<'a, K> {
         precondition: &Precondition,
         status: impl Serialize,
     ) -> Result<Arc<K>, WriteError> {
-        let epoch = self.cache.epoch();
-        let started = Instant::now();
         let patch = with_precondition(json!({ "status": status }), precondition);
         let request = Self::request(key).patch_subresource(
             "status",
@@ -242,28 +254,15 @@ impl<'a, K: Cached> Writer<'a, K> {
             &self.patch_params(),
             &Patch::Merge(&patch),
         );
-        let answer = self.send(request).await;
-        let object = self.report(Verb::PatchStatus, key, started, answer)?;
-        Ok(self.cache.learn(object, epoch))
+        self.exchange(Verb::PatchStatus, key, request).await
     }
 
     /// Replaces a whole object, as of the resource version it carries.
     pub async fn replace(&self, key: &ObjectKey, object: &K) -> Result<Arc<K>, WriteError> {
-        let epoch = self.cache.epoch();
-        let started = Instant::now();
-        let params = PostParams {
-            dry_run: false,
-            field_manager: Some(self.field_manager.to_owned()),
-        };
-        let answer = match serde_json::to_vec(object) {
-            Ok(body) => {
-                let request = Self::request(key).replace(&key.name, &params, body);
-                self.send(request).await
-            }
-            Err(error) => Err(kube::Error::SerdeError(error)),
-        };
-        let object = self.report(Verb::Update, key, started, answer)?;
-        Ok(self.cache.learn(object, epoch))
+        let params = self.post_params();
+        let request =
+            body(object).and_then(|body| Self::request(key).replace(&key.name, &params, body));
+        self.exchange(Verb::Update, key, request).await
     }
 
     /// Applies an object's status by server-side apply, taking over every field it names.
@@ -272,8 +271,6 @@ impl<'a, K: Cached> Writer<'a, K> {
         key: &ObjectKey,
         status: impl Serialize,
     ) -> Result<Arc<K>, WriteError> {
-        let epoch = self.cache.epoch();
-        let started = Instant::now();
         let configuration = json!({
             "apiVersion": K::api_version(&()),
             "kind": K::kind(&()),
@@ -287,9 +284,7 @@ impl<'a, K: Cached> Writer<'a, K> {
             &params,
             &Patch::Apply(&configuration),
         );
-        let answer = self.send(request).await;
-        let object = self.report(Verb::PatchStatus, key, started, answer)?;
-        Ok(self.cache.learn(object, epoch))
+        self.exchange(Verb::PatchStatus, key, request).await
     }
 
     /// Deletes an object. That it is gone already is success.
@@ -327,13 +322,31 @@ impl<'a, K: Cached> Writer<'a, K> {
         Request::new(K::url_path(&(), Some(&key.namespace)))
     }
 
-    async fn send(
+    /// Sends a request that is answered with the object, and has the cache learn it.
+    async fn exchange(
         &self,
-        request: Result<HttpRequest<Vec<u8>>, kube::core::request::Error>,
-    ) -> Result<K, kube::Error> {
+        verb: Verb,
+        key: &ObjectKey,
+        request: Prepared,
+    ) -> Result<Arc<K>, WriteError> {
+        let epoch = self.cache.epoch();
+        let started = Instant::now();
+        let answer = self.send(request).await;
+        let object = self.report(verb, key, started, answer)?;
+        Ok(self.cache.learn(object, epoch))
+    }
+
+    async fn send(&self, request: Prepared) -> Result<K, kube::Error> {
         let request = request.map_err(kube::Error::BuildRequest)?;
         let Slim(object) = self.context.client.request(request).await?;
         Ok(object)
+    }
+
+    fn post_params(&self) -> PostParams {
+        PostParams {
+            dry_run: false,
+            field_manager: Some(self.field_manager.to_owned()),
+        }
     }
 
     fn patch_params(&self) -> PatchParams {
@@ -368,6 +381,10 @@ impl<'a, K: Cached> Writer<'a, K> {
             source: Box::new(source),
         })
     }
+}
+
+fn body(object: &impl Serialize) -> Result<Vec<u8>, request::Error> {
+    serde_json::to_vec(object).map_err(request::Error::SerializeBody)
 }
 
 /// Says what was changed, to logs and to the trace of the reconcile.

@@ -19,7 +19,7 @@ use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use support::{Cluster, claim, image_of, pool, template, with_strategy};
-use testkit::{Tap, eventually};
+use testkit::eventually;
 
 fn new_image(image: &str) -> serde_json::Value {
     json!({ "spec": { "podTemplate": { "spec": { "containers": [{ "name": "main", "image": image }] } } } })
@@ -44,9 +44,7 @@ async fn all_of_image(cluster: &Cluster, pool: &str, count: usize, image: &str) 
 async fn a_pool_follows_its_size_up_and_down() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 3)).await;
-    cluster.pool_ready("warm", 3).await;
+    cluster.full_pool(3).await;
     for size in [6, 2, 0] {
         cluster
             .patch::<SandboxWarmPool>("warm", json!({ "spec": { "replicas": size } }))
@@ -202,9 +200,7 @@ async fn switching_templates_replaces_members_and_editing_metadata_does_not() {
 async fn a_claim_prefers_the_current_revision() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 1)).await;
-    cluster.pool_ready("warm", 1).await;
+    cluster.full_pool(1).await;
     cluster
         .patch::<SandboxTemplate>("py", new_image("image-v2"))
         .await;
@@ -223,9 +219,7 @@ async fn a_claim_prefers_the_current_revision() {
 async fn an_orphan_is_taken_in_and_an_impostor_deleted() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 1)).await;
-    cluster.pool_ready("warm", 1).await;
+    cluster.full_pool(1).await;
     let member = cluster.members("warm").await.remove(0);
     let mut impostor = member.clone();
     impostor.metadata = kube::core::ObjectMeta {
@@ -298,11 +292,8 @@ async fn a_template_change_leaves_the_pools_of_other_templates_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_makes_nothing_in_a_namespace_that_ends() {
     let cluster = Cluster::start().await;
-    let (tap, client) = Tap::on(cluster.client.clone());
-    let controllers = Cluster::controllers_through(client);
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 5)).await;
-    cluster.pool_ready("warm", 5).await;
+    let (tap, controllers) = cluster.tapped_controllers();
+    cluster.full_pool(5).await;
     tap.forget();
     let refusal = json!({
         "status": "Failure", "message": "unable to create new content", "reason": "Forbidden", "code": 403,
@@ -338,8 +329,7 @@ async fn a_pool_makes_nothing_in_a_namespace_that_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_creation_that_meets_a_conflict_is_tried_again() {
     let cluster = Cluster::start().await;
-    let (tap, client) = Tap::on(cluster.client.clone());
-    let controllers = Cluster::controllers_through(client);
+    let (tap, controllers) = cluster.tapped_controllers();
     cluster.create(&template("py")).await;
     // As a server answers when many creations count against one quota at once.
     let conflict: kube::core::Status = serde_json::from_value(json!({

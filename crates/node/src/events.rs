@@ -1,5 +1,6 @@
 //! Events about pods, as `kubectl describe` shows them. Sent behind the work they tell of; losing one loses a line.
 
+use api::events::fitting_note;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::Client;
 use kube::Resource;
@@ -11,9 +12,6 @@ pub enum Severity {
     Normal,
     Warning,
 }
-
-/// A note longer than this is refused by the API server.
-const NOTE_MAX: usize = 1_024;
 
 /// Writes events in the background.
 #[derive(Clone)]
@@ -55,7 +53,7 @@ impl EventSink {
                 Severity::Warning => EventType::Warning,
             },
             reason: reason.to_owned(),
-            note: Some(truncated(note)),
+            note: Some(fitting_note(note)),
             action: reason.to_owned(),
             secondary: None,
         };
@@ -66,18 +64,6 @@ impl EventSink {
             }
         });
     }
-}
-
-fn truncated(mut note: String) -> String {
-    if note.len() > NOTE_MAX {
-        let mut end = NOTE_MAX - '…'.len_utf8();
-        while !note.is_char_boundary(end) {
-            end -= 1;
-        }
-        note.truncate(end);
-        note.push('…');
-    }
-    note
 }
 
 /// Where in a pod's specification a container is.

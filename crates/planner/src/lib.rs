@@ -9,10 +9,10 @@
 //! | [`claim`] | what a SandboxClaim needs: a sandbox of its own, warm or cold |
 //! | [`kruise_claim`], [`sandbox_set`] | what the two kinds of the OpenKruise dialect need |
 //! | [`expiry`] | when something expires |
-//! | [`ownership`] | who controls an object, and references to a controller |
-//! | [`owner`], [`version`] | telling owners apart; which state of an object a decision was about |
+//! | [`owner`] | who controls an object, and references to a controller |
+//! | [`version`] | which state of an object a decision was about |
 //! | [`patch`] | JSON merge patches that carry only what changes |
-//! | [`pool`], [`expectations`], [`pacing`] | keeping a number of sandboxes in stock |
+//! | [`pool`], [`stock`], [`expectations`], [`pacing`] | keeping a number of sandboxes in stock |
 //! | [`sandbox`] | what a Sandbox needs: pod, volumes, service, status |
 //! | [`template`] | the network policy of a SandboxTemplate |
 //! | [`warm_pool`] | what a SandboxWarmPool needs |
@@ -25,13 +25,13 @@ pub mod expectations;
 pub mod expiry;
 pub mod kruise_claim;
 pub mod owner;
-pub mod ownership;
 pub mod pacing;
 pub mod patch;
 pub mod pod_defaults;
 pub mod pool;
 pub mod sandbox;
 pub mod sandbox_set;
+pub mod stock;
 pub mod template;
 pub mod version;
 pub mod volume_claims;

@@ -1,9 +1,38 @@
-//! Questions about an object's controller that claims and pools ask. References themselves are [`ownership`](crate::ownership)'s.
+//! Who controls an object. Nothing is ever changed that another controller owns.
+
+use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 
-pub use crate::ownership::{controller as controller_of, controller_reference};
+/// How an object stands to one that would control it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ownership<'a> {
+    /// It is controlled by the object in question.
+    Ours,
+    /// Nobody controls it.
+    Unowned,
+    /// Another object controls it.
+    Others(&'a OwnerReference),
+}
+
+/// How an object stands to the one with the given UID.
+pub fn ownership<'a>(metadata: &'a ObjectMeta, uid: Option<&str>) -> Ownership<'a> {
+    match controller_of(metadata) {
+        None => Ownership::Unowned,
+        Some(owner) if Some(owner.uid.as_str()) == uid => Ownership::Ours,
+        Some(owner) => Ownership::Others(owner),
+    }
+}
+
+/// The reference to an object's controller, if it has one.
+pub fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+    metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true))
+}
 
 /// Whether the object is controlled by the owner of this UID.
 pub fn is_controlled_by(metadata: &ObjectMeta, uid: &str) -> bool {
@@ -17,6 +46,58 @@ pub fn refers_to<K: Resource<DynamicType = ()>>(reference: &OwnerReference) -> b
         .rsplit_once('/')
         .map_or("", |(group, _)| group);
     group == K::group(&()) && reference.kind == K::kind(&())
+}
+
+/// The reference by which an object becomes another's controller. The owner comes from the API server and has a name and UID.
+pub fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
+    let metadata = owner.meta();
+    OwnerReference {
+        api_version: K::api_version(&()).into_owned(),
+        kind: K::kind(&()).into_owned(),
+        name: metadata.name.clone().unwrap_or_default(),
+        uid: metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// An unowned object's references with a controller added. Other owners, which do not control it, stay.
+pub fn with_controller(metadata: &ObjectMeta, controller: OwnerReference) -> Vec<OwnerReference> {
+    let mut owners: Vec<_> = metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .filter(|owner| owner.uid != controller.uid)
+        .cloned()
+        .collect();
+    owners.push(controller);
+    owners
+}
+
+/// Names a controller for people.
+#[derive(Debug)]
+pub struct Named<'a>(pub &'a OwnerReference);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {:?}", self.0.kind, self.0.name)
+    }
+}
+
+/// Which version of which object a decision was made upon: the precondition of the write that follows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    pub uid: Option<String>,
+    pub resource_version: Option<String>,
+}
+
+impl Version {
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        Self {
+            uid: metadata.uid.clone(),
+            resource_version: metadata.resource_version.clone(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -68,28 +68,19 @@ pub fn exact_string_map(current: &StringMap, wanted: &BTreeMap<String, String>) 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use apimachinery::patch::merge::apply;
     use proptest::prelude::*;
+    use serde::de::DeserializeOwned;
     use serde_json::json;
 
     use super::*;
 
-    fn merge(target: &mut Value, patch: &Value) {
-        let Value::Object(patch) = patch else {
-            *target = patch.clone();
-            return;
-        };
-        if !target.is_object() {
-            *target = json!({});
-        }
-        let target = target.as_object_mut().unwrap();
-        for (key, value) in patch {
-            if value.is_null() {
-                target.remove(key);
-            } else {
-                merge(target.entry(key.clone()).or_insert(Value::Null), value);
-            }
-        }
+    /// An object after a JSON merge patch.
+    pub(crate) fn patched<K: Serialize + DeserializeOwned>(object: &K, patch: &Value) -> K {
+        let mut value = serde_json::to_value(object).unwrap();
+        apply(&mut value, patch.clone());
+        serde_json::from_value(value).unwrap()
     }
 
     fn json_value() -> impl Strategy<Value = Value> {
@@ -109,10 +100,8 @@ mod tests {
     proptest! {
         #[test]
         fn merging_the_difference_gives_the_new_value(before in json_value(), after in json_value()) {
-            let mut merged = before.clone();
-            if let Some(patch) = difference(&before, &after).unwrap() {
-                merge(&mut merged, &patch);
-            }
+            let patch = difference(&before, &after).unwrap();
+            let merged = patch.map_or(before.clone(), |patch| patched(&before, &patch));
             prop_assert_eq!(merged, after);
         }
     }

@@ -6,8 +6,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::kruise::{SandboxSet, SandboxSetSpec, SandboxSetStatus};
@@ -22,8 +20,8 @@ use kube::ResourceExt;
 use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference, refers_to};
 use crate::pacing::Pacing;
-use crate::pool::{self, Deletion, Goal, Member, Readiness, Restraint, Revision, Strategy};
-use crate::warm_pool::{Adoption, READINESS_GRACE, SandboxSet as Sandboxes, adoption, member};
+use crate::pool::{self, Goal, Member, Readiness, Restraint, Revision, Strategy};
+use crate::stock::{self, Adoption, READINESS_GRACE, Stock, adoption, member};
 use crate::warm_queue::{Candidate, SandboxKey};
 
 type Pairs = BTreeMap<String, String>;
@@ -34,34 +32,11 @@ pub struct Observed<'a> {
     pub set: &'a SandboxSet,
     /// What its sandboxes are made from, or why there is nothing to make them from.
     pub mould: &'a Result<Mould, Problem>,
-    /// Every sandbox that carries the set's label.
-    pub sandboxes: &'a [Arc<Sandbox>],
-    /// Those of them that somebody is claiming at this moment.
-    pub spoken_for: &'a dyn Sandboxes,
-    /// Those of them that are known to be going although the cache does not show it.
-    pub going: &'a dyn Sandboxes,
-    /// How many sandboxes were made that the cache does not show.
-    pub unseen: usize,
-    /// How many claims wait for a sandbox at this moment.
-    pub waiting_claims: usize,
-    /// Since when the set holds back refills, if it does.
-    pub held_back_since: Option<Timestamp>,
-    pub max_batch: usize,
+    pub stock: Stock<'a>,
 }
 
 /// What to do about the set.
-#[derive(Clone, Debug, Default)]
-pub struct Plan {
-    pub adoptions: Vec<Adoption>,
-    pub deletions: Vec<Deletion>,
-    /// How many sandboxes to make, and of what.
-    pub creations: Option<(usize, Box<Sandbox>)>,
-    pub status: SandboxSetStatus,
-    /// Whether the set holds back refills for the sake of waiting claims.
-    pub holds_back: bool,
-    /// When to look again, if nothing happens before.
-    pub recheck_after: Option<Duration>,
-}
+pub type Plan = stock::Plan<SandboxSetStatus>;
 
 /// Why a set has nothing to make sandboxes from.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -240,11 +215,11 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     let mould = observed.mould.as_ref().ok();
     let (members, adoptions) = survey(observed, mould);
     let goal = goal(observed);
-    let arithmetic = pool::plan(&members, observed.unseen, &goal, now);
+    let arithmetic = pool::plan(&members, observed.stock.unseen, &goal, now);
     let restraint = Restraint {
         pacing,
-        waiting_claims: observed.waiting_claims,
-        held_back_since: observed.held_back_since,
+        waiting_claims: observed.stock.waiting_claims,
+        held_back_since: observed.stock.held_back_since,
         at_most: mould.map_or(0, |_| room_to_grow(observed, &members, goal.desired)),
     };
     let refill = pool::refill(&arithmetic, &goal, &restraint, now);
@@ -266,13 +241,8 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
 fn survey(observed: &Observed<'_>, mould: Option<&Mould>) -> (Vec<Member>, Vec<Adoption>) {
     let uid = observed.set.metadata.uid.as_deref().unwrap_or_default();
     let (mut members, mut adoptions) = (Vec::new(), Vec::new());
-    for sandbox in observed.sandboxes {
-        let is_going =
-            sandbox.metadata.deletion_timestamp.is_some() || observed.going.holds(sandbox);
-        if is_going || is_taken(sandbox) {
-            continue;
-        }
-        let spoken_for = observed.spoken_for.holds(sandbox);
+    for sandbox in observed.stock.staying().filter(|it| !is_taken(it)) {
+        let spoken_for = observed.stock.spoken_for.holds(sandbox);
         match (controller_of(&sandbox.metadata), mould) {
             (Some(owner), _) if owner.uid == uid => {
                 let is_current =
@@ -306,7 +276,7 @@ fn goal(observed: &Observed<'_>) -> Goal {
         strategy: Strategy::RollingUpdate {
             max_unavailable: pool::max_unavailable(amount, desired),
         },
-        max_batch: observed.max_batch,
+        max_batch: observed.stock.max_batch,
         readiness_grace: READINESS_GRACE,
     }
 }
@@ -326,7 +296,7 @@ fn room_to_grow(observed: &Observed<'_>, members: &[Member], desired: usize) -> 
         .iter()
         .filter(|member| member.readiness != Readiness::Ready)
         .count();
-    pool::max_unavailable(Some(amount), desired).saturating_sub(unavailable + observed.unseen)
+    pool::max_unavailable(Some(amount), desired).saturating_sub(unavailable + observed.stock.unseen)
 }
 
 /// A new sandbox of the set. The server completes its name, so that the same object makes any number of them.

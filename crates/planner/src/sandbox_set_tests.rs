@@ -1,15 +1,13 @@
+use std::sync::Arc;
+use std::time::Duration;
+
 use api::kruise::{ScaleStrategy, SetUpdateStrategy, TemplateRef};
 use api::sandbox::PodTemplate;
 use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::*;
-use crate::warm_pool::NoSandboxes;
-
-fn at(second: i64) -> Timestamp {
-    Timestamp::from_second(second).unwrap()
-}
+use crate::stock::tests::{at, ready, undisturbed};
 
 fn pod_template(image: &str) -> PodTemplate {
     let mut template = PodTemplate::default();
@@ -44,34 +42,14 @@ fn template(image: &str) -> SandboxTemplate {
     template
 }
 
-fn ready(holds: bool) -> Condition {
-    Condition {
-        type_: "Ready".into(),
-        status: if holds { "True" } else { "False" }.into(),
-        reason: "X".into(),
-        message: String::new(),
-        observed_generation: None,
-        last_transition_time: Time(at(1_000)),
-    }
-}
-
 /// A Ready sandbox as the set makes it.
 fn made(set: &SandboxSet, name: &str) -> Sandbox {
     let mould = Mould::new(set, None).unwrap();
-    let mut sandbox = new_member(set, &mould);
-    sandbox.metadata.name = Some(name.into());
-    sandbox.metadata.uid = Some(format!("uid-{name}"));
-    sandbox.metadata.resource_version = Some("1".into());
-    sandbox.metadata.creation_timestamp = Some(Time(at(1_000)));
-    sandbox.status = Some(api::SandboxStatus {
-        conditions: vec![ready(true)],
-        ..api::SandboxStatus::default()
-    });
-    sandbox
+    stock::tests::made(new_member(set, &mould), name)
 }
 
 fn unready(mut sandbox: Sandbox) -> Sandbox {
-    sandbox.status.as_mut().unwrap().conditions = vec![ready(false)];
+    sandbox.status.as_mut().unwrap().conditions = vec![ready(false, 1_000)];
     sandbox
 }
 
@@ -87,13 +65,7 @@ fn plan_of(set: &SandboxSet, mould: &Result<Mould, Problem>, sandboxes: Vec<Sand
     let observed = Observed {
         set,
         mould,
-        sandboxes: &sandboxes,
-        spoken_for: &NoSandboxes,
-        going: &NoSandboxes,
-        unseen: 0,
-        waiting_claims: 0,
-        held_back_since: None,
-        max_batch: 300,
+        stock: undisturbed(&sandboxes),
     };
     decide(&observed, &Pacing::default(), at(1_010))
 }

@@ -4,25 +4,21 @@
 //! [`pool`](crate::pool)'s arithmetic.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
-use std::time::Duration;
 
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::names::name_hash;
 use api::warm_pool::UpdateStrategyKind;
 use api::{Sandbox, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolStatus, labels};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference};
 use crate::pacing::Pacing;
-use crate::pool::{self, Deletion, Goal, Member, Readiness, Restraint, Revision, Strategy};
+use crate::pool::{self, Deletion, Goal, Member, Restraint, Revision, Strategy};
+use crate::stock::{self, Adoption, READINESS_GRACE, Stock, adoption, member};
 use crate::version::Version;
-
-/// How long a member may be not Ready before it is replaced.
-pub const READINESS_GRACE: Duration = Duration::from_secs(5 * 60);
 
 /// What one reconciliation sees.
 #[derive(Clone, Debug)]
@@ -30,56 +26,11 @@ pub struct Observed<'a> {
     pub pool: &'a SandboxWarmPool,
     /// The pool's template. That there is none is said in the pool's status, so the API server itself must have said so.
     pub template: Option<&'a SandboxTemplate>,
-    /// Every sandbox that carries the pool's label.
-    pub sandboxes: &'a [Arc<Sandbox>],
-    /// Those of them that somebody is claiming at this moment, by UID.
-    pub spoken_for: &'a dyn SandboxSet,
-    /// Those of them that are known to be going although the cache does not show it, by UID.
-    pub going: &'a dyn SandboxSet,
-    /// How many sandboxes were made that the cache does not show.
-    pub unseen: usize,
-    /// How many claims wait for a sandbox at this moment.
-    pub waiting_claims: usize,
-    /// Since when the pool holds back refills, if it does.
-    pub held_back_since: Option<Timestamp>,
-    pub max_batch: usize,
-}
-
-/// A set of sandboxes, however it is kept.
-pub trait SandboxSet: std::fmt::Debug {
-    fn holds(&self, sandbox: &Sandbox) -> bool;
-}
-
-/// No sandboxes at all.
-#[derive(Clone, Copy, Debug)]
-pub struct NoSandboxes;
-
-impl SandboxSet for NoSandboxes {
-    fn holds(&self, _: &Sandbox) -> bool {
-        false
-    }
-}
-
-/// An unowned sandbox with the pool's label that the pool takes in.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Adoption {
-    pub sandbox: Version,
-    pub owner_references: Vec<OwnerReference>,
+    pub stock: Stock<'a>,
 }
 
 /// What to do about the pool.
-#[derive(Clone, Debug, Default)]
-pub struct Plan {
-    pub adoptions: Vec<Adoption>,
-    pub deletions: Vec<Deletion>,
-    /// How many sandboxes to make, and of what.
-    pub creations: Option<(usize, Box<Sandbox>)>,
-    pub status: SandboxWarmPoolStatus,
-    /// Whether the pool holds back refills for the sake of waiting claims.
-    pub holds_back: bool,
-    /// When to look again, if nothing happens before.
-    pub recheck_after: Option<Duration>,
-}
+pub type Plan = stock::Plan<SandboxWarmPoolStatus>;
 
 /// The value of the label by which a pool's sandboxes are found.
 pub fn pool_hash(pool: &SandboxWarmPool) -> String {
@@ -94,13 +45,13 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     let blueprint = observed.template.map(Blueprint::new);
     let membership = Membership::survey(observed, blueprint.as_ref());
     let goal = goal(observed);
-    let mut arithmetic = pool::plan(&membership.members, observed.unseen, &goal, now);
+    let mut arithmetic = pool::plan(&membership.members, observed.stock.unseen, &goal, now);
     arithmetic.deletions.splice(0..0, membership.impostors);
 
     let restraint = Restraint {
         pacing,
-        waiting_claims: observed.waiting_claims,
-        held_back_since: observed.held_back_since,
+        waiting_claims: observed.stock.waiting_claims,
+        held_back_since: observed.stock.held_back_since,
         at_most: if blueprint.is_some() { usize::MAX } else { 0 },
     };
     let refill = pool::refill(&arithmetic, &goal, &restraint, now);
@@ -138,7 +89,7 @@ fn goal(observed: &Observed<'_>) -> Goal {
     Goal {
         desired,
         strategy,
-        max_batch: observed.max_batch,
+        max_batch: observed.stock.max_batch,
         readiness_grace: READINESS_GRACE,
     }
 }
@@ -157,11 +108,8 @@ impl Membership {
         let pool_uid = observed.pool.metadata.uid.as_deref().unwrap_or_default();
         let mut revisions = Revisions::new(blueprint);
         let mut membership = Self::default();
-        for sandbox in observed.sandboxes {
-            if sandbox.metadata.deletion_timestamp.is_some() || observed.going.holds(sandbox) {
-                continue;
-            }
-            let spoken_for = observed.spoken_for.holds(sandbox);
+        for sandbox in observed.stock.staying() {
+            let spoken_for = observed.stock.spoken_for.holds(sandbox);
             match controller_of(&sandbox.metadata) {
                 Some(owner) if owner.uid == pool_uid => {
                     let revision = revisions.of_member(sandbox);
@@ -181,7 +129,7 @@ impl Membership {
                     }
                     Some(Revision::Outdated | Revision::Foreign) => {
                         membership.impostors.push(Deletion {
-                            version: Version::of(sandbox.as_ref()),
+                            version: Version::of(sandbox),
                             cause: pool::Cause::Outdated,
                         });
                     }
@@ -250,47 +198,6 @@ fn compare(sandbox: &Sandbox, blueprint: &Blueprint<'_>) -> Revision {
         Revision::Current
     } else {
         Revision::Outdated
-    }
-}
-
-/// A sandbox as the pool's arithmetic sees it.
-pub(crate) fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) -> Member {
-    let created = sandbox
-        .metadata
-        .creation_timestamp
-        .as_ref()
-        .map_or(Timestamp::UNIX_EPOCH, |time| time.0);
-    let conditions = sandbox
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.conditions);
-    let readiness = if conditions::is_true(conditions, ConditionType::Ready) {
-        Readiness::Ready
-    } else {
-        // A member that was Ready once has its grace anew: a restarted node is no reason to empty a pool.
-        let lost = conditions::find(conditions, ConditionType::Ready)
-            .map(|ready| ready.last_transition_time.0);
-        Readiness::Since(lost.map_or(created, |lost| lost.max(created)))
-    };
-    Member {
-        version: Version::of(sandbox),
-        created,
-        readiness,
-        revision,
-        spoken_for,
-    }
-}
-
-/// Makes an unowned sandbox the pool's.
-pub(crate) fn adoption<K>(pool: &K, sandbox: &Sandbox) -> Adoption
-where
-    K: kube::Resource<DynamicType = ()>,
-{
-    let mut owner_references = sandbox.owner_references().to_vec();
-    owner_references.push(controller_reference(pool));
-    Adoption {
-        sandbox: Version::of(sandbox),
-        owner_references,
     }
 }
 

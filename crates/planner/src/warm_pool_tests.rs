@@ -1,13 +1,12 @@
+use std::sync::Arc;
+
 use api::SandboxWarmPoolSpec;
 use api::warm_pool::UpdateStrategy;
 use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
-
-fn at(second: i64) -> Timestamp {
-    Timestamp::from_second(second).unwrap()
-}
+use crate::stock::tests::{at, ready, undisturbed};
 
 fn template(name: &str, image: &str) -> SandboxTemplate {
     let mut template = SandboxTemplate::default();
@@ -41,27 +40,7 @@ fn pool(replicas: i32, strategy: Option<UpdateStrategyKind>) -> SandboxWarmPool 
 
 /// A sandbox as the pool makes it from this template.
 fn made(pool: &SandboxWarmPool, template: &SandboxTemplate, name: &str) -> Sandbox {
-    let mut sandbox = new_member(pool, &Blueprint::new(template));
-    sandbox.metadata.name = Some(name.into());
-    sandbox.metadata.uid = Some(format!("uid-{name}"));
-    sandbox.metadata.resource_version = Some("1".into());
-    sandbox.metadata.creation_timestamp = Some(Time(at(1_000)));
-    sandbox.status = Some(api::SandboxStatus {
-        conditions: vec![ready(true, 1_001)],
-        ..api::SandboxStatus::default()
-    });
-    sandbox
-}
-
-fn ready(holds: bool, since: i64) -> Condition {
-    Condition {
-        type_: "Ready".into(),
-        status: if holds { "True" } else { "False" }.into(),
-        reason: "X".into(),
-        message: String::new(),
-        observed_generation: None,
-        last_transition_time: Time(at(since)),
-    }
+    stock::tests::made(new_member(pool, &Blueprint::new(template)), name)
 }
 
 fn decide_for(
@@ -73,13 +52,7 @@ fn decide_for(
     let observed = Observed {
         pool,
         template,
-        sandboxes: &sandboxes,
-        spoken_for: &NoSandboxes,
-        going: &NoSandboxes,
-        unseen: 0,
-        waiting_claims: 0,
-        held_back_since: None,
-        max_batch: 300,
+        stock: undisturbed(&sandboxes),
     };
     decide(&observed, &Pacing::default(), at(1_010))
 }
@@ -286,25 +259,23 @@ fn refills_wait_while_claims_do() {
     let mut observed = Observed {
         pool: &pool,
         template: Some(&template),
-        sandboxes: &[],
-        spoken_for: &NoSandboxes,
-        going: &NoSandboxes,
-        unseen: 0,
-        waiting_claims: 3,
-        held_back_since: None,
-        max_batch: 50,
+        stock: Stock {
+            waiting_claims: 3,
+            max_batch: 50,
+            ..undisturbed(&[])
+        },
     };
     let pacing = Pacing::default();
     let waiting = decide(&observed, &pacing, at(10));
     assert!(waiting.holds_back && waiting.creations.is_none());
     assert_eq!(waiting.recheck_after, Some(pacing.recheck));
-    observed.held_back_since = Some(at(10));
+    observed.stock.held_back_since = Some(at(10));
     let (count, _) = decide(&observed, &pacing, at(11)).creations.unwrap();
     assert_eq!(
         count, 5,
         "a part of a batch, so that the pool never starves"
     );
-    observed.waiting_claims = 0;
+    observed.stock.waiting_claims = 0;
     assert_eq!(decide(&observed, &pacing, at(11)).creations.unwrap().0, 10);
 }
 

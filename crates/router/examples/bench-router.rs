@@ -5,16 +5,20 @@ fn main() {
         Err(error) => eprintln!("{error}"),
         Ok(measurements) => {
             println!(
-                "| target | connections | requests/s | p50 µs | p99 µs | failures |\n|---|---|---|---|---|---|"
+                "| target | connections | requests/s | p50 µs | p99 µs | failures | against nginx |\n|---|---|---|---|---|---|---|"
             );
-            for found in measurements {
+            for found in &measurements {
+                let nginx = measurements.iter().find(|other| {
+                    other.target == "nginx" && other.connections == found.connections
+                });
+                let ratios = nginx.map(|nginx| found.against(nginx)).unwrap_or_default();
                 println!(
-                    "| {} | {} | {:.0} | {} | {} | {} |",
+                    "| {} | {} | {:.0} | {} | {} | {} | {ratios:.2?} |",
                     found.target,
                     found.connections,
-                    found.requests_per_second,
-                    found.p50.as_micros(),
-                    found.p99.as_micros(),
+                    found.requests_per_second(),
+                    found.percentile(50).as_micros(),
+                    found.percentile(99).as_micros(),
                     found.failures
                 );
             }

@@ -1,5 +1,6 @@
 //! Measures the router against nginx as a plain proxy to the same upstream, in one run on one machine. The upstream and
-//! the load are as cheap as they can be, each on a thread of its own, so that what differs is the proxy.
+//! the load are as cheap as they can be, each on a thread of its own, so that what differs is the proxy. The targets take turns
+//! in short rounds, so that a machine that is slow for a while is slow for all of them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,8 +21,10 @@ use crate::{Config, Router, RouterError};
 pub struct Options {
     /// Numbers of connections, each with one request in flight.
     pub connections: Vec<usize>,
-    /// How long each number is measured.
-    pub duration: Duration,
+    /// How often the targets take turns.
+    pub rounds: usize,
+    /// How long a turn is.
+    pub turn: Duration,
     /// The nginx to compare with; without one, only the router is measured.
     pub nginx: Option<PathBuf>,
     /// Another router that is running, to be measured beside ours.
@@ -36,7 +39,8 @@ impl Default for Options {
             .find(|path| path.exists());
         Self {
             connections: vec![1, 50, 500],
-            duration: Duration::from_secs(5),
+            rounds: 10,
+            turn: Duration::from_millis(500),
             nginx,
             other: None,
         }
@@ -45,16 +49,53 @@ impl Default for Options {
 
 const OTHER: &str = "other";
 
-/// What was measured.
-#[derive(Clone, Debug, PartialEq)]
+/// What was measured of one target, with one number of connections.
+#[derive(Clone, Debug, Default)]
 pub struct Measurement {
     /// `direct`, `router`, `nginx` or `other`.
     pub target: &'static str,
     pub connections: usize,
-    pub requests_per_second: f64,
-    pub p50: Duration,
-    pub p99: Duration,
+    /// Requests a second, of each round.
+    pub rates: Vec<f64>,
     pub failures: u64,
+    /// In nanoseconds.
+    latencies: Vec<u64>,
+}
+
+impl Measurement {
+    pub fn requests_per_second(&self) -> f64 {
+        median(self.rates.clone())
+    }
+
+    pub fn percentile(&self, percent: usize) -> Duration {
+        let mut latencies = self.latencies.clone();
+        latencies.sort_unstable();
+        let index = (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
+        Duration::from_nanos(latencies.get(index).copied().unwrap_or_default())
+    }
+
+    /// The rate as a part of another's, which took turns with it: lowest, median, highest of all rounds.
+    pub fn against(&self, other: &Self) -> [f64; 3] {
+        let rounds = self.rates.iter().zip(&other.rates);
+        let mut ratios: Vec<f64> = rounds.map(|(ours, theirs)| ours / theirs).collect();
+        ratios.sort_by(f64::total_cmp);
+        let end = |ratio: Option<&f64>| ratio.copied().unwrap_or_default();
+        [
+            end(ratios.first()),
+            median(ratios.clone()),
+            end(ratios.last()),
+        ]
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.get(middle) {
+        None => 0.0,
+        Some(upper) if values.len() % 2 == 0 => f64::midpoint(values[middle - 1], *upper),
+        Some(value) => *value,
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -86,20 +127,25 @@ pub fn run(options: &Options) -> Result<Vec<Measurement>, BenchError> {
         .as_deref()
         .map(|program| Nginx::start(program, upstream))
         .transpose()?;
+    let mut targets = vec![("direct", upstream), ("router", router)];
+    targets.extend(nginx.as_ref().map(|nginx| ("nginx", nginx.address)));
+    targets.extend(options.other.map(|address| (OTHER, address)));
     let mut measurements = Vec::new();
     for &connections in &options.connections {
-        let mut targets = vec![("direct", upstream), ("router", router)];
-        targets.extend(nginx.as_ref().map(|nginx| ("nginx", nginx.address)));
-        targets.extend(options.other.map(|address| (OTHER, address)));
-        for (target, address) in targets {
-            measurements.push(measure(
+        let mut measured: Vec<Measurement> = targets
+            .iter()
+            .map(|(target, _)| Measurement {
                 target,
-                address,
-                upstream.port(),
                 connections,
-                options.duration,
-            )?);
+                ..Measurement::default()
+            })
+            .collect();
+        for _ in 0..options.rounds {
+            for (measurement, (_, address)) in measured.iter_mut().zip(&targets) {
+                take_turn(measurement, *address, upstream.port(), options.turn)?;
+            }
         }
+        measurements.extend(measured);
     }
     Ok(measurements)
 }
@@ -246,15 +292,16 @@ impl Drop for Nginx {
     }
 }
 
-fn measure(
-    target: &'static str,
+fn take_turn(
+    measurement: &mut Measurement,
     address: SocketAddr,
     port: u16,
-    connections: usize,
-    duration: Duration,
-) -> Result<Measurement, BenchError> {
+    turn: Duration,
+) -> Result<(), BenchError> {
+    /// To open connections and warm caches.
+    const WARM_UP: Duration = Duration::from_millis(100);
     // Another router may know sandboxes by name service alone, unless it is told the address.
-    let pod_address = if target == OTHER {
+    let pod_address = if measurement.target == OTHER {
         "X-Sandbox-Pod-IP: 127.0.0.1\r\n"
     } else {
         ""
@@ -267,37 +314,22 @@ fn measure(
         .enable_all()
         .build()
         .map_err(cannot("make a runtime"))?;
-    let (mut latencies, failures, elapsed) = runtime.block_on(async {
-        // A moment to open connections and warm caches.
-        load(
-            address,
-            &request,
-            connections,
-            duration.min(Duration::from_millis(500)),
-        )
-        .await;
+    let connections = measurement.connections;
+    let (latencies, failures, elapsed) = runtime.block_on(async {
+        load(address, &request, connections, WARM_UP).await;
         let started = Instant::now();
-        let (latencies, failures) = load(address, &request, connections, duration).await;
+        let (latencies, failures) = load(address, &request, connections, turn).await;
         (latencies, failures, started.elapsed())
     });
-    latencies.sort_unstable();
-    let percentile = |percent: usize| {
-        let index = (latencies.len() * percent / 100).min(latencies.len().saturating_sub(1));
-        Duration::from_nanos(latencies.get(index).copied().unwrap_or_default())
-    };
     #[expect(
         clippy::cast_precision_loss,
         reason = "a rate needs no more than 52 bits"
     )]
-    let requests_per_second = latencies.len() as f64 / elapsed.as_secs_f64();
-    Ok(Measurement {
-        target,
-        connections,
-        requests_per_second,
-        p50: percentile(50),
-        p99: percentile(99),
-        failures,
-    })
+    let rate = latencies.len() as f64 / elapsed.as_secs_f64();
+    measurement.rates.push(rate);
+    measurement.latencies.extend(latencies);
+    measurement.failures += failures;
+    Ok(())
 }
 
 /// Keeps one request in flight on each connection until the time is up.

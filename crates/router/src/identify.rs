@@ -3,9 +3,10 @@
 //! The host decides if it belongs to a routed domain, because a browser page chooses headers but not its host; then the
 //! path, if path routing is on; then the headers.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
+use api::addresses::is_a_pods;
 use http::{HeaderMap, HeaderName, Uri, header};
 
 use crate::answer::Failure;
@@ -230,45 +231,11 @@ fn check_address_hint(headers: &HeaderMap) -> Result<(), Failure> {
         return Ok(());
     };
     let address: IpAddr = text.trim().parse().map_err(|_| Failure::InvalidAddress)?;
-    if is_routable(address) {
+    if is_a_pods(address) {
         Ok(())
     } else {
         Err(Failure::InvalidAddress)
     }
-}
-
-/// Whether a sandbox can have this address at all.
-pub fn is_routable(address: IpAddr) -> bool {
-    match address.to_canonical() {
-        IpAddr::V4(v4) => {
-            !(v4.is_loopback()
-                || v4.is_link_local()
-                || v4.is_multicast()
-                || v4.is_unspecified()
-                || v4.is_broadcast())
-        }
-        IpAddr::V6(v6) => {
-            let link_local = v6.segments()[0] & 0xffc0 == 0xfe80;
-            !(v6.is_loopback()
-                || link_local
-                || v6.is_multicast()
-                || v6.is_unspecified()
-                || embeds_unroutable(v6))
-        }
-    }
-}
-
-/// NAT64 and 6to4 forms of an IPv4 address that is not routable.
-fn embeds_unroutable(address: Ipv6Addr) -> bool {
-    let segments = address.segments();
-    let embedded = match segments {
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => Some((high, low)),
-        _ => None,
-    };
-    embedded.is_some_and(|(high, low)| {
-        let bits = (u32::from(high) << 16) | u32::from(low);
-        !is_routable(IpAddr::V4(bits.into()))
-    })
 }
 
 /// A header's value, which may come once. One that is not text is like one that is wrong.

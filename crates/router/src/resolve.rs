@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use api::addresses::is_a_pods;
 use tokio::time::Instant;
 
 use crate::answer::Failure;
-use crate::identify::{SandboxKey, is_routable};
+use crate::identify::SandboxKey;
 use crate::registry::{Lookup, Registry};
 use crate::upstream::Upstream;
 
@@ -93,7 +94,7 @@ impl Resolver {
             .map_err(|_| cannot_connect())?;
         let mut addresses: Vec<IpAddr> = found
             .map(|address| address.ip())
-            .filter(|&ip| is_routable(ip))
+            .filter(|&ip| is_a_pods(ip))
             .collect();
         addresses.dedup();
         if addresses.is_empty() {

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::addresses::is_a_pods;
 use api::conditions::{self, ConditionType};
 use api::rbac::{FOLLOW, Rule};
 use api::sandbox::{OperatingMode, Suspension};
@@ -20,7 +21,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::identify::{SandboxKey, is_routable};
+use crate::identify::SandboxKey;
 use crate::registry::{Condition, Observed, Registry};
 use crate::resolve::Resolver;
 
@@ -240,7 +241,7 @@ fn condition_of(sandbox: &WatchedSandbox) -> Condition {
         .pod_ips
         .iter()
         .filter_map(|text| text.parse().ok())
-        .filter(|&address| is_routable(address))
+        .filter(|&address| is_a_pods(address))
         .collect();
     if !addresses.is_empty() {
         return Condition::At(addresses);

@@ -1,5 +1,6 @@
 //! An API server in the test's own process that forgets everything at its end.
 
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
 use api::{Sandbox, SandboxSpec};
@@ -8,10 +9,29 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::PostParams;
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::wait::eventually;
+
+/// Any namespaced kind.
+pub trait Kind:
+    Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+    + Clone
+    + Debug
+    + Serialize
+    + DeserializeOwned
+{
+}
+
+impl<K> Kind for K where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned
+{
+}
 
 /// A server with our kinds installed, as `deploy/crds` defines them. Tests use the namespace `default` or make their own.
 #[derive(Debug)]
@@ -66,13 +86,7 @@ impl Cluster {
     }
 
     /// Waits until an object in `default` is as `is_so` says, and returns it.
-    pub async fn until<K>(&self, name: &str, what: &str, is_so: impl Fn(&K) -> bool) -> K
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + std::fmt::Debug
-            + DeserializeOwned,
-    {
+    pub async fn until<K: Kind>(&self, name: &str, what: &str, is_so: impl Fn(&K) -> bool) -> K {
         let api = self.api::<K>();
         let what = format!("{} {name}: {what}", K::kind(&()));
         eventually(&what, async || {
@@ -83,13 +97,7 @@ impl Cluster {
     }
 
     /// Waits until an object in `default` is gone.
-    pub async fn until_gone<K>(&self, name: &str)
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + std::fmt::Debug
-            + DeserializeOwned,
-    {
+    pub async fn until_gone<K: Kind>(&self, name: &str) {
         let api = self.api::<K>();
         eventually(&format!("{} {name} to be gone", K::kind(&())), async || {
             let found = api.get_opt(name).await.expect("an object is read");

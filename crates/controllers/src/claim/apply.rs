@@ -109,10 +109,7 @@ async fn carry_out(
             }
         }
         Effect::DeleteSandbox { sandbox } => {
-            let deletion = Deletion {
-                precondition: same(sandbox),
-                ..Deletion::default()
-            };
+            let deletion = Deletion::given(same(sandbox));
             sandboxes(context)
                 .delete(&key.sibling(&sandbox.name), deletion)
                 .await?;
@@ -120,9 +117,8 @@ async fn carry_out(
         }
         Effect::DeleteClaim { foreground } => {
             let deletion = Deletion {
-                precondition: Precondition::same(claim.as_ref()),
                 propagation: foreground.then_some(PropagationPolicy::Foreground),
-                ..Deletion::default()
+                ..Deletion::given(Precondition::same(claim.as_ref()))
             };
             claims(context).delete(key, deletion).await?;
         }
@@ -151,12 +147,8 @@ async fn change(
     patch: &Value,
 ) -> Result<Arc<Sandbox>, WriteError> {
     let target = key.sibling(&sandbox.name);
-    let precondition = Precondition {
-        uid: Some(sandbox.uid.clone()),
-        resource_version: Some(sandbox.resource_version.clone()),
-    };
     let answer = sandboxes(context)
-        .patch(&target, &precondition, patch.clone())
+        .patch(&target, &sandbox.into(), patch.clone())
         .await;
     if let Err(error) = &answer
         && error.is_conflict()
@@ -170,10 +162,7 @@ async fn change(
 async fn delete_legacy_policy(context: &Context, key: &ObjectKey, policy: &Version) {
     let policies =
         Writer::<NetworkPolicy>::new(context, &context.caches.network_policies, FIELD_MANAGER);
-    let deletion = Deletion {
-        precondition: same(policy),
-        ..Deletion::default()
-    };
+    let deletion = Deletion::given(same(policy));
     if let Err(error) = policies.delete(&key.sibling(&policy.name), deletion).await {
         warn!(
             error = &error as &dyn std::error::Error,
@@ -183,8 +172,5 @@ async fn delete_legacy_policy(context: &Context, key: &ObjectKey, policy: &Versi
 }
 
 fn same(version: &Version) -> Precondition {
-    Precondition {
-        uid: Some(version.uid.clone()),
-        resource_version: None,
-    }
+    Precondition::uid(version.uid.clone())
 }

@@ -14,14 +14,15 @@ use api::claim::ClaimSource;
 use api::conditions::Reason;
 use api::rbac::{FOLLOW, MANAGE, Rule, SUBRESOURCE};
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
-use kube::{Resource, ResourceExt};
+use kube::ResourceExt;
 use planner::claim::{Holding, Obstacle, Report, Verdict, decide, next_look, status};
 use planner::owner::{controller_of, refers_to};
 
 use crate::cache::{Cache, Change};
 use crate::context::Context;
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
+use crate::rbac::{EVENTS, SANDBOXES};
 use crate::runtime::{Action, Runtime};
 use crate::trace;
 use crate::warm_supply::WarmSupply;
@@ -43,11 +44,7 @@ pub const RBAC: &[Rule] = &[
         resources: &["sandboxclaims/finalizers", "sandboxclaims/status"],
         verbs: SUBRESOURCE,
     },
-    Rule {
-        groups: &[api::CORE_GROUP],
-        resources: &["sandboxes"],
-        verbs: MANAGE,
-    },
+    SANDBOXES,
     Rule {
         groups: &[""],
         resources: &["pods"],
@@ -63,11 +60,7 @@ pub const RBAC: &[Rule] = &[
         resources: &["networkpolicies"],
         verbs: &["delete", FOLLOW[0], FOLLOW[1], FOLLOW[2]],
     },
-    Rule {
-        groups: &["", "events.k8s.io"],
-        resources: &["events"],
-        verbs: &["create", "patch", "update"],
-    },
+    EVENTS,
 ];
 
 /// The controller's name in logs, metrics and events.
@@ -136,13 +129,13 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
     caches
         .claims
         .index_by(BY_TEMPLATE, |claim| match claim.spec.source() {
-            Ok(ClaimSource::Template { template, .. }) => vec![indexed(claim, template)],
+            Ok(ClaimSource::Template { template, .. }) => vec![within(claim, template)],
             _ => Vec::new(),
         });
     caches
         .claims
         .index_by(BY_POOL, |claim| match claim.spec.source() {
-            Ok(ClaimSource::Pool { pool }) => vec![indexed(claim, pool)],
+            Ok(ClaimSource::Pool { pool }) => vec![within(claim, pool)],
             _ => Vec::new(),
         });
     caches
@@ -191,18 +184,13 @@ fn enqueue_claims_of_template(
     queue: &Queue,
 ) {
     let template = change.latest();
-    let value = indexed(template.as_ref(), &template.name_any());
+    let value = within(template.as_ref(), &template.name_any());
     let by_pool = pools
-        .indexed(crate::warm_pool::BY_TEMPLATE, &value)
+        .indexed(crate::pool::BY_TEMPLATE, &value)
         .into_iter()
-        .flat_map(|pool| claims.indexed(BY_POOL, &indexed(pool.as_ref(), &pool.name_any())));
-    for claim in claims
-        .indexed(BY_TEMPLATE, &value)
-        .into_iter()
-        .chain(by_pool)
-    {
-        queue.add(ObjectKey::of(claim.as_ref()));
-    }
+        .flat_map(|pool| claims.indexed(BY_POOL, &within(pool.as_ref(), &pool.name_any())));
+    queue.add_all(claims.indexed(BY_TEMPLATE, &value));
+    queue.add_all(by_pool);
 }
 
 /// Only a pool's coming, going and change of template matter to claims; its status changes all the time.
@@ -217,22 +205,14 @@ fn enqueue_claims_of_pool(
         return;
     }
     let pool = change.latest();
-    for claim in claims.indexed(BY_POOL, &indexed(pool.as_ref(), &pool.name_any())) {
-        queue.add(ObjectKey::of(claim.as_ref()));
-    }
+    let value = within(pool.as_ref(), &pool.name_any());
+    queue.add_all(claims.indexed(BY_POOL, &value));
 }
 
 /// The sandbox that a claim is bound to, as long as nothing was said of the claim yet.
 fn promised_to(claim: &SandboxClaim) -> Option<String> {
     let name = claim.labels().get(api::labels::ASSIGNED_SANDBOX_NAME)?;
-    claim.status.is_none().then(|| indexed(claim, name))
-}
-
-fn indexed<K: Resource>(object: &K, value: &str) -> String {
-    format!(
-        "{}/{value}",
-        object.meta().namespace.as_deref().unwrap_or_default()
-    )
+    claim.status.is_none().then(|| within(claim, name))
 }
 
 /// Brings one claim a step closer to what its spec says.

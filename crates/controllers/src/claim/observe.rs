@@ -15,12 +15,12 @@ use planner::claim::{
 use planner::owner::is_controlled_by;
 use planner::warm_queue::Request;
 
-use super::{BY_PROMISE, Claims, FIELD_MANAGER, indexed};
+use super::{BY_PROMISE, Claims, FIELD_MANAGER};
 use crate::cache::Cache;
 use crate::cached::Cached;
 use crate::clock::Clock;
 use crate::context::Context;
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, within};
 use crate::warm_supply::Reservation;
 use crate::writes::{WriteError, Writer};
 
@@ -166,7 +166,7 @@ fn reserve(
     request: &Request,
 ) -> Option<Reservation> {
     let is_promised = |sandbox: &Sandbox| {
-        let name = indexed(sandbox, &sandbox.name_any());
+        let name = within(sandbox, &sandbox.name_any());
         let claims = context.caches.claims.indexed(BY_PROMISE, &name);
         claims.iter().any(|other| other.uid() != claim.uid())
     };

@@ -8,9 +8,9 @@ mod set;
 mod waiting;
 
 use api::rbac::{FOLLOW, MANAGE, Rule, SUBRESOURCE};
-use kube::Resource;
 use planner::sandbox_set::candidate;
 
+use crate::rbac::{EVENTS, SANDBOXES};
 use crate::runtime::Runtime;
 use crate::warm_supply::WarmSupply;
 
@@ -31,21 +31,13 @@ pub const RBAC: &[Rule] = &[
         ],
         verbs: SUBRESOURCE,
     },
-    Rule {
-        groups: &[api::CORE_GROUP],
-        resources: &["sandboxes"],
-        verbs: MANAGE,
-    },
+    SANDBOXES,
     Rule {
         groups: &[api::EXTENSIONS_GROUP],
         resources: &["sandboxtemplates"],
         verbs: FOLLOW,
     },
-    Rule {
-        groups: &["", "events.k8s.io"],
-        resources: &["events"],
-        verbs: &["create", "patch", "update"],
-    },
+    EVENTS,
 ];
 
 /// Adds the controllers of SandboxSet and of the batch SandboxClaim to a runtime.
@@ -53,10 +45,4 @@ pub fn register(runtime: &mut Runtime) {
     let supply = WarmSupply::of(&runtime.context.caches.sandboxes, candidate);
     set::register(runtime, &supply);
     claim::register(runtime, &supply);
-}
-
-/// What an index files an object of a namespace under.
-fn indexed<K: Resource>(object: &K, value: &str) -> String {
-    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
-    format!("{namespace}/{value}")
 }

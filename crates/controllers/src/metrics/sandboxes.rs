@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use api::conditions::{self, ConditionType, Reason};
 use api::{Sandbox, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use planner::owner::controller_of;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
 use super::WELL_FORMED;
-use crate::cached::controller_of;
 use crate::instrumentation::Launch;
 
 const NAME: &str = "agent_sandboxes";
@@ -62,7 +62,7 @@ impl<'a> Sort<'a> {
                 Launch::Cold
             },
             template: annotation(labels::SANDBOX_TEMPLATE_REF).unwrap_or(UNKNOWN_TEMPLATE),
-            owner: controller_of(sandbox).map_or("None", owner_name),
+            owner: controller_of(&sandbox.metadata).map_or("None", owner_name),
         }
     }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use api::Sandbox;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use planner::sandbox::{DeletionCause, Effect, Observed, Outcome, Plan, Trouble};
 
 use super::{CONTROLLER, FIELD_MANAGER, publish};
+use crate::cache::Cache;
+use crate::cached::Cached;
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::key::ObjectKey;
@@ -64,51 +65,39 @@ struct Applying<'a> {
     volumes_are_missing: bool,
 }
 
-impl Applying<'_> {
+impl<'a> Applying<'a> {
     async fn carry_out(&mut self, effect: &Effect) -> Result<(), WriteError> {
         match effect {
             Effect::CreateVolumeClaim(claim) => {
                 let name = claim.metadata.name.as_deref().unwrap_or_default();
-                let claims = self.volume_claims();
+                let claims = self.writer(&self.context.caches.volume_claims);
                 claims.create(&self.key.sibling(name), claim).await?;
             }
             Effect::AdoptVolumeClaim {
                 name,
                 version,
                 patch,
-            } => {
-                let (key, version) = (self.key.sibling(name), Precondition::from(version));
-                let claims = self.volume_claims();
-                claims.patch(&key, &version, patch.clone()).await?;
-                self.record(
-                    "VolumeClaimAdopted",
-                    "Adopt",
-                    format!("Adopted volume claim {name}"),
-                );
             }
-            Effect::LabelVolumeClaim {
+            | Effect::LabelVolumeClaim {
                 name,
                 version,
                 patch,
             } => {
-                let (key, version) = (self.key.sibling(name), Precondition::from(version));
-                let claims = self.volume_claims();
-                claims.patch(&key, &version, patch.clone()).await?;
+                let key = self.key.sibling(name);
+                let claims = self.writer(&self.context.caches.volume_claims);
+                claims.patch(&key, &version.into(), patch.clone()).await?;
+                if matches!(effect, Effect::AdoptVolumeClaim { .. }) {
+                    self.record_adoption("VolumeClaimAdopted", "volume claim", name);
+                }
             }
             Effect::ClearPodName { version, patch } => {
-                let sandboxes =
-                    Writer::new(self.context, &self.context.caches.sandboxes, FIELD_MANAGER);
+                let sandboxes = self.writer(&self.context.caches.sandboxes);
                 let version = Precondition::from(version);
                 self.applied.sandbox = sandboxes.patch(self.key, &version, patch.clone()).await?;
             }
             Effect::DeleteSandbox { version } => {
-                let sandboxes =
-                    Writer::new(self.context, &self.context.caches.sandboxes, FIELD_MANAGER);
-                let deletion = Deletion {
-                    precondition: Precondition::from(version),
-                    ..Deletion::default()
-                };
-                sandboxes.delete(self.key, deletion).await?;
+                let sandboxes = self.writer(&self.context.caches.sandboxes);
+                sandboxes.delete(self.key, Deletion::given(version)).await?;
                 self.applied.sandbox_deleted = true;
             }
             Effect::CreatePod(_)
@@ -124,7 +113,7 @@ impl Applying<'_> {
     }
 
     async fn carry_out_on_pod(&mut self, effect: &Effect) -> Result<(), WriteError> {
-        let pods = Writer::new(self.context, &self.context.caches.pods, FIELD_MANAGER);
+        let pods = self.writer(&self.context.caches.pods);
         match effect {
             Effect::CreatePod(_) if self.volumes_are_missing => {}
             Effect::CreatePod(pod) => {
@@ -140,29 +129,21 @@ impl Applying<'_> {
                 name,
                 version,
                 patch,
-            } => {
-                let (key, version) = (self.key.sibling(name), Precondition::from(version));
-                let pod = pods.patch(&key, &version, patch.clone()).await?;
-                self.applied.outcome.pod = Some(pod);
-                self.record("PodAdopted", "Adopt", format!("Adopted pod {name}"));
             }
-            Effect::UpdatePodMetadata {
+            | Effect::UpdatePodMetadata {
                 name,
                 version,
                 patch,
             } => {
-                let (key, version) = (self.key.sibling(name), Precondition::from(version));
-                let pod = pods.patch(&key, &version, patch.clone()).await?;
+                let key = self.key.sibling(name);
+                let pod = pods.patch(&key, &version.into(), patch.clone()).await?;
                 self.applied.outcome.pod = Some(pod);
+                if matches!(effect, Effect::AdoptPod { .. }) {
+                    self.record_adoption("PodAdopted", "pod", name);
+                }
             }
             Effect::DeletePod { name, uid, cause } => {
-                let deletion = Deletion {
-                    precondition: Precondition {
-                        uid: uid.clone(),
-                        resource_version: None,
-                    },
-                    ..Deletion::default()
-                };
+                let deletion = Deletion::given(Precondition::uid(uid.clone()));
                 pods.delete(&self.key.sibling(name), deletion).await?;
                 self.record_deletion(name, cause);
             }
@@ -172,8 +153,7 @@ impl Applying<'_> {
     }
 
     async fn carry_out_on_service(&mut self, effect: &Effect) -> Result<(), WriteError> {
-        let services =
-            Writer::<Service>::new(self.context, &self.context.caches.services, FIELD_MANAGER);
+        let services = self.writer(&self.context.caches.services);
         match effect {
             Effect::CreateService(service) => {
                 self.applied.outcome.service = Some(services.create(self.key, service).await?);
@@ -182,29 +162,21 @@ impl Applying<'_> {
                 name,
                 version,
                 patch,
-            } => {
-                let (key, version) = (self.key.sibling(name), Precondition::from(version));
-                let service = services.patch(&key, &version, patch.clone()).await?;
-                self.applied.outcome.service = Some(service);
-                self.record("ServiceAdopted", "Adopt", format!("Adopted service {name}"));
             }
-            Effect::UpdateService {
+            | Effect::UpdateService {
                 name,
                 version,
                 patch,
             } => {
-                let (key, version) = (self.key.sibling(name), Precondition::from(version));
-                let service = services.patch(&key, &version, patch.clone()).await?;
+                let key = self.key.sibling(name);
+                let service = services.patch(&key, &version.into(), patch.clone()).await?;
                 self.applied.outcome.service = Some(service);
+                if matches!(effect, Effect::AdoptService { .. }) {
+                    self.record_adoption("ServiceAdopted", "service", name);
+                }
             }
             Effect::DeleteService { name, uid } => {
-                let deletion = Deletion {
-                    precondition: Precondition {
-                        uid: uid.clone(),
-                        resource_version: None,
-                    },
-                    ..Deletion::default()
-                };
+                let deletion = Deletion::given(Precondition::uid(uid.clone()));
                 services.delete(&self.key.sibling(name), deletion).await?;
                 self.applied.outcome.service = None;
             }
@@ -239,12 +211,12 @@ impl Applying<'_> {
         }
     }
 
-    fn volume_claims(&self) -> Writer<'_, PersistentVolumeClaim> {
-        Writer::new(
-            self.context,
-            &self.context.caches.volume_claims,
-            FIELD_MANAGER,
-        )
+    fn writer<K: Cached>(&self, cache: &'a Cache<K>) -> Writer<'a, K> {
+        Writer::new(self.context, cache, FIELD_MANAGER)
+    }
+
+    fn record_adoption(&self, reason: &'static str, kind: &str, name: &str) {
+        self.record(reason, "Adopt", format!("Adopted {kind} {name}"));
     }
 
     fn record(&self, reason: &'static str, action: &'static str, note: String) {

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use api::Sandbox;
 use api::rbac::{MANAGE, Rule, SUBRESOURCE};
-use kube::Resource;
+use planner::owner::{controller_of, refers_to};
 use planner::sandbox::{Adoption, Settings, Stage, decide, status};
 
-use crate::cached::{Cached, controller_of};
+use crate::cached::Cached;
 use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::queue::Queue;
+use crate::rbac::SANDBOXES;
 use crate::runtime::{Action, Runtime};
 use crate::trace;
 use crate::writes::WriteError;
@@ -31,11 +32,7 @@ pub const RBAC: &[Rule] = &[
         resources: &["pods", "services", "persistentvolumeclaims"],
         verbs: MANAGE,
     },
-    Rule {
-        groups: &[api::CORE_GROUP],
-        resources: &["sandboxes"],
-        verbs: MANAGE,
-    },
+    SANDBOXES,
     Rule {
         groups: &[api::CORE_GROUP],
         resources: &["sandboxes/finalizers", "sandboxes/status"],
@@ -118,11 +115,8 @@ fn relate<K: Cached>(
 }
 
 fn sandbox_of<K: Cached>(object: &K) -> Option<ObjectKey> {
-    let owner = controller_of(object)?;
-    let (group, _version) = owner.api_version.split_once('/')?;
-    let is_sandbox = owner.kind == Sandbox::kind(&()) && group == api::CORE_GROUP;
-    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
-    is_sandbox.then(|| ObjectKey::new(namespace, &owner.name))
+    let owner = controller_of(object.meta()).filter(|owner| refers_to::<Sandbox>(owner))?;
+    Some(ObjectKey::of(object).sibling(&owner.name))
 }
 
 /// Brings one sandbox a step closer to what its spec says.

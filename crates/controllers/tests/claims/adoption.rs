@@ -18,10 +18,8 @@ use crate::support::{Cluster, claim, claim_from, pool, ready_of, template};
 async fn a_warm_claim_takes_a_sandbox_over_in_three_writes() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 2)).await;
-    cluster.pool_ready("warm", 2).await;
-    let counts = |kind, verb| controllers.observations.count(kind, verb);
+    cluster.full_pool(2).await;
+    let counts = |kind, verb| cluster.observations.count(kind, verb);
     let before = (
         counts("SandboxClaim", Verb::Patch),
         counts("SandboxClaim", Verb::PatchStatus),
@@ -79,9 +77,9 @@ async fn a_warm_claim_takes_a_sandbox_over_in_three_writes() {
         1,
         "one status"
     );
-    let provisioned = controllers.observations.provisioned();
+    let provisioned = cluster.observations.provisioned();
     assert_eq!(provisioned, [("warm", Some("warm".to_owned()), true)]);
-    assert_eq!(controllers.observations.ready(), [("warm", true)]);
+    assert_eq!(cluster.observations.ready(), [("warm", true)]);
     controllers.stop().await;
     cluster.stop().await;
 }
@@ -91,9 +89,7 @@ async fn whoever_sees_the_claim_ready_finds_the_pod_name_on_its_sandbox() {
     use futures::TryStreamExt;
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 1)).await;
-    cluster.pool_ready("warm", 1).await;
+    cluster.full_pool(1).await;
     let claims = cluster.api::<SandboxClaim>();
     let mut events = std::pin::pin!(claims.watch(&WatchParams::default(), "0").await.unwrap());
     cluster.create(&claim("mine", "py")).await;
@@ -115,9 +111,7 @@ async fn whoever_sees_the_claim_ready_finds_the_pod_name_on_its_sandbox() {
 async fn three_claims_on_two_warm_sandboxes_get_one_each_and_one_cold() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 2)).await;
-    cluster.pool_ready("warm", 2).await;
+    cluster.full_pool(2).await;
     let warm: BTreeSet<String> = cluster
         .members("warm")
         .await
@@ -146,9 +140,7 @@ async fn a_warm_claim_costs_the_api_server_no_more_than_six_writes() {
     const CLAIMS: u64 = 20;
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 30)).await;
-    cluster.pool_ready("warm", 30).await;
+    cluster.full_pool(30).await;
     let before = cluster.writes_when_quiet().await;
     let claims: Vec<_> = (0..CLAIMS)
         .map(|index| claim(&format!("claim-{index}"), "py"))

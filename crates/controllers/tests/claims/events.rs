@@ -66,7 +66,7 @@ async fn what_keeps_a_pool_from_its_size_is_told() {
     let (tap, client) = Tap::on(cluster.client.clone());
     let clock = FakeClock::at(Timestamp::now());
     let read = clock.clone();
-    let controllers = Cluster::controllers_by(client, Clock::new(move || read.now()));
+    let controllers = cluster.controllers_by(client, Clock::new(move || read.now()));
     let quota: Status = serde_json::from_value(json!({
         "status": "Failure", "reason": "Forbidden", "code": 403, "message": "exceeded quota: sandboxes",
     }))
@@ -88,7 +88,7 @@ async fn what_keeps_a_pool_from_its_size_is_told() {
         said.then_some(member)
     })
     .await;
-    clock.advance(planner::warm_pool::READINESS_GRACE + Duration::from_secs(60));
+    clock.advance(planner::stock::READINESS_GRACE + Duration::from_secs(60));
     let look = json!({ "metadata": { "annotations": { "look": "again" } } });
     cluster.patch::<SandboxWarmPool>("warm", look).await;
     let told = cluster.event("warm", "SandboxStuck").await;
@@ -101,8 +101,7 @@ async fn what_keeps_a_pool_from_its_size_is_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_without_its_template_says_so_until_there_is_one() {
     let cluster = Cluster::start().await;
-    let (tap, client) = Tap::on(cluster.client.clone());
-    let controllers = Cluster::controllers_through(client);
+    let (tap, controllers) = cluster.tapped_controllers();
     cluster.create(&pool("warm", "py", 2)).await;
     let told = cluster.event("warm", "TemplateNotFound").await;
     let missing = "SandboxTemplate \"py\" not found";

@@ -12,8 +12,8 @@ use kube::core::Status;
 use kube::{Api, ResourceExt};
 use planner::owner::{controller_of, controller_reference};
 use serde_json::json;
+use testkit::eventually;
 use testkit::tap::Seen;
-use testkit::{Tap, eventually};
 use tokio_util::sync::CancellationToken;
 
 use crate::holders;
@@ -37,11 +37,8 @@ async fn a_crash_before_any_write_of_an_adoption_is_made_good() {
     let crashes: [(Write, &str); 2] = [(transfers, "SandboxWarmPool"), (publishes, "SandboxClaim")];
     for (prevented, owner_at_crash) in crashes {
         let cluster = Cluster::start().await;
-        let (tap, client) = Tap::on(cluster.client.clone());
-        let controllers = Cluster::controllers_through(client);
-        cluster.create(&template("py")).await;
-        cluster.create(&pool("warm", "py", 1)).await;
-        cluster.pool_ready("warm", 1).await;
+        let (tap, controllers) = cluster.tapped_controllers();
+        cluster.full_pool(1).await;
         let warm = cluster.members("warm").await.remove(0).name_any();
 
         // The process dies as it is about to write, and writes nothing more.
@@ -85,9 +82,7 @@ async fn a_crash_before_any_write_of_an_adoption_is_made_good() {
 async fn restarts_in_the_middle_of_a_burst_lose_and_double_nothing() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 10)).await;
-    cluster.pool_ready("warm", 10).await;
+    cluster.full_pool(10).await;
     let names: Vec<String> = (0..30).map(|index| format!("claim-{index}")).collect();
     let claims: Vec<_> = names.iter().map(|name| claim(name, "py")).collect();
     let mut running = Some(controllers);
@@ -114,9 +109,7 @@ async fn restarts_in_the_middle_of_a_burst_lose_and_double_nothing() {
 async fn a_pool_deleted_under_its_claims_takes_none_of_theirs() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 10)).await;
-    cluster.pool_ready("warm", 10).await;
+    cluster.full_pool(10).await;
     let names: Vec<String> = (0..10).map(|index| format!("claim-{index}")).collect();
     let claims: Vec<_> = names.iter().map(|name| claim(name, "py")).collect();
     let (_, ()) = tokio::join!(
@@ -139,9 +132,7 @@ async fn a_pool_deleted_under_its_claims_takes_none_of_theirs() {
 async fn a_namespace_deleted_under_load_goes() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 5)).await;
-    cluster.pool_ready("warm", 5).await;
+    cluster.full_pool(5).await;
     let begun = CancellationToken::new();
     // Somebody makes claims for as long as the namespace takes them.
     let clients = (0..4).map(|client| {
@@ -183,8 +174,7 @@ async fn a_namespace_deleted_under_load_goes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cache_that_lags_is_no_proof_that_a_template_or_pool_is_missing() {
     let cluster = Cluster::start().await;
-    let (tap, client) = Tap::on(cluster.client.clone());
-    let controllers = Cluster::controllers_through(client);
+    let (tap, controllers) = cluster.tapped_controllers();
     cluster.create(&template("early")).await;
     cluster.create(&claim("first", "early")).await;
     cluster.claim_ready("first").await;
@@ -220,11 +210,8 @@ async fn a_cache_that_lags_is_no_proof_that_a_template_or_pool_is_missing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_others_keep_changing_says_so_and_gets_its_sandbox_later() {
     let cluster = Cluster::start().await;
-    let (tap, client) = Tap::on(cluster.client.clone());
-    let controllers = Cluster::controllers_through(client);
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 1)).await;
-    cluster.pool_ready("warm", 1).await;
+    let (tap, controllers) = cluster.tapped_controllers();
+    cluster.full_pool(1).await;
     let conflict: Status = serde_json::from_value(json!({
         "status": "Failure", "reason": "Conflict", "code": 409, "message": "the object has been modified",
     }))

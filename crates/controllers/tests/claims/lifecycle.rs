@@ -14,7 +14,7 @@ use kube::api::{WatchEvent, WatchParams};
 use serde_json::json;
 use testkit::eventually;
 
-use crate::support::{Cluster, claim, expiring, pool, ready_of, template};
+use crate::support::{Cluster, claim, expiring, ready_of, template};
 
 /// A moment so far from now, in the whole seconds that the API keeps.
 fn in_seconds(seconds: i64) -> Time {
@@ -113,9 +113,7 @@ async fn a_claim_outlives_its_pod_by_its_time_to_live() {
     const TTL_SECONDS: i32 = 2;
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    cluster.create(&template("py")).await;
-    cluster.create(&pool("warm", "py", 1)).await;
-    cluster.pool_ready("warm", 1).await;
+    cluster.full_pool(1).await;
     let lifecycle = Lifecycle {
         ttl_seconds_after_finished: Some(TTL_SECONDS),
         shutdown_policy: Some(ClaimShutdownPolicy::Delete),

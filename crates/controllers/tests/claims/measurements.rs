@@ -32,7 +32,7 @@ async fn a_time_that_cannot_be_read_or_lies_ahead_is_not_measured() {
         cluster.create(&claim).await;
         cluster.claim_ready(name).await;
         let measured = eventually("the claim to be measured", async || {
-            let measured = controllers.observations.since_request();
+            let measured = cluster.observations.since_request();
             measured.get(index).copied()
         })
         .await;
@@ -68,7 +68,7 @@ async fn a_claim_that_recovers_is_not_measured_again() {
     cluster.create(&claim("last", "py")).await;
     cluster.claim_ready("last").await;
     let measured = eventually("the last claim to be measured", async || {
-        let measured = controllers.observations.ready();
+        let measured = cluster.observations.ready();
         (measured.len() >= 2).then_some(measured)
     })
     .await;

@@ -8,21 +8,18 @@ use api::Sandbox;
 use api::conditions::{self, ConditionType};
 use api::kruise::{ClaimPhase, SandboxClaim, SandboxSet};
 use controllers::initialise::{Initialise, Settings};
-use controllers::{Config, Parts, assemble};
+use controllers::{Config, Parts};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::core::NamespaceResourceScope;
-use kube::{Client, Resource, ResourceExt};
+use kube::{Client, ResourceExt};
 use planner::kruise_claim::Initialisation;
 use planner::owner::{controller_of, is_controlled_by};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use testkit::cluster::object;
+use testkit::cluster::{Kind, object};
 use testkit::{Cluster, FakeNode, eventually};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+
+use crate::running::Running;
 
 /// A call to a sandbox's runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,74 +60,25 @@ impl Initialise for Runtimes {
     }
 }
 
-pub struct Controllers {
-    shutdown: CancellationToken,
-    abort: CancellationToken,
-    task: JoinHandle<()>,
-}
-
-impl Controllers {
-    pub async fn stop(self) {
-        self.shutdown.cancel();
-        self.task.await.unwrap();
-    }
-
-    /// Ends them where they stand, as a crash would.
-    pub async fn kill(self) {
-        self.abort.cancel();
-        self.task.await.unwrap();
-    }
-}
-
 /// Controllers of their own caches and queues, on this client.
-pub fn controllers_on(client: Client, initialise: Arc<dyn Initialise>) -> Controllers {
+pub fn controllers_on(client: Client, initialise: Arc<dyn Initialise>) -> Running {
     let config = Config {
         extensions: true,
         kruise: true,
         ..Config::default()
     };
-    let runtime = assemble(Parts {
+    let parts = Parts {
         initialise,
         ..Parts::new(client, config)
-    });
-    let (shutdown, abort) = (CancellationToken::new(), CancellationToken::new());
-    let run = runtime.run(
-        shutdown.clone(),
-        abort.clone(),
-        || {},
-        std::future::ready(()),
-    );
-    Controllers {
-        shutdown,
-        abort,
-        task: tokio::spawn(run),
-    }
+    };
+    Running::start(parts, || {})
 }
 
 pub struct Scene {
     pub cluster: Cluster,
     pub runtimes: Arc<Runtimes>,
     node: Option<FakeNode>,
-    controllers: Option<Controllers>,
-}
-
-/// Any namespaced kind.
-pub trait Kind:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone
-    + std::fmt::Debug
-    + Serialize
-    + DeserializeOwned
-{
-}
-
-impl<K> Kind for K where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + std::fmt::Debug
-        + Serialize
-        + DeserializeOwned
-{
+    controllers: Option<Running>,
 }
 
 impl Scene {

@@ -14,7 +14,11 @@ use testkit::eventually;
 
 use crate::fixture::{Scene, claim, claimed};
 
-fn refused() -> Initialisation {
+/// The first sandbox that is asked refuses; those after it do not.
+fn first_refuses(before: usize) -> Initialisation {
+    if before > 0 {
+        return Initialisation::Done;
+    }
     Initialisation::Refused("POST /init was answered with 401".to_owned())
 }
 
@@ -24,14 +28,7 @@ fn with_env(replicas: u32) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_refuses_is_released_reported_and_not_counted() {
-    let scene = Scene::start_with(|before| {
-        if before == 0 {
-            refused()
-        } else {
-            Initialisation::Done
-        }
-    })
-    .await;
+    let scene = Scene::start_with(first_refuses).await;
     scene.full_set("python", 3).await;
     let made: SandboxClaim = scene.create(claim("careful", "python", with_env(2))).await;
     let done = scene.completed("careful").await;
@@ -106,14 +103,7 @@ async fn one_that_never_answers_is_given_up_by_the_claims_timeout() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_sandbox_is_set_aside_for_those_who_want_to_see_it() {
-    let scene = Scene::start_with(|before| {
-        if before == 0 {
-            refused()
-        } else {
-            Initialisation::Done
-        }
-    })
-    .await;
+    let scene = Scene::start_with(first_refuses).await;
     scene.full_set("python", 2).await;
     let mut fields = with_env(1);
     fields["reserveFailedSandbox"] = json!(true);

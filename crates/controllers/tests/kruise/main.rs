@@ -9,4 +9,6 @@ mod claims;
 mod contention;
 mod fixture;
 mod initialisation;
+#[path = "../support/running.rs"]
+mod running;
 mod sets;

@@ -2,11 +2,12 @@ use api::{Sandbox, SandboxSpec};
 use controllers::Config;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::api::{Patch, PatchParams, PostParams};
+use planner::owner::controller_of;
 use serde_json::json;
 use testkit::cluster::{object, pod};
 use testkit::node::Behaviour;
 
-use crate::fixture::{Fixture, controller};
+use crate::fixture::Fixture;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unowned_objects_of_the_name_are_adopted() {
@@ -29,9 +30,9 @@ async fn unowned_objects_of_the_name_are_adopted() {
     let adopted = pods.get("taken").await.unwrap();
     assert_eq!(adopted.metadata.uid, existing.metadata.uid);
     let uid = sandbox.metadata.uid.unwrap();
-    assert_eq!(controller(&adopted).unwrap().uid, uid);
+    assert_eq!(controller_of(&adopted.metadata).unwrap().uid, uid);
     let service = services.get("taken").await.unwrap();
-    assert_eq!(controller(&service).unwrap().uid, uid);
+    assert_eq!(controller_of(&service.metadata).unwrap().uid, uid);
     let selector = service.spec.unwrap().selector.unwrap();
     assert_eq!(selector.len(), 1, "{selector:?}");
     fixture.stop().await;
@@ -90,7 +91,7 @@ async fn the_pod_that_the_annotation_names_is_used_and_forgotten_when_it_is_gone
     let sandbox = fixture.until_ready("claimed").await;
     let adopted = pods.get("warm-1").await.unwrap();
     assert_eq!(
-        Some(&controller(&adopted).unwrap().uid),
+        Some(&controller_of(&adopted.metadata).unwrap().uid),
         sandbox.metadata.uid.as_ref()
     );
     assert!(pods.get_opt("claimed").await.unwrap().is_none());

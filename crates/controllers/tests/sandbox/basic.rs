@@ -4,11 +4,12 @@ use api::{Sandbox, SandboxSpec};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use planner::owner::controller_of;
 use serde_json::json;
 use testkit::eventually;
 use testkit::node::{NODE_NAME, end_pod};
 
-use crate::fixture::{Fixture, condition, controller, status};
+use crate::fixture::{Fixture, condition, status};
 
 const HASH: &str = "agents.x-k8s.io/sandbox-name-hash";
 
@@ -37,9 +38,9 @@ async fn a_sandbox_gets_a_pod_and_a_service_and_tells_how_to_reach_them() {
     let pod = fixture.cluster.api::<Pod>().get("hello").await.unwrap();
     assert_eq!(pod.metadata.labels.as_ref().unwrap()[HASH], hash);
     let uid = sandbox.metadata.uid.clone().unwrap();
-    assert_eq!(controller(&pod).unwrap().uid, uid);
+    assert_eq!(controller_of(&pod.metadata).unwrap().uid, uid);
     let service = fixture.cluster.api::<Service>().get("hello").await.unwrap();
-    assert_eq!(controller(&service).unwrap().uid, uid);
+    assert_eq!(controller_of(&service.metadata).unwrap().uid, uid);
     let spec = service.spec.unwrap();
     assert_eq!(spec.cluster_ip.as_deref(), Some("None"));
     assert_eq!(spec.selector.unwrap()[HASH], hash);

@@ -4,22 +4,20 @@ use api::conditions::{self, ConditionType};
 use api::{Sandbox, SandboxStatus};
 use controllers::clock::Clock;
 use controllers::{Config, Parts};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::{Patch, PatchParams};
-use kube::{Client, Resource};
 use serde_json::Value;
 use testkit::node::Behaviour;
 use testkit::{Cluster, FakeClock, FakeNode, Tap};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+
+use crate::running::Running;
 
 pub struct Fixture {
     pub cluster: Cluster,
     pub clock: FakeClock,
     /// Between the controllers and the server.
     pub tap: Tap,
-    shutdown: CancellationToken,
-    controllers: JoinHandle<()>,
+    controllers: Running,
     _node: FakeNode,
 }
 
@@ -37,13 +35,20 @@ impl Fixture {
     pub async fn assemble(cluster: Cluster, node: FakeNode, config: Config) -> Self {
         let clock = FakeClock::at(k8s_openapi::jiff::Timestamp::now());
         let (tap, client) = Tap::on(cluster.client());
-        let shutdown = CancellationToken::new();
-        let controllers = run(client, config, &clock, shutdown.clone()).await;
+        let read = clock.clone();
+        let parts = Parts {
+            clock: Clock::new(move || read.now()),
+            ..Parts::new(client, config)
+        };
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let controllers = Running::start(parts, move || {
+            let _ = ready.send(());
+        });
+        is_ready.await.expect("controllers become ready");
         Self {
             cluster,
             clock,
             tap,
-            shutdown,
             controllers,
             _node: node,
         }
@@ -51,8 +56,7 @@ impl Fixture {
 
     /// Stops everything, and fails if the controllers did not stop by themselves.
     pub async fn stop(self) {
-        self.shutdown.cancel();
-        self.controllers.await.expect("controllers stop cleanly");
+        self.controllers.stop().await;
         self.cluster.stop().await;
     }
 
@@ -90,41 +94,10 @@ impl Fixture {
     }
 }
 
-async fn run(
-    client: Client,
-    config: Config,
-    clock: &FakeClock,
-    shutdown: CancellationToken,
-) -> JoinHandle<()> {
-    let mut parts = Parts::new(client, config);
-    let clock = clock.clone();
-    parts.clock = Clock::new(move || clock.now());
-    let runtime = controllers::assemble(parts);
-    let (ready, is_ready) = tokio::sync::oneshot::channel();
-    let task = tokio::spawn(async move {
-        let synced = move || {
-            let _ = ready.send(());
-        };
-        let never = CancellationToken::new();
-        runtime
-            .run(shutdown, never, synced, std::future::ready(()))
-            .await;
-    });
-    is_ready.await.expect("controllers become ready");
-    task
-}
-
 pub fn status(sandbox: &Sandbox) -> SandboxStatus {
     sandbox.status.clone().unwrap_or_default()
 }
 
 pub fn condition(sandbox: &Sandbox, kind: ConditionType) -> Option<Condition> {
     conditions::find(&status(sandbox).conditions, kind).cloned()
-}
-
-pub fn controller<K: Resource>(object: &K) -> Option<&OwnerReference> {
-    let owners = object.meta().owner_references.iter().flatten();
-    owners
-        .into_iter()
-        .find(|owner| owner.controller == Some(true))
 }

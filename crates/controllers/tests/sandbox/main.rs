@@ -6,4 +6,6 @@ mod expiry;
 mod faults;
 mod fixture;
 mod load;
+#[path = "../support/running.rs"]
+mod running;
 mod volumes;

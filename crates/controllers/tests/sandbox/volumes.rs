@@ -2,10 +2,11 @@ use api::sandbox::{EmbeddedObjectMetadata, PersistentVolumeClaimTemplate};
 use api::{Sandbox, SandboxSpec};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::api::{DeleteParams, PostParams};
+use planner::owner::controller_of;
 use serde_json::{Value, json};
 use testkit::cluster::object;
 
-use crate::fixture::{Fixture, controller};
+use crate::fixture::Fixture;
 
 fn template(name: &str) -> PersistentVolumeClaimTemplate {
     PersistentVolumeClaimTemplate {
@@ -48,7 +49,7 @@ async fn volumes_are_made_mounted_kept_over_suspension_and_go_with_the_sandbox()
     let claims = fixture.cluster.api::<PersistentVolumeClaim>();
     let made = claims.get("work-store").await.unwrap();
     assert_eq!(
-        Some(&controller(&made).unwrap().uid),
+        Some(&controller_of(&made.metadata).unwrap().uid),
         sandbox.metadata.uid.as_ref()
     );
     let pod = fixture.cluster.api::<Pod>().get("store").await.unwrap();
@@ -114,7 +115,7 @@ async fn an_unowned_claim_is_adopted_and_anothers_is_refused() {
     let sandbox = fixture.until_ready("mine").await;
     let adopted = claims.get("data-mine").await.unwrap();
     assert_eq!(
-        Some(&controller(&adopted).unwrap().uid),
+        Some(&controller_of(&adopted.metadata).unwrap().uid),
         sandbox.metadata.uid.as_ref()
     );
 

@@ -6,9 +6,9 @@
 mod node;
 #[path = "../../src/bench/requests.rs"]
 pub mod requests;
+mod running;
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,55 +23,20 @@ use controllers::clock::Clock;
 use controllers::instrumentation::{
     ClaimReadiness, Instrumentation, Provisioning, RequestReport, Verb,
 };
-use controllers::{Config, Parts, assemble};
-use k8s_openapi::api::core::v1::{Container, EnvVar, Namespace, Pod};
+use controllers::{Config, Parts};
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::core::NamespaceResourceScope;
-use kube::{Api, Client, Resource};
+use kube::{Api, Client};
 use planner::owner::controller_of;
 use requests::Writes;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use running::Running;
 use serde_json::{Value, json};
-use testkit::eventually;
+use testkit::cluster::Kind;
+use testkit::{Tap, eventually};
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 pub const NAMESPACE: &str = "scenario";
-
-const DEFINITIONS: [&str; 4] = [
-    include_str!("../../../../deploy/crds/agents.x-k8s.io_sandboxes.yaml"),
-    include_str!("../../../../deploy/crds/extensions.agents.x-k8s.io_sandboxclaims.yaml"),
-    include_str!("../../../../deploy/crds/extensions.agents.x-k8s.io_sandboxtemplates.yaml"),
-    include_str!("../../../../deploy/crds/extensions.agents.x-k8s.io_sandboxwarmpools.yaml"),
-];
-
-/// Any namespaced kind.
-pub trait Kind:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone
-    + Debug
-    + Serialize
-    + DeserializeOwned
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<K> Kind for K where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static
-{
-}
 
 /// What the controllers reported.
 #[derive(Debug, Default)]
@@ -130,110 +95,63 @@ impl Observations {
     }
 }
 
-pub struct Controllers {
-    shutdown: CancellationToken,
-    abort: CancellationToken,
-    task: JoinHandle<()>,
-    pub observations: Arc<Observations>,
-}
-
-impl Controllers {
-    pub async fn stop(self) {
-        self.shutdown.cancel();
-        self.task.await.unwrap();
-    }
-
-    /// Ends them where they stand, as a crash would.
-    pub async fn kill(self) {
-        self.abort.cancel();
-        self.task.await.unwrap();
-    }
-
-    /// Cancelled, it ends them where they stand.
-    pub fn crash(&self) -> CancellationToken {
-        self.abort.clone()
-    }
-
-    /// Waits until they have ended.
-    pub async fn ended(self) {
-        self.task.await.unwrap();
-    }
-}
-
 pub struct Cluster {
-    server: apiserver::Server,
+    server: testkit::Cluster,
     pub client: Client,
+    /// What its controllers reported.
+    pub observations: Arc<Observations>,
     node: JoinHandle<()>,
 }
 
 impl Cluster {
     pub async fn start() -> Self {
-        let server = apiserver::Server::open(apiserver::Config::in_memory())
-            .await
-            .unwrap();
+        let server = testkit::Cluster::start().await;
+        server.create_namespace(NAMESPACE).await;
         let client = server.client();
-        let definitions = Api::<CustomResourceDefinition>::all(client.clone());
-        for document in DEFINITIONS {
-            let definition = serde_yaml_ng::from_str(document).unwrap();
-            definitions
-                .create(&PostParams::default(), &definition)
-                .await
-                .unwrap();
-        }
-        let mut namespace = Namespace::default();
-        namespace.metadata.name = Some(NAMESPACE.to_owned());
-        Api::<Namespace>::all(client.clone())
-            .create(&PostParams::default(), &namespace)
-            .await
-            .unwrap();
         let node = tokio::spawn(node::mark_pods_ready(client.clone()));
         Self {
             server,
             client,
+            observations: Arc::default(),
             node,
         }
     }
 
     /// Starts the controllers with the defaults of the command line.
-    pub fn controllers(&self) -> Controllers {
-        Self::controllers_through(self.client.clone())
+    pub fn controllers(&self) -> Running {
+        self.controllers_by(self.client.clone(), Clock::default())
     }
 
-    /// Starts the controllers with a client of the test's own.
-    pub fn controllers_through(client: Client) -> Controllers {
-        Self::controllers_by(client, Clock::default())
+    /// Starts the controllers with a tap between them and the server.
+    pub fn tapped_controllers(&self) -> (Tap, Running) {
+        let (tap, client) = Tap::on(self.client.clone());
+        (tap, self.controllers_by(client, Clock::default()))
     }
 
     /// Starts the controllers with a client and a clock of the test's own.
-    pub fn controllers_by(client: Client, clock: Clock) -> Controllers {
-        let (shutdown, abort) = (CancellationToken::new(), CancellationToken::new());
-        let observations = Arc::new(Observations::default());
+    pub fn controllers_by(&self, client: Client, clock: Clock) -> Running {
         let config = Config {
             extensions: true,
             ..Config::default()
         };
-        let runtime = assemble(Parts {
-            instrumentation: observations.clone(),
+        let parts = Parts {
+            instrumentation: self.observations.clone(),
             clock,
             ..Parts::new(client, config)
-        });
-        let run = runtime.run(
-            shutdown.clone(),
-            abort.clone(),
-            || {},
-            std::future::ready(()),
-        );
-        Controllers {
-            shutdown,
-            abort,
-            task: tokio::spawn(run),
-            observations,
-        }
+        };
+        Running::start(parts, || {})
+    }
+
+    /// Makes the template `py` and the pool `warm` of it, and waits until the pool is full.
+    pub async fn full_pool(&self, size: i32) {
+        self.create(&template("py")).await;
+        self.create(&pool("warm", "py", size)).await;
+        self.pool_ready("warm", size).await;
     }
 
     pub async fn stop(self) {
         self.node.abort();
-        self.server.shutdown().await;
+        self.server.stop().await;
     }
 
     /// From here on nobody marks pods Ready.

@@ -7,10 +7,10 @@ use api::sandbox::PodTemplate;
 use api::{Sandbox, SandboxStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
 use kube::ResourceExt;
-use serde_json::json;
 
 use super::*;
 use crate::owner::controller_reference;
+use crate::patch::tests::patched;
 use crate::sandbox_set::Mould;
 
 fn at(second: i64) -> Timestamp {
@@ -95,27 +95,6 @@ fn free(name: &str) -> Sandbox {
     sandbox
 }
 
-fn merge(target: &mut serde_json::Value, patch: &serde_json::Value) {
-    let serde_json::Value::Object(patch) = patch else {
-        *target = patch.clone();
-        return;
-    };
-    if !target.is_object() {
-        *target = json!({});
-    }
-    let target = target.as_object_mut().unwrap();
-    for (key, value) in patch {
-        if value.is_null() {
-            target.remove(key);
-        } else {
-            merge(
-                target.entry(key.clone()).or_insert(serde_json::Value::Null),
-                value,
-            );
-        }
-    }
-}
-
 fn step(claim: &SandboxClaim, sandbox: Option<&Sandbox>, known: &Initialisation) -> Next {
     let entry = Entry {
         name: "a",
@@ -139,9 +118,7 @@ fn taken(claim: &SandboxClaim) -> Sandbox {
         panic!("a free sandbox is taken");
     };
     assert_eq!(version.resource_version, "7");
-    let mut value = serde_json::to_value(&sandbox).unwrap();
-    merge(&mut value, &patch);
-    serde_json::from_value(value).unwrap()
+    patched(&sandbox, &patch)
 }
 
 fn surroundings() -> Surroundings {
@@ -300,9 +277,7 @@ fn a_sandbox_that_refuses_is_given_up_at_once() {
     let Next::SetAside { patch, .. } = next else {
         panic!("{next:?}");
     };
-    let mut value = serde_json::to_value(&sandbox).unwrap();
-    merge(&mut value, &patch);
-    let marked: Sandbox = serde_json::from_value(value).unwrap();
+    let marked = patched(&sandbox, &patch);
     let next = step(&claim, Some(&marked), &Initialisation::Untried);
     assert_eq!(next, Next::Settled(Outcome::Failed));
     assert_eq!(

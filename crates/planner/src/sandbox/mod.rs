@@ -36,7 +36,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::expiry::{Deadlines, Expiry, expiry};
-use crate::ownership::{Ownership, Version, ownership};
+use crate::owner::{Ownership, Version, ownership};
 
 pub use observed_pod::ObservedPod;
 pub use pod::{Loss, current_pod, loss, pod_name};

@@ -14,9 +14,7 @@ use serde_json::{Value, json};
 
 use super::observed_pod::{ObservedPod, State};
 use super::{DeletionCause, Effect, Observed, Plan, Problem, Settings, metadata, volume_claims};
-use crate::ownership::{
-    Named, Ownership, Version, controller_reference, ownership, with_controller,
-};
+use crate::owner::{Named, Ownership, Version, controller_reference, ownership, with_controller};
 
 const KIND: &str = "pod";
 /// The delay before a second lost pod in a row is replaced; the first is at once.

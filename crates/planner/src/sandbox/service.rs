@@ -9,9 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value, json};
 
 use super::{Effect, Observed, Plan, Problem, Settings};
-use crate::ownership::{
-    Named, Ownership, Version, controller_reference, ownership, with_controller,
-};
+use crate::owner::{Named, Ownership, Version, controller_reference, ownership, with_controller};
 use crate::patch;
 
 const KIND: &str = "service";

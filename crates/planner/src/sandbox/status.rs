@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Observed, ObservedPod, Problem, Settings, Stage, current_pod, loss, service};
-use crate::ownership::{Ownership, ownership};
+use crate::owner::{Ownership, ownership};
 
 /// What is there after a plan was carried out.
 #[derive(Clone, Debug, Default)]

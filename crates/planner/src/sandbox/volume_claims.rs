@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::labels;
+use api::sandbox::PersistentVolumeClaimTemplate;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, PodSpec, Volume,
 };
@@ -10,9 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use super::{Effect, Observed, Plan, Problem, Settings};
-use crate::ownership::{
-    Named, Ownership, Version, controller_reference, ownership, with_controller,
-};
+use crate::owner::{Named, Ownership, Version, controller_reference, ownership, with_controller};
 use crate::patch;
 
 /// How long the name of an object may be.
@@ -25,13 +24,7 @@ pub fn claim_name(template: &str, sandbox: &str) -> String {
 }
 
 pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan) {
-    let templates = observed
-        .sandbox
-        .spec
-        .volume_claim_templates
-        .iter()
-        .flatten();
-    for (index, template) in templates.enumerate() {
+    for (index, template) in templates(observed).enumerate() {
         let Some(template_name) = template
             .metadata
             .name
@@ -128,6 +121,11 @@ fn keep(
     }
 }
 
+fn templates(observed: &Observed) -> impl Iterator<Item = &PersistentVolumeClaimTemplate> {
+    let templates = &observed.sandbox.spec.volume_claim_templates;
+    templates.iter().flatten()
+}
+
 fn identity(observed: &Observed) -> BTreeMap<String, String> {
     BTreeMap::from([(labels::SANDBOX_NAME_HASH.to_owned(), observed.name_hash())])
 }
@@ -135,13 +133,7 @@ fn identity(observed: &Observed) -> BTreeMap<String, String> {
 /// Lets a pod mount the sandbox's claims by their templates' names. A volume of the pod spec that has a template's name is
 /// replaced.
 pub(super) fn merge_volumes(observed: &Observed, spec: &mut PodSpec) {
-    let templates = observed
-        .sandbox
-        .spec
-        .volume_claim_templates
-        .iter()
-        .flatten();
-    for template in templates {
+    for template in templates(observed) {
         let Some(name) = &template.metadata.name else {
             continue;
         };

@@ -9,13 +9,13 @@ use planner::kruise_claim::{Entry, Initialisation, Next, Origin, Outcome, Pick, 
 use planner::sandbox_set::Mould;
 use planner::version::Version;
 
-use super::super::set;
 use super::{CONTROLLER, Error, FIELD_MANAGER};
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::initialise::Settings;
 use crate::key::ObjectKey;
-use crate::writes::{Deletion, Failure, Precondition, WriteError, Writer};
+use crate::pool;
+use crate::writes::{Deletion, Failure, WriteError, Writer};
 
 /// How many steps one sandbox may take in one pass. Only somebody who keeps changing it makes it take more than six.
 const STEPS: usize = 8;
@@ -44,10 +44,11 @@ pub(super) async fn work_off(
     }
     let makes_some = picks.iter().any(|pick| pick.origin == Origin::Made);
     let mould = match set.filter(|_| makes_some) {
-        Some(set) => set::mould(context, key, set)
-            .await
-            .map_err(Error::Observe)?
-            .ok(),
+        Some(set) => {
+            let template = pool::template(context, key, set).await;
+            let template = template.map_err(Error::Observe)?;
+            Mould::new(set, template.as_deref()).ok()
+        }
         None => None,
     };
     let errand = Errand {
@@ -164,17 +165,13 @@ impl Errand<'_> {
         version: &Version,
         patch: serde_json::Value,
     ) -> Result<Arc<Sandbox>, WriteError> {
-        self.sandboxes()
-            .patch(target, &unchanged(version), patch)
-            .await
+        self.sandboxes().patch(target, &version.into(), patch).await
     }
 
     async fn release(&self, target: &ObjectKey, version: &Version) -> Result<(), WriteError> {
-        let deletion = Deletion {
-            precondition: unchanged(version),
-            ..Deletion::default()
-        };
-        self.sandboxes().delete(target, deletion).await
+        self.sandboxes()
+            .delete(target, Deletion::given(version))
+            .await
     }
 
     fn tell_failure(&self, sandbox: &str, why: &str, fate: &str) {
@@ -200,12 +197,5 @@ impl Errand<'_> {
         uuid::Builder::from_random_bytes(bits.to_be_bytes())
             .into_uuid()
             .to_string()
-    }
-}
-
-fn unchanged(version: &Version) -> Precondition {
-    Precondition {
-        uid: Some(version.uid.clone()),
-        resource_version: Some(version.resource_version.clone()),
     }
 }

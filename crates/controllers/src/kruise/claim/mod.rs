@@ -23,12 +23,11 @@ use planner::patch::difference;
 use planner::sandbox_set::candidate;
 use planner::warm_queue::Request;
 
-use super::indexed;
 use super::waiting::Waiting;
 use crate::cache::Change;
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
 use crate::runtime::{Action, Runtime};
 use crate::warm_supply::{Reservation, WarmSupply};
@@ -93,7 +92,7 @@ pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         if is_completed(claim) {
             return Vec::new();
         }
-        vec![indexed(claim, &claim.spec.template_name)]
+        vec![within(claim, &claim.spec.template_name)]
     });
     caches.batch_claims.subscribe(move |change| {
         if change.after.is_none_or(|claim| is_completed(claim)) {
@@ -111,10 +110,8 @@ pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
             .after
             .is_none_or(|set| set.metadata.deletion_timestamp.is_some());
         if is_going {
-            let value = indexed(set.as_ref(), &set.name_any());
-            for claim in claims.indexed(BY_SET, &value) {
-                queue.add(ObjectKey::of(claim.as_ref()));
-            }
+            let value = within(set.as_ref(), &set.name_any());
+            queue.add_all(claims.indexed(BY_SET, &value));
         }
     });
 }
@@ -193,9 +190,8 @@ async fn reconcile(
 /// Deletes the object of a claim that has outlived its time, and nothing else.
 async fn remove(context: &Context, key: &ObjectKey, claim: &SandboxClaim) -> Result<Action, Error> {
     let deletion = Deletion {
-        precondition: Precondition::same(claim),
         propagation: Some(PropagationPolicy::Orphan),
-        ..Deletion::default()
+        ..Deletion::given(Precondition::same(claim))
     };
     let deleted = claims_of(context).delete(key, deletion).await;
     match deleted {

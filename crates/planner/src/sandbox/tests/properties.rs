@@ -266,7 +266,7 @@ proptest! {
         let suspended = world.sandbox().spec.suspension().is_requested();
         let uid = world.sandbox().metadata.uid.clone();
         let own_pods = world.pods.iter().filter(|pod| {
-            crate::ownership::controller(&pod.metadata).map(|owner| owner.uid.clone()) == uid
+            crate::owner::controller_of(&pod.metadata).map(|owner| owner.uid.clone()) == uid
         });
         let expected = usize::from(!suspended && plan.stage == Stage::Live);
         prop_assert_eq!(own_pods.count(), expected);

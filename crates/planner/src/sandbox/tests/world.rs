@@ -10,15 +10,13 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::super::{
     Adoption, Effect, Observed, ObservedPod, Outcome, Plan, Problem, Settings, Trouble, decide,
     status,
 };
-use crate::ownership::{Version, controller_reference};
+use crate::owner::{Version, controller_reference};
+use crate::patch::tests::patched;
 
 pub const NAME: &str = "box";
 pub const NAMESPACE: &str = "team";
@@ -273,7 +271,7 @@ impl World {
             } => {
                 let claim = find(&mut self.volume_claims, name);
                 assert_eq!(*seen, Version::of(&claim.metadata));
-                merge(claim, patch);
+                *claim = patched(claim, patch);
                 claim.metadata.resource_version = Some(version.to_string());
             }
             Effect::CreatePod(pod) => {
@@ -295,7 +293,7 @@ impl World {
             } => {
                 let pod = find(&mut self.pods, name);
                 assert_eq!(*seen, Version::of(&pod.metadata));
-                merge(pod, patch);
+                *pod = patched(pod, patch);
                 pod.metadata.resource_version = Some(version.to_string());
             }
             Effect::DeletePod { name, uid, .. } => {
@@ -309,7 +307,7 @@ impl World {
             } => {
                 let sandbox = self.sandbox.as_mut().unwrap();
                 assert_eq!(*seen, Version::of(&sandbox.metadata));
-                merge(sandbox, patch);
+                *sandbox = patched(sandbox, patch);
                 sandbox.metadata.resource_version = Some(version.to_string());
             }
             Effect::CreateService(service) => {
@@ -330,7 +328,7 @@ impl World {
             } => {
                 let service = self.service.as_mut().unwrap();
                 assert_eq!(*seen, Version::of(&service.metadata));
-                merge(service, patch);
+                *service = patched(service, patch);
                 service.metadata.resource_version = Some(version.to_string());
             }
             Effect::DeleteService { uid, .. } => {
@@ -369,28 +367,4 @@ fn find<'a, K: kube::Resource>(objects: &'a mut [K], name: &str) -> &'a mut K {
         .iter_mut()
         .find(|object| object.meta().name.as_deref() == Some(name))
         .expect("the object of the effect exists")
-}
-
-/// Applies a JSON merge patch to a typed object.
-fn merge<K: Serialize + DeserializeOwned>(object: &mut K, patch: &Value) {
-    fn into(target: &mut Value, patch: &Value) {
-        let Value::Object(patch) = patch else {
-            *target = patch.clone();
-            return;
-        };
-        if !target.is_object() {
-            *target = Value::Object(serde_json::Map::new());
-        }
-        for (key, value) in patch {
-            let target = target.as_object_mut().unwrap();
-            if value.is_null() {
-                target.remove(key);
-            } else {
-                into(target.entry(key.clone()).or_insert(Value::Null), value);
-            }
-        }
-    }
-    let mut value = serde_json::to_value(&*object).unwrap();
-    into(&mut value, patch);
-    *object = serde_json::from_value(value).unwrap();
 }

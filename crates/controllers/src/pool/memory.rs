@@ -8,16 +8,17 @@ use k8s_openapi::jiff::Timestamp;
 use planner::expectations::Expectations;
 use tokio::time::Instant;
 
-use super::LONGEST_REST;
 use crate::context::Context;
 use crate::key::ObjectKey;
 
 /// A pass may take this part of a pool's time, so that a large pool under a stream of changes does not fill a core.
 const DUTY: u32 = 8;
+/// The longest a busy pool rests between two passes.
+const LONGEST_REST: Duration = Duration::from_millis(250);
 
 /// One pool's memory.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(super) struct Memory {
     pub expectations: Expectations,
     pub held_back_since: Option<Timestamp>,
     /// Nothing can be made there any more. Every sandbox that goes would have the pool try again, so it must not.
@@ -50,7 +51,7 @@ struct Entry {
 
 /// The memories of all pools. Clones refer to the same.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Memories(Arc<Mutex<HashMap<ObjectKey, Entry>>>);
+pub(super) struct Memories(Arc<Mutex<HashMap<ObjectKey, Entry>>>);
 
 impl Memories {
     /// The memory of a pool. A pool of another UID is another pool, and starts anew.

@@ -1,0 +1,171 @@
+//! A pool's stock of sandboxes, as every kind of pool sees it and plans for it.
+//!
+//! Which sandboxes are members, and of what revision, is said by [`warm_pool`](crate::warm_pool) and
+//! [`sandbox_set`](crate::sandbox_set); how many there should be, by [`pool`](crate::pool)'s arithmetic.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Sandbox;
+use api::conditions::{self, ConditionType};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::{Resource, ResourceExt};
+
+use crate::owner::controller_reference;
+use crate::pool::{Deletion, Member, Readiness, Revision};
+use crate::version::Version;
+
+/// How long a member may be not Ready before it is replaced.
+pub const READINESS_GRACE: Duration = Duration::from_secs(5 * 60);
+
+/// What one reconciliation sees of a pool's sandboxes and of who wants them.
+#[derive(Clone, Copy, Debug)]
+pub struct Stock<'a> {
+    /// Every sandbox that carries the pool's label.
+    pub sandboxes: &'a [Arc<Sandbox>],
+    /// Those of them that somebody is claiming at this moment.
+    pub spoken_for: &'a dyn Sandboxes,
+    /// Those of them that are known to be going although the cache does not show it.
+    pub going: &'a dyn Sandboxes,
+    /// How many sandboxes were made that the cache does not show.
+    pub unseen: usize,
+    /// How many claims wait for a sandbox at this moment.
+    pub waiting_claims: usize,
+    /// Since when the pool holds back refills, if it does.
+    pub held_back_since: Option<Timestamp>,
+    pub max_batch: usize,
+}
+
+impl<'a> Stock<'a> {
+    /// The sandboxes that are not going.
+    pub(crate) fn staying(&self) -> impl Iterator<Item = &'a Sandbox> {
+        let (sandboxes, going) = (self.sandboxes, self.going);
+        let sandboxes = sandboxes.iter().map(Arc::as_ref);
+        sandboxes.filter(|sandbox| {
+            sandbox.metadata.deletion_timestamp.is_none() && !going.holds(sandbox)
+        })
+    }
+}
+
+/// A set of sandboxes, however it is kept.
+pub trait Sandboxes: std::fmt::Debug {
+    fn holds(&self, sandbox: &Sandbox) -> bool;
+}
+
+/// An unowned sandbox with the pool's label that the pool takes in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adoption {
+    pub sandbox: Version,
+    pub owner_references: Vec<OwnerReference>,
+}
+
+/// What to do about a pool whose status is an `S`.
+#[derive(Clone, Debug, Default)]
+pub struct Plan<S> {
+    pub adoptions: Vec<Adoption>,
+    pub deletions: Vec<Deletion>,
+    /// How many sandboxes to make, and of what.
+    pub creations: Option<(usize, Box<Sandbox>)>,
+    pub status: S,
+    /// Whether the pool holds back refills for the sake of waiting claims.
+    pub holds_back: bool,
+    /// When to look again, if nothing happens before.
+    pub recheck_after: Option<Duration>,
+}
+
+/// A sandbox as the pool's arithmetic sees it.
+pub(crate) fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) -> Member {
+    let created = sandbox
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    let conditions = sandbox
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    let readiness = if conditions::is_true(conditions, ConditionType::Ready) {
+        Readiness::Ready
+    } else {
+        // A member that was Ready once has its grace anew: a restarted node is no reason to empty a pool.
+        let lost = conditions::find(conditions, ConditionType::Ready)
+            .map(|ready| ready.last_transition_time.0);
+        Readiness::Since(lost.map_or(created, |lost| lost.max(created)))
+    };
+    Member {
+        version: Version::of(sandbox),
+        created,
+        readiness,
+        revision,
+        spoken_for,
+    }
+}
+
+/// Makes an unowned sandbox the pool's.
+pub(crate) fn adoption<K: Resource<DynamicType = ()>>(pool: &K, sandbox: &Sandbox) -> Adoption {
+    let mut owner_references = sandbox.owner_references().to_vec();
+    owner_references.push(controller_reference(pool));
+    Adoption {
+        sandbox: Version::of(sandbox),
+        owner_references,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+    use super::*;
+
+    pub(crate) fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    pub(crate) fn ready(holds: bool, since: i64) -> Condition {
+        Condition {
+            type_: "Ready".into(),
+            status: if holds { "True" } else { "False" }.into(),
+            reason: "X".into(),
+            message: String::new(),
+            observed_generation: None,
+            last_transition_time: Time(at(since)),
+        }
+    }
+
+    /// A sandbox that was made, and has become Ready.
+    pub(crate) fn made(mut sandbox: Sandbox, name: &str) -> Sandbox {
+        sandbox.metadata.name = Some(name.into());
+        sandbox.metadata.uid = Some(format!("uid-{name}"));
+        sandbox.metadata.resource_version = Some("1".into());
+        sandbox.metadata.creation_timestamp = Some(Time(at(1_000)));
+        sandbox.status = Some(api::SandboxStatus {
+            conditions: vec![ready(true, 1_001)],
+            ..api::SandboxStatus::default()
+        });
+        sandbox
+    }
+
+    /// No sandboxes at all.
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl Sandboxes for Nothing {
+        fn holds(&self, _: &Sandbox) -> bool {
+            false
+        }
+    }
+
+    /// Sandboxes that stay, none of which anybody wants.
+    pub(crate) fn undisturbed(sandboxes: &[Arc<Sandbox>]) -> Stock<'_> {
+        Stock {
+            sandboxes,
+            spoken_for: &Nothing,
+            going: &Nothing,
+            unseen: 0,
+            waiting_claims: 0,
+            held_back_since: None,
+            max_batch: 300,
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The API server, with one set and the claims of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use agent_sandbox_planner::owner::{controller_of, controller_reference, is_controlled_by};
+use agent_sandbox_planner::sandbox_set::{Mould, candidate};
+use agent_sandbox_planner::version::Version;
+use api::Sandbox;
+use api::conditions::{self, ConditionType, Finding, Reason};
+use api::kruise::{
+    ClaimPhase, SandboxClaim, SandboxClaimSpec, SandboxClaimStatus, SandboxSet, SandboxSetSpec,
+};
+use api::labels::kruise as keys;
+use api::sandbox::PodTemplate;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::Value;
+
+use super::writes::{NAMESPACE, Refused, patched};
+
+pub(super) const SET_UID: &str = "set-uid";
+
+/// What a claim asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    pub replicas: u8,
+    pub timeout: Option<u8>,
+    pub initialises: bool,
+    pub creates: bool,
+}
+
+/// The API server: the only truth.
+pub struct Server {
+    revision: u64,
+    /// The time, in seconds.
+    pub time: i64,
+    pub set: Option<SandboxSet>,
+    pub(super) mould: Mould,
+    pub claims: BTreeMap<String, SandboxClaim>,
+    pub sandboxes: BTreeMap<String, Sandbox>,
+    /// Sandboxes whose runtime refuses to be initialised.
+    pub(super) broken: BTreeSet<String>,
+    /// How many sandboxes of each claim somebody else has deleted, by the claim's UID.
+    bereaved: BTreeMap<String, usize>,
+}
+
+impl Server {
+    pub fn new() -> Self {
+        let spec = SandboxSetSpec {
+            replicas: 4,
+            template: Some(PodTemplate::default()),
+            ..SandboxSetSpec::default()
+        };
+        let mut set = SandboxSet::new("set", spec);
+        set.metadata.namespace = Some(NAMESPACE.into());
+        set.metadata.uid = Some(SET_UID.into());
+        Self {
+            revision: 1,
+            time: 1_000,
+            mould: Mould::new(&set, None).unwrap(),
+            set: Some(set),
+            claims: BTreeMap::new(),
+            sandboxes: BTreeMap::new(),
+            broken: BTreeSet::new(),
+            bereaved: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp::from_second(self.time).unwrap()
+    }
+
+    fn next_revision(&mut self) -> String {
+        self.revision += 1;
+        self.revision.to_string()
+    }
+
+    /// A sandbox of the set becomes Ready.
+    pub fn add_member(&mut self, is_broken: bool) {
+        let Some(set) = self.set.clone() else { return };
+        let revision = self.next_revision();
+        let name = format!("set-{revision}");
+        let mut sandbox = self.mould.sandbox(&set);
+        sandbox.metadata.name = Some(name.clone());
+        sandbox.metadata.uid = Some(format!("sandbox-{revision}"));
+        sandbox.metadata.resource_version = Some(revision);
+        sandbox.metadata.owner_references = Some(vec![controller_reference(&set)]);
+        sandbox
+            .labels_mut()
+            .insert(keys::SANDBOX_CLAIMED.into(), "false".into());
+        let status = sandbox.status.get_or_insert_default();
+        status.pod_ips = vec!["10.0.0.1".into()];
+        self.sandboxes.insert(name.clone(), sandbox);
+        self.mark_ready(&name);
+        if is_broken {
+            self.broken.insert(name);
+        }
+    }
+
+    pub fn mark_ready(&mut self, name: &str) {
+        let (revision, now) = (self.next_revision(), self.now());
+        if let Some(sandbox) = self.sandboxes.get_mut(name) {
+            let status = sandbox.status.get_or_insert_default();
+            status.pod_ips = vec!["10.0.0.1".into()];
+            let ready = Finding::new(ConditionType::Ready, true, Reason::DependenciesReady, "");
+            conditions::merge(&mut status.conditions, &ready, None, &Time(now));
+            sandbox.metadata.resource_version = Some(revision);
+        }
+    }
+
+    pub fn create_claim(&mut self, name: &str, wish: Wish) {
+        if self.claims.contains_key(name) {
+            return;
+        }
+        let revision = self.next_revision();
+        let env = BTreeMap::from([("KEY".to_owned(), "value".to_owned())]);
+        let spec = SandboxClaimSpec {
+            template_name: "set".into(),
+            replicas: Some(i32::from(wish.replicas)),
+            claim_timeout: wish
+                .timeout
+                .map(|seconds| Duration::from_secs(u64::from(seconds)).into()),
+            env_vars: wish.initialises.then_some(env),
+            create_on_no_stock: Some(wish.creates),
+            ..SandboxClaimSpec::default()
+        };
+        let mut claim = SandboxClaim::new(name, spec);
+        claim.metadata.namespace = Some(NAMESPACE.into());
+        claim.metadata.uid = Some(format!("claim-{revision}"));
+        claim.metadata.resource_version = Some(revision);
+        claim.metadata.creation_timestamp = Some(Time(self.now()));
+        self.claims.insert(name.into(), claim);
+    }
+
+    pub(super) fn write_status(
+        &mut self,
+        seen: &SandboxClaim,
+        status: SandboxClaimStatus,
+    ) -> Result<SandboxClaim, Refused> {
+        let revision = self.next_revision();
+        let claim = self
+            .claims
+            .get_mut(&seen.name_any())
+            .ok_or(Refused::NotFound)?;
+        if Version::of(claim) != Version::of(seen) {
+            return Err(Refused::Conflict);
+        }
+        assert!(!is_completed(claim), "a Completed claim does not change");
+        claim.status = Some(status);
+        claim.metadata.resource_version = Some(revision);
+        let claim = claim.clone();
+        if is_completed(&claim) {
+            self.check_count(&claim);
+        }
+        Ok(claim)
+    }
+
+    /// What a Completed claim says it holds is what it holds, and what somebody took away before it could know.
+    fn check_count(&self, claim: &SandboxClaim) {
+        let uid = claim.uid().unwrap();
+        let said = usize::try_from(claim.status.as_ref().unwrap().claimed_replicas).unwrap();
+        let held = self.held(&uid);
+        let bereaved = self.bereaved.get(&uid).copied().unwrap_or(0);
+        assert!(
+            (held..=held + bereaved).contains(&said),
+            "{said} claimed, {held} held, {bereaved} taken away"
+        );
+    }
+
+    pub fn held(&self, uid: &str) -> usize {
+        let sandboxes = self.sandboxes.values();
+        sandboxes
+            .filter(|sandbox| is_controlled_by(&sandbox.metadata, uid))
+            .count()
+    }
+
+    pub(super) fn create(&mut self, mut sandbox: Sandbox) -> Result<Sandbox, Refused> {
+        let (name, revision) = (sandbox.name_any(), self.next_revision());
+        if self.sandboxes.contains_key(&name) {
+            return Err(Refused::AlreadyExists);
+        }
+        sandbox.metadata.uid = Some(format!("sandbox-{revision}"));
+        sandbox.metadata.resource_version = Some(revision);
+        self.sandboxes.insert(name, sandbox.clone());
+        self.collect();
+        Ok(sandbox)
+    }
+
+    pub(super) fn patch(&mut self, version: &Version, patch: &Value) -> Result<Sandbox, Refused> {
+        let revision = self.next_revision();
+        let current = self.sandboxes.get(&version.name).ok_or(Refused::NotFound)?;
+        if Version::of(current) != *version {
+            return Err(Refused::Conflict);
+        }
+        let mut sandbox = patched(current, patch);
+        let before = controller_of(&current.metadata).unwrap();
+        assert_eq!(
+            before.kind, "SandboxSet",
+            "a claimed sandbox is taken again"
+        );
+        assert_eq!(sandbox.owner_references().len(), 1);
+        sandbox.metadata.resource_version = Some(revision);
+        self.sandboxes.insert(version.name.clone(), sandbox.clone());
+        self.collect();
+        Ok(sandbox)
+    }
+
+    pub(super) fn delete(&mut self, version: &Version) -> Result<(), Refused> {
+        let current = self.sandboxes.get(&version.name).ok_or(Refused::NotFound)?;
+        if Version::of(current) != *version {
+            return Err(Refused::Conflict);
+        }
+        self.sandboxes.remove(&version.name);
+        Ok(())
+    }
+
+    /// Garbage collection: what belongs to an owner that no longer exists goes.
+    pub fn collect(&mut self) {
+        let mut owners: BTreeSet<String> =
+            self.claims.values().filter_map(ResourceExt::uid).collect();
+        owners.extend(self.set.as_ref().and_then(ResourceExt::uid));
+        self.sandboxes.retain(|_, sandbox| {
+            controller_of(&sandbox.metadata).is_none_or(|owner| owners.contains(&owner.uid))
+        });
+    }
+
+    pub fn delete_by_hand(&mut self, name: &str) {
+        if let Some(sandbox) = self.sandboxes.remove(name) {
+            let owner = controller_of(&sandbox.metadata).unwrap().uid.clone();
+            *self.bereaved.entry(owner).or_default() += 1;
+        }
+    }
+
+    pub fn lock_by_hand(&mut self, name: &str) {
+        let revision = self.next_revision();
+        let sandbox = self.sandboxes.get_mut(name);
+        if let Some(sandbox) = sandbox.filter(|sandbox| candidate(sandbox).is_some()) {
+            sandbox
+                .annotations_mut()
+                .insert(keys::LOCK.into(), "by hand".into());
+            sandbox.metadata.resource_version = Some(revision);
+        }
+    }
+
+    pub fn check(&self) {
+        for claim in self.claims.values() {
+            let held = self.held(&claim.uid().unwrap());
+            let desired = usize::try_from(claim.spec.desired_replicas()).unwrap();
+            assert!(held <= desired, "{} holds {held}", claim.name_any());
+        }
+    }
+}
+
+pub fn is_completed(claim: &SandboxClaim) -> bool {
+    let status = claim.status.as_ref();
+    status.is_some_and(|status| status.phase == Some(ClaimPhase::Completed))
+}

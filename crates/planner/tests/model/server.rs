@@ -1,0 +1,265 @@
+//! The API server, with the pools and claims that there can be.
+
+use std::collections::BTreeMap;
+
+use agent_sandbox_planner::owner::{controller_of, is_controlled_by};
+use agent_sandbox_planner::version::Version;
+use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
+use api::conditions::{self, ConditionType, Finding, Reason};
+use api::template::SandboxTemplateRef;
+use api::warm_pool::{UpdateStrategy, UpdateStrategyKind};
+use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::Value;
+
+use super::writes::{NAMESPACE, Refused, patched};
+
+/// The API server: the only truth.
+pub struct Server {
+    revision: u64,
+    /// The time, in seconds.
+    pub time: i64,
+    pub claims: BTreeMap<String, SandboxClaim>,
+    pub sandboxes: BTreeMap<String, Sandbox>,
+    pub pools: BTreeMap<String, SandboxWarmPool>,
+    pub(super) templates: BTreeMap<String, SandboxTemplate>,
+}
+
+/// The pools there are, unless they are deleted: their names, their templates, and whether they replace what is outdated at once.
+pub(super) const POOLS: [(&str, &str, UpdateStrategyKind); 2] = [
+    ("pool-a", "py", UpdateStrategyKind::OnReplenish),
+    ("pool-b", "js", UpdateStrategyKind::Recreate),
+];
+
+/// Where a claim's sandbox comes from: by template or from a pool, of either template.
+fn source_of(name: &str) -> (Option<&'static str>, Option<&'static str>) {
+    match name {
+        "c0" | "c1" => (Some("py"), None),
+        "c2" => (Some("js"), None),
+        "c3" => (None, Some("pool-a")),
+        _ => (None, Some("pool-b")),
+    }
+}
+
+impl Server {
+    /// A server with every pool at this size.
+    pub fn new(replicas: i32) -> Self {
+        let mut server = Self {
+            revision: 1,
+            time: 1_000,
+            claims: BTreeMap::new(),
+            sandboxes: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            templates: BTreeMap::new(),
+        };
+        for (index, (_, template, _)) in POOLS.iter().enumerate() {
+            server.edit_template(index);
+            assert!(server.templates.contains_key(*template));
+            server.create_pool(index, replicas);
+        }
+        server
+    }
+
+    /// Makes a template, or changes what its sandboxes run.
+    pub fn edit_template(&mut self, index: usize) {
+        let image = self.next_revision();
+        let name = POOLS[index].1;
+        let template = self.templates.entry(name.into()).or_default();
+        template.metadata.name = Some(name.into());
+        template.metadata.namespace = Some(NAMESPACE.into());
+        template.spec.pod_template.spec_mut().containers = vec![Container {
+            name: "main".into(),
+            image: Some(image),
+            ..Container::default()
+        }];
+    }
+
+    /// Makes a pool, unless it is there.
+    pub fn create_pool(&mut self, index: usize, replicas: i32) {
+        let (name, template, strategy) = POOLS[index];
+        if self.pools.contains_key(name) {
+            return;
+        }
+        let revision = self.next_revision();
+        let mut pool = SandboxWarmPool::default();
+        pool.metadata.name = Some(name.into());
+        pool.metadata.namespace = Some(NAMESPACE.into());
+        pool.metadata.uid = Some(format!("pool-{revision}"));
+        pool.spec.replicas = Some(replicas);
+        pool.spec.sandbox_template_ref = SandboxTemplateRef {
+            name: template.into(),
+        };
+        pool.spec.update_strategy = Some(UpdateStrategy {
+            kind: Some(strategy),
+            max_unavailable: None,
+        });
+        self.pools.insert(name.into(), pool);
+    }
+
+    pub fn scale(&mut self, index: usize, replicas: i32) {
+        if let Some(pool) = self.pools.get_mut(POOLS[index].0) {
+            pool.spec.replicas = Some(replicas);
+        }
+    }
+
+    /// Deletes a pool and what it controls, as garbage collection does.
+    pub fn delete_pool(&mut self, index: usize) {
+        self.pools.remove(POOLS[index].0);
+        self.collect_ownerless();
+    }
+
+    /// Has a claim end now, in one way or another.
+    pub fn expire(&mut self, name: &str, policy: ClaimShutdownPolicy) {
+        let (revision, now) = (self.next_revision(), self.now());
+        if let Some(claim) = self.claims.get_mut(name) {
+            claim.spec.lifecycle = Some(Lifecycle {
+                shutdown_time: Some(Time(now)),
+                shutdown_policy: Some(policy),
+                ..Lifecycle::default()
+            });
+            claim.metadata.resource_version = Some(revision);
+        }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        Timestamp::from_second(self.time).unwrap()
+    }
+
+    pub(super) fn next_revision(&mut self) -> String {
+        self.revision += 1;
+        self.revision.to_string()
+    }
+
+    pub fn create_claim(&mut self, name: &str) {
+        if self.claims.contains_key(name) {
+            return;
+        }
+        let mut claim = SandboxClaim::default();
+        let revision = self.next_revision();
+        claim.metadata.name = Some(name.into());
+        claim.metadata.namespace = Some(NAMESPACE.into());
+        claim.metadata.uid = Some(format!("claim-{revision}"));
+        claim.metadata.resource_version = Some(revision);
+        let (template, pool) = source_of(name);
+        claim.spec.sandbox_template_ref =
+            template.map(|name| SandboxTemplateRef { name: name.into() });
+        claim.spec.warm_pool_ref = pool.map(|name| WarmPoolRef { name: name.into() });
+        self.claims.insert(name.into(), claim);
+    }
+
+    /// Deletes a claim and what it controls, as garbage collection does.
+    pub fn delete_claim(&mut self, name: &str) {
+        self.claims.remove(name);
+        self.collect_ownerless();
+    }
+
+    pub(super) fn create_sandbox(&mut self, mut sandbox: Sandbox) -> Result<Sandbox, Refused> {
+        let revision = self.next_revision();
+        let prefix = sandbox.metadata.generate_name.clone().unwrap_or_default();
+        let name = sandbox
+            .metadata
+            .name
+            .clone()
+            .unwrap_or_else(|| format!("{prefix}{revision}"));
+        if self.sandboxes.contains_key(&name) {
+            return Err(Refused::AlreadyExists);
+        }
+        sandbox.metadata.name = Some(name.clone());
+        sandbox.metadata.uid = Some(format!("sandbox-{revision}"));
+        sandbox.metadata.resource_version = Some(revision);
+        sandbox.metadata.creation_timestamp = Some(Time(self.now()));
+        self.sandboxes.insert(name, sandbox.clone());
+        self.collect_ownerless();
+        Ok(sandbox)
+    }
+
+    /// Garbage collection: what belongs to a claim or a pool that no longer exists goes.
+    fn collect_ownerless(&mut self) {
+        let claims = self.claims.values().filter_map(ResourceExt::uid);
+        let pools = self.pools.values().filter_map(ResourceExt::uid);
+        let owners: Vec<String> = claims.chain(pools).collect();
+        self.sandboxes.retain(|_, sandbox| {
+            controller_of(&sandbox.metadata).is_none_or(|owner| owners.contains(&owner.uid))
+        });
+    }
+
+    pub(super) fn patch_sandbox(
+        &mut self,
+        version: &Version,
+        patch: &Value,
+    ) -> Result<Sandbox, Refused> {
+        let current = self.sandboxes.get(&version.name).ok_or(Refused::NotFound)?;
+        if Version::of(current) != *version {
+            return Err(Refused::Conflict);
+        }
+        let mut sandbox = patched(current, patch);
+        sandbox.metadata.resource_version = Some(self.next_revision());
+        self.sandboxes.insert(version.name.clone(), sandbox.clone());
+        self.collect_ownerless();
+        Ok(sandbox)
+    }
+
+    pub(super) fn patch_claim(
+        &mut self,
+        seen: &SandboxClaim,
+        patch: &Value,
+    ) -> Result<SandboxClaim, Refused> {
+        let name = seen.name_any();
+        let current = self.claims.get(&name).ok_or(Refused::NotFound)?;
+        if Version::of(current) != Version::of(seen) {
+            return Err(Refused::Conflict);
+        }
+        let mut claim = patched(current, patch);
+        claim.metadata.resource_version = Some(self.next_revision());
+        self.claims.insert(name, claim.clone());
+        Ok(claim)
+    }
+
+    pub(super) fn delete_sandbox(&mut self, version: &Version) -> Result<(), Refused> {
+        let current = self.sandboxes.get(&version.name).ok_or(Refused::NotFound)?;
+        if Version::of(current) != *version {
+            return Err(Refused::Conflict);
+        }
+        self.sandboxes.remove(&version.name);
+        Ok(())
+    }
+
+    pub fn mark_ready(&mut self, name: &str) {
+        let (revision, now) = (self.next_revision(), self.now());
+        if let Some(sandbox) = self.sandboxes.get_mut(name) {
+            let status = sandbox.status.get_or_insert_default();
+            let ready = Finding::new(ConditionType::Ready, true, Reason::DependenciesReady, "");
+            conditions::merge(&mut status.conditions, &ready, None, &Time(now));
+            sandbox.metadata.resource_version = Some(revision);
+        }
+    }
+
+    /// How many sandboxes are the pool's.
+    pub fn members(&self, pool: &SandboxWarmPool) -> usize {
+        let uid = pool.uid().unwrap();
+        self.sandboxes
+            .values()
+            .filter(|sandbox| is_controlled_by(&sandbox.metadata, &uid))
+            .count()
+    }
+
+    /// What must hold at every moment.
+    pub fn check(&self) {
+        let mut held = BTreeMap::new();
+        for sandbox in self.sandboxes.values() {
+            assert_eq!(
+                sandbox.owner_references().len(),
+                1,
+                "a sandbox has one owner"
+            );
+            let owner = controller_of(&sandbox.metadata).unwrap();
+            if owner.kind == "SandboxClaim" {
+                let other = held.insert(owner.uid.clone(), sandbox.name_any());
+                assert_eq!(other, None, "claim {} holds two sandboxes", owner.name);
+            }
+        }
+    }
+}
