@@ -90,6 +90,8 @@ def _end_all():
 
 
 atexit.register(_end_all)
+# Whoever stops a script does not want to find its programs running.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
 
 
 def apply(document):

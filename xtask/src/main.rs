@@ -44,10 +44,13 @@ enum Task {
     Release(release::Arguments),
     /// Build a real Kubernetes control plane, kubectl and helm into a cache outside the checkout
     KubeAssets(kube_assets::Arguments),
-    /// Run a real Kubernetes control plane on loopback, for a command or until Enter is pressed
+    /// Run a real Kubernetes control plane on loopback, for a command or until Enter is pressed or it is interrupted
     KubeUp(kubernetes::UpArguments),
     /// Run the conformance suite, the install paths and the system on a real Kubernetes control plane
     TestKubernetes(kubernetes::Arguments),
+    /// Become a program that is killed with the process that asked for it
+    #[command(name = kubernetes::processes::BOUND, hide = true)]
+    Bound(kubernetes::processes::BoundArguments),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Task::KubeAssets(arguments) => kube_assets::run(&root, &arguments),
         Task::KubeUp(arguments) => kubernetes::up(&root, &arguments),
         Task::TestKubernetes(arguments) => kubernetes::run(&root, &arguments),
+        Task::Bound(arguments) => kubernetes::processes::become_bound(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -305,18 +305,22 @@ async fn acting_as_another_takes_permission_and_gives_theirs() {
     served.end().await;
 }
 
+/// Whoever this authority has signed is trusted.
+fn roots(authority_pem: &[u8]) -> rustls::RootCertStore {
+    let authority = CertificateDer::from_pem_slice(authority_pem).expect("a certificate");
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(authority).expect("added");
+    roots
+}
+
 /// A kubelet endpoint that answers logs, and echoes every upgraded connection.
 async fn kubelet(server: &Server) -> u16 {
     let made = server
         .issue_node_certificate("node-1", &["127.0.0.1".to_owned()])
         .expect("a certificate");
-    let mut roots = rustls::RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_slice(made.authority_pem.as_bytes()).expect("a certificate"))
-        .expect("added");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let clients = rustls::server::WebPkiClientVerifier::builder_with_provider(
-        Arc::new(roots),
+        Arc::new(roots(made.authority_pem.as_bytes())),
         provider.clone(),
     )
     .build()
@@ -385,6 +389,8 @@ async fn logs_and_upgrades_reach_the_node_without_the_clients_credentials() {
         .as_str()
         .unwrap()
         .to_owned();
+    let authority = config["clusters"][0]["cluster"]["certificate-authority-data"].as_str();
+    let authority = STANDARD.decode(authority.unwrap()).unwrap();
 
     let pods: Api<Pod> = Api::default_namespaced(served.connect(&token));
     let pod = parsed(
@@ -415,7 +421,7 @@ async fn logs_and_upgrades_reach_the_node_without_the_clients_credentials() {
         "hello"
     );
 
-    let mut stream = upgraded(&served, &token).await;
+    let mut stream = upgraded(&served, &authority, &token).await;
     stream.write_all(b"ping").await.unwrap();
     let mut echoed = [0; 4];
     stream.read_exact(&mut echoed).await.unwrap();
@@ -425,15 +431,18 @@ async fn logs_and_upgrades_reach_the_node_without_the_clients_credentials() {
 }
 
 /// Opens a port-forward the way kubectl does.
-async fn upgraded(served: &Served, token: &str) -> impl AsyncReadExt + AsyncWriteExt + Unpin {
+async fn upgraded(
+    served: &Served,
+    authority_pem: &[u8],
+    token: &str,
+) -> impl AsyncReadExt + AsyncWriteExt + Unpin {
     let address = served.url.trim_start_matches("https://").to_owned();
     let config = rustls::ClientConfig::builder_with_provider(Arc::new(
         rustls::crypto::ring::default_provider(),
     ))
     .with_safe_default_protocol_versions()
     .expect("versions")
-    .dangerous()
-    .with_custom_certificate_verifier(Arc::new(AnyCertificate))
+    .with_root_certificates(roots(authority_pem))
     .with_no_client_auth();
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     let stream = TcpStream::connect(&address).await.expect("connected");
@@ -450,47 +459,6 @@ async fn upgraded(served: &Served, token: &str) -> impl AsyncReadExt + AsyncWrit
     let head = String::from_utf8(head).expect("text");
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     stream
-}
-
-/// The test connects by address and checks nothing.
-#[derive(Debug)]
-struct AnyCertificate;
-
-impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &rustls::pki_types::ServerName<'_>,
-        _: &[u8],
-        _: rustls::pki_types::UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        rustls::crypto::ring::default_provider()
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
 }
 
 /// A kubeconfig's worth of certificate and key, signed by the authority in a data directory, as `openssl` would.

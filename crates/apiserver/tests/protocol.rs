@@ -55,26 +55,17 @@ async fn get(client: &Client, target: &str) -> Answer {
     send(client, "GET", target, "", Vec::new()).await
 }
 
+async fn send_json(client: &Client, method: &str, target: &str, object: &Value) -> Answer {
+    let body = object.to_string().into_bytes();
+    send(client, method, target, "application/json", body).await
+}
+
 async fn post(client: &Client, target: &str, object: Value) -> Answer {
-    send(
-        client,
-        "POST",
-        target,
-        "application/json",
-        object.to_string().into_bytes(),
-    )
-    .await
+    send_json(client, "POST", target, &object).await
 }
 
 async fn delete(client: &Client, target: &str, options: Value) -> Answer {
-    send(
-        client,
-        "DELETE",
-        target,
-        "application/json",
-        options.to_string().into_bytes(),
-    )
-    .await
+    send_json(client, "DELETE", target, &options).await
 }
 
 fn config_map(name: &str) -> Value {
@@ -170,17 +161,8 @@ async fn a_time_may_be_written_in_any_way_but_not_changed() {
         .as_str()
         .unwrap()
         .to_owned();
-    let put = async |object: &Value| {
-        let body = object.to_string().into_bytes();
-        send(
-            &client,
-            "PUT",
-            &format!("{MAPS}/one"),
-            "application/json",
-            body,
-        )
-        .await
-    };
+    let place = format!("{MAPS}/one");
+    let put = async |object: &Value| send_json(&client, "PUT", &place, object).await;
     one["metadata"]["creationTimestamp"] = json!(created.replace('Z', ".000+00:00"));
     let replaced = put(&one).await;
     assert_eq!(
@@ -250,32 +232,33 @@ async fn a_list_is_of_the_version_asked_for() {
     server.shutdown().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn history_that_is_gone_is_expired() {
+/// A server that soon forgets what has happened.
+async fn forgetful_server() -> Server {
     let mut config = Config::in_memory();
     config.window = Window {
         events_per_kind: 4,
         ..Window::default()
     };
-    let server = Server::open(config).await.unwrap();
+    Server::open(config).await.expect("it opens")
+}
+
+/// Lets more happen than a [`forgetful_server`] remembers.
+async fn outrun(client: &Client) {
+    for number in 0..20 {
+        create(client, &format!("more-{number}")).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_that_is_gone_is_expired() {
+    let server = forgetful_server().await;
     let client = server.client();
     let first = create(&client, "one").await;
     let page = get(&client, &format!("{MAPS}?limit=1")).await.body;
-    let next = page["metadata"]["continue"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned();
-    for number in 0..20 {
-        create(&client, &format!("more-{number}")).await;
-    }
-    let watched = get(
-        &client,
-        &format!(
-            "{MAPS}?watch=1&timeoutSeconds=1&resourceVersion={}",
-            version(&first)
-        ),
-    )
-    .await;
+    let next = page["metadata"]["continue"].as_str().unwrap();
+    outrun(&client).await;
+    let since = format!("{MAPS}?resourceVersion={}", version(&first));
+    let watched = get(&client, &format!("{since}&watch=1&timeoutSeconds=1")).await;
     let said = match watched.code {
         StatusCode::OK => &watched.body["object"],
         _ => &watched.body,
@@ -286,17 +269,14 @@ async fn history_that_is_gone_is_expired() {
         "{}",
         watched.body
     );
-    let exactly = format!(
-        "{MAPS}?resourceVersion={}&resourceVersionMatch=Exact",
-        version(&first)
-    );
-    assert_eq!(get(&client, &exactly).await.code, StatusCode::GONE);
-    if !next.is_empty() {
+    for target in [
+        format!("{since}&resourceVersionMatch=Exact"),
+        format!("{MAPS}?limit=1&continue={next}"),
+    ] {
         assert_eq!(
-            get(&client, &format!("{MAPS}?limit=1&continue={next}"))
-                .await
-                .code,
-            StatusCode::GONE
+            get(&client, &target).await.code,
+            StatusCode::GONE,
+            "{target}"
         );
     }
     server.shutdown().await;
@@ -304,12 +284,7 @@ async fn history_that_is_gone_is_expired() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watcher_that_does_not_read_is_told_that_it_fell_behind() {
-    let mut config = Config::in_memory();
-    config.window = Window {
-        events_per_kind: 4,
-        ..Window::default()
-    };
-    let server = Server::open(config).await.unwrap();
+    let server = forgetful_server().await;
     let client = server.client();
     let first = create(&client, "first").await;
     let watch = format!(
@@ -318,9 +293,7 @@ async fn a_watcher_that_does_not_read_is_told_that_it_fell_behind() {
     );
     let request = Request::get(watch).body(Body::from(Vec::new())).unwrap();
     let answer = client.send(request).await.unwrap();
-    for number in 0..20 {
-        create(&client, &format!("more-{number}")).await;
-    }
+    outrun(&client).await;
     let bytes = answer.into_body().collect().await.unwrap().to_bytes();
     let text = String::from_utf8_lossy(&bytes);
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
@@ -414,15 +387,8 @@ async fn bodies_come_in_every_format_and_not_too_large() {
             &json!("UnsupportedMediaType")
         )
     );
-    let large = json!({"data": {"a": "x".repeat(3 << 20)}}).to_string();
-    let large = send(
-        &client,
-        "POST",
-        MAPS,
-        "application/json",
-        large.into_bytes(),
-    )
-    .await;
+    let large = json!({"data": {"a": "x".repeat(3 << 20)}});
+    let large = post(&client, MAPS, large).await;
     assert_eq!(
         (large.code, &large.body["reason"]),
         (
@@ -447,31 +413,21 @@ async fn clients_are_warned_of_what_is_unknown_or_deprecated() {
     };
     let widgets =
         |version: &str| format!("/apis/example.x-k8s.io/{version}/namespaces/default/widgets");
-    let object = |version: &str| json!({"apiVersion": format!("example.x-k8s.io/{version}"), "kind": "Widget", "metadata": {"generateName": "w-"}, "spec": {"size": 1, "sise": 2}});
-    let warned = post(
-        &client,
-        &format!("{}?fieldValidation=Warn", widgets("v1")),
-        object("v1"),
-    )
-    .await;
-    assert_eq!(warning(&warned), r#"299 - "unknown field \"spec.sise\"""#);
-    let ignored = post(
-        &client,
-        &format!("{}?fieldValidation=Ignore", widgets("v1")),
-        object("v1"),
-    )
-    .await;
+    let object = json!({"apiVersion": "example.x-k8s.io/v1", "kind": "Widget", "metadata": {"generateName": "w-"}, "spec": {"size": 1, "sise": 2}});
+    let validated = async |how: &str| {
+        let target = format!("{}?fieldValidation={how}", widgets("v1"));
+        post(&client, &target, object.clone()).await
+    };
+    assert_eq!(
+        warning(&validated("Warn").await),
+        r#"299 - "unknown field \"spec.sise\"""#
+    );
+    let ignored = validated("Ignore").await;
     assert_eq!(
         (ignored.code, warning(&ignored).as_str()),
         (StatusCode::CREATED, "")
     );
-    let strict = post(
-        &client,
-        &format!("{}?fieldValidation=Strict", widgets("v1")),
-        object("v1"),
-    )
-    .await;
-    assert_eq!(strict.code, StatusCode::BAD_REQUEST);
+    assert_eq!(validated("Strict").await.code, StatusCode::BAD_REQUEST);
     let old = get(&client, &widgets("v1alpha1")).await;
     assert!(
         warning(&old).contains("example.x-k8s.io/v1alpha1 Widget is deprecated"),

@@ -1,6 +1,7 @@
 //! The `agent-sandbox` binary: composes the parts. What it does is in the modules.
 
 mod arguments;
+mod arrivals;
 mod assets;
 mod bench;
 mod connection;

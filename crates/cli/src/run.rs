@@ -9,7 +9,7 @@ use crate::connection::{self, Connected};
 use crate::private_system::PrivateSystem;
 use crate::sandboxes::{self, Created};
 use crate::signals::Signals;
-use crate::terminal::{self, Progress};
+use crate::terminal::{CommandLine, Progress};
 
 /// Run a command in a fresh sandbox, and release the sandbox
 ///
@@ -23,18 +23,8 @@ pub struct Arguments {
     #[arg(long)]
     keep: bool,
 
-    /// Run the command on a terminal
-    #[arg(short, long)]
-    tty: bool,
-
-    /// Command and arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
-    command: Vec<String>,
+    #[command(flatten)]
+    command_line: CommandLine,
 
     #[command(flatten)]
     connection: connection::Arguments,
@@ -82,13 +72,7 @@ async fn run_in(
         Created::Ready(sandbox) => sandbox,
         Created::Interrupted(received) => return Ok(received.exit_code()),
     };
-    let result = terminal::run(
-        &sandbox,
-        arguments.command.clone(),
-        terminal::Mode::from_flag(arguments.tty),
-        signals,
-    )
-    .await;
+    let result = arguments.command_line.run(&sandbox, signals).await;
     if arguments.keep {
         eprintln!("kept as claim {}", sandbox.id());
     } else {

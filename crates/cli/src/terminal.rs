@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Read, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use clap::Args;
 use rustix::termios::{self, OptionalActions, Termios};
 use sdk::process::{Control, Event, Process, Start};
 use tokio::signal::unix::{SignalKind, signal};
@@ -14,54 +15,65 @@ use crate::signals::Signals;
 /// How much of standard input is sent at a time.
 const INPUT_PIECE: usize = 32 * 1024;
 
-/// Whether the process gets a terminal.
+/// What is to be run, and how.
+#[derive(Debug, Args)]
+pub struct CommandLine {
+    /// Run the command on a terminal
+    #[arg(short, long)]
+    tty: bool,
+
+    /// Command and arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    command: Vec<String>,
+}
+
+impl CommandLine {
+    /// Runs the command in a sandbox to its end. The exit code is the command's; that of a signal if one comes before it has begun.
+    pub async fn run(
+        &self,
+        sandbox: &sdk::Sandbox,
+        mut signals: Signals,
+    ) -> anyhow::Result<ExitCode> {
+        if self.tty && !io::stdin().is_terminal() {
+            anyhow::bail!("-t needs a terminal as standard input");
+        }
+        let (rows, cols) = window_size().filter(|_| self.tty).unwrap_or_default();
+        let start = Start {
+            tty: self.tty,
+            rows,
+            cols,
+            ..Start::argv(self.command.clone())
+        };
+        let processes = sandbox.process();
+        let process = tokio::select! {
+            started = processes.start(start) => started?,
+            received = signals.next() => return Ok(received.exit_code()),
+        };
+        let (mode, raw) = if self.tty {
+            (Mode::Terminal, Some(RawTerminal::enter()?))
+        } else {
+            (Mode::Plain, None)
+        };
+        let input = tokio::spawn(send_input(process.control().clone()));
+        let signals = tokio::spawn(forward_signals(process.control().clone(), mode, signals)?);
+        let result = print_output(process).await;
+        input.abort();
+        signals.abort();
+        drop(raw);
+        result
+    }
+}
+
+/// Whether the process has a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+enum Mode {
     Plain,
     Terminal,
-}
-
-impl Mode {
-    pub fn from_flag(tty: bool) -> Self {
-        if tty { Self::Terminal } else { Self::Plain }
-    }
-}
-
-/// Runs a command in a sandbox to its end. The exit code is the command's; that of a signal if one comes before it has begun.
-pub async fn run(
-    sandbox: &sdk::Sandbox,
-    argv: Vec<String>,
-    mode: Mode,
-    mut signals: Signals,
-) -> anyhow::Result<ExitCode> {
-    if mode == Mode::Terminal && !io::stdin().is_terminal() {
-        anyhow::bail!("-t needs a terminal as standard input");
-    }
-    let (rows, cols) = window_size()
-        .filter(|_| mode == Mode::Terminal)
-        .unwrap_or_default();
-    let start = Start {
-        tty: mode == Mode::Terminal,
-        rows,
-        cols,
-        ..Start::argv(argv)
-    };
-    let processes = sandbox.process();
-    let process = tokio::select! {
-        started = processes.start(start) => started?,
-        received = signals.next() => return Ok(received.exit_code()),
-    };
-    let raw = match mode {
-        Mode::Terminal => Some(RawTerminal::enter()?),
-        Mode::Plain => None,
-    };
-    let input = tokio::spawn(send_input(process.control().clone()));
-    let signals = tokio::spawn(forward_signals(process.control().clone(), mode, signals)?);
-    let result = print_output(process).await;
-    input.abort();
-    signals.abort();
-    drop(raw);
-    result
 }
 
 async fn print_output(mut process: Process) -> anyhow::Result<ExitCode> {

@@ -20,7 +20,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use image::{FakeServer, Item, TestImage, content_of, digest, layer};
 use k8s_openapi::api::core::v1::{ContainerImage, Node, Pod, Secret, ServiceAccount};
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use support::{Machine, SmallDisk, eventually, eventually_within};
@@ -215,13 +215,7 @@ async fn a_pod_runs_an_image_as_the_image_says() {
         .create("p", json!({"containers": [container(&name)]}))
         .await;
     let pod = machine.ready("p").await;
-    let status = &pod
-        .status
-        .as_ref()
-        .unwrap()
-        .container_statuses
-        .as_ref()
-        .unwrap()[0];
+    let status = support::container(&pod).unwrap();
     assert_eq!(
         status.image_id,
         format!("{}@{}", registry.name("a/system"), image.digest())
@@ -305,7 +299,6 @@ async fn pull_secrets_open_a_registry_and_nothing_else_does() {
     let message = waits(&machine, "nobody", "ErrImagePull").await;
     assert!(message.contains("denies access to private"), "{message}");
 
-    let secrets = Api::<Secret>::namespaced(machine.client.clone(), "t");
     let docker = |password: &str| {
         json!({"auths": {&registry.address: {"username": "user", "password": password}}})
             .to_string()
@@ -313,11 +306,7 @@ async fn pull_secrets_open_a_registry_and_nothing_else_does() {
     for (secret, password) in [("right", "secret"), ("wrong", "guess")] {
         let object = json!({"metadata": {"name": secret}, "type": "kubernetes.io/dockerconfigjson",
             "stringData": {".dockerconfigjson": docker(password)}});
-        let object: Secret = serde_json::from_value(object).unwrap();
-        secrets
-            .create(&PostParams::default(), &object)
-            .await
-            .unwrap();
+        machine.create_object::<Secret>(object).await;
     }
     let with = |secret: &str| json!({"imagePullSecrets": [{"name": secret}], "containers": [container(&name)]});
     machine.create("wrong", with("wrong")).await;

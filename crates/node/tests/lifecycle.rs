@@ -10,9 +10,9 @@ mod support;
 use std::time::Duration;
 
 use agent_sandbox_node::reclaim::reclaim;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use support::{Machine, container, eventually, is_ready};
 
@@ -479,14 +479,7 @@ async fn names_resolvers_and_capabilities_are_as_the_pod_asks() {
 async fn a_container_that_is_added_reads_objects_and_is_warned_as_any_other() {
     let machine = Machine::start().await;
     let map = json!({"metadata": {"name": "m"}, "data": {"k": "from-the-map"}});
-    let maps =
-        kube::Api::<k8s_openapi::api::core::v1::ConfigMap>::namespaced(machine.client.clone(), "t");
-    maps.create(
-        &PostParams::default(),
-        &serde_json::from_value(map).unwrap(),
-    )
-    .await
-    .unwrap();
+    machine.create_object::<ConfigMap>(map).await;
     let mut signalled = json!({"name": "c", "image": "host", "command": ["python3", "-c",
         "import signal, sys, time\nsignal.signal(signal.SIGRTMIN + 3, lambda *_: sys.exit(9))\nopen('/tmp/set', 'w')\ntime.sleep(1000)"]});
     signalled["lifecycle"] = json!({"stopSignal": "SIGRTMIN+3"});

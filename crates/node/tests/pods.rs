@@ -133,17 +133,9 @@ async fn a_crashing_container_is_restarted_and_then_backs_off() {
         .await;
     let pod = machine
         .pod_with("p", "in a crash loop", |pod| {
-            let statuses = pod
-                .status
-                .as_ref()
-                .and_then(|status| status.container_statuses.as_ref());
-            statuses.is_some_and(|statuses| {
-                let waiting = statuses[0]
-                    .state
-                    .as_ref()
-                    .and_then(|state| state.waiting.as_ref());
-                waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some("CrashLoopBackOff"))
-            })
+            let state = support::container(pod).and_then(|status| status.state);
+            let waiting = state.and_then(|state| state.waiting);
+            waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some("CrashLoopBackOff"))
         })
         .await;
     let status = &pod.status.unwrap().container_statuses.unwrap()[0];
@@ -249,13 +241,8 @@ async fn what_cannot_start_says_why() {
             .await;
     }
     // A missing object that appears later lets the pod start.
-    let object: ConfigMap =
-        serde_json::from_value(json!({"metadata": {"name": "absent"}, "data": {"K": "v"}}))
-            .unwrap();
-    Api::<ConfigMap>::namespaced(machine.client.clone(), "t")
-        .create(&PostParams::default(), &object)
-        .await
-        .unwrap();
+    let map = json!({"metadata": {"name": "absent"}, "data": {"K": "v"}});
+    machine.create_object::<ConfigMap>(map).await;
     machine.ready("configmap").await;
     machine.finish().await;
 }
@@ -263,19 +250,10 @@ async fn what_cannot_start_says_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn init_containers_volumes_and_security_contexts_work_together() {
     let machine = Machine::start().await;
-    let secret: Secret =
-        serde_json::from_value(json!({"metadata": {"name": "s"}, "stringData": {"token": "hush"}}))
-            .unwrap();
-    Api::<Secret>::namespaced(machine.client.clone(), "t")
-        .create(&PostParams::default(), &secret)
-        .await
-        .unwrap();
-    let map: ConfigMap =
-        serde_json::from_value(json!({"metadata": {"name": "m"}, "data": {"a": "1"}})).unwrap();
-    Api::<ConfigMap>::namespaced(machine.client.clone(), "t")
-        .create(&PostParams::default(), &map)
-        .await
-        .unwrap();
+    let secret = json!({"metadata": {"name": "s"}, "stringData": {"token": "hush"}});
+    machine.create_object::<Secret>(secret).await;
+    let map = json!({"metadata": {"name": "m"}, "data": {"a": "1"}});
+    machine.create_object::<ConfigMap>(map).await;
     let spec = json!({
         "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000},
         "initContainers": [{"name": "i", "image": "host", "command": ["sh", "-c", "id -u > /shared/made"],
@@ -329,11 +307,7 @@ async fn a_failing_liveness_probe_restarts_the_container() {
     machine.exec(&pod, &["rm", "/tmp/alive"]).await;
     let pod = machine
         .pod_with("p", "restarted and ready", |pod| {
-            let statuses = pod
-                .status
-                .as_ref()
-                .and_then(|status| status.container_statuses.as_ref());
-            is_ready(pod) && statuses.is_some_and(|statuses| statuses[0].restart_count == 1)
+            is_ready(pod) && support::container(pod).is_some_and(|status| status.restart_count == 1)
         })
         .await;
     let last = pod.status.unwrap().container_statuses.unwrap()[0]
@@ -529,8 +503,8 @@ async fn mounted_objects_follow_their_originals() {
             .await;
     let maps = Api::<ConfigMap>::namespaced(machine.client.clone(), "t");
     let object = |data: serde_json::Value| json!({"metadata": {"name": "m"}, "data": data});
-    let map = serde_json::from_value(object(json!({"a": "1", "b": "2"}))).unwrap();
-    maps.create(&PostParams::default(), &map).await.unwrap();
+    let map = object(json!({"a": "1", "b": "2"}));
+    machine.create_object::<ConfigMap>(map).await;
     let spec = json!({"containers": [{"name": "c", "image": "host", "command": ["sleep", "1000"],
             "volumeMounts": [{"name": "m", "mountPath": "/config"}]}],
         "volumes": [{"name": "m", "configMap": {"name": "m"}}]});
@@ -624,13 +598,7 @@ async fn a_probe_speaks_https_to_a_certificate_that_nobody_vouches_for() {
     let certified = rcgen::generate_simple_self_signed(["pod.example".to_owned()]).unwrap();
     let (certificate, key) = (certified.cert.pem(), certified.signing_key.serialize_pem());
     let secret = json!({"metadata": {"name": "tls"}, "stringData": {"all.pem": format!("{certificate}{key}")}});
-    Api::<Secret>::namespaced(machine.client.clone(), "t")
-        .create(
-            &PostParams::default(),
-            &serde_json::from_value(secret).unwrap(),
-        )
-        .await
-        .unwrap();
+    machine.create_object::<Secret>(secret).await;
     let server = "import http.server, ssl\ns = http.server.HTTPServer(('', 8443), http.server.SimpleHTTPRequestHandler)\nc = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)\nc.load_cert_chain('/tls/all.pem')\ns.socket = c.wrap_socket(s.socket, server_side=True)\ns.serve_forever()";
     let spec = |scheme: &str| {
         json!({"terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "host", "command": ["python3", "-c", server],

@@ -80,12 +80,8 @@ fn terminated(pod: &Pod) -> ContainerStateTerminated {
 /// The lifecycle of pods from creation to deletion, with volumes, users and exec.
 async fn lives_like_any_other(driver: Driver) {
     let machine = machine_with(driver).await;
-    let map: ConfigMap =
-        serde_json::from_value(json!({"metadata": {"name": "m"}, "data": {"a": "1"}})).unwrap();
-    Api::<ConfigMap>::namespaced(machine.client.clone(), "t")
-        .create(&PostParams::default(), &map)
-        .await
-        .unwrap();
+    let map = json!({"metadata": {"name": "m"}, "data": {"a": "1"}});
+    machine.create_object::<ConfigMap>(map).await;
     let script = "trap 'exit 0' TERM; echo from-c > /shared/c; while true; do sleep 0.1; done";
     let mounts = json!([{"name": "e", "mountPath": "/shared"}, {"name": "t", "mountPath": "/tmp"},
         {"name": "m", "mountPath": "/config"}]);

@@ -67,13 +67,7 @@ async fn what_a_pod_asks_for_in_vain_is_an_event() {
     let spec = json!({"restartPolicy": "Never", "hostNetwork": true, "nodeSelector": {"disk": "ssd"}, "containers": [container]});
     machine.create("p", spec).await;
     let pod = machine.phase("p", "Failed").await;
-    let status = &pod
-        .status
-        .as_ref()
-        .unwrap()
-        .container_statuses
-        .as_ref()
-        .unwrap()[0];
+    let status = support::container(&pod).unwrap();
     let ended = status.state.as_ref().unwrap().terminated.as_ref().unwrap();
     assert_eq!(ended.message.as_deref(), Some("one\nthe last"));
     let events = Api::<Event>::namespaced(machine.client.clone(), "t");

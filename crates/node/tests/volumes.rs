@@ -433,11 +433,7 @@ async fn objects_in_memory_may_grow_as_far_as_objects_do() {
     let names = ["one", "two", "three"];
     for name in names {
         let secret = json!({"metadata": {"name": name}, "stringData": {name: "small"}});
-        let secret = serde_json::from_value(secret).unwrap();
-        secrets
-            .create(&PostParams::default(), &secret)
-            .await
-            .unwrap();
+        machine.create_object::<Secret>(secret).await;
     }
     let sources: Vec<Value> = names.map(|name| json!({"secret": {"name": name}})).to_vec();
     let spec = pod("sleep 1000", json!({"projected": {"sources": sources}}));

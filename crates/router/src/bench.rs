@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime;
 use tokio_util::sync::CancellationToken;
 
 use crate::{Config, Router, RouterError};
@@ -150,7 +151,11 @@ pub fn run(options: &Options) -> Result<Vec<Measurement>, BenchError> {
 }
 
 /// Runs `serve` with a runtime of its own on a thread of its own, and returns the address it listens on.
-fn on_thread<F, Serving>(name: &str, serve: F) -> Result<SocketAddr, BenchError>
+fn on_thread<F, Serving>(
+    name: &str,
+    mut runtime: runtime::Builder,
+    serve: F,
+) -> Result<SocketAddr, BenchError>
 where
     F: FnOnce(TcpListener) -> Serving + Send + 'static,
     Serving: Future<Output = ()>,
@@ -159,10 +164,7 @@ where
     let spawned = std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
-            let Ok(runtime) = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-            else {
+            let Ok(runtime) = runtime.enable_all().build() else {
                 return;
             };
             runtime.block_on(async move {
@@ -185,7 +187,8 @@ where
 fn start_upstream(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
     const ANSWER: &[u8] =
         b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\n\r\nHello, world!";
-    on_thread("upstream", move |listener| async move {
+    let runtime = runtime::Builder::new_current_thread();
+    on_thread("upstream", runtime, move |listener| async move {
         let accepting = async {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let _ = stream.set_nodelay(true);
@@ -219,32 +222,12 @@ fn start_router(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
         "bench",
         vec![std::net::Ipv4Addr::LOCALHOST.into()],
     );
-    let (sender, receiver) = mpsc::channel();
-    let spawned = std::thread::Builder::new()
-        .name("router".to_owned())
-        .spawn(move || {
-            let Ok(runtime) = tokio::runtime::Builder::new_multi_thread()
-                .enable_all()
-                .build()
-            else {
-                return;
-            };
-            runtime.block_on(async move {
-                let Ok(listener) = TcpListener::bind("127.0.0.1:0").await else {
-                    return;
-                };
-                if let Ok(address) = listener.local_addr() {
-                    let _ = sender.send(address);
-                    let serving =
-                        tokio::spawn(async move { router.serve_on_threads(listener, stop).await });
-                    let _ = serving.await;
-                }
-            });
-        });
-    spawned.map_err(cannot("start a thread"))?;
-    receiver
-        .recv()
-        .map_err(|_| cannot("listen")(io::ErrorKind::AddrNotAvailable.into()))
+    let runtime = runtime::Builder::new_multi_thread();
+    on_thread("router", runtime, move |listener| async move {
+        let serving = async move { router.serve_on_threads(listener, stop).await };
+        // On the threads of the runtime, of which the one that started it is none.
+        let _ = tokio::spawn(serving).await;
+    })
 }
 
 struct Nginx {
@@ -327,7 +310,7 @@ fn take_turn(
         "GET /hello HTTP/1.1\r\nHost: sandbox.example\r\nAccept: */*\r\nX-Sandbox-ID: bench\r\nX-Sandbox-Port: {port}\r\n\
          {pod_address}\r\n"
     );
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(cannot("make a runtime"))?;

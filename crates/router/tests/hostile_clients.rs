@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use support::{
-    Holdings, Running, body, echo, own_address, read_all, read_until, recording, status, upstream,
-    wait_for,
+    Holdings, Running, body, echo, own_address, read_all, read_until, recording, silent, status,
+    upstream, wait_for,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -280,11 +280,7 @@ async fn a_head_that_trickles_in_has_no_more_time_than_others() {
 async fn a_body_that_stops_coming_is_the_clients_fault() {
     let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(200)).await;
     running.know("abc");
-    let port = upstream(|mut stream| async move {
-        let mut sink = Vec::new();
-        let _ = stream.read_to_end(&mut sink).await;
-    })
-    .await;
+    let port = silent().await;
     let before = Holdings::now();
     let mut stream = running.connect().await;
     let request = format!(
@@ -370,11 +366,7 @@ async fn another_sandboxs_address_is_never_dialled() {
 async fn peers_that_vanish_without_a_word_are_noticed() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
-    let port = upstream(|mut stream| async move {
-        let mut sink = Vec::new();
-        let _ = stream.read_to_end(&mut sink).await;
-    })
-    .await;
+    let port = silent().await;
     let mut client = running.connect().await;
     let request =
         format!("GET / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n");

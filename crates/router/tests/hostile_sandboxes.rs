@@ -7,19 +7,20 @@
 
 mod support;
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use http::{Request, Response};
-use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
-use hyper::service::service_fn;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use support::{Holdings, Running, body, read_all, read_until, recording, status, upstream};
+use support::{
+    Holdings, Running, answer, body, grpc, read_all, read_until, recording, silent, status,
+    upstream,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -369,8 +370,7 @@ async fn a_request_that_was_read_is_not_sent_again_over_another_connection() {
                         }
                         return;
                     }
-                    let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-                    stream.write_all(answer).await.unwrap();
+                    answer(&mut stream, "ok").await.unwrap();
                 }
             }
         })
@@ -470,19 +470,9 @@ async fn an_upgrade_that_a_sandbox_stalls_or_breaks_off_is_told_and_given_back()
 
 /// A sandbox that begins an answer to each gRPC call and says no more.
 async fn grpc_that_stalls() -> u16 {
-    upstream(|stream| async move {
-        let service = service_fn(|_: Request<Incoming>| async move {
-            let first = Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"half")));
-            let frames = futures::stream::iter([first]).chain(futures::stream::pending());
-            let response = Response::builder()
-                .header("content-type", "application/grpc")
-                .body(StreamBody::new(frames))
-                .unwrap();
-            Ok::<_, Infallible>(response)
-        });
-        let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-            .serve_connection(TokioIo::new(stream), service)
-            .await;
+    grpc(|_| async {
+        let half = Ok(Frame::data(Bytes::from_static(b"half")));
+        futures::stream::iter([half]).chain(futures::stream::pending())
     })
     .await
 }
@@ -491,11 +481,7 @@ async fn grpc_that_stalls() -> u16 {
 async fn a_grpc_call_that_a_sandbox_stalls_or_breaks_off_ends() {
     let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
     running.know("abc");
-    let silent = upstream(|mut stream| async move {
-        let mut sink = Vec::new();
-        let _ = stream.read_to_end(&mut sink).await;
-    })
-    .await;
+    let silent = silent().await;
     let resetting = upstream(|mut stream| async move {
         let mut preface = [0; 24];
         let _ = stream.read_exact(&mut preface).await;

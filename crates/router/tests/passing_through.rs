@@ -15,8 +15,10 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use support::{DEADLINE, Running, echo, upstream, wait_for};
+use support::{DEADLINE, Running, echo, grpc, held_back, upstream, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
@@ -46,28 +48,32 @@ async fn websocket_echo() -> u16 {
     .await
 }
 
+/// Opens a WebSocket to the sandbox `abc`, as a page of a browser would: with an origin.
+async fn websocket(running: &Running, port: u16) -> WebSocketStream<TcpStream> {
+    let mut request = format!("ws://{}/socket", running.address)
+        .into_client_request()
+        .unwrap();
+    for (name, value) in [
+        ("x-sandbox-id", "abc"),
+        ("x-sandbox-port", &port.to_string()),
+        ("origin", "https://elsewhere.example"),
+    ] {
+        request.headers_mut().insert(name, value.parse().unwrap());
+    }
+    let (socket, response) = tokio_tungstenite::client_async(request, running.connect().await)
+        .await
+        .unwrap();
+    assert_eq!(response.status(), 101);
+    socket
+}
+
 #[tokio::test]
 async fn websockets_pass_and_end_with_either_side() {
     let running =
         Running::start(|config| config.proxy_timeout = std::time::Duration::from_millis(300)).await;
     running.know("abc");
     let port = websocket_echo().await;
-    let mut request = format!("ws://{}/socket", running.address)
-        .into_client_request()
-        .unwrap();
-    request
-        .headers_mut()
-        .insert("x-sandbox-id", "abc".parse().unwrap());
-    request
-        .headers_mut()
-        .insert("x-sandbox-port", port.to_string().parse().unwrap());
-    request
-        .headers_mut()
-        .insert("origin", "https://elsewhere.example".parse().unwrap());
-    let (mut socket, response) = tokio_tungstenite::client_async(request, running.connect().await)
-        .await
-        .unwrap();
-    assert_eq!(response.status(), 101);
+    let mut socket = websocket(&running, port).await;
     let metrics = std::sync::Arc::clone(running.router.metrics());
     wait_for("the tunnel", || metrics.active_tunnels() == 1).await;
     for message in [
@@ -94,18 +100,7 @@ async fn a_tunnel_ends_when_its_sandbox_goes_away() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = websocket_echo().await;
-    let mut request = format!("ws://{}/socket", running.address)
-        .into_client_request()
-        .unwrap();
-    request
-        .headers_mut()
-        .insert("x-sandbox-id", "abc".parse().unwrap());
-    request
-        .headers_mut()
-        .insert("x-sandbox-port", port.to_string().parse().unwrap());
-    let (mut socket, _) = tokio_tungstenite::client_async(request, running.connect().await)
-        .await
-        .unwrap();
+    let mut socket = websocket(&running, port).await;
     running
         .router
         .registry()
@@ -125,15 +120,7 @@ async fn a_tunnel_has_the_shutdowns_time_and_no_more() {
     .await;
     running.know("abc");
     let port = websocket_echo().await;
-    let mut request = format!("ws://{}/socket", running.address)
-        .into_client_request()
-        .unwrap();
-    let headers = request.headers_mut();
-    headers.insert("x-sandbox-id", "abc".parse().unwrap());
-    headers.insert("x-sandbox-port", port.to_string().parse().unwrap());
-    let (mut socket, _) = tokio_tungstenite::client_async(request, running.connect().await)
-        .await
-        .unwrap();
+    let mut socket = websocket(&running, port).await;
     running.shutdown.cancel();
     socket.send(Message::text("meanwhile")).await.unwrap();
     assert_eq!(
@@ -279,17 +266,7 @@ async fn http2_with_prior_knowledge_reaches_a_sandbox_that_speaks_http1() {
 async fn http2_requests_in_flight_finish_before_the_router_stops() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
-    let (release, released) = tokio::sync::watch::channel(false);
-    let port = upstream(move |mut stream| {
-        let mut released = released.clone();
-        async move {
-            support::read_until(&mut stream, "\r\n\r\n").await;
-            released.wait_for(|released| *released).await.unwrap();
-            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone";
-            stream.write_all(answer).await.unwrap();
-        }
-    })
-    .await;
+    let (port, release) = held_back().await;
     let mut sender = http2_client(&running).await;
     let request = Request::builder()
         .uri("http://public.example/")
@@ -297,16 +274,7 @@ async fn http2_requests_in_flight_finish_before_the_router_stops() {
         .header("x-sandbox-port", port)
         .body(Full::new(Bytes::new()))
         .unwrap();
-    let metrics = std::sync::Arc::clone(running.router.metrics());
-    let stopping = async {
-        wait_for("the request", || metrics.active_requests() == 1).await;
-        running.shutdown.cancel();
-        wait_for("the port to close", || {
-            std::net::TcpStream::connect(running.address).is_err()
-        })
-        .await;
-        release.send(true).unwrap();
-    };
+    let stopping = running.stop_with_a_request_in_flight(&release);
     let (response, ()) = tokio::join!(sender.send_request(request), stopping);
     let answer = response.unwrap().into_body().collect().await.unwrap();
     assert_eq!(answer.to_bytes(), "done");
@@ -317,28 +285,15 @@ async fn http2_requests_in_flight_finish_before_the_router_stops() {
 async fn a_grpc_call_passes_with_its_trailers() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
-    let port = upstream(|stream| async move {
-        let service = service_fn(|request: Request<Incoming>| async move {
-            assert_eq!(request.version(), Version::HTTP_2);
-            assert_eq!(request.headers()["te"], "trailers");
-            let path = request.uri().path().to_owned();
-            let body = request.into_body().collect().await.unwrap().to_bytes();
-            let mut trailers = http::HeaderMap::new();
-            trailers.insert("grpc-status", "0".parse().unwrap());
-            trailers.insert("x-path", path.parse().unwrap());
-            let frames = futures::stream::iter([
-                Ok::<_, Infallible>(Frame::data(body)),
-                Ok(Frame::trailers(trailers)),
-            ]);
-            let response = Response::builder()
-                .header("content-type", "application/grpc")
-                .body(StreamBody::new(frames))
-                .unwrap();
-            Ok::<_, Infallible>(response)
-        });
-        let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-            .serve_connection(TokioIo::new(stream), service)
-            .await;
+    let port = grpc(|request| async move {
+        assert_eq!(request.version(), Version::HTTP_2);
+        assert_eq!(request.headers()["te"], "trailers");
+        let path = request.uri().path().to_owned();
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("grpc-status", "0".parse().unwrap());
+        trailers.insert("x-path", path.parse().unwrap());
+        futures::stream::iter([Ok(Frame::data(body)), Ok(Frame::trailers(trailers))])
     })
     .await;
     let mut sender = http2_client(&running).await;

@@ -8,8 +8,10 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{Running, body, echo, read_until, status, upstream, wait_for};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use support::{
+    Running, answer, body, echo, next_request, read_until, silent, status, upstream, wait_for,
+};
+use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
 async fn a_request_reaches_its_sandbox_with_the_headers_it_should_have() {
@@ -155,7 +157,7 @@ async fn namespace_and_port_have_defaults() {
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut pending = Vec::new();
-            support::next_request(&mut stream, &mut pending).await;
+            next_request(&mut stream, &mut pending).await;
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
             stream.write_all(answer).await.unwrap();
         }
@@ -211,14 +213,8 @@ async fn connections_are_kept_and_used_again() {
         counting.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         async move {
             let mut pending = Vec::new();
-            while support::next_request(&mut stream, &mut pending)
-                .await
-                .is_some()
-            {
-                stream
-                    .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-                    .await
-                    .unwrap();
+            while next_request(&mut stream, &mut pending).await.is_some() {
+                answer(&mut stream, "ok").await.unwrap();
             }
         }
     })
@@ -235,12 +231,8 @@ async fn a_connection_that_died_while_idle_is_replaced_without_a_word() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = upstream(|mut stream| async move {
-        let mut pending = Vec::new();
-        support::next_request(&mut stream, &mut pending).await;
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-            .await
-            .unwrap();
+        next_request(&mut stream, &mut Vec::new()).await;
+        answer(&mut stream, "ok").await.unwrap();
     })
     .await;
     for _ in 0..20 {
@@ -267,10 +259,7 @@ async fn failed_dials_are_repeated_before_anything_is_sent() {
             .unwrap();
         let (mut stream, _) = listener.accept().await.unwrap();
         read_until(&mut stream, "\r\n\r\n").await;
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlate")
-            .await
-            .unwrap();
+        answer(&mut stream, "late").await.unwrap();
         stream
     };
     let (answer, _stream) = tokio::join!(running.get(port, "/", ""), opening);
@@ -282,11 +271,7 @@ async fn failed_dials_are_repeated_before_anything_is_sent() {
 async fn a_silent_sandbox_runs_into_the_requests_timeout() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
-    let port = upstream(|mut stream| async move {
-        let mut sink = Vec::new();
-        let _ = stream.read_to_end(&mut sink).await;
-    })
-    .await;
+    let port = silent().await;
     let started = Instant::now();
     let answer = running.get(port, "/", "X-Sandbox-Timeout: 0.2\r\n").await;
     assert_eq!(status(&answer), 504);
@@ -403,11 +388,7 @@ async fn the_environment_bounds_the_time_of_a_request() {
     assert_eq!(configured("soon"), Duration::from_secs(180));
     let running = Running::start(|config| config.proxy_timeout = configured("0.2")).await;
     running.know("abc");
-    let port = upstream(|mut stream| async move {
-        let mut sink = Vec::new();
-        let _ = stream.read_to_end(&mut sink).await;
-    })
-    .await;
+    let port = silent().await;
     assert_eq!(status(&running.get(port, "/", "").await), 504);
     running.stop().await;
 }
@@ -418,11 +399,7 @@ async fn trailers_of_a_request_pass() {
     running.know("abc");
     let port = upstream(|mut stream| async move {
         let seen = read_until(&mut stream, "x-checksum: 42\r\n\r\n").await;
-        let answer = format!(
-            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{seen}",
-            seen.len()
-        );
-        stream.write_all(answer.as_bytes()).await.unwrap();
+        answer(&mut stream, &seen).await.unwrap();
     })
     .await;
     let answer = running

@@ -9,8 +9,8 @@ mod support;
 use std::time::Duration;
 
 use router::{Config, ListenAddress};
-use support::{Running, body, read_until, status, upstream, wait_for};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use support::{Running, body, held_back, silent, status, wait_for};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
@@ -18,31 +18,9 @@ use tokio_util::sync::CancellationToken;
 async fn requests_in_flight_finish_before_the_router_stops() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
-    let (release, released) = tokio::sync::watch::channel(false);
-    let port = upstream(move |mut stream| {
-        let mut released = released.clone();
-        async move {
-            read_until(&mut stream, "\r\n\r\n").await;
-            released.wait_for(|released| *released).await.unwrap();
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
-                .await
-                .unwrap();
-        }
-    })
-    .await;
-    let metrics = std::sync::Arc::clone(running.router.metrics());
-    let address = running.address;
+    let (port, release) = held_back().await;
     let asking = running.get(port, "/", "");
-    let stopping = async {
-        wait_for("the request", || metrics.active_requests() == 1).await;
-        running.shutdown.cancel();
-        wait_for("the port to close", || {
-            std::net::TcpStream::connect(address).is_err()
-        })
-        .await;
-        release.send(true).unwrap();
-    };
+    let stopping = running.stop_with_a_request_in_flight(&release);
     let (answer, ()) = tokio::join!(asking, stopping);
     assert_eq!(body(&answer), "done");
     running.stop().await;
@@ -53,11 +31,7 @@ async fn a_request_that_outlasts_the_shutdown_is_cut() {
     let running =
         Running::start(|config| config.shutdown_timeout = Duration::from_millis(100)).await;
     running.know("abc");
-    let port = upstream(|mut stream| async move {
-        let mut sink = Vec::new();
-        let _ = stream.read_to_end(&mut sink).await;
-    })
-    .await;
+    let port = silent().await;
     let metrics = std::sync::Arc::clone(running.router.metrics());
     let mut stream = running.connect().await;
     let request =

@@ -104,31 +104,58 @@ async fn start(
     (address, shutdown)
 }
 
+/// A router whose certificate is about to be replaced, and clients that trust one of the two alone.
+struct Rotation {
+    directory: tempfile::TempDir,
+    second: Issued,
+    trusts_first: TlsConnector,
+    trusts_second: TlsConnector,
+    address: std::net::SocketAddr,
+    shutdown: CancellationToken,
+}
+
+impl Rotation {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (first, second) = (self_signed(), self_signed());
+        write(directory.path(), &first);
+        let (address, shutdown) = start(directory.path(), MutualTls::Off, None).await;
+        Self {
+            directory,
+            trusts_first: client(first.certificate.der(), None),
+            trusts_second: client(second.certificate.der(), None),
+            second,
+            address,
+            shutdown,
+        }
+    }
+
+    async fn serves(&self, client: &TlsConnector) -> bool {
+        let answer = healthz(self.address, client).await;
+        answer.is_ok_and(|answer| answer.contains("200 OK"))
+    }
+
+    /// Replaces the certificate, and waits until it is used.
+    async fn finish(self) {
+        write(self.directory.path(), &self.second);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        while !self.serves(&self.trusts_second).await {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "the second certificate never came"
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        self.shutdown.cancel();
+    }
+}
+
 #[tokio::test]
 async fn a_replaced_certificate_is_used_without_a_restart() {
-    let directory = tempfile::tempdir().unwrap();
-    let (first, second) = (self_signed(), self_signed());
-    write(directory.path(), &first);
-    let (address, shutdown) = start(directory.path(), MutualTls::Off, None).await;
-    let trusts_first = client(first.certificate.der(), None);
-    let trusts_second = client(second.certificate.der(), None);
-    assert!(
-        healthz(address, &trusts_first)
-            .await
-            .unwrap()
-            .contains("200 OK")
-    );
-    assert!(healthz(address, &trusts_second).await.is_err());
-    write(directory.path(), &second);
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-    while healthz(address, &trusts_second).await.is_err() {
-        assert!(
-            tokio::time::Instant::now() < deadline,
-            "the new certificate never came"
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    shutdown.cancel();
+    let rotation = Rotation::start().await;
+    assert!(rotation.serves(&rotation.trusts_first).await);
+    assert!(!rotation.serves(&rotation.trusts_second).await);
+    rotation.finish().await;
 }
 
 #[tokio::test]
@@ -158,30 +185,16 @@ async fn client_certificates_are_asked_for_and_checked() {
 
 #[tokio::test]
 async fn a_certificate_that_makes_no_sense_leaves_the_one_before() {
-    let directory = tempfile::tempdir().unwrap();
-    let (first, second) = (self_signed(), self_signed());
-    write(directory.path(), &first);
-    let (address, shutdown) = start(directory.path(), MutualTls::Off, None).await;
-    let trusts_first = client(first.certificate.der(), None);
-    let trusts_second = client(second.certificate.der(), None);
-    assert!(healthz(address, &trusts_first).await.is_ok());
-    std::fs::write(directory.path().join("tls.crt"), "nonsense").unwrap();
+    let rotation = Rotation::start().await;
+    assert!(rotation.serves(&rotation.trusts_first).await);
+    std::fs::write(rotation.directory.path().join("tls.crt"), "nonsense").unwrap();
     // Past the interval at which the files are looked at.
     let looked_at = tokio::time::Instant::now() + Duration::from_secs(6);
     while tokio::time::Instant::now() < looked_at {
-        assert!(healthz(address, &trusts_first).await.is_ok());
+        assert!(rotation.serves(&rotation.trusts_first).await);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    write(directory.path(), &second);
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-    while healthz(address, &trusts_second).await.is_err() {
-        assert!(
-            tokio::time::Instant::now() < deadline,
-            "the mended certificate never came"
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    shutdown.cancel();
+    rotation.finish().await;
 }
 
 #[tokio::test]

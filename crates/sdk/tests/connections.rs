@@ -205,6 +205,18 @@ async fn create_router_endpoint(world: &World) {
     create(slices, slice).await;
 }
 
+/// Runs a command and a process.
+async fn assert_is_reached(sandbox: &sdk::Sandbox) {
+    let command = sandbox.commands().run("echo command").await.unwrap();
+    assert_eq!(command.stdout, "command\n");
+    let process = sandbox
+        .process()
+        .output(Start::command("cat; echo process"), 100)
+        .await
+        .unwrap();
+    assert_eq!(process.stdout, b"process\n");
+}
+
 #[tokio::test]
 async fn a_tunnel_carries_commands_and_processes() {
     let world = World::start().await;
@@ -217,16 +229,7 @@ async fn a_tunnel_carries_commands_and_processes() {
     };
     let client = sdk::Client::new(front.client(), options).unwrap();
     let sandbox = client.create(CreateOptions::from_pool("p")).await.unwrap();
-    assert_eq!(
-        sandbox.commands().run("echo tunnel").await.unwrap().stdout,
-        "tunnel\n"
-    );
-    let output = sandbox
-        .process()
-        .output(Start::command("cat; echo end"), 100)
-        .await
-        .unwrap();
-    assert_eq!(output.stdout, b"end\n");
+    assert_is_reached(&sandbox).await;
     let forwarded = front.forwarded();
     assert!(!forwarded.is_empty());
     assert!(
@@ -285,16 +288,7 @@ async fn a_router_behind_tls_is_trusted_only_if_its_certificate_is() {
     };
     let client = world.client(trusting);
     let sandbox = client.create(CreateOptions::from_pool("p")).await.unwrap();
-    assert_eq!(
-        sandbox.commands().run("echo secret").await.unwrap().stdout,
-        "secret\n"
-    );
-    let output = sandbox
-        .process()
-        .output(Start::command("echo secret"), 100)
-        .await
-        .unwrap();
-    assert_eq!(output.stdout, b"secret\n");
+    assert_is_reached(&sandbox).await;
 
     let wary = world.client(options(&front.url));
     let sandbox = wary.attach(sandbox.id()).await.unwrap();

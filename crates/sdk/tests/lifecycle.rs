@@ -19,10 +19,15 @@ use support::{Injected, MISSING, NEVER, World, is_delete, is_watch, options};
 /// Nobody listens there: for tests that send nothing to a sandbox.
 const NOWHERE: &str = "http://127.0.0.1:9";
 
-#[tokio::test]
-async fn a_claim_is_made_watched_and_ready_in_two_requests() {
+async fn start() -> (World, sdk::Client) {
     let world = World::start().await;
     let client = world.client(options(NOWHERE));
+    (world, client)
+}
+
+#[tokio::test]
+async fn a_claim_is_made_watched_and_ready_in_two_requests() {
+    let (world, client) = start().await;
     let request = CreateOptions::from_template("python")
         .warm_pool(WarmPool::Named("fast".into()))
         .label("team", "search");
@@ -62,8 +67,7 @@ async fn a_claim_is_made_watched_and_ready_in_two_requests() {
 
 #[tokio::test]
 async fn a_final_reason_ends_the_waiting_and_takes_the_claim_back() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let error = client
         .create(CreateOptions::from_template(MISSING))
         .await
@@ -76,27 +80,25 @@ async fn a_final_reason_ends_the_waiting_and_takes_the_claim_back() {
         "{error}"
     );
     assert!(error.to_string().contains("Ready is False"), "{error}");
-    assert_eq!(world.claim_names().await, Vec::<String>::new());
+    world.has_no_claims().await;
     assert!(client.active().is_empty());
 }
 
 #[tokio::test]
 async fn a_claim_that_is_not_met_in_time_is_taken_back() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let request = CreateOptions::from_template(NEVER).ready_timeout(Duration::from_millis(50));
     let error = client.create(request).await.unwrap_err();
     assert!(
         matches!(error.kind(), ErrorKind::Timeout { .. }),
         "{error:?}"
     );
-    assert_eq!(world.claim_names().await, Vec::<String>::new());
+    world.has_no_claims().await;
 }
 
 #[tokio::test]
 async fn a_claim_that_cannot_be_taken_back_is_kept_in_mind() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     world.inject(|request| is_delete(request).then_some(Injected::Instead(500)));
     let error = client
         .create(CreateOptions::from_template(MISSING))
@@ -130,8 +132,7 @@ async fn a_claim_that_cannot_be_taken_back_is_kept_in_mind() {
 
 #[tokio::test]
 async fn opening_an_orphan_again_takes_it_up() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let request = CreateOptions::from_template(NEVER).ready_timeout(Duration::from_millis(50));
     let sandbox = client.sandbox(request).unwrap();
     world.inject(|request| is_delete(request).then_some(Injected::Instead(503)));
@@ -164,8 +165,7 @@ async fn opening_an_orphan_again_takes_it_up() {
 
 #[tokio::test]
 async fn a_dropped_create_takes_its_claim_back() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let creating =
         tokio::spawn(async move { client.create(CreateOptions::from_template(NEVER)).await });
     testkit::eventually("the claim to exist", async || {
@@ -178,8 +178,7 @@ async fn a_dropped_create_takes_its_claim_back() {
 
 #[tokio::test]
 async fn terminating_cuts_an_opening_short() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let sandbox = client.sandbox(CreateOptions::from_template(NEVER)).unwrap();
     let opening = tokio::spawn({
         let sandbox = sandbox.clone();
@@ -197,8 +196,7 @@ async fn terminating_cuts_an_opening_short() {
 
 #[tokio::test]
 async fn a_refused_claim_leaves_another_of_its_name_alone() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let first = client
         .create(CreateOptions::from_pool("p").name("mine"))
         .await
@@ -227,26 +225,22 @@ async fn a_refused_claim_leaves_another_of_its_name_alone() {
 
 #[tokio::test]
 async fn an_unconfirmed_creation_is_looked_for_and_taken_back() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     // As when an answer is lost on its way: the claim exists, and the client does not know.
     world
         .inject(|request| (request.method() == http::Method::POST).then_some(Injected::After(500)));
-    let error = client
-        .create(CreateOptions::from_pool("p"))
-        .await
-        .unwrap_err();
+    let request = CreateOptions::from_pool("p");
+    let error = client.create(request).await.unwrap_err();
     assert!(
         matches!(error.kind(), ErrorKind::ClaimFailed { .. }),
         "{error:?}"
     );
-    assert_eq!(world.claim_names().await, Vec::<String>::new());
+    world.has_no_claims().await;
 }
 
 #[tokio::test]
 async fn a_lost_watch_is_taken_up_again() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let watches = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&watches);
     world.inject(move |request| {
@@ -279,8 +273,7 @@ async fn a_lost_watch_is_taken_up_again() {
 
 #[tokio::test]
 async fn a_claim_deleted_by_another_ends_the_waiting() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let request = CreateOptions::from_template(NEVER).name("doomed");
     let creating = tokio::spawn(async move { client.create(request).await });
     testkit::eventually("the watch", async || {
@@ -444,8 +437,7 @@ async fn terminating_waits_for_a_file_that_is_being_read() {
 
 #[tokio::test]
 async fn a_sandbox_that_is_awaited_is_deleted_with_all_others() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let creating = tokio::spawn({
         let client = client.clone();
         async move { client.create(CreateOptions::from_template(NEVER)).await }
@@ -456,15 +448,14 @@ async fn a_sandbox_that_is_awaited_is_deleted_with_all_others() {
     .await;
     assert!(client.active().is_empty(), "it is not open yet");
     assert!(client.delete_all().await.is_empty());
-    assert_eq!(world.claim_names().await.len(), 0);
+    world.has_no_claims().await;
     let error = creating.await.unwrap().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Cancelled), "{error:?}");
 }
 
 #[tokio::test]
 async fn the_registry_knows_what_is_open_and_deletes_what_it_knows() {
-    let world = World::start().await;
-    let client = world.client(options(NOWHERE));
+    let (world, client) = start().await;
     let one = client
         .create(CreateOptions::from_pool("p").name("one"))
         .await

@@ -6,21 +6,23 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::certificates::Authority;
+use super::processes::{self, Interruption, LOOK_AGAIN, Tell};
 
-/// How long the control plane may take to be ready, or to stop, on a loaded machine.
+/// How long the control plane may take to be ready on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(120);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long a part may take to stop: nothing of a test's control plane is worth waiting for.
+const GRACE: Duration = Duration::from_secs(5);
 /// The node that tests start, by the name in its certificate.
 pub const NODE: &str = "node-one";
 
@@ -28,13 +30,15 @@ pub const NODE: &str = "node-one";
 pub struct ControlPlane {
     directory: TempDir,
     programs: PathBuf,
+    interruption: Interruption,
     stopping: Arc<AtomicBool>,
     parts: Vec<JoinHandle<()>>,
     address: String,
 }
 
 impl ControlPlane {
-    pub fn start(programs: &Path) -> anyhow::Result<Self> {
+    /// Starts one and waits until it is ready, or fails when it is interrupted before.
+    pub fn start(programs: &Path, interruption: &Interruption) -> anyhow::Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("agent-sandbox-kubernetes-")
             .tempdir()?;
@@ -42,6 +46,7 @@ impl ControlPlane {
         let mut control_plane = Self {
             directory,
             programs: programs.to_owned(),
+            interruption: interruption.clone(),
             stopping: Arc::new(AtomicBool::new(false)),
             parts: Vec::new(),
             address: format!("127.0.0.1:{secure}"),
@@ -213,7 +218,7 @@ impl ControlPlane {
 
     /// Runs a part, again and again, until the control plane stops.
     fn run(&mut self, name: &'static str, flags: &[String]) {
-        let mut command = Command::new(self.programs.join(name));
+        let mut command = processes::bound(&self.programs.join(name));
         command.args(flags).stdin(Stdio::null());
         let stopping = Arc::clone(&self.stopping);
         let (log, pid) = (
@@ -249,6 +254,10 @@ impl ControlPlane {
             if answer.status.success() {
                 return Ok(());
             }
+            ensure!(
+                self.interruption.received().is_none(),
+                "interrupted before {part} was ready"
+            );
             let log =
                 || fs::read_to_string(self.path().join(format!("{part}.log"))).unwrap_or_default();
             ensure!(
@@ -274,31 +283,13 @@ fn run_once(
         .spawn()
         .with_context(|| format!("cannot start {command:?}"))?;
     fs::write(pid, child.id().to_string())?;
-    let mut asked: Option<Instant> = None;
-    while child.try_wait()?.is_none() {
-        if stopping.load(Ordering::SeqCst) {
-            match asked {
-                None => {
-                    // A part that a test has paused would not hear of it.
-                    signal(&child, Signal::CONT);
-                    signal(&child, Signal::TERM);
-                    asked = Some(Instant::now());
-                }
-                // Nothing of a test's control plane is worth waiting for.
-                Some(asked) if asked.elapsed() > Duration::from_secs(5) => {
-                    signal(&child, Signal::KILL);
-                }
-                Some(_) => {}
-            }
-        }
-        std::thread::sleep(LOOK_AGAIN);
-    }
+    let told = || {
+        let is_stopping = stopping.load(Ordering::SeqCst);
+        is_stopping.then_some(Tell::Signal(Signal::TERM))
+    };
+    processes::wait(&mut child, GRACE, told)?;
     let _ = fs::remove_file(pid);
     Ok(())
-}
-
-fn signal(child: &Child, signal: Signal) {
-    let _ = kill_process(Pid::from_child(child), signal);
 }
 
 fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {

@@ -4,15 +4,18 @@
 
 mod certificates;
 mod control_plane;
+pub mod processes;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 
 use crate::{kube_assets, test_clients};
 use control_plane::ControlPlane;
+use processes::Interruption;
 
 /// A part of the task, by the name under which it can be asked for alone.
 struct Suite {
@@ -91,6 +94,10 @@ pub struct Arguments {
 
 #[derive(Debug, clap::Args)]
 pub struct UpArguments {
+    /// Where etcd, kubectl and the programs of the control plane are [default: they are built]
+    #[arg(long, value_name = "DIRECTORY")]
+    programs: Option<PathBuf>,
+
     /// Run this with KUBECONFIG set, and stop when it ends [default: run until interrupted]
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
@@ -98,13 +105,16 @@ pub struct UpArguments {
 
 /// Starts a control plane, for a command or for a person.
 pub fn up(root: &Path, arguments: &UpArguments) -> anyhow::Result<()> {
-    let programs = kube_assets::ensure_built(root)?;
-    let control_plane = ControlPlane::start(&programs)?;
+    let programs = match &arguments.programs {
+        Some(programs) => std::path::absolute(programs)?,
+        None => kube_assets::ensure_built(root)?,
+    };
+    let interruption = Interruption::watch()?;
+    let control_plane = ControlPlane::start(&programs, &interruption)?;
     if let Some((program, rest)) = arguments.command.split_first() {
-        let status = environment(&mut Command::new(program), &control_plane, &programs)
-            .args(rest)
-            .status()
-            .with_context(|| format!("cannot run {program}"))?;
+        let mut command = Command::new(program);
+        let status =
+            interruption.run(environment(&mut command, &control_plane, &programs).args(rest))?;
         ensure!(status.success(), "{program}: {status}");
         return Ok(());
     }
@@ -113,8 +123,18 @@ pub fn up(root: &Path, arguments: &UpArguments) -> anyhow::Result<()> {
         control_plane.kubeconfig("admin").display()
     );
     println!("Press Enter to stop.");
-    std::io::stdin().read_line(&mut String::new())?;
+    wait_for_enter(&interruption);
     Ok(())
+}
+
+fn wait_for_enter(interruption: &Interruption) {
+    let (sender, pressed) = mpsc::channel();
+    // Nothing interrupts a read, so that it is another thread's.
+    std::thread::spawn(move || sender.send(std::io::stdin().read_line(&mut String::new())));
+    while interruption.received().is_none()
+        && pressed.recv_timeout(processes::LOOK_AGAIN).err() == Some(RecvTimeoutError::Timeout)
+    {
+    }
 }
 
 pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
@@ -134,6 +154,7 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         Some(binary) => std::path::absolute(binary)?,
         None => test_clients::build_binary(root)?,
     };
+    let interruption = Interruption::watch()?;
     let mut failed = Vec::new();
     for suite in SUITES {
         if !arguments.suites.is_empty() && !arguments.suites.iter().any(|name| name == suite.name) {
@@ -142,17 +163,18 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         let begin = Instant::now();
         println!("-- {}", suite.name);
         // Each on a control plane of its own, so that none depends on what another left.
-        let control_plane = ControlPlane::start(&programs)?;
-        let run = |file: &str, release: &str| {
+        let control_plane = ControlPlane::start(&programs, &interruption)?;
+        let script = |file: &str, release: &str| {
             let path = root.join("tests/kubernetes").join(file);
             script(root, &control_plane, &programs, &binary, &path, release)
         };
-        let passed = match suite.run {
-            Run::Conformance => conformance(root, &control_plane, arguments.record)?,
-            Run::Script => run(&format!("{}.py", suite.name), "")?,
-            Run::OnANode => run("on_a_node.py", "")?,
-            Run::Upgrade { release } => run("upgrade.py", release)?,
+        let mut command = match suite.run {
+            Run::Conformance => conformance(root, &control_plane, arguments.record),
+            Run::Script => script(&format!("{}.py", suite.name), "")?,
+            Run::OnANode => script("on_a_node.py", "")?,
+            Run::Upgrade { release } => script("upgrade.py", release)?,
         };
+        let passed = interruption.run(&mut command)?.success();
         drop(control_plane);
         println!("-- {}: {} s", suite.name, begin.elapsed().as_secs());
         if !passed {
@@ -165,7 +187,7 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     bail!("these do not work on Kubernetes: {}", failed.join(", "));
 }
 
-fn conformance(root: &Path, control_plane: &ControlPlane, record: bool) -> anyhow::Result<bool> {
+fn conformance(root: &Path, control_plane: &ControlPlane, record: bool) -> Command {
     let mut cargo = Command::new(env!("CARGO"));
     cargo
         .current_dir(root)
@@ -174,7 +196,7 @@ fn conformance(root: &Path, control_plane: &ControlPlane, record: bool) -> anyho
     if record {
         cargo.env("CONFORMANCE_RECORD", "1");
     }
-    Ok(cargo.status()?.success())
+    cargo
 }
 
 fn script(
@@ -184,12 +206,12 @@ fn script(
     binary: &Path,
     path: &Path,
     release: &str,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Command> {
     let mut python = Command::new("python3");
     python
         .env("UPSTREAM", kube_assets::upstream(root)?)
         .env("UPSTREAM_RELEASE", release);
-    let mut child = environment(&mut python, control_plane, programs)
+    environment(&mut python, control_plane, programs)
         .arg(path)
         .env("AGENT_SANDBOX", binary)
         .env("XTASK", std::env::current_exe()?)
@@ -198,15 +220,8 @@ fn script(
         .env("ROUTER_URL", "")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("PYTHONPATH", root.join("tests/clients"))
-        .stdin(Stdio::null())
-        .spawn()
-        .context("cannot start python3")?;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status.success());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        .stdin(Stdio::null());
+    Ok(python)
 }
 
 /// What a program needs to use the control plane.

@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{
     Api, Client,
     api::{DynamicObject, PostParams},
-    core::{ApiResource, GroupVersionKind},
+    core::{ApiResource, GroupVersionKind, Status},
 };
 use serde_json::{Value, json};
 
@@ -98,10 +98,15 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
         .unwrap_or_else(|_| panic!("{what} did not happen within {DEADLINE:?}"))
 }
 
-/// The code of an API error.
-pub fn code<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> u16 {
+/// What the server says when it refuses.
+pub fn refusal<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> Status {
     match outcome {
-        Err(kube::Error::Api(status)) => status.code,
+        Err(kube::Error::Api(status)) => *status,
         other => panic!("expected an API error, got {other:?}"),
     }
+}
+
+/// The code of an API error.
+pub fn code<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> u16 {
+    refusal(outcome).code
 }

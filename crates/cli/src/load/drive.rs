@@ -3,26 +3,22 @@
 //! Claims are due by the clock, whether or not those before them have been met, and latency counts from when a claim was due: a
 //! system that slows its clients down does not look fast for it. It knows only the Kubernetes API.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use api::conditions::{self, ConditionType};
 use api::{SandboxClaim, SandboxTemplate, SandboxWarmPool};
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, PostParams};
 use kube::runtime::wait::await_condition;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use serde_json::json;
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::outcome::{Sample, Summary, all_met, checks, milliseconds};
 use super::progress::Progress;
 use super::recipe::Recipe;
+use crate::arrivals::Arrivals;
 
 /// What the template and the pool are called.
 const NAME: &str = "load";
@@ -249,66 +245,6 @@ async fn delete(claims: &Api<SandboxClaim>, name: &str) -> anyhow::Result<()> {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot delete claim {name}")),
-    }
-}
-
-/// When each claim was first seen Ready.
-#[derive(Debug, Default)]
-struct Arrivals {
-    at: Mutex<HashMap<String, Instant>>,
-    changed: Notify,
-}
-
-impl Arrivals {
-    async fn follow(self: Arc<Self>, claims: Api<SandboxClaim>) {
-        let mut events = std::pin::pin!(watcher(claims, watcher::Config::default()));
-        while let Some(event) = events.next().await {
-            let Ok(Event::Apply(claim) | Event::InitApply(claim)) = event else {
-                continue;
-            };
-            let is_ready = claim.status.as_ref().is_some_and(|status| {
-                conditions::is_true(&status.conditions, ConditionType::Ready)
-            });
-            if is_ready {
-                self.at()
-                    .entry(claim.name_any())
-                    .or_insert_with(Instant::now);
-                self.changed.notify_waiters();
-            }
-        }
-    }
-
-    fn of(&self, name: &str) -> Option<Instant> {
-        self.at().get(name).copied()
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.at().keys().cloned().collect()
-    }
-
-    /// Waits until all of these are Ready, or the time is up.
-    async fn wait_for(&self, names: &[&str], deadline: Duration) {
-        let until = tokio::time::Instant::now() + deadline;
-        let mut missing = names;
-        loop {
-            let changed = self.changed.notified();
-            // Those at the front are known to be Ready, and need not be looked at again.
-            {
-                let at = self.at();
-                while let Some((first, rest)) = missing.split_first()
-                    && at.contains_key(*first)
-                {
-                    missing = rest;
-                }
-            }
-            if missing.is_empty() || tokio::time::timeout_at(until, changed).await.is_err() {
-                return;
-            }
-        }
-    }
-
-    fn at(&self) -> std::sync::MutexGuard<'_, HashMap<String, Instant>> {
-        self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

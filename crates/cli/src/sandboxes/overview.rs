@@ -1,17 +1,19 @@
-//! What is running, what is warm, what is stuck and why: read off the objects. Pure.
+//! What is running, what is warm, what is stuck: read off the objects. Pure.
 
-use api::conditions::{self, ConditionType, Reason};
+mod stuck;
+
+use api::conditions::{self, ConditionType};
 use api::{Sandbox, SandboxClaim, SandboxWarmPool};
-use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::node::v1::RuntimeClass;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::{Resource, ResourceExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
 
-use super::columns::{self, holder};
+use super::columns::holder;
+pub use stuck::Stuck;
 
-/// What has not come about after this long is stuck, as far as anyone can tell.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 /// Conditions of a node that say it is well when they are false.
 const PRESSURES: [&str; 4] = [
     "MemoryPressure",
@@ -108,26 +110,11 @@ pub struct Throttled {
     pub why: String,
 }
 
-/// Something that does not come about, and what is known of the reason.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Stuck {
-    pub kind: &'static str,
-    pub namespace: String,
-    pub name: String,
-    pub age: String,
-    pub why: String,
-}
-
 impl Overview {
     pub fn of(observed: &Observed, now: Timestamp) -> Self {
         let mut overview = Self::default();
         for claim in &observed.claims {
-            if is_ready(
-                claim
-                    .status
-                    .as_ref()
-                    .map_or(&[][..], |status| &status.conditions),
-            ) {
+            if is_ready(conditions_of_claim(claim)) {
                 overview.claims.ready += 1;
             } else {
                 overview.claims.waiting += 1;
@@ -145,7 +132,7 @@ impl Overview {
             .collect();
         overview.runtime_handlers.sort();
         overview.throttled = observed.pods.iter().filter_map(throttled).collect();
-        overview.stuck = stuck(observed, now);
+        overview.stuck = stuck::stuck(observed, now);
         overview
     }
 }
@@ -172,10 +159,7 @@ impl Sandboxes {
 }
 
 fn state(sandbox: &Sandbox) -> State {
-    let conditions = sandbox
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.conditions);
+    let conditions = conditions_of_sandbox(sandbox);
     if sandbox.spec.suspension().is_requested() {
         State::Suspended
     } else if conditions::find(conditions, ConditionType::Finished)
@@ -193,7 +177,21 @@ fn state(sandbox: &Sandbox) -> State {
     }
 }
 
-fn is_ready(conditions: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition]) -> bool {
+fn conditions_of_claim(claim: &SandboxClaim) -> &[Condition] {
+    claim
+        .status
+        .as_ref()
+        .map_or(&[], |status| &status.conditions)
+}
+
+fn conditions_of_sandbox(sandbox: &Sandbox) -> &[Condition] {
+    sandbox
+        .status
+        .as_ref()
+        .map_or(&[], |status| &status.conditions)
+}
+
+fn is_ready(conditions: &[Condition]) -> bool {
     conditions::find(conditions, ConditionType::Ready).is_some_and(|ready| ready.status == "True")
 }
 
@@ -285,148 +283,6 @@ fn throttled(pod: &Pod) -> Option<Throttled> {
         namespace: pod.namespace().unwrap_or_default(),
         pod: pod.name_any(),
         why: condition.message.clone().unwrap_or_default(),
-    })
-}
-
-/// Claims first; a sandbox only where no claim tells of it already, and a pod only where no sandbox does.
-fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
-    let mut stuck = Vec::new();
-    for claim in &observed.claims {
-        let conditions = claim
-            .status
-            .as_ref()
-            .map_or(&[][..], |status| &status.conditions);
-        if is_ready(conditions) {
-            continue;
-        }
-        let ready = conditions::find(conditions, ConditionType::Ready);
-        let is_final = ready
-            .and_then(|ready| Reason::from_wire(&ready.reason))
-            .is_some_and(Reason::is_final);
-        if is_final || is_old(claim, now) {
-            let sandbox = claim
-                .status
-                .as_ref()
-                .and_then(|status| status.sandbox.as_ref());
-            if let Some(sandbox) = sandbox
-                && is_suspended(observed, claim.namespace().as_deref(), &sandbox.name)
-            {
-                continue;
-            }
-            let why = ready.map_or_else(
-                || "no controller has looked at it: is one running?".to_owned(),
-                |ready| format!("{}: {}", ready.reason, ready.message),
-            );
-            let pod = sandbox.and_then(|sandbox| {
-                pod_trouble(observed, claim.namespace().as_deref(), &sandbox.name)
-            });
-            stuck.push(entry("claim", claim, now, why, pod));
-        }
-    }
-    for sandbox in &observed.sandboxes {
-        let told = holder(sandbox).is_some_and(|holder| holder.starts_with("claim/"));
-        if told || state(sandbox) != State::Starting || !is_old(sandbox, now) {
-            continue;
-        }
-        let conditions = sandbox
-            .status
-            .as_ref()
-            .map_or(&[][..], |status| &status.conditions);
-        let why = conditions::find(conditions, ConditionType::Ready).map_or_else(
-            || "no controller has looked at it: is one running?".to_owned(),
-            |ready| format!("{}: {}", ready.reason, ready.message),
-        );
-        let pod = pod_trouble(
-            observed,
-            sandbox.namespace().as_deref(),
-            &sandbox.name_any(),
-        );
-        stuck.push(entry("sandbox", sandbox, now, why, pod));
-    }
-    stuck
-}
-
-fn entry(
-    kind: &'static str,
-    object: &impl Resource,
-    now: Timestamp,
-    why: String,
-    pod: Option<String>,
-) -> Stuck {
-    Stuck {
-        kind,
-        namespace: object.meta().namespace.clone().unwrap_or_default(),
-        name: object.meta().name.clone().unwrap_or_default(),
-        age: columns::age(object.meta(), now),
-        why: match pod {
-            Some(pod) => format!("{why} ({pod})"),
-            None => why,
-        },
-    }
-}
-
-fn is_old(object: &impl Resource, now: Timestamp) -> bool {
-    let created = object.meta().creation_timestamp.as_ref();
-    created.is_some_and(|created| now.duration_since(created.0) > PATIENCE)
-}
-
-fn is_suspended(observed: &Observed, namespace: Option<&str>, name: &str) -> bool {
-    observed.sandboxes.iter().any(|sandbox| {
-        sandbox.namespace().as_deref() == namespace
-            && sandbox.name_any() == name
-            && sandbox.spec.suspension().is_requested()
-    })
-}
-
-/// What keeps the pod of a sandbox from running, as its status says.
-fn pod_trouble(observed: &Observed, namespace: Option<&str>, sandbox: &str) -> Option<String> {
-    let pod = observed.pods.iter().find(|pod| {
-        pod.namespace().as_deref() == namespace
-            && (pod.name_any() == sandbox || is_owned_by(pod, sandbox))
-    })?;
-    let status = pod.status.as_ref()?;
-    let unscheduled = status
-        .conditions
-        .iter()
-        .flatten()
-        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
-    if let Some(condition) = unscheduled {
-        return condition
-            .message
-            .clone()
-            .or_else(|| condition.reason.clone());
-    }
-    let mut containers = status
-        .init_container_statuses
-        .iter()
-        .chain(&status.container_statuses)
-        .flatten();
-    containers
-        .find_map(container_trouble)
-        .or_else(|| status.message.clone())
-}
-
-fn is_owned_by(pod: &Pod, sandbox: &str) -> bool {
-    pod.owner_references()
-        .iter()
-        .any(|owner| owner.kind == "Sandbox" && owner.name == sandbox)
-}
-
-fn container_trouble(container: &ContainerStatus) -> Option<String> {
-    let state = container.state.as_ref()?;
-    let (reason, message) = match (&state.waiting, &state.terminated) {
-        (Some(waiting), _) => (waiting.reason.clone(), waiting.message.clone()),
-        (None, Some(ended)) if ended.exit_code != 0 => {
-            (ended.reason.clone(), ended.message.clone())
-        }
-        _ => return None,
-    };
-    let reason =
-        reason.filter(|reason| reason != "ContainerCreating" && reason != "PodInitializing")?;
-    let message = message.filter(|message| !message.is_empty());
-    Some(match message {
-        Some(message) => format!("container {}: {reason}: {message}", container.name),
-        None => format!("container {}: {reason}", container.name),
     })
 }
 

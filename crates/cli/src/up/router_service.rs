@@ -12,19 +12,20 @@ use std::time::Duration;
 use anyhow::Context;
 use api::labels::ROUTER_APP;
 use api::{Sandbox, SandboxClaim};
-use futures::{StreamExt, stream};
+use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{NamespaceResourceScope, PartialObjectMeta};
+use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use node::kubelet::MIRROR_ANNOTATION;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
+
+use crate::sandboxes::Known;
 
 /// Both names are the published ones: manifests and clients hold them.
 const SERVICE: &str = "sandbox-router-svc";
@@ -242,63 +243,59 @@ fn is_leaving(error: &anyhow::Error) -> bool {
 }
 
 /// The namespaces of all objects of a kind, again with each change of one.
-fn namespaces<Kind>(client: &Client) -> impl futures::Stream<Item = Change> + use<Kind>
-where
-    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + DeserializeOwned
-        + std::fmt::Debug
-        + Send
-        + 'static,
-{
-    let objects = Api::<PartialObjectMeta<Kind>>::all(client.clone());
-    watcher(objects, watcher::Config::default()).filter_map(|event| async {
-        match event {
-            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
-                object.namespace().map(Change::InUse)
-            }
-            Ok(_) => None,
-            Err(error) => {
-                warn!(%error, "a watch for namespaces with sandboxes failed and is retried");
-                tokio::time::sleep(RETRY).await;
-                None
-            }
+fn namespaces<Kind: Known>(client: &Client) -> impl Stream<Item = Change> + use<Kind> {
+    let all = watcher::Config::default();
+    changes::<Kind, _>(client, all, |event| match event {
+        watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+            object.namespace().map(Change::InUse)
         }
+        _ => None,
     })
 }
 
 /// The namespaces in which the object of this name was deleted that is ours by its label.
-fn lost<Kind>(
+fn lost<Kind: Known>(
     client: &Client,
     name: &'static str,
-) -> impl futures::Stream<Item = Change> + use<Kind>
-where
-    Kind: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + DeserializeOwned
-        + std::fmt::Debug
-        + Send
-        + 'static,
-{
+) -> impl Stream<Item = Change> + use<Kind> {
     let (label, value) = ROUTER_APP;
     let ours = watcher::Config::default().labels(&format!("{label}={value}"));
+    changes::<Kind, _>(client, ours, move |event| match event {
+        watcher::Event::Delete(object) if object.name_any() == name => {
+            object.namespace().map(Change::Lost)
+        }
+        // Whoever deletes a pod with a grace period of their own waits for a node that does not know it.
+        watcher::Event::Apply(object) | watcher::Event::InitApply(object)
+            if object.name_any() == name && object.metadata.deletion_timestamp.is_some() =>
+        {
+            object.namespace().map(Change::Lost)
+        }
+        _ => None,
+    })
+}
+
+/// What `concerns` reads out of a watch, which is begun again when it fails.
+fn changes<Kind, Concerns>(
+    client: &Client,
+    which: watcher::Config,
+    concerns: Concerns,
+) -> impl Stream<Item = Change> + use<Kind, Concerns>
+where
+    Kind: Known,
+    Concerns: Fn(watcher::Event<PartialObjectMeta<Kind>>) -> Option<Change>,
+{
     let objects = Api::<PartialObjectMeta<Kind>>::all(client.clone());
-    watcher(objects, ours).filter_map(move |event| async move {
-        match event {
-            Ok(watcher::Event::Delete(object)) if object.name_any() == name => {
-                object.namespace().map(Change::Lost)
-            }
-            // Whoever deletes a pod with a grace period of their own waits for a node that does not know it.
-            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object))
-                if object.name_any() == name && object.metadata.deletion_timestamp.is_some() =>
-            {
-                object.namespace().map(Change::Lost)
-            }
-            Ok(_) => None,
-            Err(error) => {
-                warn!(%error, "a watch for the router's service failed and is retried");
-                tokio::time::sleep(RETRY).await;
-                None
+    watcher(objects, which).filter_map(move |event| {
+        let change = event.map(&concerns);
+        async move {
+            match change {
+                Ok(change) => change,
+                Err(error) => {
+                    let kind = Kind::plural(&());
+                    warn!(%error, %kind, "a watch for the router's service failed and is retried");
+                    tokio::time::sleep(RETRY).await;
+                    None
+                }
             }
         }
     })
@@ -311,6 +308,7 @@ mod tests {
 
     use apiserver::{Admission, AdmissionRequest, Operation, Status};
     use k8s_openapi::api::core::v1::Namespace;
+    use testkit::eventually;
 
     use super::*;
 
@@ -329,19 +327,6 @@ mod tests {
             }
             Ok(())
         }
-    }
-
-    async fn eventually<T>(what: &str, found: impl AsyncFn() -> Option<T>) -> T {
-        let waiting = async {
-            loop {
-                if let Some(found) = found().await {
-                    return found;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        let waited = tokio::time::timeout(Duration::from_secs(30), waiting).await;
-        waited.unwrap_or_else(|_| panic!("waited in vain for {what}"))
     }
 
     /// A server with a sandbox in the namespace `team`, where the service is being published.

@@ -10,6 +10,7 @@ use api::SandboxTemplate;
 use kube::Api;
 use kube::api::PostParams;
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 use crate::machine::{self, Holdings};
 use crate::streams::client;
@@ -38,15 +39,8 @@ impl Running {
         kill_process(Pid::from_child(&self.0), signal).expect("it runs");
     }
 
-    fn exit_code(mut self) -> Option<i32> {
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(Instant::now() < deadline, "it does not end");
-            std::thread::park_timeout(Duration::from_millis(10));
-        }
+    fn exit_code(&mut self) -> Option<i32> {
+        eventually("its end", || self.0.try_wait().unwrap()).code()
     }
 }
 
@@ -95,7 +89,7 @@ const SLEEP: [&str; 5] = ["run", "--", "sh", "-c", "echo started; exec sleep 100
 fn a_signal_while_the_system_starts_leaves_nothing() {
     require_root();
     let home = tempfile::tempdir().unwrap();
-    let running = Running::start(agent_sandbox(home.path()).args(SLEEP));
+    let mut running = Running::start(agent_sandbox(home.path()).args(SLEEP));
     eventually("the directory of the system", || {
         private_system(home.path())
     });
@@ -104,37 +98,57 @@ fn a_signal_while_the_system_starts_leaves_nothing() {
     assert_nothing_is_left(home.path());
 }
 
+/// A `run` with a private system of its own, whose command has begun.
+struct PrivateRun {
+    home: TempDir,
+    running: Running,
+    system: PathBuf,
+    tag: String,
+}
+
+impl PrivateRun {
+    fn start() -> Self {
+        require_root();
+        let home = tempfile::tempdir().unwrap();
+        let mut running = Running::start(agent_sandbox(home.path()).args(SLEEP));
+        running.await_started();
+        let system = private_system(home.path()).unwrap();
+        let tag = machine::tag_of(&system);
+        Self {
+            home,
+            running,
+            system,
+            tag,
+        }
+    }
+
+    /// What the machine holds for the system, which nobody else gives back.
+    fn holdings(&self) -> Holdings {
+        machine::holdings(&self.system, &self.tag)
+    }
+}
+
 #[test]
 fn a_signal_while_the_command_runs_ends_it_and_leaves_nothing() {
-    require_root();
-    let home = tempfile::tempdir().unwrap();
-    let mut running = Running::start(agent_sandbox(home.path()).args(SLEEP));
-    running.await_started();
-    let system = private_system(home.path()).unwrap();
-    let tag = machine::tag_of(&system);
-    assert!(!machine::holdings(&system, &tag).processes.is_empty());
-    running.signal(Signal::INT);
-    assert_eq!(running.exit_code(), Some(130));
-    assert_eq!(machine::holdings(&system, &tag), Holdings::default());
-    assert_nothing_is_left(home.path());
+    let mut run = PrivateRun::start();
+    assert!(!run.holdings().processes.is_empty());
+    run.running.signal(Signal::INT);
+    assert_eq!(run.running.exit_code(), Some(130));
+    assert_eq!(run.holdings(), Holdings::default());
+    assert_nothing_is_left(run.home.path());
 }
 
 #[test]
 fn what_a_killed_run_leaves_is_given_back_by_the_next() {
-    require_root();
-    let home = tempfile::tempdir().unwrap();
-    let mut running = Running::start(agent_sandbox(home.path()).args(SLEEP));
-    running.await_started();
-    let system = private_system(home.path()).unwrap();
-    let tag = machine::tag_of(&system);
-    running.signal(Signal::KILL);
-    assert_eq!(running.exit_code(), None);
-    assert!(!machine::holdings(&system, &tag).processes.is_empty());
+    let mut run = PrivateRun::start();
+    run.running.signal(Signal::KILL);
+    assert_eq!(run.running.exit_code(), None);
+    assert!(!run.holdings().processes.is_empty());
 
-    let answer = stdout_of(agent_sandbox(home.path()).args(["run", "--", "echo", "next"]));
+    let answer = stdout_of(agent_sandbox(run.home.path()).args(["run", "--", "echo", "next"]));
     assert_eq!(answer, "next\n");
-    assert_eq!(machine::holdings(&system, &tag), Holdings::default());
-    assert_nothing_is_left(home.path());
+    assert_eq!(run.holdings(), Holdings::default());
+    assert_nothing_is_left(run.home.path());
 }
 
 /// A template whose sandboxes never become ready.
@@ -174,7 +188,7 @@ fn a_signal_while_a_sandbox_is_claimed_takes_the_claim_back() {
         (&["claim", "mine", "--template", "waits"], Signal::TERM, 143),
     ];
     for (arguments, signal, code) in attempts {
-        let running = Running::start(up.command().args(arguments));
+        let mut running = Running::start(up.command().args(arguments));
         eventually("the claim", || (!claims().is_empty()).then_some(()));
         running.signal(signal);
         assert_eq!(running.exit_code(), Some(code), "{arguments:?}");

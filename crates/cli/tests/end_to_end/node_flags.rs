@@ -5,11 +5,12 @@ use std::process::Command;
 
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
-use kube::api::{ListParams, PostParams};
+use kube::api::{AttachParams, DeleteParams, ListParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
 use serde_json::{Value, json};
+use testkit::eventually_within;
 
-use crate::streams::{client, within};
+use crate::streams::{DEADLINE, client, within};
 use crate::support::{Up, agent_sandbox, stderr_of, stdout_of};
 
 async fn run_pod(pods: &Api<Pod>, name: &str, mut spec: Value) -> Pod {
@@ -47,32 +48,26 @@ async fn pods_get_aliased_images_directories_of_the_machine_and_addresses_as_up_
         "until cmp -s /machine/note /dev/termination-log; do sleep 0.01; done",
     ];
     let mut exec = pods
-        .exec("p", read, &kube::api::AttachParams::default())
+        .exec("p", read, &AttachParams::default())
         .await
         .unwrap();
     let status = within(exec.take_status().unwrap()).await.unwrap();
     assert_eq!(status.status.as_deref(), Some("Success"), "{status:?}");
 
     let events = Api::<Event>::default_namespaced(client);
-    let told = within(async {
-        loop {
-            let found = events.list(&ListParams::default()).await.unwrap();
-            let mut found = found.items.into_iter();
-            if let Some(event) = found.find(|event| event.reason.as_deref() == Some("ImageAliased"))
-            {
-                return event.message.unwrap();
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-    });
-    assert_eq!(told.await, format!("Image \"{image}\" is run as \"host\""));
-    pods.delete("p", &kube::api::DeleteParams::default())
-        .await
-        .unwrap();
-    within(async {
-        while pods.get_opt("p").await.unwrap().is_some() {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
+    let told = eventually_within(DEADLINE, "the event of the alias", async || {
+        let events = events.list(&ListParams::default()).await.unwrap();
+        let is_alias = |event: &Event| event.reason.as_deref() == Some("ImageAliased");
+        events.items.into_iter().find(is_alias)
+    })
+    .await;
+    assert_eq!(
+        told.message.unwrap(),
+        format!("Image \"{image}\" is run as \"host\"")
+    );
+    pods.delete("p", &DeleteParams::default()).await.unwrap();
+    eventually_within(DEADLINE, "the pod to go", async || {
+        pods.get_opt("p").await.unwrap().is_none().then_some(())
     })
     .await;
 }

@@ -12,7 +12,10 @@ use agent_sandbox_node::{self as node, Config, Node};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod, PodStatus};
 use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
-use kube::{Api, Client, ResourceExt};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -188,6 +191,19 @@ impl Machine {
             .create(&PostParams::default(), &pod)
             .await
             .unwrap()
+    }
+
+    /// Creates an object that pods use.
+    pub async fn create_object<K>(&self, object: Value)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+        K: Clone + std::fmt::Debug + DeserializeOwned + Serialize,
+    {
+        let object: K = serde_json::from_value(object).unwrap();
+        Api::namespaced(self.client.clone(), "t")
+            .create(&PostParams::default(), &object)
+            .await
+            .unwrap();
     }
 
     pub async fn pod(&self, name: &str) -> Pod {

@@ -6,14 +6,23 @@
 )]
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures::Stream;
+use http::{Request, Response};
+use http_body_util::StreamBody;
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use router::{Config, Router};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -99,6 +108,18 @@ impl Running {
         .await
     }
 
+    /// Waits for a request, stops taking more, and only then lets `release` have the sandbox answer.
+    pub async fn stop_with_a_request_in_flight(&self, release: &watch::Sender<bool>) {
+        let metrics = self.router.metrics();
+        wait_for("the request", || metrics.active_requests() == 1).await;
+        self.shutdown.cancel();
+        wait_for("the port to close", || {
+            std::net::TcpStream::connect(self.address).is_err()
+        })
+        .await;
+        release.send(true).unwrap();
+    }
+
     pub async fn stop(self) {
         self.shutdown.cancel();
         tokio::time::timeout(DEADLINE, self.serving)
@@ -162,6 +183,63 @@ where
     port
 }
 
+/// A server that takes what it is sent and never says a word.
+pub async fn silent() -> u16 {
+    upstream(|mut stream| async move {
+        let mut sink = Vec::new();
+        let _ = stream.read_to_end(&mut sink).await;
+    })
+    .await
+}
+
+/// A server that answers with `done` once it is released.
+pub async fn held_back() -> (u16, watch::Sender<bool>) {
+    let (release, released) = watch::channel(false);
+    let port = upstream(move |mut stream| {
+        let mut released = released.clone();
+        async move {
+            read_until(&mut stream, "\r\n\r\n").await;
+            released.wait_for(|released| *released).await.unwrap();
+            answer(&mut stream, "done").await.unwrap();
+        }
+    })
+    .await;
+    (port, release)
+}
+
+/// A server of HTTP/2 that answers each call with the frames that `frames` makes of it.
+pub async fn grpc<F, Framing, Frames>(frames: F) -> u16
+where
+    F: Fn(Request<Incoming>) -> Framing + Clone + Send + 'static,
+    Framing: Future<Output = Frames> + Send + 'static,
+    Frames: Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static,
+{
+    upstream(move |stream| {
+        let frames = frames.clone();
+        async move {
+            let service = service_fn(move |request| {
+                let framing = frames(request);
+                async move {
+                    Response::builder()
+                        .header("content-type", "application/grpc")
+                        .body(StreamBody::new(framing.await))
+                }
+            });
+            let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        }
+    })
+    .await
+}
+
+/// Says 200, and a body.
+pub async fn answer(stream: &mut TcpStream, body: &str) -> std::io::Result<()> {
+    let length = body.len();
+    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
+    stream.write_all(answer.as_bytes()).await
+}
+
 /// A server that answers each request with the request itself, head and body, and keeps the connection.
 pub async fn echo() -> u16 {
     upstream(|mut stream| async move {
@@ -192,8 +270,7 @@ pub async fn recording() -> (u16, Arc<Mutex<Vec<String>>>) {
             while let Some(request) = next_request(&mut stream, &mut pending).await {
                 let request = String::from_utf8_lossy(&request).into_owned();
                 noting.lock().unwrap().push(request);
-                let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-                if stream.write_all(answer).await.is_err() {
+                if answer(&mut stream, "ok").await.is_err() {
                     return;
                 }
             }

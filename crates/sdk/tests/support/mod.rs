@@ -141,6 +141,10 @@ impl World {
         claims.iter().map(ResourceExt::name_any).collect()
     }
 
+    pub async fn has_no_claims(&self) {
+        assert_eq!(self.claim_names().await, Vec::<String>::new());
+    }
+
     pub async fn wait_for_no_claims(&self) {
         testkit::eventually("no claims to be left", async || {
             self.claim_names().await.is_empty().then_some(())

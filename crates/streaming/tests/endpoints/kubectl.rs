@@ -78,6 +78,18 @@ impl<'a> Kubectl<'a> {
         .unwrap_or_else(|_| panic!("{:?}: kubectl {arguments:?} hangs", self.transport));
         output.unwrap()
     }
+
+    /// What it writes to standard output when it succeeds, which it has to.
+    async fn succeed(&self, arguments: &[&str], input: &[u8]) -> Vec<u8> {
+        let output = self.run_with_input(arguments, input).await;
+        assert!(
+            output.status.success(),
+            "{:?}: kubectl {arguments:?}: {}",
+            self.transport,
+            text(&output.stderr)
+        );
+        output.stdout
+    }
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -128,18 +140,12 @@ async fn exec_carries_megabytes_and_the_end_of_input() {
         .collect();
     for transport in BOTH {
         let kubectl = Kubectl::new(&cluster, transport);
-        let output = kubectl
-            .run_with_input(&["exec", "-i", "web", "--", "cat"], &input)
-            .await;
+        let command = ["exec", "-i", "web", "--", "cat"];
+        let output = kubectl.succeed(&command, &input).await;
         assert!(
-            output.status.success(),
-            "{transport:?}: {}",
-            text(&output.stderr)
-        );
-        assert!(
-            output.stdout == input,
+            output == input,
             "{transport:?}: {} bytes came back",
-            output.stdout.len()
+            output.len()
         );
     }
 }
@@ -159,18 +165,8 @@ async fn exec_of_a_command_that_stops_reading_ends_well() {
             "-c",
             "head -n 1 >/dev/null; echo done",
         ];
-        let output = kubectl.run_with_input(&command, &input).await;
-        assert_eq!(
-            text(&output.stdout),
-            "done\n",
-            "{transport:?}: {}",
-            text(&output.stderr)
-        );
-        assert!(
-            output.status.success(),
-            "{transport:?}: {}",
-            text(&output.stderr)
-        );
+        let output = kubectl.succeed(&command, &input).await;
+        assert_eq!(text(&output), "done\n", "{transport:?}");
     }
 }
 
@@ -206,19 +202,8 @@ async fn attach_talks_to_the_container() {
     let cluster = Cluster::start().await;
     for transport in BOTH {
         let kubectl = Kubectl::new(&cluster, transport);
-        let output = kubectl
-            .run_with_input(&["attach", "-i", "web"], b"hello\n")
-            .await;
-        assert_eq!(
-            text(&output.stdout),
-            "attached\nheard hello\n",
-            "{transport:?}: {output:?}"
-        );
-        assert!(
-            output.status.success(),
-            "{transport:?}: {}",
-            text(&output.stderr)
-        );
+        let output = kubectl.succeed(&["attach", "-i", "web"], b"hello\n").await;
+        assert_eq!(text(&output), "attached\nheard hello\n", "{transport:?}");
     }
 }
 
@@ -234,14 +219,8 @@ async fn cp_copies_both_ways() {
             .collect();
         std::fs::write(path("here"), &content).unwrap();
         let there = format!("web:{}", path("there"));
-        let up = kubectl.run(&["cp", &path("here"), &there]).await;
-        assert!(up.status.success(), "{transport:?}: {}", text(&up.stderr));
-        let down = kubectl.run(&["cp", &there, &path("back")]).await;
-        assert!(
-            down.status.success(),
-            "{transport:?}: {}",
-            text(&down.stderr)
-        );
+        kubectl.succeed(&["cp", &path("here"), &there], b"").await;
+        kubectl.succeed(&["cp", &there, &path("back")], b"").await;
         assert!(
             std::fs::read(path("back")).unwrap() == content,
             "{transport:?}"

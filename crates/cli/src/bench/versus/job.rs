@@ -3,16 +3,13 @@
 //! What it took is written down as it goes, so that a controller that does not finish is measured as far as it came.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use api::conditions::{self, ConditionType};
 use api::{SandboxClaim, SandboxTemplate, SandboxWarmPool};
-use futures::StreamExt;
 use kube::api::PostParams;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -20,37 +17,10 @@ use super::super::process::{processor_time, resident};
 use super::costs::writes;
 use super::report::{Claims, Figures};
 use super::{Arguments, ClaimsBy, LOOK_AGAIN};
+use crate::arrivals::Arrivals;
 
 const TEMPLATE: &str = "bench";
 const POOL: &str = "bench";
-
-/// When each claim was seen to be Ready.
-#[derive(Debug, Default)]
-pub struct Arrivals(Mutex<HashMap<String, Instant>>);
-
-impl Arrivals {
-    pub async fn follow(self: Arc<Self>, client: Client, namespace: String) {
-        let claims = Api::<SandboxClaim>::namespaced(client, &namespace);
-        let mut events = std::pin::pin!(watcher(claims, watcher::Config::default()));
-        while let Some(event) = events.next().await {
-            let Ok(Event::Apply(claim) | Event::InitApply(claim)) = event else {
-                continue;
-            };
-            let is_ready = claim.status.as_ref().is_some_and(|status| {
-                conditions::is_true(&status.conditions, ConditionType::Ready)
-            });
-            if is_ready {
-                self.lock()
-                    .entry(claim.name_any())
-                    .or_insert_with(Instant::now);
-            }
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The job in its namespace.
 #[derive(Clone)]
@@ -189,14 +159,10 @@ impl Job {
     async fn await_claims(&self, asked: HashMap<String, Instant>) -> anyhow::Result<Claims> {
         let begin = Instant::now();
         loop {
-            let met: Vec<(Instant, Instant)> = {
-                let arrived = self.arrivals.lock();
-                let met = asked.iter().filter_map(|(name, due)| {
-                    let ready = *arrived.get(name)?;
-                    Some((*due, ready))
-                });
-                met.collect()
-            };
+            let met: Vec<(Instant, Instant)> = asked
+                .iter()
+                .filter_map(|(name, due)| Some((*due, self.arrivals.of(name)?)))
+                .collect();
             if met.len() == asked.len() {
                 return Ok(Claims::of(&met));
             }

@@ -28,8 +28,10 @@ use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
-use job::{Arrivals, Job};
+use job::Job;
 use report::Figures;
+
+use crate::arrivals::Arrivals;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -184,7 +186,7 @@ async fn measure(
     let arrivals = Arc::new(Arrivals::default());
     let mut tasks = JoinSet::new();
     tasks.spawn(controllers::bench::mark_pods_ready(client.clone()));
-    tasks.spawn(Arc::clone(&arrivals).follow(client.clone(), namespace.clone()));
+    tasks.spawn(Arc::clone(&arrivals).follow(Api::namespaced(client.clone(), &namespace)));
     let job = Job {
         client: client.clone(),
         namespace: namespace.clone(),

@@ -1,0 +1,162 @@
+//! What does not come about, and why: the condition of the claim or the sandbox, and what keeps its pod from running. Pure.
+
+use api::conditions::{self, ConditionType, Reason};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+
+use super::super::columns::{self, holder};
+use super::{Observed, State, conditions_of_claim, conditions_of_sandbox, is_ready, state};
+
+/// What has not come about after this long is stuck, as far as anyone can tell.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+
+/// Something that does not come about, and what is known of the reason.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Stuck {
+    pub kind: &'static str,
+    pub namespace: String,
+    pub name: String,
+    pub age: String,
+    pub why: String,
+}
+
+/// Claims first; a sandbox only where no claim tells of it already, and a pod only where no sandbox does.
+pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
+    let mut stuck = Vec::new();
+    for claim in &observed.claims {
+        let conditions = conditions_of_claim(claim);
+        if is_ready(conditions) {
+            continue;
+        }
+        let ready = conditions::find(conditions, ConditionType::Ready);
+        let is_final = ready
+            .and_then(|ready| Reason::from_wire(&ready.reason))
+            .is_some_and(Reason::is_final);
+        if is_final || is_old(claim, now) {
+            let sandbox = claim
+                .status
+                .as_ref()
+                .and_then(|status| status.sandbox.as_ref());
+            if let Some(sandbox) = sandbox
+                && is_suspended(observed, claim.namespace().as_deref(), &sandbox.name)
+            {
+                continue;
+            }
+            let why = why(ready);
+            let pod = sandbox.and_then(|sandbox| {
+                pod_trouble(observed, claim.namespace().as_deref(), &sandbox.name)
+            });
+            stuck.push(entry("claim", claim, now, why, pod));
+        }
+    }
+    for sandbox in &observed.sandboxes {
+        let told = holder(sandbox).is_some_and(|holder| holder.starts_with("claim/"));
+        if told || state(sandbox) != State::Starting || !is_old(sandbox, now) {
+            continue;
+        }
+        let conditions = conditions_of_sandbox(sandbox);
+        let why = why(conditions::find(conditions, ConditionType::Ready));
+        let pod = pod_trouble(
+            observed,
+            sandbox.namespace().as_deref(),
+            &sandbox.name_any(),
+        );
+        stuck.push(entry("sandbox", sandbox, now, why, pod));
+    }
+    stuck
+}
+
+/// What the condition Ready says of it.
+fn why(ready: Option<&Condition>) -> String {
+    ready.map_or_else(
+        || "no controller has looked at it: is one running?".to_owned(),
+        |ready| format!("{}: {}", ready.reason, ready.message),
+    )
+}
+
+fn entry(
+    kind: &'static str,
+    object: &impl Resource,
+    now: Timestamp,
+    why: String,
+    pod: Option<String>,
+) -> Stuck {
+    Stuck {
+        kind,
+        namespace: object.meta().namespace.clone().unwrap_or_default(),
+        name: object.meta().name.clone().unwrap_or_default(),
+        age: columns::age(object.meta(), now),
+        why: match pod {
+            Some(pod) => format!("{why} ({pod})"),
+            None => why,
+        },
+    }
+}
+
+fn is_old(object: &impl Resource, now: Timestamp) -> bool {
+    let created = object.meta().creation_timestamp.as_ref();
+    created.is_some_and(|created| now.duration_since(created.0) > PATIENCE)
+}
+
+fn is_suspended(observed: &Observed, namespace: Option<&str>, name: &str) -> bool {
+    observed.sandboxes.iter().any(|sandbox| {
+        sandbox.namespace().as_deref() == namespace
+            && sandbox.name_any() == name
+            && sandbox.spec.suspension().is_requested()
+    })
+}
+
+/// What keeps the pod of a sandbox from running, as its status says.
+fn pod_trouble(observed: &Observed, namespace: Option<&str>, sandbox: &str) -> Option<String> {
+    let pod = observed.pods.iter().find(|pod| {
+        pod.namespace().as_deref() == namespace
+            && (pod.name_any() == sandbox || is_owned_by(pod, sandbox))
+    })?;
+    let status = pod.status.as_ref()?;
+    let unscheduled = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+    if let Some(condition) = unscheduled {
+        return condition
+            .message
+            .clone()
+            .or_else(|| condition.reason.clone());
+    }
+    let mut containers = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .flatten();
+    containers
+        .find_map(container_trouble)
+        .or_else(|| status.message.clone())
+}
+
+fn is_owned_by(pod: &Pod, sandbox: &str) -> bool {
+    pod.owner_references()
+        .iter()
+        .any(|owner| owner.kind == "Sandbox" && owner.name == sandbox)
+}
+
+fn container_trouble(container: &ContainerStatus) -> Option<String> {
+    let state = container.state.as_ref()?;
+    let (reason, message) = match (&state.waiting, &state.terminated) {
+        (Some(waiting), _) => (waiting.reason.clone(), waiting.message.clone()),
+        (None, Some(ended)) if ended.exit_code != 0 => {
+            (ended.reason.clone(), ended.message.clone())
+        }
+        _ => return None,
+    };
+    let reason =
+        reason.filter(|reason| reason != "ContainerCreating" && reason != "PodInitializing")?;
+    let message = message.filter(|message| !message.is_empty());
+    Some(match message {
+        Some(message) => format!("container {}: {reason}: {message}", container.name),
+        None => format!("container {}: {reason}", container.name),
+    })
+}
