@@ -7,11 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use api::names::name_hash;
 use api::{Sandbox, SandboxTemplate, SandboxWarmPool};
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use planner::blueprint::Blueprint;
+use planner::pacing::Demand;
 use planner::warm_queue::{Candidate, Depth, Request, SandboxKey, WarmQueue};
 
 use crate::cache::{Cache, Change};
+use crate::clock::Clock;
 use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::queue::Queue;
@@ -28,6 +31,8 @@ struct Inner {
     candidate: fn(&Sandbox) -> Option<Candidate>,
     /// Claims that are getting their sandbox at this moment.
     acquiring: AtomicUsize,
+    /// When one of them last got its sandbox.
+    served_at: Mutex<Option<Timestamp>>,
     /// Where claims wait for a worker.
     claims: OnceLock<Queue>,
 }
@@ -58,6 +63,7 @@ impl WarmSupply {
             sandboxes: sandboxes.clone(),
             candidate,
             acquiring: AtomicUsize::new(0),
+            served_at: Mutex::default(),
             claims: OnceLock::new(),
         }));
         let follower = supply.clone();
@@ -125,16 +131,27 @@ impl WarmSupply {
         let _ = self.0.claims.set(claims);
     }
 
-    /// How many claims wait for a sandbox or are getting one.
-    pub fn waiting_claims(&self) -> usize {
+    /// How many claims wait for a sandbox or are getting one, and when the last of them got one.
+    pub fn demand(&self) -> Demand {
         let queued = self.0.claims.get().map_or(0, Queue::depth);
-        queued + self.0.acquiring.load(Ordering::Relaxed)
+        Demand {
+            waiting: queued + self.0.acquiring.load(Ordering::Relaxed),
+            served_at: *self.served_at(),
+        }
     }
 
     /// Counts a claim as getting its sandbox for as long as the guard lives.
-    pub fn acquiring(&self) -> Acquiring {
+    pub fn acquiring(&self, clock: &Clock) -> Acquiring {
         self.0.acquiring.fetch_add(1, Ordering::Relaxed);
-        Acquiring(self.clone())
+        Acquiring {
+            supply: self.clone(),
+            clock: clock.clone(),
+        }
+    }
+
+    fn served_at(&self) -> MutexGuard<'_, Option<Timestamp>> {
+        let served_at = self.0.served_at.lock();
+        served_at.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn depth(&self) -> Depth {
@@ -223,10 +240,14 @@ impl Drop for Reservation {
 
 /// See [`WarmSupply::acquiring`].
 #[derive(Debug)]
-pub struct Acquiring(WarmSupply);
+pub struct Acquiring {
+    supply: WarmSupply,
+    clock: Clock,
+}
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        self.0.0.acquiring.fetch_sub(1, Ordering::Relaxed);
+        *self.supply.served_at() = Some(self.clock.now());
+        self.supply.0.acquiring.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -1,18 +1,32 @@
-//! Claims before refills: when a pool may make sandboxes while claims are waiting.
+//! Claims before refills: when a pool may make sandboxes while claims are waiting, or have just been served.
 //!
 //! On an API server that is busy, a refill takes its place in line ahead of somebody who waits for a sandbox now. So a pool holds
 //! back while claims wait, but never for longer than [`Pacing::longest_pause`] at a time, and what it then makes is a part of a
 //! batch: a pool under a steady stream of claims still fills, at no less than that part per pause.
+//!
+//! Whoever was just given a sandbox runs a first command in it, and starting the next sandbox on the same machine would slow
+//! that down. So a refill also lets [`Pacing::courtesy`] pass, once: then it is made in full, however many claims come and go.
 
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+
+/// Who wants sandboxes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// How many claims wait for a sandbox at this moment.
+    pub waiting: usize,
+    /// When a claim was last given one.
+    pub served_at: Option<Timestamp>,
+}
 
 /// The policy's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pacing {
     /// How long a pool holds back at most.
     pub longest_pause: Duration,
+    /// How long a pool leaves the machine to a claim that was served.
+    pub courtesy: Duration,
     /// How soon it looks again whether claims still wait.
     pub recheck: Duration,
     /// While claims wait, a pass makes at most this fraction of a full batch.
@@ -23,6 +37,7 @@ impl Default for Pacing {
     fn default() -> Self {
         Self {
             longest_pause: Duration::from_millis(500),
+            courtesy: Duration::from_millis(25),
             recheck: Duration::from_millis(50),
             batch_divisor: 10,
         }
@@ -39,19 +54,27 @@ pub enum Allowance {
 }
 
 impl Pacing {
-    /// How many sandboxes may be made, of a batch of at most `max_batch`, while `waiting_claims` wait. `held_back_since` is when
-    /// the pool began to hold back, if it does.
+    /// How many sandboxes may be made, of a batch of at most `max_batch`. `held_back_since` is when the pool began to hold back,
+    /// if it does.
     pub fn allow(
         &self,
-        waiting_claims: usize,
+        demand: Demand,
         max_batch: usize,
         held_back_since: Option<Timestamp>,
         now: Timestamp,
     ) -> Allowance {
-        if waiting_claims == 0 {
-            return Allowance::Make(max_batch);
-        }
         let paused = held_back_since.map_or(Duration::ZERO, |since| elapsed(since, now));
+        if demand.waiting == 0 {
+            let since_served = demand.served_at.map(|served| elapsed(served, now));
+            let owed = since_served.map_or(Duration::ZERO, |since| {
+                self.courtesy.saturating_sub(since.max(paused))
+            });
+            return if owed.is_zero() {
+                Allowance::Make(max_batch)
+            } else {
+                Allowance::HoldBack(owed)
+            };
+        }
         if held_back_since.is_some() && paused >= self.longest_pause {
             return Allowance::Make((max_batch / self.batch_divisor.max(1)).max(1));
         }
@@ -75,41 +98,68 @@ mod tests {
         Timestamp::from_millisecond(millisecond).unwrap()
     }
 
+    fn waiting(waiting: usize) -> Demand {
+        Demand {
+            waiting,
+            served_at: None,
+        }
+    }
+
     #[test]
-    fn without_waiting_claims_nothing_is_held_back() {
+    fn without_demand_nothing_is_held_back() {
         let pacing = Pacing::default();
-        assert_eq!(pacing.allow(0, 300, None, at(0)), Allowance::Make(300));
-        assert_eq!(
-            pacing.allow(0, 300, Some(at(0)), at(1)),
-            Allowance::Make(300)
-        );
+        let allow = |since| pacing.allow(Demand::default(), 300, since, at(1));
+        assert_eq!(allow(None), Allowance::Make(300));
+        assert_eq!(allow(Some(at(0))), Allowance::Make(300));
+    }
+
+    #[test]
+    fn a_claim_that_was_served_has_the_machine_to_itself_for_a_moment() {
+        let pacing = Pacing::default();
+        let allow = |served, since, now| {
+            let demand = Demand {
+                waiting: 0,
+                served_at: Some(at(served)),
+            };
+            pacing.allow(demand, 300, since, at(now))
+        };
+        let hold_back = |milliseconds| Allowance::HoldBack(Duration::from_millis(milliseconds));
+        assert_eq!(allow(0, None, 0), hold_back(25));
+        assert_eq!(allow(0, Some(at(0)), 15), hold_back(10));
+        assert_eq!(allow(0, None, 25), Allowance::Make(300));
+        let meanwhile = allow(24, Some(at(0)), 25);
+        assert_eq!(meanwhile, Allowance::Make(300), "others do not prolong it");
     }
 
     #[test]
     fn with_waiting_claims_a_pool_pauses_and_then_makes_a_part() {
         let pacing = Pacing::default();
         let recheck = Allowance::HoldBack(pacing.recheck);
-        assert_eq!(pacing.allow(1, 300, None, at(0)), recheck);
+        assert_eq!(pacing.allow(waiting(1), 300, None, at(0)), recheck);
         assert_eq!(
-            pacing.allow(9, 300, Some(at(0)), at(499)),
+            pacing.allow(waiting(9), 300, Some(at(0)), at(499)),
             Allowance::HoldBack(Duration::from_millis(1))
         );
         assert_eq!(
-            pacing.allow(9, 300, Some(at(0)), at(500)),
+            pacing.allow(waiting(9), 300, Some(at(0)), at(500)),
             Allowance::Make(30)
         );
-        assert_eq!(pacing.allow(9, 5, Some(at(0)), at(900)), Allowance::Make(1));
+        assert_eq!(
+            pacing.allow(waiting(9), 5, Some(at(0)), at(900)),
+            Allowance::Make(1)
+        );
     }
 
     proptest! {
         #[test]
-        fn a_pool_never_starves(waiting in 1..10_000_usize, max_batch in 1..500_usize, step in 1..200_i64) {
+        fn a_pool_never_starves(waiting in 0..10_000_usize, max_batch in 1..500_usize, step in 1..200_i64) {
             let pacing = Pacing::default();
             let mut made = 0;
             let mut since = None;
             let mut time = 0;
             while time < 10_000 {
-                match pacing.allow(waiting, max_batch, since, at(time)) {
+                let demand = Demand { waiting, served_at: Some(at(time)) };
+                match pacing.allow(demand, max_batch, since, at(time)) {
                     Allowance::Make(count) => {
                         made += count;
                         since = None;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::pacing::{Allowance, Pacing, elapsed};
+use crate::pacing::{Allowance, Demand, Pacing, elapsed};
 use crate::version::Version;
 
 /// How far a member is from what the pool would make today.
@@ -150,8 +150,7 @@ pub fn plan(members: &[Member], unseen: usize, goal: &Goal, now: Timestamp) -> P
 #[derive(Clone, Copy, Debug)]
 pub struct Restraint<'a> {
     pub pacing: &'a Pacing,
-    /// How many claims wait for a sandbox at this moment.
-    pub waiting_claims: usize,
+    pub demand: Demand,
     /// Since when the pool holds back refills, if it does.
     pub held_back_since: Option<Timestamp>,
     /// How many sandboxes can be made at all.
@@ -162,7 +161,7 @@ pub struct Restraint<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refill {
     pub count: usize,
-    /// Whether the pool holds back for the sake of waiting claims.
+    /// Whether the pool holds back for the sake of claims.
     pub holds_back: bool,
     /// When to look again, if nothing happens before.
     pub recheck_after: Option<Duration>,
@@ -177,7 +176,7 @@ pub fn refill(plan: &Plan, goal: &Goal, restraint: &Restraint<'_>, now: Timestam
     let wanted = plan.creations.min(restraint.at_most);
     if wanted > 0 {
         let allowance = restraint.pacing.allow(
-            restraint.waiting_claims,
+            restraint.demand,
             goal.max_batch,
             restraint.held_back_since,
             now,

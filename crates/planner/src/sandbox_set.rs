@@ -218,7 +218,7 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     let arithmetic = pool::plan(&members, observed.stock.unseen, &goal, now);
     let restraint = Restraint {
         pacing,
-        waiting_claims: observed.stock.waiting_claims,
+        demand: observed.stock.demand,
         held_back_since: observed.stock.held_back_since,
         at_most: mould.map_or(0, |_| room_to_grow(observed, &members, goal.desired)),
     };

@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Resource, ResourceExt};
 
 use crate::owner::controller_reference;
+use crate::pacing::Demand;
 use crate::pool::{Deletion, Member, Readiness, Revision};
 use crate::version::Version;
 
@@ -30,8 +31,7 @@ pub struct Stock<'a> {
     pub going: &'a dyn Sandboxes,
     /// How many sandboxes were made that the cache does not show.
     pub unseen: usize,
-    /// How many claims wait for a sandbox at this moment.
-    pub waiting_claims: usize,
+    pub demand: Demand,
     /// Since when the pool holds back refills, if it does.
     pub held_back_since: Option<Timestamp>,
     pub max_batch: usize,
@@ -68,7 +68,7 @@ pub struct Plan<S> {
     /// How many sandboxes to make, and of what.
     pub creations: Option<(usize, Box<Sandbox>)>,
     pub status: S,
-    /// Whether the pool holds back refills for the sake of waiting claims.
+    /// Whether the pool holds back refills for the sake of claims.
     pub holds_back: bool,
     /// When to look again, if nothing happens before.
     pub recheck_after: Option<Duration>,
@@ -163,7 +163,7 @@ pub(crate) mod tests {
             spoken_for: &Nothing,
             going: &Nothing,
             unseen: 0,
-            waiting_claims: 0,
+            demand: Demand::default(),
             held_back_since: None,
             max_batch: 300,
         }

@@ -50,7 +50,7 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
 
     let restraint = Restraint {
         pacing,
-        waiting_claims: observed.stock.waiting_claims,
+        demand: observed.stock.demand,
         held_back_since: observed.stock.held_back_since,
         at_most: if blueprint.is_some() { usize::MAX } else { 0 },
     };

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
+use crate::pacing::Demand;
 use crate::stock::tests::{at, ready, undisturbed};
 
 fn template(name: &str, image: &str) -> SandboxTemplate {
@@ -260,7 +261,10 @@ fn refills_wait_while_claims_do() {
         pool: &pool,
         template: Some(&template),
         stock: Stock {
-            waiting_claims: 3,
+            demand: Demand {
+                waiting: 3,
+                served_at: None,
+            },
             max_batch: 50,
             ..undisturbed(&[])
         },
@@ -275,7 +279,7 @@ fn refills_wait_while_claims_do() {
         count, 5,
         "a part of a batch, so that the pool never starves"
     );
-    observed.stock.waiting_claims = 0;
+    observed.stock.demand = Demand::default();
     assert_eq!(decide(&observed, &pacing, at(11)).creations.unwrap().0, 10);
 }
 

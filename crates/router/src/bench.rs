@@ -298,7 +298,7 @@ fn take_turn(
     port: u16,
     turn: Duration,
 ) -> Result<(), BenchError> {
-    /// To open connections and warm caches.
+    /// To warm caches, at both ends.
     const WARM_UP: Duration = Duration::from_millis(100);
     // Another router may know sandboxes by name service alone, unless it is told the address.
     let pod_address = if measurement.target == OTHER {
@@ -316,11 +316,16 @@ fn take_turn(
         .map_err(cannot("make a runtime"))?;
     let connections = measurement.connections;
     let (latencies, failures, elapsed) = runtime.block_on(async {
-        load(address, &request, connections, WARM_UP).await;
+        let streams = connect(address, connections).await?;
+        let warm = load(streams, address, &request, WARM_UP).await;
         let started = Instant::now();
-        let (latencies, failures) = load(address, &request, connections, turn).await;
-        (latencies, failures, started.elapsed())
-    });
+        let loaded = load(warm.streams, address, &request, turn).await;
+        Ok((
+            loaded.latencies,
+            warm.failures + loaded.failures,
+            started.elapsed(),
+        ))
+    })?;
     #[expect(
         clippy::cast_precision_loss,
         reason = "a rate needs no more than 52 bits"
@@ -332,24 +337,40 @@ fn take_turn(
     Ok(())
 }
 
+async fn connect(address: SocketAddr, connections: usize) -> Result<Vec<TcpStream>, BenchError> {
+    let mut streams = Vec::with_capacity(connections);
+    for _ in 0..connections {
+        let stream = TcpStream::connect(address).await;
+        streams.push(stream.map_err(cannot("connect"))?);
+    }
+    for stream in &streams {
+        let _ = stream.set_nodelay(true);
+    }
+    Ok(streams)
+}
+
+/// What came of a load, and the connections to go on with.
+#[derive(Default)]
+struct Loaded {
+    streams: Vec<TcpStream>,
+    latencies: Vec<u64>,
+    failures: u64,
+}
+
 /// Keeps one request in flight on each connection until the time is up.
 async fn load(
+    streams: Vec<TcpStream>,
     address: SocketAddr,
     request: &str,
-    connections: usize,
     duration: Duration,
-) -> (Vec<u64>, u64) {
+) -> Loaded {
     let until = Instant::now() + duration;
     let mut clients = tokio::task::JoinSet::new();
-    for _ in 0..connections {
+    for mut stream in streams {
         let request = request.to_owned();
         clients.spawn(async move {
             let mut latencies = Vec::with_capacity(4096);
             let mut failures = 0;
-            let Ok(mut stream) = TcpStream::connect(address).await else {
-                return (latencies, 1);
-            };
-            let _ = stream.set_nodelay(true);
             let mut buffer = vec![0; 4096];
             while Instant::now() < until {
                 let sent = Instant::now();
@@ -360,20 +381,21 @@ async fn load(
                     failures += 1;
                     match TcpStream::connect(address).await {
                         Ok(fresh) => stream = fresh,
-                        Err(_) => return (latencies, failures),
+                        Err(_) => return (None, latencies, failures),
                     }
                 } else {
                     latencies.push(u64::try_from(sent.elapsed().as_nanos()).unwrap_or(u64::MAX));
                 }
             }
-            (latencies, failures)
+            (Some(stream), latencies, failures)
         });
     }
-    let mut all = (Vec::new(), 0);
+    let mut all = Loaded::default();
     while let Some(client) = clients.join_next().await {
-        if let Ok((latencies, failures)) = client {
-            all.0.extend(latencies);
-            all.1 += failures;
+        if let Ok((stream, latencies, failures)) = client {
+            all.streams.extend(stream);
+            all.latencies.extend(latencies);
+            all.failures += failures;
         }
     }
     all

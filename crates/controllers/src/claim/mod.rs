@@ -272,7 +272,7 @@ async fn attempt(
         .map_err(Error::Observe)?;
     let _acquiring = match facts.holding() {
         Holding::Owned(_) => None,
-        _ => Some(claims.supply.acquiring()),
+        _ => Some(claims.supply.acquiring(&context.clock)),
     };
     let now = context.clock.now();
     let plan = decide(&facts.observed(), now);

@@ -218,7 +218,7 @@ impl<P: Pool> Keeper<'_, P> {
                 spoken_for: &SpokenFor(self.supply),
                 going: &Going(&memory.expectations),
                 unseen: memory.expectations.unseen(),
-                waiting_claims: self.supply.waiting_claims(),
+                demand: self.supply.demand(),
                 held_back_since: memory.held_back_since,
                 max_batch: context.config.warm_pool_max_batch_size.get(),
             },

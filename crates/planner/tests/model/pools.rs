@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use agent_sandbox_planner::expectations::Expectations;
-use agent_sandbox_planner::pacing::Pacing;
+use agent_sandbox_planner::pacing::{Demand, Pacing};
 use agent_sandbox_planner::stock::{Sandboxes, Stock};
 use agent_sandbox_planner::warm_pool::{self, pool_hash};
 use agent_sandbox_planner::warm_queue::WarmQueue;
@@ -60,7 +60,7 @@ impl Process {
                     spoken_for: &Taken(&self.queue),
                     going: &Going(&expectations),
                     unseen: expectations.unseen(),
-                    waiting_claims: 0,
+                    demand: Demand::default(),
                     held_back_since: None,
                     max_batch: 3,
                 },

@@ -167,7 +167,7 @@ async fn reconcile(
         Life::Outlived => return remove(&context, &key, &claim).await,
         Life::Active => {}
     }
-    let _acquiring = claims.supply.acquiring();
+    let _acquiring = claims.supply.acquiring(&context.clock);
     let mut claim = claim;
     for attempt in 1..=PASSES {
         match pass(&context, &claims, &key, &claim).await? {
