@@ -9,7 +9,6 @@ mod start;
 mod versus;
 mod wrk;
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

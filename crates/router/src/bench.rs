@@ -93,7 +93,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     let middle = values.len() / 2;
     match values.get(middle) {
         None => 0.0,
-        Some(upper) if values.len() % 2 == 0 => f64::midpoint(values[middle - 1], *upper),
+        Some(upper) if values.len().is_multiple_of(2) => f64::midpoint(values[middle - 1], *upper),
         Some(value) => *value,
     }
 }
