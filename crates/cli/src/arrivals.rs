@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use api::SandboxClaim;
 use api::conditions::{self, ConditionType};
 use futures::StreamExt;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
 use tokio::sync::Notify;
@@ -20,7 +21,8 @@ pub struct Arrivals {
 
 impl Arrivals {
     pub async fn follow(self: Arc<Self>, claims: Api<SandboxClaim>) {
-        let mut events = std::pin::pin!(watcher(claims, watcher::Config::default()));
+        let events = watcher(claims, watcher::Config::default()).default_backoff();
+        let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             let Ok(Event::Apply(claim) | Event::InitApply(claim)) = event else {
                 continue;

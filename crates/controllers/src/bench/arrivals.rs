@@ -7,6 +7,7 @@ use std::time::Instant;
 use api::SandboxClaim;
 use api::conditions::{self, ConditionType};
 use futures::StreamExt;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::oneshot;
@@ -21,7 +22,8 @@ impl Arrivals {
     /// Watches the claims of a namespace until it is dropped.
     pub async fn follow(self, client: Client, namespace: String) {
         let claims = Api::<Slim<SandboxClaim>>::namespaced(client, &namespace);
-        let mut events = std::pin::pin!(watcher(claims, watcher::Config::default()));
+        let events = watcher(claims, watcher::Config::default()).default_backoff();
+        let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             let Ok(Event::Apply(Slim(claim)) | Event::InitApply(Slim(claim))) = event else {
                 continue;

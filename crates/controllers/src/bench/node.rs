@@ -3,16 +3,15 @@
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
 /// Marks pods Ready until it is dropped.
 pub async fn mark_pods_ready(client: Client) {
-    let mut events = std::pin::pin!(watcher(
-        Api::<Pod>::all(client.clone()),
-        watcher::Config::default()
-    ));
+    let pods = Api::<Pod>::all(client.clone());
+    let mut events = std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff());
     let mut seen: u32 = 0;
     while let Some(event) = events.next().await {
         let Ok(Event::Apply(pod) | Event::InitApply(pod)) = event else {
