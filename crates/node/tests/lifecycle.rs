@@ -213,10 +213,13 @@ async fn a_probe_that_takes_too_long_leaves_no_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_freed_by_a_node_that_died_before_it_said_so_is_not_taken_from_another_pod() {
     let mut machine = Machine::start_with(|config| config.ready_namespaces = 0).await;
+    // It outlives the command that tells it to end, whose own end is still to be heard of.
+    let told =
+        shell("while ! test -s /tmp/end || test -e /proc/$(cat /tmp/end); do sleep 0.01; done");
     machine
         .create(
             "old",
-            json!({"restartPolicy": "Never", "containers": [shell("while ! test -e /tmp/end; do sleep 0.01; done")]}),
+            json!({"restartPolicy": "Never", "containers": [told]}),
         )
         .await;
     let old = machine.ready("old").await;
@@ -227,7 +230,9 @@ async fn a_number_freed_by_a_node_that_died_before_it_said_so_is_not_taken_from_
         .join(old.uid().unwrap());
     let record = directory.join("sandbox.json");
     let held = std::fs::read(&record).unwrap();
-    machine.exec(&old, &["touch", "/tmp/end"]).await;
+    machine
+        .exec(&old, &["sh", "-c", "echo $$ > /tmp/end"])
+        .await;
     machine.phase("old", "Succeeded").await;
     eventually("the pod to give its place back", || async {
         let now: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
