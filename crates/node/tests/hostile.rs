@@ -335,15 +335,15 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
             ..Default::default()
         };
         // What is written meanwhile comes, too, and may be more than fits between the two ends.
-        let streamed = agent_sandbox_node::logs::stream(machine.runtime(), &id, options, sender);
-        let received = async {
+        let streaming = agent_sandbox_node::logs::stream(machine.runtime(), &id, options, sender);
+        let reading = async {
             let mut lines = Vec::new();
             while let Some(line) = receiver.recv().await {
                 lines.push(line.len());
             }
             lines
         };
-        let (streamed, lines) = tokio::join!(streamed, received);
+        let (streamed, lines) = tokio::join!(streaming, reading);
         streamed.unwrap();
         (lines == [1001; 3]).then_some(())
     })
