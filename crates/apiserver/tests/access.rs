@@ -570,7 +570,7 @@ async fn requests_are_recorded_without_their_bodies() {
         .unwrap();
     events.for_each(|_| futures::future::ready(())).await;
 
-    let lines = support::eventually("everything is written", || async {
+    let lines = testkit::eventually("everything is written", || async {
         let text = std::fs::read_to_string(&path).ok()?;
         let lines: Vec<Value> = text
             .lines()

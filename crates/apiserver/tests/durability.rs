@@ -345,7 +345,7 @@ async fn a_full_disk_refuses_writes_keeps_reads_and_recovers() {
     assert_eq!(own(&maps).await, written.len(), "reads go on");
 
     std::fs::remove_file(&ballast).unwrap();
-    let after = support::eventually("a write after space returned", || async {
+    let after = testkit::eventually("a write after space returned", || async {
         maps.create(&PostParams::default(), &map("after"))
             .await
             .ok()

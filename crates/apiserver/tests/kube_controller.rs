@@ -18,7 +18,8 @@ use kube::{
     },
 };
 use serde_json::json;
-use support::{eventually, server};
+use support::server;
+use testkit::eventually;
 use tokio_util::sync::CancellationToken;
 
 const FINALIZER: &str = "example.com/cleaned-up";

@@ -291,7 +291,7 @@ async fn collect(owners: Vec<BTreeSet<usize>>, deletions: Vec<(usize, u8)>) {
         let deleted = maps.delete(&format!("m{number}"), &parameters).await;
         assert_eq!(deleted.is_ok(), left.contains_key(&number));
         left = expected(left, number, policy);
-        support::eventually("the collected state", || async {
+        testkit::eventually("the collected state", || async {
             (observe(&maps).await == left).then_some(())
         })
         .await;

@@ -31,6 +31,7 @@ const SERIES_WINDOW: Duration = Duration::from_secs(6 * 60);
 /// How many events in a row an object may have; after that, one for each [`ALLOWANCE_PERIOD`].
 const ALLOWANCE: u32 = 25;
 const ALLOWANCE_PERIOD: Duration = Duration::from_secs(5 * 60);
+
 /// Whether an event is worth a worry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {

@@ -31,7 +31,7 @@ struct Inner {
     candidate: fn(&Sandbox) -> Option<Candidate>,
     /// Claims that are getting their sandbox at this moment.
     acquiring: AtomicUsize,
-    /// When one of them last got its sandbox.
+    /// When the last of them was done with.
     served_at: Mutex<Option<Timestamp>>,
     /// Where claims wait for a worker.
     claims: OnceLock<Queue>,
@@ -249,5 +249,30 @@ impl Drop for Acquiring {
     fn drop(&mut self) {
         *self.supply.served_at() = Some(self.clock.now());
         self.supply.0.acquiring.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_counts_as_waiting_until_it_is_served_and_leaves_when_it_was() {
+        let supply = WarmSupply::of(&Cache::new(None), |_| None);
+        let noon = Timestamp::from_second(43_200).unwrap();
+        let clock = Clock::new(move || noon);
+        assert_eq!(supply.demand(), Demand::default());
+        let acquiring = supply.acquiring(&clock);
+        let waiting = Demand {
+            waiting: 1,
+            served_at: None,
+        };
+        assert_eq!(supply.demand(), waiting);
+        drop(acquiring);
+        let served = Demand {
+            waiting: 0,
+            served_at: Some(noon),
+        };
+        assert_eq!(supply.demand(), served);
     }
 }

@@ -12,7 +12,8 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
-use support::{Machine, eventually};
+use support::Machine;
+use testkit::eventually;
 
 /// Calls Linux directly and prints the error's name, or "ok".
 const PRELUDE: &str = r#"

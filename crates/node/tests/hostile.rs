@@ -14,7 +14,8 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 use support::internet::{Internet, on_own_network};
-use support::{Machine, SmallDisk, eventually_within};
+use support::{Machine, SmallDisk};
+use testkit::eventually_within;
 
 fn hostile(script: &str, resources: &Value) -> Value {
     json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "host",

@@ -23,7 +23,8 @@ use k8s_openapi::api::core::v1::{ContainerImage, Node, Pod, Secret, ServiceAccou
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use support::{Machine, SmallDisk, eventually, eventually_within};
+use support::{Machine, SmallDisk};
+use testkit::{eventually, eventually_within};
 
 /// `user:secret`, as htpasswd writes it with bcrypt.
 const HTPASSWD: &str = "user:$2y$05$l5K0TVKN8s1gJ4AV75G3m.NL73.qMZ0qqonBR8DEKUKjcP.qfmVbS";

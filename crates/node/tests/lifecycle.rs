@@ -14,7 +14,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use support::{Machine, container, eventually, is_ready};
+use support::{Machine, container, is_ready};
+use testkit::eventually;
 
 fn shell(script: &str) -> Value {
     json!({"name": "c", "image": "host", "command": ["sh", "-c", script]})

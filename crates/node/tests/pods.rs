@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, PodStatus, Secret};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
-use support::{Machine, eventually, is_ready};
+use support::{Machine, is_ready};
+use testkit::eventually;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn sandboxd() -> serde_json::Value {

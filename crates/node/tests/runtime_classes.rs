@@ -16,7 +16,8 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use support::{Machine, eventually};
+use support::Machine;
+use testkit::eventually;
 
 /// A machine with a class `other` of this driver, which must work.
 async fn machine_with(driver: Driver) -> Machine {

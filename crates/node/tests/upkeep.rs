@@ -14,7 +14,8 @@ use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
-use support::{Machine, eventually};
+use support::Machine;
+use testkit::eventually;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_is_renewed_before_it_ends_also_after_a_restart_of_the_node() {

@@ -17,7 +17,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use support::{Machine, SmallDisk, eventually};
+use support::{Machine, SmallDisk};
+use testkit::eventually;
 use tokio_util::sync::CancellationToken;
 
 /// A machine that provisions volumes.

@@ -10,9 +10,9 @@ use api::Sandbox;
 use api::conditions::{self, ConditionType};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 
-use crate::owner::controller_reference;
+use crate::owner::{controller_reference, with_controller};
 use crate::pacing::Demand;
 use crate::pool::{Deletion, Member, Readiness, Revision};
 use crate::version::Version;
@@ -104,11 +104,9 @@ pub(crate) fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) ->
 
 /// Makes an unowned sandbox the pool's.
 pub(crate) fn adoption<K: Resource<DynamicType = ()>>(pool: &K, sandbox: &Sandbox) -> Adoption {
-    let mut owner_references = sandbox.owner_references().to_vec();
-    owner_references.push(controller_reference(pool));
     Adoption {
         sandbox: Version::of(sandbox),
-        owner_references,
+        owner_references: with_controller(&sandbox.metadata, controller_reference(pool)),
     }
 }
 

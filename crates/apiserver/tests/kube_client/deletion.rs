@@ -8,11 +8,12 @@ use kube::{
     api::{DeleteParams, DynamicObject, PropagationPolicy},
 };
 use serde_json::json;
+use testkit::eventually;
 
 use crate::requests::{
     config_map, create, delete, held_config_map, parsed, release, try_create, try_merge, until_gone,
 };
-use crate::support::{code, define_widgets, eventually, server, widget, widget_resource};
+use crate::support::{code, define_widgets, server, widget, widget_resource};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn finalizers_hold_an_object_until_they_are_removed() {

@@ -6,9 +6,10 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
+use testkit::eventually;
 
 use crate::requests::{config_map, create, delete, merge, names, parsed, pod, try_create};
-use crate::support::{code, define_widgets, eventually, refusal, server, widget, widgets};
+use crate::support::{code, define_widgets, refusal, server, widget, widgets};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fresh_server_has_its_namespaces_and_accounts() {

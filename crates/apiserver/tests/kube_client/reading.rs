@@ -8,9 +8,10 @@ use kube::{
     runtime::{reflector, watcher},
 };
 use serde_json::json;
+use testkit::eventually;
 
 use crate::requests::{config_map, create, delete, merge, names};
-use crate::support::{DEADLINE, code, eventually, server};
+use crate::support::{DEADLINE, code, server};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_come_in_consistent_pages_and_by_selector() {

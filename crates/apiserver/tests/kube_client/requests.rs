@@ -9,8 +9,7 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-
-use crate::support::eventually;
+use testkit::eventually;
 
 /// A kind of object that the client can read and write.
 pub trait Kind: Resource + Clone + Debug + DeserializeOwned + Serialize {}

@@ -1,8 +1,8 @@
-//! What the integration tests share: a server in memory, a sample definition, and waiting with a deadline.
+//! What the integration tests share: a server in memory and a sample definition.
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
 
-use std::{future::Future, time::Duration};
+use std::time::Duration;
 
 use apiserver::{Config, Server};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -78,24 +78,6 @@ pub fn widget(name: &str, spec: Value) -> DynamicObject {
     let mut object = DynamicObject::new(name, &widget_resource("v1"));
     object.data = json!({"spec": spec});
     object
-}
-
-/// Looks until `look` finds something, or fails at the deadline.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(
-    what: &str,
-    mut look: impl FnMut() -> F,
-) -> T {
-    let found = tokio::time::timeout(DEADLINE, async {
-        loop {
-            if let Some(found) = look().await {
-                return found;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    found
-        .await
-        .unwrap_or_else(|_| panic!("{what} did not happen within {DEADLINE:?}"))
 }
 
 /// What the server says when it refuses.

@@ -7,10 +7,10 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
+use testkit::{eventually, eventually_within};
 
 use crate::fixture::{Network, addresses, egress_of, open, open_ingress, to};
 use crate::support::internet::on_own_network;
-use crate::support::{eventually, eventually_within};
 
 #[test]
 fn a_connection_that_is_no_longer_allowed_is_cut_and_one_that_is_allowed_again_goes_on() {

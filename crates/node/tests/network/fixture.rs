@@ -9,9 +9,10 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use testkit::eventually;
 
 use crate::support::internet::Internet;
-use crate::support::{Machine, eventually, is_ready};
+use crate::support::{Machine, is_ready};
 
 /// Answers on two TCP ports and one UDP port of every family, and counts what it is asked.
 const SERVER: &str = r"

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, UdpSocket};
 
 use crate::fixture::{Network, addresses, open, to};
-use crate::support::eventually;
 use crate::support::internet::{self, PUBLIC, on_own_network};
+use testkit::eventually;
 
 #[test]
 fn a_pod_cannot_send_from_an_address_that_is_not_its_own() {

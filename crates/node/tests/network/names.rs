@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
+use testkit::eventually;
 
 use crate::fixture::{Network, addresses};
 use crate::secure_default::secure_default;
-use crate::support::eventually;
 use crate::support::internet::on_own_network;
 
 /// Knows `example.com` and what is below it, as the machine's own resolver does.

@@ -1,9 +1,9 @@
 //! Policies that name ports and protocols.
 
 use serde_json::json;
+use testkit::eventually;
 
 use crate::fixture::{Network, addresses, egress_of, ingress_of, open_egress, to};
-use crate::support::eventually;
 use crate::support::internet::on_own_network;
 
 #[test]

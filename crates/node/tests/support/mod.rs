@@ -4,7 +4,6 @@
 
 pub mod internet;
 
-use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use testkit::eventually;
 use tokio_util::sync::CancellationToken;
 
 pub struct Machine {
@@ -77,32 +77,6 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         let detach = rustix::mount::UnmountFlags::DETACH;
         let _ = rustix::mount::unmount(self.directory.path(), detach);
-    }
-}
-
-/// Waits until `condition` answers, and says what it waited for if it never does.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(
-    what: &str,
-    mut condition: impl FnMut() -> F,
-) -> T {
-    eventually_within(Duration::from_secs(20), what, &mut condition).await
-}
-
-pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
-    limit: Duration,
-    what: &str,
-    mut condition: impl FnMut() -> F,
-) -> T {
-    let deadline = tokio::time::Instant::now() + limit;
-    loop {
-        if let Some(value) = condition().await {
-            return value;
-        }
-        assert!(
-            tokio::time::Instant::now() < deadline,
-            "waited {limit:?} in vain for {what}"
-        );
-        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
