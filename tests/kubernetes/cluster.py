@@ -142,7 +142,7 @@ def install():
     for file in sorted(os.listdir(f"{REPOSITORY}/deploy/crds")):
         kubectl("apply", "--server-side", "-f", f"{REPOSITORY}/deploy/crds/{file}")
     kubectl("apply", "-f", f"{REPOSITORY}/tests/kubernetes/upstream-0.4.6.yaml")
-    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=180s")
 
 
 def account_kubeconfig(account=ACCOUNT, namespace=SYSTEM, server=None):
@@ -180,7 +180,7 @@ class OfUp:
     def leave(self):
         """Deletes what the script has made."""
         for name in _namespaces:
-            kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=60s")
+            kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s")
 
 
 def start_controller(*arguments):
@@ -275,7 +275,7 @@ class Node(Process):
         """Deletes every pod, so that the node gives back what it holds of the machine."""
         try:
             for kind in ("sandboxclaims", "sandboxwarmpools", "sandboxes", "pods"):
-                kubectl("delete", kind, "--all", "--all-namespaces", "--ignore-not-found", "--timeout=60s")
+                kubectl("delete", kind, "--all", "--all-namespaces", "--ignore-not-found", "--timeout=180s")
         finally:
             self.end()
             self.give_back()

@@ -87,7 +87,7 @@ def storm(name, disturb):
     print(f"        {CLAIMS} claims were met within {time.monotonic() - begin:.1f} s", flush=True)
     holders = cluster.assert_exclusive(SPACE)
     assert len([one for one in holders.values() if one in names]) == CLAIMS
-    kubectl("delete", "sandboxclaims", "--all", "-n", SPACE, "--timeout=60s")
+    kubectl("delete", "sandboxclaims", "--all", "-n", SPACE, "--timeout=180s")
     pool_is_full("warm", SPACE)
     members = [one for one in items("sandboxes", SPACE) if _belongs_to_the_pool(one)]
     assert len(members) == 8, f"a pool of 8 has {len(members)} members"

@@ -83,7 +83,7 @@ def kustomize_renders_the_core_and_a_component_for_the_extensions():
 @check
 def everything_can_be_deleted():
     kubectl("delete", "-f", file("router.yaml"), "--wait=false")
-    kubectl("delete", "-f", file("all-in-one.yaml"), "--timeout=60s")
+    kubectl("delete", "-f", file("all-in-one.yaml"), "--timeout=180s")
     assert not [one for one in items("crd", "default") if one["metadata"]["name"].endswith("agents.x-k8s.io")]
 
 

@@ -208,7 +208,7 @@ def the_core_controller_runs_with_the_core_role_alone():
 
 @check
 def a_namespace_takes_everything_with_it():
-    kubectl("delete", "namespace", SPACE, "--timeout=60s")
+    kubectl("delete", "namespace", SPACE, "--timeout=180s")
     left = json.loads(kubectl("get", "pods", "--all-namespaces", "-o", "json"))["items"]
     assert not [pod for pod in left if pod["metadata"]["namespace"] == SPACE]
 

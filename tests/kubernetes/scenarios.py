@@ -195,7 +195,7 @@ def claims_at_once(prefix, template_name):
 
 def release(names, pool_name):
     kubectl("delete", "sandboxwarmpool", pool_name, "-n", SPACE)
-    kubectl("delete", "sandboxclaim", *names, "-n", SPACE, "--timeout=60s")
+    kubectl("delete", "sandboxclaim", *names, "-n", SPACE, "--timeout=180s")
     until(lambda: not items("pods", SPACE), "all pods to be gone")
 
 

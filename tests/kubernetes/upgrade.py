@@ -69,7 +69,7 @@ def upstream_definitions():
     folder = cluster.upstream("crds")
     for file in sorted(os.listdir(folder)):
         kubectl("apply", "--server-side", "--force-conflicts", "-f", os.path.join(folder, file))
-    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=180s")
 
     def served():
         # This command asks anew, and all others remember what it was told.
