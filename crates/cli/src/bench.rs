@@ -115,6 +115,9 @@ enum What {
     Cold {
         #[arg(long, default_value_t = 50)]
         rounds: usize,
+        /// Milliseconds between the end of one sandbox and the next claim: it takes about as long to remove one as to start it
+        #[arg(long, default_value_t = 200)]
+        rest: u64,
     },
 }
 
@@ -232,9 +235,9 @@ async fn measure(what: What, directory: &Path) -> anyhow::Result<()> {
             up.stop_with_sandboxes().await?;
             println!("claim to first output of a command: {}", figures?);
         }
-        What::Cold { rounds } => {
+        What::Cold { rounds, rest } => {
             let up = start(directory, Quickstart::Template).await?;
-            let figures = cold(&up, rounds).await;
+            let figures = cold(&up, rounds, Duration::from_millis(rest)).await;
             up.stop_with_sandboxes().await?;
             println!("claim to Ready without a pool: {}", figures?);
         }
@@ -311,7 +314,7 @@ async fn first_instruction(up: &Up, rounds: usize) -> anyhow::Result<Sample> {
     Ok(sample)
 }
 
-async fn cold(up: &Up, rounds: usize) -> anyhow::Result<Sample> {
+async fn cold(up: &Up, rounds: usize, rest: Duration) -> anyhow::Result<Sample> {
     let client = client_of(up)?;
     let mut sample = Sample::default();
     for _ in 0..rounds {
@@ -321,6 +324,7 @@ async fn cold(up: &Up, rounds: usize) -> anyhow::Result<Sample> {
         let sandbox = client.create(wanted).await?;
         sample.add(begin.elapsed());
         sandbox.terminate().await?;
+        tokio::time::sleep(rest).await;
     }
     Ok(sample)
 }

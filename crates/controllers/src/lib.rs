@@ -10,6 +10,7 @@
 //! | [`queue`] | which object is worked on next |
 //! | [`runtime`], [`context`] | composing them; what a reconciler is given |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
+//! | `starting` | what is not worth a write yet |
 //! | [`throttle`] | a limit on requests |
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
 //! | [`sandbox`] | the controller of `Sandbox` |
@@ -45,6 +46,7 @@ pub mod rbac;
 pub mod runtime;
 pub mod sandbox;
 pub mod slim;
+mod starting;
 pub mod template;
 pub mod throttle;
 mod trace;

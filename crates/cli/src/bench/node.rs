@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use clap::Args;
 use node::bench::density::Density;
-use node::bench::neighbour::Neighbourhood;
+use node::bench::neighbour::Beside;
 use node::bench::{self, Distribution, Report};
 
 use crate::output::{Table, bytes};
@@ -102,7 +102,7 @@ fn full_node(density: &Density) -> Table {
     table
 }
 
-fn beside_attackers(measured: &Neighbourhood) -> Table {
+fn beside_attackers(attacks: &[Beside]) -> Table {
     let mut table = Table::new(&[
         "BESIDE",
         "P50",
@@ -111,15 +111,17 @@ fn beside_attackers(measured: &Neighbourhood) -> Table {
         "P50 TO QUIET",
         "P99 TO QUIET",
     ]);
-    let mut times = |what: &str, sample: &Distribution, ratios: [f64; 2]| {
-        let [p50, p99, highest] = percentiles(sample);
-        let [ratio, p99_ratio] = ratios.map(|ratio| format!("{ratio:.2}×"));
-        table.row(vec![what.to_owned(), p50, p99, highest, ratio, p99_ratio]);
-    };
-    times("nobody", &measured.quiet, [1.0, 1.0]);
-    for beside in &measured.attacks {
-        let ratios = [beside.ratio, beside.p99_ratio];
-        times(beside.attack, &beside.latency, ratios);
+    for beside in attacks {
+        let [p50, p99, highest] = percentiles(&beside.latency);
+        let against = |ratio: f64, quiet: f64| format!("{ratio:.2}× ({quiet:.2} ms)");
+        table.row(vec![
+            beside.attack.to_owned(),
+            p50,
+            p99,
+            highest,
+            against(beside.ratio, beside.quiet.p50_ms),
+            against(beside.p99_ratio, beside.quiet.p99_ms),
+        ]);
     }
     table
 }

@@ -15,7 +15,9 @@ use api::conditions::Reason;
 use api::rbac::{FOLLOW, MANAGE, Rule, SUBRESOURCE};
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use kube::ResourceExt;
-use planner::claim::{Holding, Obstacle, Report, Verdict, decide, next_look, status};
+use planner::claim::{
+    Holding, Obstacle, Report, Verdict, decide, is_first_start, next_look, status,
+};
 use planner::owner::{controller_of, refers_to};
 
 use crate::cache::{Cache, Change};
@@ -24,6 +26,7 @@ use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
 use crate::rbac::{EVENTS, SANDBOXES};
 use crate::runtime::{Action, Runtime};
+use crate::starting::Starting;
 use crate::trace;
 use crate::warm_supply::WarmSupply;
 use crate::writes::{Failure, WriteError};
@@ -97,6 +100,7 @@ struct Claims {
     supply: WarmSupply,
     first_seen: FirstSeen,
     first_ready: FirstReady,
+    starting: Starting<SandboxClaim>,
 }
 
 /// Adds the controller to a runtime.
@@ -107,6 +111,7 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         supply: supply.clone(),
         first_seen: FirstSeen::default(),
         first_ready: FirstReady::default(),
+        starting: Starting::of(&caches.claims, &context, CONTROLLER),
     };
     claims.first_seen.follow(&caches.claims, &context.clock);
     claims.first_ready.follow(&caches.claims);
@@ -306,6 +311,12 @@ async fn attempt(
         (None, _) => Report::Reflects { sandbox: held },
     };
     let current = applied.claim.as_ref().unwrap_or(claim);
+    if is_first_start(current, &report)
+        && let Some(left) = claims.starting.unsaid_for(key)
+    {
+        return finish(applied, Action::RequeueAfter(left));
+    }
+    claims.starting.forget(key);
     report::publish(context, claims, key, current, &report).await?;
     let deadline = next_look(current, &status(current, &report, now), now);
     let next = [plan.recheck_after, deadline].into_iter().flatten().min();

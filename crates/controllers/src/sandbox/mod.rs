@@ -11,7 +11,7 @@ use std::time::Duration;
 use api::Sandbox;
 use api::rbac::{MANAGE, Rule, SUBRESOURCE};
 use planner::owner::{controller_of, refers_to};
-use planner::sandbox::{Adoption, Settings, Stage, decide, status};
+use planner::sandbox::{Adoption, Settings, Stage, decide, is_first_start, status};
 
 use crate::cached::Cached;
 use crate::context::Context;
@@ -19,6 +19,7 @@ use crate::key::ObjectKey;
 use crate::queue::Queue;
 use crate::rbac::SANDBOXES;
 use crate::runtime::{Action, Runtime};
+use crate::starting::Starting;
 use crate::trace;
 use crate::writes::WriteError;
 
@@ -79,7 +80,13 @@ pub fn register(runtime: &mut Runtime) {
         .sandboxes
         .subscribe(move |change| instrumentation.sandbox_changed(change));
     let workers = context.config.sandbox_workers.get();
-    let queue = runtime.controller(CONTROLLER, workers, &caches.sandboxes, reconcile);
+    let starting = Starting::of(&caches.sandboxes, &context, CONTROLLER);
+    let queue = runtime.controller(
+        CONTROLLER,
+        workers,
+        &caches.sandboxes,
+        move |sandbox, context| reconcile(sandbox, context, starting.clone()),
+    );
     runtime.follow(&caches.pods);
     runtime.follow(&caches.services);
     runtime.follow(&caches.volume_claims);
@@ -120,7 +127,11 @@ fn sandbox_of<K: Cached>(object: &K) -> Option<ObjectKey> {
 }
 
 /// Brings one sandbox a step closer to what its spec says.
-pub async fn reconcile(sandbox: Arc<Sandbox>, context: Arc<Context>) -> Result<Action, Error> {
+async fn reconcile(
+    sandbox: Arc<Sandbox>,
+    context: Arc<Context>,
+    starting: Starting<Sandbox>,
+) -> Result<Action, Error> {
     let key = ObjectKey::of(sandbox.as_ref());
     let settings = settings(&context);
     if telemetry::spans::are_exported() {
@@ -141,6 +152,12 @@ pub async fn reconcile(sandbox: Arc<Sandbox>, context: Arc<Context>) -> Result<A
         if !applied.sandbox_deleted {
             let now = context.clock.api_time();
             let status = status(&observed, plan.stage, &applied.outcome, &settings, &now);
+            if is_first_start(&observed, &applied.outcome, &status)
+                && let Some(left) = starting.unsaid_for(&key)
+            {
+                return Ok(Action::RequeueAfter(left));
+            }
+            starting.forget(&key);
             let published =
                 publish::publish(&context, &key, &applied.sandbox, &observed, status).await?;
             if published == Published::Outdated {

@@ -1,4 +1,7 @@
 //! How a well-behaved pod fares beside one that means harm.
+//!
+//! A shared machine changes its speed from one minute to the next, so every attack is compared with the quiet right before and right
+//! after it.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{BenchError, Distribution, remove_pod, start_pod};
 
-const REQUESTS: usize = 300;
+const REQUESTS: usize = 500;
 const PAUSE: Duration = Duration::from_millis(5);
 /// A request that takes longer has failed.
 const LONGEST: Duration = Duration::from_secs(5);
@@ -58,6 +61,8 @@ const ATTACKS: [(&str, &str); 8] = [
 #[derive(Debug, Clone, Serialize)]
 pub struct Beside {
     pub attack: &'static str,
+    /// Requests to the neighbour before the attack and after it.
+    pub quiet: Distribution,
     /// Requests to the neighbour while the attack goes on.
     pub latency: Distribution,
     /// How many times the quiet median its median is, and the quiet 99th percentile its own.
@@ -65,43 +70,41 @@ pub struct Beside {
     pub p99_ratio: f64,
 }
 
-#[derive(Debug, Clone, Serialize)]
-pub struct Neighbourhood {
-    pub quiet: Distribution,
-    pub attacks: Vec<Beside>,
-}
-
-pub async fn run(client: Client, namespace: &str) -> Result<Neighbourhood, BenchError> {
+pub async fn run(client: Client, namespace: &str) -> Result<Vec<Beside>, BenchError> {
     let pods = Api::<Pod>::namespaced(client, namespace);
     let (_, _, neighbour) = start_pod(&pods, "neighbour").await?;
     let address = neighbour.status.and_then(|status| status.pod_ip);
     let address = address.and_then(|address| address.parse().ok());
     let address = address.ok_or_else(|| BenchError::NotReady("neighbour".to_owned()))?;
     let address = SocketAddr::new(address, 8888);
-    let quiet = latency(address, "nobody").await?;
     let mut attacks = Vec::new();
+    let mut before = latencies(address, "nobody").await?;
     for (attack, script) in ATTACKS {
         let object = json!({"metadata": {"name": "attacker"}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": "c",
             "image": "host", "command": ["python3", "-c", script], "resources": {"limits": {"memory": "512Mi"}}}]}});
         let object: Pod = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
         pods.create(&PostParams::default(), &object).await?;
         tokio::time::sleep(UNFOLD).await;
-        let during = latency(address, attack).await;
+        let during = latencies(address, attack).await;
         remove_pod(&pods, "attacker").await?;
-        let during = during?;
+        let during = Distribution::of(during?);
+        let after = latencies(address, "nobody").await?;
+        let quiet = Distribution::of([before, after.clone()].concat());
+        before = after;
         attacks.push(Beside {
             attack,
+            quiet,
             latency: during,
             ratio: during.p50_ms / quiet.p50_ms,
             p99_ratio: during.p99_ms / quiet.p99_ms,
         });
     }
     remove_pod(&pods, "neighbour").await?;
-    Ok(Neighbourhood { quiet, attacks })
+    Ok(attacks)
 }
 
 /// How long requests take beside an attack. One that fails makes the figures worthless, and its neighbour unprotected.
-async fn latency(address: SocketAddr, beside: &'static str) -> Result<Distribution, BenchError> {
+async fn latencies(address: SocketAddr, beside: &'static str) -> Result<Vec<Duration>, BenchError> {
     let mut sample = Vec::new();
     let mut failures: Vec<std::io::Error> = Vec::new();
     for _ in 0..REQUESTS {
@@ -113,7 +116,7 @@ async fn latency(address: SocketAddr, beside: &'static str) -> Result<Distributi
     }
     let failed = failures.len();
     match failures.into_iter().next() {
-        None => Ok(Distribution::of(sample)),
+        None => Ok(sample),
         Some(source) => Err(BenchError::Neighbour {
             beside,
             failed,
@@ -157,10 +160,10 @@ mod tests {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
-        let error = latency(address, "nobody").await.unwrap_err();
+        let error = latencies(address, "nobody").await.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "1 of 300 requests to a pod beside nobody failed"
+            "1 of 500 requests to a pod beside nobody failed"
         );
     }
 }

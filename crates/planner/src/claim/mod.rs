@@ -34,7 +34,7 @@ use serde_json::Value;
 
 pub use acquisition::{candidate, is_adoptable, warm_request};
 pub use holding::{Holding, holding, names_to_look_up};
-pub use status::{Report, next_look, status};
+pub use status::{Report, is_first_start, next_look, status};
 
 use crate::blueprint::Blueprint;
 use crate::expiry::{Deadlines, Expiry, expiry};

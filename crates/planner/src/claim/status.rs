@@ -56,6 +56,19 @@ pub fn status(claim: &SandboxClaim, report: &Report<'_>, now: Timestamp) -> Sand
     }
 }
 
+/// Whether a report says no more than that the claim's sandbox is coming up, and is the first to be made of the claim.
+pub fn is_first_start(claim: &SandboxClaim, report: &Report<'_>) -> bool {
+    let Report::Reflects {
+        sandbox: Some(sandbox),
+    } = report
+    else {
+        return false;
+    };
+    let is_waited_for = condition_of(sandbox, ConditionType::Ready)
+        .is_none_or(|ready| ready.reason == Reason::DependenciesNotReady.as_str());
+    claim.status.is_none() && sandbox.metadata.deletion_timestamp.is_none() && is_waited_for
+}
+
 /// How long until a claim with this status is to be looked at again: its next deadline.
 pub fn next_look(
     claim: &SandboxClaim,

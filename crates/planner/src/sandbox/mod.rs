@@ -40,7 +40,7 @@ use crate::owner::{Ownership, Version, ownership};
 
 pub use observed_pod::ObservedPod;
 pub use pod::{Loss, current_pod, loss, pod_name};
-pub use status::{Outcome, Trouble, status};
+pub use status::{Outcome, Trouble, is_first_start, status};
 pub use volume_claims::claim_name;
 
 /// A sandbox is not looked at for its expiry more often than this.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::conditions::{ConditionType, Finding, Reason, merge, remove};
+use api::conditions::{ConditionType, Finding, Reason, find, merge, remove};
 use api::sandbox::{OperatingMode, Suspension};
 use api::{SandboxStatus, labels};
 use k8s_openapi::api::core::v1::Service;
@@ -100,6 +100,17 @@ pub fn status(
         now,
     );
     status
+}
+
+/// Whether a status says no more than that the sandbox's first pod is coming up, and is the first thing to be said of the sandbox.
+pub fn is_first_start(observed: &Observed, outcome: &Outcome, status: &SandboxStatus) -> bool {
+    let is_coming_up = outcome
+        .pod
+        .as_deref()
+        .is_some_and(|pod| pod.metadata.deletion_timestamp.is_none() && loss(pod).is_none());
+    let is_waited_for = find(&status.conditions, ConditionType::Ready)
+        .is_some_and(|ready| ready.reason == Reason::DependenciesNotReady.as_str());
+    observed.sandbox.status.is_none() && is_coming_up && is_waited_for
 }
 
 /// The fields that say what the sandbox is made of.

@@ -1,5 +1,6 @@
 //! What a claim's status says.
 
+use api::SandboxClaimStatus;
 use api::claim::Lifecycle;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -152,4 +153,39 @@ fn a_finish_that_is_seen_now_starts_the_countdown_now() {
     assert_eq!(next_look(&claim, &mirrored, at(NOW)), Some(Duration::ZERO));
     let expired = status(&claim, &Report::Expired { sandbox: None }, at(NOW));
     assert_eq!(next_look(&claim, &expired, at(NOW)), None);
+}
+
+#[test]
+fn only_a_first_sandbox_that_is_coming_up_may_go_unsaid() {
+    let with = |reason: &str, status: &str| {
+        with_conditions(owned("w"), vec![ready_condition(status, reason, 900)])
+    };
+    let mut going = with("DependenciesNotReady", "False");
+    going.metadata.deletion_timestamp = Some(Time(at(1)));
+    let mut told = claim();
+    told.status = Some(SandboxClaimStatus::default());
+    for (sandbox, unsaid) in [
+        (with_conditions(owned("w"), Vec::new()), true),
+        (with("DependenciesNotReady", "False"), true),
+        (with("DependenciesReady", "True"), false),
+        (with("PodFailed", "False"), false),
+        (with("SandboxSuspended", "False"), false),
+        (going, false),
+    ] {
+        let report = Report::Reflects {
+            sandbox: Some(&sandbox),
+        };
+        assert_eq!(is_first_start(&claim(), &report), unsaid, "{sandbox:?}");
+        assert!(!is_first_start(&told, &report));
+    }
+    let obstacle = Obstacle::new(Reason::TemplateNotFound, "x");
+    let blocked = Report::Blocked {
+        obstacle: &obstacle,
+        sandbox: None,
+    };
+    assert!(!is_first_start(&claim(), &blocked));
+    assert!(!is_first_start(
+        &claim(),
+        &Report::Reflects { sandbox: None }
+    ));
 }

@@ -2,8 +2,10 @@ use api::SandboxSpec;
 use api::conditions::ConditionType;
 use api::sandbox::OperatingMode;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 
-use super::super::{Outcome, Stage, Trouble, status};
+use super::super::{Outcome, Stage, Trouble, is_first_start, status};
 use super::world::{HASH, NAME, World, make_ready, pod, ready_pod, sandbox, service, settings};
 
 fn with(spec: SandboxSpec, pod: Option<Pod>, service_exists: bool) -> World {
@@ -22,7 +24,7 @@ fn with(spec: SandboxSpec, pod: Option<Pod>, service_exists: bool) -> World {
 fn published(world: &World) -> World {
     let observed = world.observed();
     let outcome = Outcome::before(&observed);
-    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now);
+    let now = Time(world.now);
     let mut world = world.clone();
     let status = status(&observed, Stage::Live, &outcome, &settings(), &now);
     world.sandbox.as_mut().unwrap().status = Some(status);
@@ -204,7 +206,7 @@ fn trouble_comes_before_everything_but_expiry() {
             trouble,
             ..Outcome::before(&observed)
         };
-        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.now);
+        let now = Time(world.now);
         let status = status(&observed, stage, &outcome, &settings(), &now);
         let ready = api::conditions::find(&status.conditions, ConditionType::Ready).unwrap();
         (ready.reason.clone(), ready.message.clone())
@@ -224,4 +226,51 @@ fn trouble_comes_before_everything_but_expiry() {
         told(Stage::Expired, vec![failed("a")]),
         pair("SandboxExpired", "Sandbox has expired")
     );
+}
+
+#[test]
+fn only_a_first_pod_that_is_coming_up_may_go_unsaid() {
+    let going = || {
+        let mut going = pod(NAME, "Running");
+        going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        going
+    };
+    let suspended = SandboxSpec {
+        operating_mode: Some(OperatingMode::Suspended),
+        ..SandboxSpec::default()
+    };
+    let plain = SandboxSpec::default;
+    let table = [
+        (plain(), Some(pod(NAME, "Pending")), true),
+        (plain(), Some(pod(NAME, "Running")), true),
+        (plain(), Some(ready_pod(NAME)), false),
+        (plain(), Some(pod(NAME, "Failed")), false),
+        (plain(), Some(going()), false),
+        (plain(), None, false),
+        (suspended, Some(pod(NAME, "Running")), false),
+    ];
+    for (spec, pod, unsaid) in table {
+        let said = format!("{:?} {pod:?}", spec.operating_mode);
+        let world = with(spec, pod, false);
+        assert_eq!(is_unsaid(&world, Vec::new()), unsaid, "{said}");
+        assert!(!is_unsaid(&published(&world), Vec::new()), "{said}, again");
+        let trouble = vec![Trouble::Failed("no quota".to_owned())];
+        assert!(!is_unsaid(&world, trouble), "{said}, in trouble");
+    }
+}
+
+fn is_unsaid(world: &World, trouble: Vec<Trouble>) -> bool {
+    let observed = world.observed();
+    let outcome = Outcome {
+        trouble,
+        ..Outcome::before(&observed)
+    };
+    let status = status(
+        &observed,
+        Stage::Live,
+        &outcome,
+        &settings(),
+        &Time(world.now),
+    );
+    is_first_start(&observed, &outcome, &status)
 }
