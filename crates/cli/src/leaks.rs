@@ -93,8 +93,15 @@ impl Census {
         }
     }
 
-    /// Whether the queues are idle, and the controllers know of the pool's sandboxes alone. A pool may wait for its next look.
+    /// Whether the queues are idle, and the controllers know of the pool's sandboxes alone, all of them Ready: those that are not are
+    /// counted in a series of their own. A pool may wait for its next look.
     fn is_settled(&self) -> bool {
+        let is_of_unready = |series: &String| {
+            series.starts_with("agent_sandboxes{") && series.contains("ready_condition=\"false\"")
+        };
+        if self.series.iter().any(is_of_unready) {
+            return false;
+        }
         self.entries.iter().all(|(series, entries)| {
             if series.contains("structure=\"queue\"") {
                 *entries <= 1.0
