@@ -8,7 +8,9 @@ import traceback
 
 ROUTER_URL = os.environ["ROUTER_URL"]
 NAMESPACE = "default"
-DEADLINE_SECONDS = 60
+# Generous, because it only costs time when a check fails. More than any `--timeout` that kubectl is given: what it says of its own is worth
+# more than that it was killed.
+DEADLINE_SECONDS = 240
 
 _checks = []
 

@@ -27,7 +27,7 @@ def sandboxes(selector):
 
 
 def completed(name):
-    kubectl("wait", f"{CLAIM}/{name}", "--for=condition=Completed", "--timeout=55s")
+    kubectl("wait", f"{CLAIM}/{name}", "--for=condition=Completed", "--timeout=180s")
 
 
 def execute(url, command, headers):
@@ -41,10 +41,23 @@ def execute(url, command, headers):
         return refusal.code
 
 
+def executed(url, command, headers):
+    """Runs a command in a sandbox through the router, once the router has heard of it."""
+
+    def answer():
+        try:
+            said = execute(url, command, headers)
+        except (urllib.error.URLError, ConnectionError):
+            return None
+        return said if isinstance(said, dict) else None
+
+    return until(answer, f"{command} to be run")
+
+
 @check
 def sets_fill_and_are_scaled():
     apply("sandbox-sets.yaml")
-    kubectl("wait", "sandboxset/python-pool", "sandboxset/test-pool", "--for=condition=Ready", "--timeout=55s")
+    kubectl("wait", "sandboxset/python-pool", "sandboxset/test-pool", "--for=condition=Ready", "--timeout=180s")
     table = kubectl("get", "sbs", "python-pool").splitlines()
     assert table[0].split() == ["NAME", "DESIRED", "REPLICAS", "AVAILABLE", "UPDATED", "AGE"], table
     assert table[1].split()[:5] == ["python-pool", "3", "3", "3", "3"], table
@@ -65,10 +78,10 @@ def a_single_sandbox_is_claimed_with_its_environment():
     assert sandbox["spec"]["shutdownTime"] == "2099-12-30T12:00:00Z", sandbox["spec"]
     assert sandbox["metadata"]["ownerReferences"][0]["kind"] == "SandboxClaim"
     assert sandbox["metadata"]["annotations"]["agents.kruise.io/lock"]
-    answer = execute(ROUTER_URL, "printenv API_KEY", {"X-Sandbox-ID": sandbox["metadata"]["name"]})
+    answer = executed(ROUTER_URL, "printenv API_KEY", {"X-Sandbox-ID": sandbox["metadata"]["name"]})
     assert answer["stdout"] == "sk-example\n", answer
     by_id = {"e2b-sandbox-id": sandbox["metadata"]["labels"]["agents.kruise.io/sandbox-id"]}
-    assert execute(ROUTER_URL, "printenv API_KEY", by_id)["stdout"] == "sk-example\n"
+    assert executed(ROUTER_URL, "printenv API_KEY", by_id)["stdout"] == "sk-example\n"
 
 
 @check
@@ -102,14 +115,7 @@ def a_sandbox_is_reached_by_its_host():
     router = subprocess.Popen([os.environ["AGENT_SANDBOX"], "router", *arguments, *nowhere], stdout=subprocess.DEVNULL)
     try:
         host = f"8888-{sandbox['metadata']['labels']['agents.kruise.io/sandbox-id']}.sandboxes.test"
-
-        def answered():
-            try:
-                return execute(f"http://{address}", "printenv API_KEY", {"Host": host})
-            except (urllib.error.URLError, ConnectionError):
-                return None
-
-        assert until(answered, "the router to answer")["stdout"] == "sk-example\n"
+        assert executed(f"http://{address}", "printenv API_KEY", {"Host": host})["stdout"] == "sk-example\n"
     finally:
         router.terminate()
         router.wait(timeout=30)
@@ -118,16 +124,17 @@ def a_sandbox_is_reached_by_its_host():
 @check
 def a_claim_is_cleaned_up_and_its_sandboxes_stay():
     apply("story-3-timeout-and-cleanup.yaml")
-    completed("timed-claim")
-    assert field(CLAIM, "timed-claim", "{.status.claimedReplicas}") == "5"
-    kubectl("wait", f"{CLAIM}/timed-claim", "--for=delete", "--timeout=55s")
+    # The claim is there for five seconds more, so it is shown by the command that waits for it.
+    shown = ["--timeout=180s", "-o", "jsonpath={.status.claimedReplicas}"]
+    assert kubectl("wait", f"{CLAIM}/timed-claim", "--for=condition=Completed", *shown) == "5"
+    kubectl("wait", f"{CLAIM}/timed-claim", "--for=delete", "--timeout=180s")
     selector = "project=my-project,environment=test"
     until(lambda: all("ownerReferences" not in it["metadata"] for it in sandboxes(selector)), "nobody to own them")
     found = sandboxes(selector)
     assert len(found) == 5
     assert all(it["metadata"]["annotations"]["claim-purpose"] == "integration-test" for it in found)
     for sandbox in found:
-        answer = execute(ROUTER_URL, "echo here", {"X-Sandbox-ID": sandbox["metadata"]["name"]})
+        answer = executed(ROUTER_URL, "echo here", {"X-Sandbox-ID": sandbox["metadata"]["name"]})
         assert answer["stdout"] == "here\n", answer
 
 

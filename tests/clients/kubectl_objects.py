@@ -65,7 +65,7 @@ def every_documented_manifest_is_accepted():
     for file in sorted(os.listdir(MANIFESTS)):
         said = kubectl("apply", "--dry-run=server", "-f", os.path.join(MANIFESTS, file))
         assert "created (server dry run)" in said, f"{file}: {said}"
-    kubectl("delete", "namespace", "research", "--timeout=60s")
+    kubectl("delete", "namespace", "research", "--timeout=180s")
 
 
 @check
@@ -74,10 +74,10 @@ def documented_manifests_do_what_they_say():
     texts = {name: manifest(name) for name in names}
     for name in names:
         kubectl("apply", "-f", "-", text=texts[name])
-    kubectl("wait", "sandboxclaim/mine", "--for=condition=Ready", "--timeout=60s")
-    kubectl("wait", "sandbox/smallest", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "sandboxclaim/mine", "--for=condition=Ready", "--timeout=180s")
+    kubectl("wait", "sandbox/smallest", "--for=condition=Ready", "--timeout=180s")
     for name in reversed(names):
-        kubectl("delete", "-f", "-", "--timeout=60s", text=texts[name])
+        kubectl("delete", "-f", "-", "--timeout=180s", text=texts[name])
 
 
 @check
@@ -85,7 +85,7 @@ def objects_are_applied_shown_and_waited_for():
     assert "created (server dry run)" in kubectl("apply", "--dry-run=server", "-f", "-", text=SANDBOX)
     assert "created" in kubectl("apply", "-f", "-", text=SANDBOX)
     assert "unchanged" in kubectl("apply", "-f", "-", text=SANDBOX)
-    kubectl("wait", "sandbox/by-kubectl", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "sandbox/by-kubectl", "--for=condition=Ready", "--timeout=180s")
     table = kubectl("get", "sandboxes", "-l", "app=shown")
     assert table.split()[0] == "NAME" and "by-kubectl" in table, table
     assert "by-kubectl" in kubectl("get", "sandboxes", "-o", "wide")
@@ -179,13 +179,13 @@ def dependents_follow_the_cascade():
     for cascade in ["background", "foreground", "orphan"]:
         kubectl("create", "-f", "-", text=config_map("owner"))
         kubectl("create", "-f", "-", text=config_map("dependent", "owner"))
-        kubectl("delete", "configmap", "owner", f"--cascade={cascade}", "--timeout=60s")
+        kubectl("delete", "configmap", "owner", f"--cascade={cascade}", "--timeout=180s")
         assert "not found" in kubectl("get", "configmap", "owner", succeeds=False)
         if cascade == "orphan":
             assert path("dependent", "{.metadata.ownerReferences}", "configmap") == ""
             kubectl("delete", "configmap", "dependent")
         else:
-            kubectl("wait", "configmap/dependent", "--for=delete", "--timeout=60s")
+            kubectl("wait", "configmap/dependent", "--for=delete", "--timeout=180s")
 
 
 @check
@@ -199,7 +199,7 @@ def objects_are_created_and_replaced_by_command():
     replaced = json.loads(kubectl("get", "configmap", "settings", "-n", "by-command", "-o", "json"))
     assert replaced["metadata"]["uid"] != whole["metadata"]["uid"]
     assert "kind: ConfigMap" in kubectl("get", "configmap", "settings", "-n", "by-command", "-o", "yaml")
-    kubectl("delete", "namespace", "by-command", "--timeout=60s")
+    kubectl("delete", "namespace", "by-command", "--timeout=180s")
     assert "not found" in kubectl("get", "namespace", "by-command", succeeds=False)
 
 
@@ -222,7 +222,7 @@ def a_set_of_objects_is_pruned():
     apply("kept", "dropped")
     assert "configmap/dropped pruned" in apply("kept")
     assert kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.key}") == "value"
-    kubectl("wait", "configmap/kept", "--for=jsonpath={.data.key}=value", "--timeout=10s")
+    kubectl("wait", "configmap/kept", "--for=jsonpath={.data.key}=value", "--timeout=180s")
     kubectl("delete", "configmap/kept", "secret/the-set")
 
 
@@ -271,9 +271,9 @@ def a_watch_tells_of_changes():
 
 @check
 def objects_are_deleted_with_what_they_own():
-    assert "deleted" in kubectl("delete", "sandbox", "another", "--cascade=foreground", "--timeout=60s")
+    assert "deleted" in kubectl("delete", "sandbox", "another", "--cascade=foreground", "--timeout=180s")
     kubectl("delete", "-f", "-", text=SANDBOX)
-    kubectl("wait", "pod/by-kubectl", "--for=delete", "--timeout=60s")
+    kubectl("wait", "pod/by-kubectl", "--for=delete", "--timeout=180s")
     error = kubectl("get", "sandbox", "by-kubectl", succeeds=False)
     assert 'sandboxes.agents.x-k8s.io "by-kubectl" not found' in error, error
     assert kubectl("delete", "sandbox", "by-kubectl", "--ignore-not-found") == ""

@@ -56,7 +56,7 @@ def over_both(function):
 @check
 def the_pod_runs():
     kubectl("apply", "-f", "-", text=json.dumps(pod()))
-    kubectl("wait", f"pod/{POD}", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", f"pod/{POD}", "--for=condition=Ready", "--timeout=180s")
 
 
 @over_both
@@ -203,6 +203,8 @@ def fetch(port, path="/"):
 
 @over_both
 def a_port_of_the_pods_loopback_is_forwarded(environment):
+    # Its server listens on 8000, which the kernel spells so.
+    until(lambda: "0100007F:1F40" in kubectl("exec", POD, "--", "cat", "/proc/net/tcp"), "the pod's server")
     with Forward(environment, f"pod/{POD}", ":8000") as forward:
         for _ in range(5):
             assert b"Directory listing" in fetch(forward.port)
@@ -221,7 +223,7 @@ def the_routers_pod_comes_back_when_it_is_deleted():
     kubectl("delete", "pod", "sandbox-router", "--wait=false")
     find = ["get", "pod", "sandbox-router", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"]
     until(lambda: kubectl(*find) not in ("", before), "another pod")
-    kubectl("wait", "pod/sandbox-router", "--for=condition=Ready", "--timeout=60s")
+    kubectl("wait", "pod/sandbox-router", "--for=condition=Ready", "--timeout=180s")
     slices = kubectl("get", "endpointslices", "-l", "kubernetes.io/service-name=sandbox-router-svc", "-o", "name")
     assert slices.strip(), "the service has endpoints"
 
@@ -238,7 +240,7 @@ def the_log_of_the_run_before_is_kept():
     assert sorted(kubectl("logs", "-f", "crashing").splitlines()) == ["failed", "run"]
     errors = kubectl("get", "--raw", "/api/v1/namespaces/default/pods/crashing/log?stream=Stderr")
     assert errors == "failed\n", errors
-    kubectl("delete", "pod", "crashing", "--timeout=60s")
+    kubectl("delete", "pod", "crashing", "--timeout=180s")
 
 
 @check
@@ -273,7 +275,7 @@ def what_cannot_be_reached_is_said():
 
 @check
 def the_pod_is_deleted():
-    kubectl("delete", "pod", POD, "--timeout=60s")
+    kubectl("delete", "pod", POD, "--timeout=180s")
 
 
 run_checks()

@@ -94,7 +94,7 @@ def refused(call, request, code, **options):
 def check_processes(channel):
     stub = service.ProcessServiceStub(channel)
     answer = stub.Execute(
-        messages.ExecuteRequest(config=config("/bin/sh", "-c", "echo $A; echo e >&2; exit 3", env_vars={"A": "x"})), timeout=10
+        messages.ExecuteRequest(config=config("/bin/sh", "-c", "echo $A; echo e >&2; exit 3", env_vars={"A": "x"})), timeout=60
     )
     assert (answer.exit_code, answer.stdout, answer.stderr) == (3, b"x\n", b"e\n"), answer
     refused(stub.Execute, messages.ExecuteRequest(config=config("sleep", "60")), grpc.StatusCode.DEADLINE_EXCEEDED, timeout=0.3)

@@ -78,7 +78,7 @@ def through_the_tunnel_in_another_namespace():
         assert sandbox.commands.run("echo elsewhere").stdout == "elsewhere\n"
     finally:
         client.delete_all()
-    kubectl("delete", "namespace", "another", "--timeout=60s")
+    kubectl("delete", "namespace", "another", "--timeout=180s")
 
 
 @check
@@ -119,7 +119,7 @@ def a_sandbox_is_found_again_by_name():
 @check
 def a_sandbox_ends_after_its_time():
     client = SandboxClient(SandboxDirectConnectionConfig(api_url=ROUTER_URL))
-    sandbox = client.create_sandbox(TEMPLATE, shutdown_after_seconds=3)
+    sandbox = client.create_sandbox(TEMPLATE, shutdown_after_seconds=15)
     until(lambda: not claim_exists(sandbox.claim_name), "the claim expires")
 
 

@@ -82,7 +82,7 @@ def a_sandbox_is_found_again_by_name():
 def a_sandbox_ends_after_its_time():
     async def body():
         async with client() as sandboxes:
-            return (await sandboxes.create_sandbox(TEMPLATE, shutdown_after_seconds=3)).claim_name
+            return (await sandboxes.create_sandbox(TEMPLATE, shutdown_after_seconds=15)).claim_name
 
     name = asyncio.run(body())
     until(lambda: not claim_exists(name), "the claim expires")

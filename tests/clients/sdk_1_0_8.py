@@ -129,7 +129,7 @@ def a_named_claim_is_adopted_when_it_exists():
 
 @check
 def a_sandbox_ends_after_its_time():
-    sandbox = direct().create_sandbox(POOL, shutdown_after_seconds=3)
+    sandbox = direct().create_sandbox(POOL, shutdown_after_seconds=15)
     until(lambda: not claim_exists(sandbox.claim_name), "the claim expires")
 
 

@@ -69,7 +69,7 @@ def labels_and_lists():
 def a_sandbox_ends_after_its_time():
     async def body():
         async with AsyncSandboxClient(SandboxDirectConnectionConfig(api_url=ROUTER_URL)) as client:
-            sandbox = await client.create_sandbox(POOL, shutdown_after_seconds=3)
+            sandbox = await client.create_sandbox(POOL, shutdown_after_seconds=15)
             until(lambda: not claim_exists(sandbox.claim_name), "the claim expires")
 
     asyncio.run(body())

@@ -56,7 +56,7 @@ class Process:
         if self.child.poll() is None:
             self.child.send_signal(number)
 
-    def end(self, number=signal.SIGTERM, seconds=30):
+    def end(self, number=signal.SIGTERM, seconds=90):
         """Sends a signal, and waits for the end it brings."""
         self.send(number)
         try:

@@ -30,7 +30,7 @@ def the_core_is_applied_and_applied_again():
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert container["args"] == ["--leader-elect=true"]
     assert container["image"].endswith("/agent-sandbox-controller:v0.0.0-test")
-    kubectl("wait", "--for=condition=Established", "crd/sandboxes.agents.x-k8s.io", "--timeout=30s")
+    kubectl("wait", "--for=condition=Established", "crd/sandboxes.agents.x-k8s.io", "--timeout=180s")
     again = kubectl("apply", "-f", file("manifest.yaml"))
     assert all(line.endswith("unchanged") for line in again.splitlines()), again
 

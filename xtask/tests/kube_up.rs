@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 const PARTS: [&str; 4] = [
     "etcd",
     "kube-apiserver",
@@ -20,7 +20,7 @@ const PARTS: [&str; 4] = [
     "kube-scheduler",
 ];
 /// Long enough to be found running, and no burden for long where a test finds that it is left.
-const WAITS: &str = "exec sleep 60";
+const WAITS: &str = "exec sleep 300";
 const IS_READY: &str = "exit 0";
 const IS_NEVER_READY: &str = "exit 1";
 

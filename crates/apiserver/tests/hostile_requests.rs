@@ -12,8 +12,8 @@ use kube::{Api, api::PostParams, client::Body};
 use proptest::{prelude::*, test_runner::TestRunner};
 use support::{define_widgets, server, widget, widgets};
 
-/// How long an answer may take; they take milliseconds.
-const SOON: Duration = Duration::from_secs(5);
+/// How long an answer may take. They take milliseconds, but a busy machine may hold this process up for seconds.
+const SOON: Duration = Duration::from_secs(30);
 
 /// More than this of a stream that goes on is not read.
 const ENOUGH_FRAMES: usize = 20;

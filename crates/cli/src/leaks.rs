@@ -56,6 +56,9 @@ const POLL: Duration = Duration::from_millis(20);
 /// Of so many waves, one has the claims' names of the one before it of its kind.
 const WAVES_TO_A_REPEATED_ONE: usize = 4;
 
+/// What a queue at rest may hold: the pool may wait for its next look.
+const MOST_QUEUED: f64 = 1.0;
+
 /// What is compared.
 #[derive(Debug)]
 struct Census {
@@ -93,11 +96,18 @@ impl Census {
         }
     }
 
-    /// Whether the queues are idle, and the controllers know of the pool's sandboxes alone. A pool may wait for its next look.
+    /// Whether the queues are idle, and the controllers know of the pool's sandboxes alone, all of them Ready: those that are not are
+    /// counted in a series of their own.
     fn is_settled(&self) -> bool {
+        let is_of_unready = |series: &String| {
+            series.starts_with("agent_sandboxes{") && series.contains("ready_condition=\"false\"")
+        };
+        if self.series.iter().any(is_of_unready) {
+            return false;
+        }
         self.entries.iter().all(|(series, entries)| {
             if series.contains("structure=\"queue\"") {
-                *entries <= 1.0
+                *entries <= MOST_QUEUED
             } else if series.contains("structure=\"expectation\"") {
                 *entries < 1.0
             } else if series.contains("of=\"Sandbox\"") || series.contains("of=\"Pod\"") {
@@ -135,6 +145,8 @@ impl Census {
 fn bound_of(series: &str) -> f64 {
     if series.contains("structure=\"event_series\"") {
         f64::from(u32::try_from(controllers::events::REMEMBERED).unwrap_or(u32::MAX))
+    } else if series.contains("structure=\"queue\"") {
+        MOST_QUEUED
     } else {
         0.0
     }

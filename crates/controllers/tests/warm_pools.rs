@@ -204,6 +204,12 @@ async fn a_claim_prefers_the_current_revision() {
     cluster
         .patch::<SandboxTemplate>("py", new_image("image-v2"))
         .await;
+    // Templates and pools are watched apart: a pool that grows before it hears of the change grows by the old revision.
+    eventually("the pool to know of the new revision", async || {
+        let pool = cluster.get::<SandboxWarmPool>("warm").await?;
+        (pool.status?.updated_replicas == 0).then_some(())
+    })
+    .await;
     cluster
         .patch::<SandboxWarmPool>("warm", json!({ "spec": { "replicas": 2 } }))
         .await;
@@ -304,9 +310,19 @@ async fn a_pool_makes_nothing_in_a_namespace_that_ends() {
     tap.answer(move |seen| {
         (seen.is_write() && makes_a_sandbox(&seen.path)).then(|| refusal.clone())
     });
+    let tried = || {
+        let mut tried = tap.writes("/sandboxes");
+        tried.retain(|seen| makes_a_sandbox(&seen.path));
+        tried.len()
+    };
     for member in cluster.members("warm").await {
         cluster.delete::<Sandbox>(&member.name_any()).await;
         cluster.gone::<Sandbox>(&member.name_any()).await;
+        // The pool may rest for a while before it tries.
+        eventually("the pool to be refused", async || {
+            (tried() > 0).then_some(())
+        })
+        .await;
     }
     // What comes after the deletions is seen after them.
     cluster
@@ -319,9 +335,7 @@ async fn a_pool_makes_nothing_in_a_namespace_that_ends() {
         cluster.get::<Sandbox>("last").await?.status.map(|_| ())
     })
     .await;
-    let tried = tap.writes("/sandboxes");
-    let tried = tried.iter().filter(|seen| makes_a_sandbox(&seen.path));
-    assert_eq!(tried.count(), 1, "one refusal says enough");
+    assert_eq!(tried(), 1, "one refusal says enough");
     controllers.stop().await;
     cluster.stop().await;
 }

@@ -24,6 +24,9 @@ use support::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+/// How long a sandbox may be silent where others must answer in time: longer than a busy machine holds this process up, as a rule.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Hangs up with a reset, as a crashed process' kernel may.
 fn reset(stream: &TcpStream) {
     stream.set_zero_linger().unwrap();
@@ -173,24 +176,39 @@ async fn a_sandbox_that_keeps_promising_an_answer_is_a_timeout() {
 
 #[tokio::test]
 async fn an_answer_cut_short_is_cut_short_for_the_client_too() {
-    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
+    let running = Running::start(|config| config.proxy_timeout = PATIENCE).await;
     running.know("abc");
     let half = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf";
     let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n";
     let (cut, stalling) = (saying(half).await, saying_and_stalling(half).await);
-    let resetting = upstream(move |mut stream| async move {
-        read_until(&mut stream, "\r\n\r\n").await;
-        let _ = stream.write_all(half).await;
-        // The client has what was said before the reset, so that the reset cannot overtake it.
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        reset(&stream);
-    })
-    .await;
-    for port in [cut, stalling, resetting] {
+    for port in [cut, stalling] {
         let before = Holdings::now();
         assert_eq!(body(&running.get(port, "/", "").await), "half");
         before.are_all(&running).await;
     }
+    // The client has what was said before the reset, so that the reset cannot overtake it.
+    let (is_read, was_read) = tokio::sync::watch::channel(false);
+    let resetting = upstream(move |mut stream| {
+        let mut was_read = was_read.clone();
+        async move {
+            read_until(&mut stream, "\r\n\r\n").await;
+            let _ = stream.write_all(half).await;
+            let _ = was_read.wait_for(|is_read| *is_read).await;
+            reset(&stream);
+        }
+    })
+    .await;
+    let before = Holdings::now();
+    let mut client = running.connect().await;
+    let request = format!(
+        "GET / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {resetting}\r\n\r\n"
+    );
+    client.write_all(request.as_bytes()).await.unwrap();
+    assert_eq!(body(&read_until(&mut client, "half").await), "half");
+    is_read.send(true).unwrap();
+    assert_eq!(read_all(&mut client).await, b"");
+    drop(client);
+    before.are_all(&running).await;
     for port in [saying(chunked).await, saying_and_stalling(chunked).await] {
         let before = Holdings::now();
         let answer = running.get(port, "/", "").await;
@@ -281,7 +299,7 @@ async fn nothing_leaks_over_a_hundred_failures() {
 #[tokio::test]
 async fn a_slow_reader_holds_the_sandbox_back_and_not_the_answer_in_memory() {
     const LENGTH: u64 = 256 * 1024 * 1024;
-    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(200)).await;
+    let running = Running::start(|config| config.proxy_timeout = PATIENCE).await;
     running.know("abc");
     let written = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let counting = std::sync::Arc::clone(&written);
@@ -305,7 +323,7 @@ async fn a_slow_reader_holds_the_sandbox_back_and_not_the_answer_in_memory() {
     client.write_all(request.as_bytes()).await.unwrap();
     read_until(&mut client, "\r\n\r\n").await;
     // Longer than a sandbox may be silent: it is the client that does not read, so the answer goes on afterwards.
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    tokio::time::sleep(PATIENCE * 3 / 2).await;
     let held = written.load(std::sync::atomic::Ordering::Relaxed);
     assert!(
         held < LENGTH / 4,
@@ -314,7 +332,9 @@ async fn a_slow_reader_holds_the_sandbox_back_and_not_the_answer_in_memory() {
     let mut buffer = vec![0; 1024 * 1024];
     let mut read = 0;
     while read < LENGTH / 2 {
-        read += client.read(&mut buffer).await.unwrap() as u64;
+        let count = client.read(&mut buffer).await.unwrap();
+        assert!(count > 0, "the answer ended after {read} bytes");
+        read += count as u64;
     }
     drop(client);
     running.move_away("abc");
@@ -415,7 +435,7 @@ async fn a_request_that_was_read_is_not_sent_again_over_another_connection() {
 
 #[tokio::test]
 async fn an_upgrade_that_a_sandbox_stalls_or_breaks_off_is_told_and_given_back() {
-    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
+    let running = Running::start(|config| config.proxy_timeout = PATIENCE).await;
     running.know("abc");
     let resetting = upstream(|mut stream| async move {
         read_until(&mut stream, "\r\n\r\n").await;
@@ -479,7 +499,7 @@ async fn grpc_that_stalls() -> u16 {
 
 #[tokio::test]
 async fn a_grpc_call_that_a_sandbox_stalls_or_breaks_off_ends() {
-    let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
+    let running = Running::start(|config| config.proxy_timeout = PATIENCE).await;
     running.know("abc");
     let silent = silent().await;
     let resetting = upstream(|mut stream| async move {

@@ -66,7 +66,7 @@ async fn a_router_that_leaves_serves_until_others_have_noticed() {
         http_listen: ListenAddress::At(proxy),
         health_listen: ListenAddress::At(health),
         metrics_listen: ListenAddress::Off,
-        shutdown_delay: Duration::from_millis(500),
+        shutdown_delay: Duration::from_secs(5),
         ..Config::default()
     };
     let stop = CancellationToken::new();

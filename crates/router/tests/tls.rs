@@ -16,8 +16,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
-const HEADER_TIMEOUT: Duration = Duration::from_millis(500);
-
 struct Issued {
     certificate: rcgen::Certificate,
     key: rcgen::KeyPair,
@@ -78,6 +76,15 @@ async fn start(
     mutual: MutualTls,
     client_ca: Option<&str>,
 ) -> (std::net::SocketAddr, CancellationToken) {
+    start_with(directory, mutual, client_ca, Config::default()).await
+}
+
+async fn start_with(
+    directory: &Path,
+    mutual: MutualTls,
+    client_ca: Option<&str>,
+    config: Config,
+) -> (std::net::SocketAddr, CancellationToken) {
     let tls = TlsConfig {
         certificate_file: directory.join("tls.crt"),
         key_file: directory.join("tls.key"),
@@ -87,8 +94,7 @@ async fn start(
     let router = Router::new(
         Config {
             tls: Some(tls),
-            header_timeout: HEADER_TIMEOUT,
-            ..Config::default()
+            ..config
         },
         None,
     )
@@ -250,7 +256,11 @@ async fn clients_that_only_hold_their_place_are_hung_up_on() {
     let directory = tempfile::tempdir().unwrap();
     let server = self_signed();
     write(directory.path(), &server);
-    let (address, shutdown) = start(directory.path(), MutualTls::Off, None).await;
+    let config = Config {
+        header_timeout: Duration::from_secs(2),
+        ..Config::default()
+    };
+    let (address, shutdown) = start_with(directory.path(), MutualTls::Off, None, config).await;
     let until_hung_up = |mut stream: Box<dyn tokio::io::AsyncRead + Send + Unpin>| async move {
         let mut sink = Vec::new();
         let reading = stream.read_to_end(&mut sink);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -72,7 +72,8 @@ struct Kubelet {
 }
 
 impl Kubelet {
-    /// Takes one step with a pod. Whatever fails is tried again with the pod's next change.
+    /// Takes one step with a pod as it was seen. Whatever fails is tried again with the pod's next change, and so is what comes too late:
+    /// the pod may have ended meanwhile, or be another one of the same name.
     async fn sync(&self, pod: &Pod) {
         let namespace = pod.namespace().unwrap_or_default();
         let pods = Api::<Pod>::namespaced(self.client.clone(), &namespace);
@@ -80,6 +81,10 @@ impl Kubelet {
         if pod.metadata.deletion_timestamp.is_some() {
             let now = DeleteParams {
                 grace_period_seconds: Some(0),
+                preconditions: Some(Preconditions {
+                    uid: pod.uid(),
+                    resource_version: None,
+                }),
                 ..DeleteParams::default()
             };
             let _ = pods.delete(&name, &now).await;
@@ -109,7 +114,7 @@ impl Kubelet {
             .and_then(|status| status.phase.as_deref());
         let waits = phase.is_none_or(|phase| phase == "Pending");
         if self.behaviour == Behaviour::Ready && waits {
-            make_ready(&pods, &name, self.next_address()).await;
+            make_ready(&pods, pod, self.next_address()).await;
         }
     }
 
@@ -119,15 +124,19 @@ impl Kubelet {
     }
 }
 
-async fn make_ready(pods: &Api<Pod>, name: &str, address: Ipv4Addr) {
-    let status = json!({ "status": {
-        "phase": "Running",
-        "podIP": address,
-        "podIPs": [{ "ip": address }],
-        "conditions": [{ "type": "Ready", "status": "True" }],
-    }});
+async fn make_ready(pods: &Api<Pod>, seen: &Pod, address: Ipv4Addr) {
+    let status = json!({
+        "metadata": { "resourceVersion": seen.resource_version() },
+        "status": {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{ "ip": address }],
+            "conditions": [{ "type": "Ready", "status": "True" }],
+        },
+    });
+    let (name, patch) = (seen.name_any(), Patch::Merge(&status));
     let _ = pods
-        .patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
+        .patch_status(&name, &PatchParams::default(), &patch)
         .await;
 }
 

@@ -15,7 +15,7 @@ use crate::essence::Essence;
 use crate::scenario::{Scenario, Step};
 
 /// How long a step may wait for what it waits for.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(180);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What a server answered to a step.

@@ -177,7 +177,7 @@ async fn install_kinds(client: &Client) {
         answer.into_body().collect().await.unwrap();
         let (plural, group) = name.split_once('.').unwrap();
         let path = format!("/apis/{group}/v1beta1/{plural}");
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(180);
         loop {
             let request = http::Request::get(&path)
                 .body(kube::client::Body::empty())

@@ -20,7 +20,7 @@ use super::certificates::Authority;
 use super::processes::{self, Interruption, LOOK_AGAIN, Tell};
 
 /// How long the control plane may take to be ready on a loaded machine.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(300);
 /// How long a part may take to stop: nothing of a test's control plane is worth waiting for.
 const GRACE: Duration = Duration::from_secs(5);
 /// The node that tests start, by the name in its certificate.

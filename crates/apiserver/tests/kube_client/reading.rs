@@ -20,7 +20,11 @@ async fn lists_come_in_consistent_pages_and_by_selector() {
     for index in 0..7 {
         create(&maps, &config_map(&format!("m{index}"))).await;
     }
-    // The first is the certificate that every namespace has.
+    // The first is the certificate that every namespace has, before long.
+    eventually("the certificate", || async {
+        maps.get_opt("kube-root-ca.crt").await.unwrap()
+    })
+    .await;
     let first = maps.list(&ListParams::default().limit(4)).await.unwrap();
     assert_eq!(first.items.len(), 4);
     assert_eq!(first.metadata.remaining_item_count, Some(4));

@@ -13,7 +13,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 pub async fn server() -> Server {
     Server::open(Config::in_memory())

@@ -39,7 +39,9 @@ async fn mark(client: Client, pod: Pod, number: u32) {
         "podIPs": [{ "ip": address }],
         "conditions": [{ "type": "Ready", "status": "True" }],
     });
-    let patch = Patch::Merge(json!({ "status": status }));
+    // One that has changed since it was seen is seen again, and may have ended.
+    let version = json!({ "resourceVersion": pod.resource_version() });
+    let patch = Patch::Merge(json!({ "metadata": version, "status": status }));
     // A pod that is gone by now needs no status.
     let _ = pods
         .patch_status(&pod.name_any(), &PatchParams::default(), &patch)

@@ -67,6 +67,11 @@ async fn a_warm_claim_takes_a_sandbox_over_in_three_writes() {
     assert!(pod.labels().contains_key(labels::SANDBOX_TEMPLATE_REF_HASH));
 
     cluster.pool_ready("warm", 2).await;
+    // What the controllers wrote shows before they report it.
+    eventually("the claim to be reported", async || {
+        (!cluster.observations.ready().is_empty()).then_some(())
+    })
+    .await;
     assert_eq!(
         counts("SandboxClaim", Verb::Patch) - before.0,
         1,

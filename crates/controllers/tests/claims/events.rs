@@ -114,10 +114,14 @@ async fn a_pool_without_its_template_says_so_until_there_is_one() {
         let updated = pool.status.as_ref()?.conditions.first()?.clone();
         Some((updated.status, updated.reason))
     };
-    let waiting = cluster.get::<SandboxWarmPool>("warm").await.unwrap();
+    // The event and the status are written apart.
+    let (status, reason) = eventually("the pool's status", async || {
+        updated(&cluster.get::<SandboxWarmPool>("warm").await?)
+    })
+    .await;
     assert_eq!(
-        updated(&waiting),
-        Some(("False".to_owned(), "TemplateNotFound".to_owned()))
+        (status.as_str(), reason.as_str()),
+        ("False", "TemplateNotFound")
     );
     cluster.create(&template("py")).await;
     let filled = cluster.pool_ready("warm", 2).await;

@@ -97,8 +97,11 @@ async fn restarts_in_the_middle_of_a_burst_lose_and_double_nothing() {
         cluster.claim_ready(name).await;
     }
     assert_eq!(holders(&cluster).await.len(), 30);
+    eventually("the pool to have its size again", async || {
+        (cluster.members("warm").await.len() == 10).then_some(())
+    })
+    .await;
     cluster.pool_ready("warm", 10).await;
-    assert_eq!(cluster.members("warm").await.len(), 10);
     if let Some(controllers) = running {
         controllers.stop().await;
     }

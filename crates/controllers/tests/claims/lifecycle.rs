@@ -124,15 +124,22 @@ async fn a_claim_outlives_its_pod_by_its_time_to_live() {
         .await;
     let ready = cluster.claim_ready("mine").await;
     let sandbox = cluster.sandbox_of(&ready).await.name_any();
+    // The claim says that its pod has ended for as long as it lives: a watch shows that however late it is looked at.
+    let claims = cluster.api::<SandboxClaim>();
+    let since = ready.resource_version().unwrap();
+    let mut events = std::pin::pin!(claims.watch(&WatchParams::default(), &since).await.unwrap());
     cluster.finish_pod(&sandbox, "Failed").await;
-    let finished = eventually("the claim to say that its pod has ended", async || {
-        let claim = cluster.get::<SandboxClaim>("mine").await?;
-        let conditions = &claim.status.as_ref()?.conditions;
-        let finished = conditions::find(conditions, ConditionType::Finished)?.clone();
-        Some((finished, ready_of(&claim)?))
-    })
-    .await;
-    let (finished, (status, reason)) = finished;
+    let (finished, (status, reason)) = loop {
+        let claim = match events.try_next().await.unwrap() {
+            Some(WatchEvent::Modified(claim)) => claim,
+            Some(WatchEvent::Bookmark(_)) => continue,
+            other => panic!("the claim does not say that its pod has ended: {other:?}"),
+        };
+        let conditions = &claim.status.as_ref().unwrap().conditions;
+        if let Some(finished) = conditions::find(conditions, ConditionType::Finished) {
+            break (finished.clone(), ready_of(&claim).unwrap());
+        }
+    };
     assert_eq!((status.as_str(), reason.as_str()), ("False", "PodFailed"));
     cluster.gone::<SandboxClaim>("mine").await;
     let due =
@@ -153,16 +160,20 @@ async fn a_claim_ends_at_its_shutdown_time() {
         shutdown_policy: Some(policy),
         ..Lifecycle::default()
     };
-    let soon = in_seconds(3);
-    for (name, policy) in [
-        ("retained", ClaimShutdownPolicy::Retain),
-        ("deleted", ClaimShutdownPolicy::Delete),
-    ] {
-        let lifecycle = until(soon.clone(), policy);
+    let names = ["retained", "deleted"];
+    let policies = [ClaimShutdownPolicy::Retain, ClaimShutdownPolicy::Delete];
+    for (name, policy) in names.into_iter().zip(policies) {
+        let lifecycle = until(in_seconds(3_600), policy);
         cluster
             .create(&with_lifecycle(claim(name, "py"), lifecycle))
             .await;
         cluster.claim_ready(name).await;
+    }
+    // Both have their sandboxes, however long that took; from here on they have three seconds.
+    let soon = in_seconds(3);
+    for name in names {
+        let end = json!({ "spec": { "lifecycle": { "shutdownTime": soon } } });
+        cluster.patch::<SandboxClaim>(name, end).await;
     }
     let retained = cluster
         .claim_with("retained", "False", "ClaimExpired")

@@ -1,5 +1,7 @@
 //! The life of a claim, from its first sandbox to its end.
 
+use std::time::Instant;
+
 use api::Sandbox;
 use api::kruise::{ClaimPhase, SandboxClaim, SandboxSet};
 use api::labels::kruise as keys;
@@ -74,8 +76,8 @@ async fn a_batch_is_taken_in_bounded_steps_and_the_set_fills_up_again() {
     let done = scene.completed("batch").await;
     assert_eq!(claimed(&done), 25);
     assert_eq!(scene.held_by(&done).await.len(), 25);
+    scene.until_members("tests", 25).await;
     scene.set_available("tests", 25).await;
-    assert_eq!(scene.members("tests").await.len(), 25);
     scene.stop().await;
 }
 
@@ -84,7 +86,8 @@ async fn a_claim_takes_what_there_is_and_ends_with_its_timeout() {
     let mut scene = Scene::start().await;
     scene.full_set("python", 3).await;
     scene.stop_node();
-    let fields = json!({ "replicas": 5, "claimTimeout": "2s" });
+    let began = Instant::now();
+    let fields = json!({ "replicas": 5, "claimTimeout": "1h" });
     scene
         .create::<SandboxClaim>(claim("timed", "python", fields))
         .await;
@@ -100,6 +103,7 @@ async fn a_claim_takes_what_there_is_and_ends_with_its_timeout() {
         waiting.status.as_ref().unwrap().phase,
         Some(ClaimPhase::Claiming)
     );
+    scene.time_out("timed", began).await;
     let done = scene.completed("timed").await;
     assert_eq!(condition(&done), ("True".into(), "TimeoutReached".into()));
     assert_eq!(claimed(&done), 3);
@@ -132,10 +136,15 @@ async fn a_claim_that_waits_gets_what_comes() {
 async fn the_time_to_live_ends_the_claim_alone_and_its_sandboxes_are_still_found() {
     let scene = Scene::start().await;
     scene.full_set("python", 3).await;
-    let fields =
-        json!({ "replicas": 3, "ttlAfterCompleted": "1s", "labels": { "claim-id": "batch-7" } });
+    let fields = json!({ "replicas": 3, "labels": { "claim-id": "batch-7" } });
     let made: SandboxClaim = scene.create(claim("brief", "python", fields)).await;
+    scene.completed("brief").await;
     scene.until_held(&made, 3).await;
+    let brief = json!({ "spec": { "ttlAfterCompleted": "2s" } });
+    scene
+        .try_patch::<SandboxClaim>("brief", brief)
+        .await
+        .unwrap();
     scene.cluster.until_gone::<SandboxClaim>("brief").await;
     let found = eventually("the sandboxes to be nobody's", async || {
         let found = scene.sandboxes("claim-id=batch-7").await;
@@ -151,12 +160,12 @@ async fn the_time_to_live_ends_the_claim_alone_and_its_sandboxes_are_still_found
             .iter()
             .all(|sandbox| sandbox.metadata.deletion_timestamp.is_none())
     );
+    // The set does not take them back.
+    scene.until_members("python", 3).await;
     scene.set_available("python", 3).await;
-    assert_eq!(
-        scene.members("python").await.len(),
-        3,
-        "the set does not take them back"
-    );
+    let members = scene.members("python").await;
+    let was_found = |member: &Sandbox| found.iter().any(|it| it.uid() == member.uid());
+    assert!(!members.iter().any(was_found));
     scene.stop().await;
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use api::Sandbox;
 use api::conditions::{self, ConditionType};
@@ -143,6 +144,14 @@ impl Scene {
             .await
     }
 
+    /// Has a claim's timeout pass a few seconds from now. It counts from the claim's beginning, which is not before `began`: a claim that
+    /// is made with a short one has it pass before anything has happened, where that takes long.
+    pub async fn time_out(&self, name: &str, began: Instant) {
+        let timeout = format!("{}s", began.elapsed().as_secs() + 3);
+        let patch = json!({ "spec": { "claimTimeout": timeout } });
+        self.try_patch::<SandboxClaim>(name, patch).await.unwrap();
+    }
+
     pub async fn delete<K: Kind>(&self, name: &str) {
         let objects = self.cluster.api::<K>();
         objects
@@ -198,6 +207,14 @@ impl Scene {
                 && sandbox.metadata.deletion_timestamp.is_none()
         });
         members
+    }
+
+    /// Waits until a set has so many members. Its status may tell of an earlier time.
+    pub async fn until_members(&self, set: &str, count: usize) {
+        eventually(&format!("{set} to have {count} members"), async || {
+            (self.members(set).await.len() == count).then_some(())
+        })
+        .await;
     }
 
     pub async fn until_held(&self, claim: &SandboxClaim, count: usize) -> Vec<Sandbox> {

@@ -1,6 +1,7 @@
 //! Sandboxes that do not let themselves be initialised.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use api::Sandbox;
 use api::kruise::SandboxClaim;
@@ -91,9 +92,15 @@ async fn a_sandbox_that_does_not_answer_at_first_is_asked_again_with_the_same_to
 async fn one_that_never_answers_is_given_up_by_the_claims_timeout() {
     let scene = Scene::start_with(|_| Initialisation::Unanswered("no route".to_owned())).await;
     scene.full_set("python", 1).await;
+    let began = Instant::now();
     let mut fields = with_env(1);
-    fields["claimTimeout"] = json!("1s");
+    fields["claimTimeout"] = json!("1h");
     let made: SandboxClaim = scene.create(claim("hasty", "python", fields)).await;
+    eventually("the sandbox to be asked", async || {
+        (!scene.runtimes.calls.lock().unwrap().is_empty()).then_some(())
+    })
+    .await;
+    scene.time_out("hasty", began).await;
     let done = scene.completed("hasty").await;
     let status = done.status.as_ref().unwrap();
     assert_eq!((status.claimed_replicas, status.failed_replicas), (0, 1));

@@ -103,9 +103,14 @@ async fn the_pod_that_the_annotation_names_is_used_and_forgotten_when_it_is_gone
         .cluster
         .until("claimed", "a pod of the sandbox's own name", |_: &Pod| true)
         .await;
-    let sandbox = fixture.until_ready("claimed").await;
-    let annotations = sandbox.metadata.annotations.unwrap_or_default();
-    assert!(!annotations.contains_key("agents.x-k8s.io/pod-name"));
+    fixture
+        .cluster
+        .until("claimed", "to forget the pod", |sandbox: &Sandbox| {
+            let annotations = sandbox.metadata.annotations.as_ref();
+            annotations.is_none_or(|it| !it.contains_key("agents.x-k8s.io/pod-name"))
+        })
+        .await;
+    fixture.until_ready("claimed").await;
     fixture.stop().await;
 }
 

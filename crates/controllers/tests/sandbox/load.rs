@@ -25,7 +25,7 @@ async fn five_thousand_sandboxes_settle_with_few_writes_each() {
         .try_for_each(|_| std::future::ready(Ok(())))
         .await
         .unwrap();
-    eventually_within(Duration::from_secs(240), "all to be ready", async || {
+    eventually_within(Duration::from_secs(600), "all to be ready", async || {
         let all = sandboxes.list(&ListParams::default()).await.unwrap();
         let ready = all.items.iter().filter(|sandbox| {
             conditions::is_true(&status(sandbox).conditions, ConditionType::Ready)

@@ -10,7 +10,7 @@ mod running;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
 use api::conditions::{self, ConditionType};
@@ -259,16 +259,18 @@ impl Cluster {
 
     /// What the API server was asked so far, once it is asked for nothing more.
     pub async fn writes_when_quiet(&self) -> Writes {
-        const QUIET: Duration = Duration::from_millis(100);
-        let mut last: Option<(Writes, Instant)> = None;
+        // Looks in a row at which nothing was new. Time would not do: whatever holds this process up holds up the controllers, too.
+        const QUIET_LOOKS: u32 = 100;
+        let mut last: Option<(Writes, u32)> = None;
         eventually("the API server to be left alone", async || {
             let writes = Writes::so_far(&self.client).await.unwrap();
-            match &last {
-                Some((before, since)) if *before == writes => {
-                    (since.elapsed() >= QUIET).then_some(writes)
+            match &mut last {
+                Some((before, looks)) if *before == writes => {
+                    *looks += 1;
+                    (*looks >= QUIET_LOOKS).then_some(writes)
                 }
                 _ => {
-                    last = Some((writes, Instant::now()));
+                    last = Some((writes, 0));
                     None
                 }
             }

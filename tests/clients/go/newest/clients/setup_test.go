@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-const deadline = 60 * time.Second
+const deadline = 3 * time.Minute
 
 // connect returns the settings of a client and a context that ends with the test's deadline.
 func connect(t *testing.T) (context.Context, *rest.Config) {
