@@ -314,6 +314,9 @@ fn logs_are_followed_and_suspended_sandboxes_come_back() {
         .unwrap();
     assert!(!output.status.success(), "one of them is not there");
     assert_eq!(output.stdout, b"talker is running\n");
+    let mut following = Following::start(&up, &["logs", "-f", "talker"]);
+    assert_eq!(following.until(|_| true), "first");
+    drop(following);
     let output = up.command().args(["logs", "talker"]).output().unwrap();
     assert!(output.status.success());
     assert!(output.stdout.starts_with(b"first\n"));
