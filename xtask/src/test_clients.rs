@@ -18,7 +18,7 @@ use crate::documents::{self, Language};
 use crate::go_programs::{self, Module};
 
 /// How long the system may take to come up, or to stop, on a loaded machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Something of `tests/clients` that is run against the system.
 struct Suite {
@@ -137,7 +137,7 @@ impl Suite {
             }
             Program::GoTests { module } => {
                 let mut command = Command::new(go_programs::tests(root, module, &cache)?);
-                command.args(["-test.v", "-test.timeout=300s"]);
+                command.args(["-test.v", "-test.timeout=900s"]);
                 Ok(command)
             }
             Program::Page { path } => prepare_page(root, path),
