@@ -8,7 +8,7 @@ import traceback
 
 ROUTER_URL = os.environ["ROUTER_URL"]
 NAMESPACE = "default"
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 150
 
 _checks = []
 
