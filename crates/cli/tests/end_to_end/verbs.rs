@@ -305,6 +305,10 @@ fn logs_are_followed_and_suspended_sandboxes_come_back() {
     assert!(error.contains("containers here: main, quiet"), "{error}");
 
     assert_eq!(up.says(&["suspend", "talker"]), "talker is suspended\n");
+    // The claim says so when it has heard of it.
+    let mut claims = Following::start(&up, &["list", "--watch"]);
+    claims.until(|line| line.starts_with("talker") && line.contains("SandboxSuspended"));
+    drop(claims);
     assert!(up.says(&["list"]).contains("SandboxSuspended"));
     up.await_full_pool();
     let overview = up.json(&["status", "-o", "json"]);
