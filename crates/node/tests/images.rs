@@ -45,7 +45,7 @@ impl Drop for Registry {
 
 impl Registry {
     async fn start() -> Self {
-        Self::start_in(std::sync::Arc::new(tempfile::tempdir().unwrap()), "").await
+        Self::start_in(&std::sync::Arc::new(tempfile::tempdir().unwrap()), "").await
     }
 
     /// A registry of the same images that asks for a password.
@@ -56,13 +56,13 @@ impl Registry {
             "auth:\n  htpasswd:\n    realm: test\n    path: {}\n",
             file.display()
         );
-        Self::start_in(self.directory.clone(), &auth).await
+        Self::start_in(&self.directory, &auth).await
     }
 
-    async fn start_in(directory: std::sync::Arc<tempfile::TempDir>, auth: &str) -> Self {
+    async fn start_in(directory: &std::sync::Arc<tempfile::TempDir>, auth: &str) -> Self {
         // A port that was free a moment ago may be taken, so there is more than one attempt.
         for _ in 0..5 {
-            let mut registry = Self::launch(directory.clone(), auth);
+            let mut registry = Self::launch(std::sync::Arc::clone(directory), auth);
             let serves = eventually("the registry to serve, or to end", async || {
                 let connected = tokio::net::TcpStream::connect(&registry.address).await;
                 // Who listens there is this registry only if it still runs.
