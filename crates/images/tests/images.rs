@@ -272,7 +272,7 @@ async fn what_is_not_what_was_asked_for_is_refused_and_leaves_nothing() {
             assert_eq!(machine.count(directory), 0, "{what}: {directory}");
         }
         // A sound layer of the same image may still be on its way; what it works in goes with it.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
         while machine.count("work") > 0 {
             assert!(std::time::Instant::now() < deadline, "{what}: work is left");
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;

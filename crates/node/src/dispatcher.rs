@@ -20,7 +20,7 @@ use crate::pod_worker::{PodWorker, Shared};
 use crate::runtime::{RecoveredPod, Runtime};
 
 /// How long a node that stops still clears away pods that are gone from the API.
-const CLEARING_DEADLINE: Duration = Duration::from_secs(10);
+const CLEARING_DEADLINE: Duration = Duration::from_secs(30);
 
 fn phase(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.phase.as_deref()

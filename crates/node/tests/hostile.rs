@@ -15,7 +15,7 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 use support::internet::{Internet, on_own_network};
 use support::{Machine, SmallDisk};
-use testkit::eventually_within;
+use testkit::eventually;
 
 fn hostile(script: &str, resources: &Value) -> Value {
     json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "host",
@@ -83,7 +83,7 @@ time.sleep(1000)
         let ended = machine.pod("bomb").await.status.unwrap().phase.as_deref() == Some("Failed");
         (full.exists() || ended).then_some(())
     };
-    eventually_within(Duration::from_secs(30), "the pod to be full", over).await;
+    eventually("the pod to be full", over).await;
     life_goes_on(&machine, &neighbour).await;
     machine.delete("bomb").await;
     machine.finish().await;
@@ -199,18 +199,21 @@ async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
         .join("pods")
         .join(uid)
         .join("volumes");
-    eventually_within(
-        Duration::from_secs(10),
-        "the space to be given back",
-        || async { (!directory.exists()).then_some(()) },
-    )
+    eventually("the space to be given back", || async {
+        (!directory.exists()).then_some(())
+    })
     .await;
+    // Events are told behind what they tell of.
     let events = Api::<Event>::namespaced(machine.client.clone(), "t");
-    let told = events.list(&ListParams::default()).await.unwrap();
-    let told = told
-        .iter()
-        .filter(|event| event.reason.as_deref() == Some("Evicted"))
-        .count();
+    let told = eventually("an event of each eviction", || async {
+        let told = events.list(&ListParams::default()).await.unwrap();
+        let told = told
+            .iter()
+            .filter(|event| event.reason.as_deref() == Some("Evicted"))
+            .count();
+        (told >= 5).then_some(told)
+    })
+    .await;
     assert_eq!(told, 5);
     life_goes_on(&machine, &neighbour).await;
     machine.finish().await;
@@ -269,14 +272,10 @@ open('/tmp/result', 'w').write(errno.errorcode[code]); time.sleep(1000)
         .create("greedy", hostile(exhaust, &json!({"limits": {"cpu": "1"}})))
         .await;
     let pod = machine.ready("greedy").await;
-    let found = eventually_within(
-        Duration::from_secs(30),
-        "the descriptors to run out",
-        || async {
-            let (code, out, _) = machine.exec(&pod, &["cat", "/tmp/result"]).await;
-            (code == 0 && !out.is_empty()).then_some(out)
-        },
-    )
+    let found = eventually("the descriptors to run out", || async {
+        let (code, out, _) = machine.exec(&pod, &["cat", "/tmp/result"]).await;
+        (code == 0 && !out.is_empty()).then_some(out)
+    })
     .await;
     assert_eq!(found, "EMFILE");
     life_goes_on(&machine, &neighbour).await;
@@ -309,11 +308,9 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
         logs.map(|path| std::fs::metadata(path).map_or(0, |found| found.len()))
             .collect::<Vec<u64>>()
     };
-    eventually_within(
-        Duration::from_secs(30),
-        "the log to be rotated twice",
-        || async { (files().len() == 3).then_some(()) },
-    )
+    eventually("the log to be rotated twice", || async {
+        (files().len() == 3).then_some(())
+    })
     .await;
     life_goes_on(&machine, &neighbour).await;
     // The shim lets no file grow past its own bound, however late the node is.
@@ -329,7 +326,7 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
         attempt: 0,
     };
     // Just after a rotation there may be fewer lines in the newest file.
-    eventually_within(Duration::from_secs(20), "the last three lines", || async {
+    eventually("the last three lines", || async {
         let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
         let options = agent_sandbox_node::logs::LogOptions {
             tail_lines: Some(3),
@@ -413,7 +410,7 @@ open('/tmp/done', 'w').close(); time.sleep(1000)
 ";
         machine.create("flood", hostile(flood, &json!({}))).await;
         let pod = machine.ready("flood").await;
-        eventually_within(Duration::from_secs(30), "the flood to be over", || async {
+        eventually("the flood to be over", || async {
             let (code, ..) = machine.exec(&pod, &["test", "-e", "/tmp/done"]).await;
             (code == 0).then_some(())
         })
@@ -442,7 +439,7 @@ open('/tmp/done', 'w').close(); time.sleep(1000)
     spec["containers"][0]["workingDir"] = json!("/tmp");
     machine.create("deep", spec).await;
     let pod = machine.ready("deep").await;
-    eventually_within(Duration::from_secs(60), "the tree to be made", || async {
+    eventually("the tree to be made", || async {
         let (code, ..) = machine.exec(&pod, &["test", "-e", "/tmp/done"]).await;
         (code == 0).then_some(())
     })

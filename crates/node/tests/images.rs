@@ -24,7 +24,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use support::{Machine, SmallDisk};
-use testkit::{eventually, eventually_within};
+use testkit::eventually;
 
 /// `user:secret`, as htpasswd writes it with bcrypt.
 const HTPASSWD: &str = "user:$2y$05$l5K0TVKN8s1gJ4AV75G3m.NL73.qMZ0qqonBR8DEKUKjcP.qfmVbS";
@@ -45,7 +45,7 @@ impl Drop for Registry {
 
 impl Registry {
     async fn start() -> Self {
-        Self::start_in(std::sync::Arc::new(tempfile::tempdir().unwrap()), "").await
+        Self::start_in(&std::sync::Arc::new(tempfile::tempdir().unwrap()), "").await
     }
 
     /// A registry of the same images that asks for a password.
@@ -56,11 +56,28 @@ impl Registry {
             "auth:\n  htpasswd:\n    realm: test\n    path: {}\n",
             file.display()
         );
-        Self::start_in(self.directory.clone(), &auth).await
+        Self::start_in(&self.directory, &auth).await
     }
 
-    async fn start_in(directory: std::sync::Arc<tempfile::TempDir>, auth: &str) -> Self {
-        // Freed again at once, and taken by nobody else in between unless the machine is very busy.
+    async fn start_in(directory: &std::sync::Arc<tempfile::TempDir>, auth: &str) -> Self {
+        // A port that was free a moment ago may be taken, so there is more than one attempt.
+        for _ in 0..5 {
+            let mut registry = Self::launch(std::sync::Arc::clone(directory), auth);
+            let serves = eventually("the registry to serve, or to end", async || {
+                let connected = tokio::net::TcpStream::connect(&registry.address).await;
+                // Who listens there is this registry only if it still runs.
+                let has_ended = registry.process.try_wait().unwrap().is_some();
+                (has_ended || connected.is_ok()).then_some(!has_ended)
+            })
+            .await;
+            if serves {
+                return registry;
+            }
+        }
+        panic!("the registry ended five times");
+    }
+
+    fn launch(directory: std::sync::Arc<tempfile::TempDir>, auth: &str) -> Self {
         let port = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -81,16 +98,11 @@ impl Registry {
             .stderr(Stdio::null())
             .spawn()
             .expect("these tests need Debian's package docker-registry");
-        let registry = Self {
+        Self {
             process,
             address,
             directory,
-        };
-        eventually("the registry to serve", || async {
-            tokio::net::TcpStream::connect(&registry.address).await.ok()
-        })
-        .await;
-        registry
+        }
     }
 
     fn name(&self, image: &str) -> String {
@@ -391,15 +403,7 @@ async fn images_that_cannot_be_had_are_refused_with_the_reason() {
         .has_event("missing", "BackOff", "Back-off pulling image")
         .await;
     registry.push("absent", "v1", &system()).await;
-    let pod = eventually_within(
-        std::time::Duration::from_secs(30),
-        "the pod to run",
-        || async {
-            let pod = machine.pod("missing").await;
-            support::is_ready(&pod).then_some(pod)
-        },
-    )
-    .await;
+    let pod = machine.ready("missing").await;
     assert_eq!(
         pod.status.unwrap().container_statuses.unwrap()[0].restart_count,
         0

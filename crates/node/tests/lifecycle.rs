@@ -116,9 +116,11 @@ async fn a_restart_of_the_node_repeats_neither_hook_nor_startup_probe() {
         probe
     };
     let startup = "echo asked >> /tmp/startup; test $(wc -l < /tmp/startup) -ge 3";
-    hooked["startupProbe"] = probe(startup, json!({"periodSeconds": 1, "failureThreshold": 30}));
+    // One that is cut off for taking too long would leave its line and be asked again.
+    let patient = json!({"periodSeconds": 1, "timeoutSeconds": 60, "failureThreshold": 30});
+    hooked["startupProbe"] = probe(startup, patient.clone());
     let readiness = "test -e /tmp/startup && echo asked >> /tmp/readiness";
-    hooked["readinessProbe"] = probe(readiness, json!({"periodSeconds": 1}));
+    hooked["readinessProbe"] = probe(readiness, patient);
     machine.create("p", json!({"containers": [hooked]})).await;
     let pod = machine.ready("p").await;
     eventually("the hook to have run", || async {
@@ -166,8 +168,9 @@ async fn a_pod_that_is_deleted_while_it_pulls_does_not_wait_for_the_registry() {
     machine.has_event("p", "Pulling", &image).await;
     let began = std::time::Instant::now();
     let said = machine.last_words("p").await;
+    // The registry would be given 30 seconds to answer.
     assert!(
-        began.elapsed() < Duration::from_secs(8),
+        began.elapsed() < Duration::from_secs(25),
         "{:?}",
         began.elapsed()
     );
@@ -205,9 +208,13 @@ async fn a_probe_that_takes_too_long_leaves_no_process() {
     })
     .await;
     let script = "for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $file 2>/dev/null; echo; done | grep -c '^sleep 76543'";
-    let (_, left, _) = machine.exec(&pod, &["sh", "-c", script]).await;
-    let left: usize = left.trim().parse().unwrap();
-    assert!(left <= 1, "{left} are left of four tries");
+    // One that is just being killed may still be there when the next is.
+    eventually("no more than one of four tries to be left", || async {
+        let (_, left, _) = machine.exec(&pod, &["sh", "-c", script]).await;
+        let left: usize = left.trim().parse().unwrap();
+        (left <= 1).then_some(())
+    })
+    .await;
     machine.finish().await;
 }
 
@@ -254,7 +261,7 @@ async fn a_number_freed_by_a_node_that_died_before_it_said_so_is_not_taken_from_
     let address = new.status.as_ref().unwrap().pod_ip.clone().unwrap();
     let address = format!("{address}:8888");
     let connected = tokio::time::timeout(
-        Duration::from_secs(5),
+        Duration::from_secs(60),
         tokio::net::TcpStream::connect(&address),
     );
     connected.await.expect("the other pod is reached").unwrap();

@@ -272,7 +272,7 @@ async fn init_containers_volumes_and_security_contexts_work_together() {
     let pod = machine.ready("p").await;
     let script = "cat /shared/made; cat /secret/token; cat /config/only; echo; echo $WHO; pwd; id -u; id -g; id -G; \
         touch /x 2>&1 | grep -o 'Read-only'; stat -fc %T /secret /fast; touch /shared/mine /fast/mine && stat -c %g /shared/mine; \
-        touch /secret/y 2>&1 | grep -o 'Read-only'; hostname; until cat /dev/shm/from-d 2>/dev/null; do :; done";
+        touch /secret/y 2>&1 | grep -o 'Read-only'; hostname; until grep x /dev/shm/from-d 2>/dev/null; do :; done";
     let (code, out, err) = machine.exec(&pod, &["sh", "-c", script]).await;
     assert_eq!(code, 0, "{out}{err}");
     let expected = "1000\nhush1\np\n/tmp\n1000\n1000\n1000 2000\nRead-only\ntmpfs\ntmpfs\n2000\nRead-only\np\nx\n";
@@ -296,16 +296,18 @@ async fn init_containers_volumes_and_security_contexts_work_together() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failing_liveness_probe_restarts_the_container() {
     let machine = Machine::start().await;
-    let mut container = shell("touch /tmp/alive; sleep 1000");
-    container["livenessProbe"] = json!({"exec": {"command": ["cat", "/tmp/alive"]}, "periodSeconds": 1, "failureThreshold": 1});
+    let mut container = shell("sleep 1000");
+    // It fails when it is told to, and neither before the command has begun nor because the machine is busy.
+    container["livenessProbe"] = json!({"exec": {"command": ["test", "!", "-e", "/tmp/ill"]},
+        "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 60});
     machine
         .create(
             "p",
-            json!({"terminationGracePeriodSeconds": 1, "containers": [container]}),
+            json!({"terminationGracePeriodSeconds": 60, "containers": [container]}),
         )
         .await;
     let pod = machine.ready("p").await;
-    machine.exec(&pod, &["rm", "/tmp/alive"]).await;
+    machine.exec(&pod, &["touch", "/tmp/ill"]).await;
     let pod = machine
         .pod_with("p", "restarted and ready", |pod| {
             is_ready(pod) && support::container(pod).is_some_and(|status| status.restart_count == 1)
@@ -322,9 +324,12 @@ async fn a_failing_liveness_probe_restarts_the_container() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
     let machine = Machine::start().await;
+    // Before it has said what it does with the signal, it would do something else.
+    let trapped = json!({"exec": {"command": ["test", "-e", "/tmp/trapped"]}});
     let mut polite = shell(
-        "trap 'cat /tmp/hook > /dev/termination-log; exit 7' TERM; while :; do sleep 0.01; done",
+        "trap 'cat /tmp/hook > /dev/termination-log; exit 7' TERM; touch /tmp/trapped; while :; do sleep 0.01; done",
     );
+    polite["readinessProbe"] = trapped.clone();
     polite["lifecycle"] =
         json!({"preStop": {"exec": {"command": ["sh", "-c", "echo ran > /tmp/hook"]}}});
     machine
@@ -333,7 +338,8 @@ async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
             json!({"terminationGracePeriodSeconds": 60, "containers": [polite]}),
         )
         .await;
-    let stubborn = shell("trap '' TERM; while :; do sleep 0.01; done");
+    let mut stubborn = shell("trap '' TERM; touch /tmp/trapped; while :; do sleep 0.01; done");
+    stubborn["readinessProbe"] = trapped;
     machine
         .create(
             "stubborn",
@@ -403,9 +409,9 @@ async fn pods_survive_a_restart_of_the_node_and_those_gone_meanwhile_are_removed
     let before = machine.ready("stays").await;
     machine.ready("goes").await;
     let ends = machine.ready("ends").await;
-    let (_, started, _) = machine
-        .exec(&before, &["stat", "-c", "%Y", "/proc/2"])
-        .await;
+    // When it was started; what the file system says of a process is of when somebody first looked.
+    let start = ["cut", "-d ", "-f22", "/proc/2/stat"];
+    let (_, started, _) = machine.exec(&before, &start).await;
     let (code, _, _) = machine
         .exec(
             &ends,
@@ -443,10 +449,7 @@ async fn pods_survive_a_restart_of_the_node_and_those_gone_meanwhile_are_removed
     );
     assert_eq!(statuses(&after).restart_count, 0);
     assert_eq!(
-        machine
-            .exec(&after, &["stat", "-c", "%Y", "/proc/2"])
-            .await
-            .1,
+        machine.exec(&after, &start).await.1,
         started,
         "the process is the same one"
     );

@@ -96,7 +96,7 @@ async fn lives_like_any_other(driver: Driver) {
         "volumes": [{"name": "e", "emptyDir": {}}, {"name": "t", "emptyDir": {}}, {"name": "m", "configMap": {"name": "m"}}]});
     machine.create("p", spec).await;
     let running = machine.ready("p").await;
-    let script = "until cat d; do sleep 0.05; done 2> /dev/null; cat c /config/a; echo; echo $A; hostname; pwd; id -u; id -g; id -G; \
+    let script = "until test -s c && test -s d; do sleep 0.05; done; cat d c /config/a; echo; echo $A; hostname; pwd; id -u; id -g; id -G; \
         touch /x 2> /dev/null || echo sealed; touch mine && find mine -printf '%G\\n'; touch /tmp/mine && echo /tmp/*; \
         grep CapEff /proc/self/status | tr -d '\\t'; echo err >&2; exit 3";
     let (code, out, err) = machine.exec(&running, &["sh", "-c", script]).await;

@@ -86,10 +86,14 @@ async fn containers_of_a_pod_that_shares_processes_see_each_other_and_end_alone(
     let pod = machine
         .pod_with("p", "with the second container started again", restarted)
         .await;
-    let seen = run(&machine, &pod, "c", LIST).await;
+    // The shell and what it starts.
+    let seen = eventually("the second container to have begun", || async {
+        let seen = run(&machine, &pod, "c", LIST).await;
+        (seen.matches("sleep 987654").count() >= 2).then_some(seen)
+    })
+    .await;
     assert_eq!(
         seen.matches("sleep 987654").count(),
-        // The shell and what it started.
         2,
         "what the first run had started is gone: {seen}"
     );

@@ -375,7 +375,7 @@ async fn a_sub_path_that_is_made_is_as_usable_as_its_volume() {
         machine.create(name, spec).await;
         let pod = machine.ready(name).await;
         let look = "until test -s /data/file; do sleep 0.01; done; stat -c '%u %g %a' /data; id -u; stat -c %u /data/file";
-        let look = ["timeout", "10", "sh", "-c", look];
+        let look = ["timeout", "120", "sh", "-c", look];
         let (code, out, err) = machine.exec(&pod, &look).await;
         assert_eq!(code, 0, "{name}: {err}");
         let mut lines = out.lines();

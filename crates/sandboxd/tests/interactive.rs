@@ -26,7 +26,7 @@ impl Conversation {
     fn open(sandbox: &Sandbox) -> Self {
         let stream = TcpStream::connect(sandbox.sdk()).unwrap();
         stream
-            .set_read_timeout(Some(Duration::from_secs(30)))
+            .set_read_timeout(Some(Duration::from_secs(120)))
             .unwrap();
         let (socket, _) = client(format!("ws://{}/v1/exec", sandbox.sdk()), stream).unwrap();
         Self {

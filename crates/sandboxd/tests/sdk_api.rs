@@ -67,15 +67,21 @@ fn a_signal_is_reported_as_its_negative_number() {
 fn a_timeout_kills_the_whole_process_group() {
     let sandbox = Sandbox::start();
     let marker = sandbox.base().join("pid");
-    let started = Instant::now();
-    let answer = sandbox.execute(&json!({
-        "command": format!("sh -c 'sleep 300 & echo $! > {}; echo before; wait'", marker.display()),
-        "timeout_seconds": 0.3
-    }));
-    assert!(started.elapsed() < Duration::from_secs(20));
-    assert_eq!(answer["exit_code"], 124);
-    assert_eq!(answer["timed_out"], true);
-    assert_eq!(answer["stdout"], "before\n");
+    let command = format!(
+        "sh -c 'sleep 300 & echo $! > {}; echo before; wait'",
+        marker.display()
+    );
+    // On a busy machine it may not have begun when its time is over; then it gets more.
+    let mut limits = [0.3, 5.0, 60.0].into_iter();
+    let began = limits.any(|limit| {
+        let started = Instant::now();
+        let answer = sandbox.execute(&json!({"command": command, "timeout_seconds": limit}));
+        assert!(started.elapsed() < Duration::from_secs(200));
+        assert_eq!(answer["exit_code"], 124);
+        assert_eq!(answer["timed_out"], true);
+        answer["stdout"] == "before\n"
+    });
+    assert!(began, "what it had said before is in the answer");
     support::wait_until_gone(&std::fs::read_to_string(marker).unwrap());
 }
 
@@ -121,8 +127,8 @@ fn output_beyond_the_limit_is_dropped_and_flagged() {
 fn a_process_left_in_the_background_does_not_hold_the_answer() {
     let sandbox = Sandbox::start();
     let started = Instant::now();
-    let answer = sandbox.execute(&json!({"command": "sh -c 'sleep 60 & echo $!'"}));
-    assert!(started.elapsed() < Duration::from_secs(30));
+    let answer = sandbox.execute(&json!({"command": "sh -c 'sleep 300 & echo $!'"}));
+    assert!(started.elapsed() < Duration::from_secs(120));
     assert_eq!(answer["exit_code"], 0);
     let background = answer["stdout"].as_str().unwrap().trim().to_owned();
     assert!(

@@ -85,7 +85,7 @@ fn through_gateway(runtime: &Runtime) -> Options {
             scheme: Scheme::Http,
         },
         dialer: Some(Arc::new(Detour(([127, 0, 0, 1], runtime.port).into()))),
-        gateway_ready_timeout: Duration::from_secs(20),
+        gateway_ready_timeout: Duration::from_secs(120),
         ..options("http://unused")
     }
 }

@@ -218,7 +218,7 @@ async fn time_limits_hold_for_attempts_and_for_calls() {
     })
     .await;
     let impatient = Options {
-        per_attempt_timeout: Duration::from_millis(50),
+        per_attempt_timeout: Duration::from_millis(500),
         ..options(&router.url)
     };
     let sandbox = sandbox(&world, impatient).await;
@@ -229,7 +229,8 @@ async fn time_limits_hold_for_attempts_and_for_calls() {
 
     let stuck = ScriptedRouter::start(|_, _| Box::pin(std::future::pending())).await;
     let sandbox = self::sandbox(&world, options(&stuck.url)).await;
-    let limit: RunOptions = CallOptions::timeout(Duration::from_millis(50)).into();
+    // Long enough for the request to arrive on a busy machine.
+    let limit: RunOptions = CallOptions::timeout(Duration::from_millis(2_500)).into();
     let error = sandbox
         .commands()
         .run_with("sleep 100", &limit)
@@ -239,7 +240,7 @@ async fn time_limits_hold_for_attempts_and_for_calls() {
         matches!(error.kind(), ErrorKind::Timeout { .. }),
         "{error:?}"
     );
-    assert_eq!(stuck.received()[0].header("x-sandbox-timeout"), "1");
+    assert_eq!(stuck.received()[0].header("x-sandbox-timeout"), "3");
 }
 
 #[tokio::test]

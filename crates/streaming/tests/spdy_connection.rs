@@ -8,7 +8,7 @@ use streaming::spdy::{Connection, Decoder, Encoder, Frame, Headers, Limits, Time
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Long enough for anything that can still move to have moved.
 const STALL: Duration = Duration::from_millis(300);

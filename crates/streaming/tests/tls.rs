@@ -96,7 +96,7 @@ async fn the_clients_certificate_is_in_the_request() {
     assert!(known.ends_with(&expected), "{known}");
 
     stop.cancel();
-    tokio::time::timeout(std::time::Duration::from_secs(20), serving)
+    tokio::time::timeout(std::time::Duration::from_secs(120), serving)
         .await
         .expect("an end")
         .unwrap();

@@ -48,7 +48,7 @@ const METRICS_LISTEN: &str = "--metrics-bind-address";
 const NODE_NAME: &str = "agent-sandbox";
 
 /// How long sandboxes may take to stop when the system is to leave nothing running.
-const STOP_SANDBOXES_DEADLINE: Duration = Duration::from_secs(10);
+const STOP_SANDBOXES_DEADLINE: Duration = Duration::from_secs(30);
 
 /// What `up` runs with. A port of 0 picks a free one.
 #[derive(Debug)]

@@ -21,7 +21,9 @@ const RUNNING_AT_THE_CRASH: usize = 25;
 /// Prepared places that a node keeps beyond those in use.
 const SPARE_PLACES: usize = 4;
 const WARM: usize = 2;
-const DEADLINE: Duration = Duration::from_secs(120);
+/// The agent and the runtime of a sandbox, and no command.
+const PROCESSES: usize = 2;
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// What a command in a sandbox leaves there: its number, and when the container's first process was started.
 const COMMAND: &str =
@@ -60,14 +62,7 @@ fn a_crash_in_the_middle_of_many_runs_loses_and_leaks_nothing() {
     let forgotten: Vec<_> = started.difference(&recalled).collect();
     assert!(forgotten.is_empty(), "files are gone of runs {forgotten:?}");
 
-    let settled = await_settled(&up, claims.len());
-    for (pod, processes) in &settled.processes {
-        assert_eq!(
-            processes.len(),
-            2,
-            "pod {pod} has the agent and the runtime, and no command"
-        );
-    }
+    await_settled(&up, claims.len());
 
     let tag = machine::tag_of(up.home());
     let home = up.home().to_owned();
@@ -160,7 +155,7 @@ fn pods(up: &Up) -> BTreeMap<String, bool> {
 }
 
 /// Waits until the pool is full again and the machine holds what the pods of the API need, and nothing else.
-fn await_settled(up: &Up, claims: usize) -> Holdings {
+fn await_settled(up: &Up, claims: usize) {
     let tag = machine::tag_of(up.home());
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -174,9 +169,10 @@ fn await_settled(up: &Up, claims: usize) -> Holdings {
             && held.directories == wanted
             && held.places() == wanted.len() + SPARE_PLACES
             && held.links == held.places()
-            && held.tables == machine::expected_tables();
+            && held.tables == machine::expected_tables()
+            && held.processes.values().all(|of| of.len() == PROCESSES);
         if settled {
-            return held;
+            return;
         }
         assert!(
             Instant::now() < deadline,

@@ -16,7 +16,7 @@ use crate::machine::{self, Holdings};
 use crate::streams::client;
 use crate::support::{Up, agent_sandbox, require_root, stdout_of};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A process of the test's own. It is killed if the test fails.
 struct Running(Child);

@@ -248,7 +248,7 @@ fn what_a_killed_system_leaves_is_given_back() {
     assert!(again.starts_with("nothing of "), "{again}");
 
     up.start_again();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
     loop {
         let output = run(up.command().args(["exec", "mine", "--", "echo", "back"]));
         if output.stdout == b"back\n" {

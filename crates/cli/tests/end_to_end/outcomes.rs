@@ -17,6 +17,9 @@ use crate::streams::client;
 use crate::support::{Up, agent_sandbox, require_root, run, stderr_of, stdout_of};
 use crate::verbs::pseudo_terminal;
 
+/// How long an `up` may take to stop on a loaded machine.
+const DEADLINE: Duration = Duration::from_secs(120);
+
 /// An `up` without pods that is started to see what it says and how it ends.
 struct Shown {
     child: Child,
@@ -61,7 +64,7 @@ impl Shown {
     }
 
     fn exit_code(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + DEADLINE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
@@ -114,7 +117,7 @@ fn a_second_ctrl_c_does_not_wait_for_requests_under_way() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     up.interrupt();
     let file = up.home.path().join("up.json");
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + DEADLINE;
     while file.exists() {
         assert!(Instant::now() < deadline, "it does not begin to stop");
         std::thread::park_timeout(Duration::from_millis(5));

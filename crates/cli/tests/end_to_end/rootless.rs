@@ -26,7 +26,13 @@ impl Home {
         require_root();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let binary = directory.path().join("agent-sandbox");
-        std::fs::copy(env!("CARGO_BIN_EXE_agent-sandbox"), &binary).expect("the binary is there");
+        // By another process: one that another test starts meanwhile would keep a file of ours open for writing for a moment, and
+        // what is written to cannot be run.
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_agent-sandbox"))
+            .arg(&binary)
+            .status();
+        assert!(copied.is_ok_and(|status| status.success()));
         std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755))
             .expect("it can be made executable");
         chown(directory.path(), Some(USER), Some(USER)).expect("root gives directories away");
@@ -114,7 +120,7 @@ fn up(home: &Home) -> Running {
         child,
         ready: Value::Null,
     };
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while running.ready.is_null() {
         if let Ok(text) = std::fs::read_to_string(&file) {
             running.ready = serde_json::from_str(&text).expect("the ready file is JSON");

@@ -17,7 +17,7 @@ use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 async fn config(up: &Up) -> Config {
     let path = up.ready()["kubeconfig"].as_str().expect("a path");

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// How long the system may take to come up on a loaded machine. No promise about speed: benchmarks make those.
-const READY_DEADLINE: Duration = Duration::from_secs(60);
+const READY_DEADLINE: Duration = Duration::from_secs(120);
 
 /// The binary under test, with a home of the test's own and no kubeconfig from the environment.
 pub fn agent_sandbox(home: &Path) -> Command {

@@ -30,6 +30,11 @@ impl Up {
     fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.says(arguments)).expect("it prints JSON")
     }
+
+    /// Waits for what `status` takes for stuck if it takes long, as it may on a busy machine.
+    fn await_full_pool(&self) {
+        self.says(&["scale", "python-warmpool", "--replicas=2", "--wait"]);
+    }
 }
 
 /// A command that goes on printing, and its lines. It is killed at the end.
@@ -175,6 +180,7 @@ fn what_is_not_there_is_answered_with_what_is() {
     }
     assert!(up.complains(&["cp", "a", "b"]).contains("NAME:PATH"));
     assert!(up.complains(&["get", "pod/x"]).contains("claim/"));
+    up.await_full_pool();
     let overview = up.json(&["status", "-o", "json"]);
     assert_eq!(overview["stuck"].as_array().unwrap().len(), 0, "{overview}");
 }
@@ -299,7 +305,12 @@ fn logs_are_followed_and_suspended_sandboxes_come_back() {
     assert!(error.contains("containers here: main, quiet"), "{error}");
 
     assert_eq!(up.says(&["suspend", "talker"]), "talker is suspended\n");
+    // The claim says so when it has heard of it.
+    let mut claims = Following::start(&up, &["list", "--watch"]);
+    claims.until(|line| line.starts_with("talker") && line.contains("SandboxSuspended"));
+    drop(claims);
     assert!(up.says(&["list"]).contains("SandboxSuspended"));
+    up.await_full_pool();
     let overview = up.json(&["status", "-o", "json"]);
     assert_eq!(overview["sandboxes"]["suspended"], 1, "{overview}");
     assert_eq!(overview["stuck"].as_array().unwrap().len(), 0, "{overview}");
@@ -314,6 +325,9 @@ fn logs_are_followed_and_suspended_sandboxes_come_back() {
         .unwrap();
     assert!(!output.status.success(), "one of them is not there");
     assert_eq!(output.stdout, b"talker is running\n");
+    let mut following = Following::start(&up, &["logs", "-f", "talker"]);
+    assert_eq!(following.until(|_| true), "first");
+    drop(following);
     let output = up.command().args(["logs", "talker"]).output().unwrap();
     assert!(output.status.success());
     assert!(output.stdout.starts_with(b"first\n"));

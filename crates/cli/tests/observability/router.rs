@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::exposition;
 use crate::support::{agent_sandbox, get};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A port that one test has found free must not be taken by the other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

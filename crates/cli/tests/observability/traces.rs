@@ -54,7 +54,13 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str())];
     let mut up = tokio::task::spawn_blocking({
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        move || Up::start_with(&["--enable-tracing"], &variables)
+        move || {
+            let up = Up::start_with(&["--enable-tracing"], &variables);
+            // A claim that comes before the pool is full may have to start a sandbox of its own.
+            let full = ["scale", "python-warmpool", "--replicas=2", "--wait"];
+            crate::support::stdout_of(up.command().args(full));
+            up
+        }
     })
     .await
     .unwrap();

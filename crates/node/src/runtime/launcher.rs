@@ -194,8 +194,10 @@ mod tests {
         let launcher = Launcher::start(&shim, &preparation).unwrap();
         let began = Instant::now();
         let limit = Duration::from_millis(200);
+        // The file is there before its content is.
+        let is_told = || std::fs::read_to_string(&told).is_ok_and(|pid| pid.ends_with('\n'));
         let outcome = launcher.launch(&(), || {
-            (began.elapsed() >= limit && told.exists()).then_some(RuntimeError::TooSlow(limit))
+            (began.elapsed() >= limit && is_told()).then_some(RuntimeError::TooSlow(limit))
         });
         let error = outcome.unwrap_err();
         assert_eq!(

@@ -155,10 +155,11 @@ pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, 
     })
 }
 
-/// Locks a claim. Somebody who only looks whether it is locked holds it for a moment.
+/// Locks a claim. Somebody who only looks whether it is locked holds it for a moment, and so does a process that is just being
+/// started by the one that had it; on a busy machine the moment may be long.
 fn lock(file: &File) -> Result<(), TryLockError> {
-    const ATTEMPTS: u32 = 20;
-    const PAUSE: Duration = Duration::from_millis(2);
+    const ATTEMPTS: u32 = 400;
+    const PAUSE: Duration = Duration::from_millis(5);
     for _ in 1..ATTEMPTS {
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),

@@ -111,7 +111,11 @@ fn pods_with_cluster_dns_find_services_and_the_rest_of_the_world() {
             .await;
         }
         assert_eq!(looks_up("nobody.t.svc.cluster.local").await, "unknown");
-        assert_eq!(looks_up("www.example.com").await, "203.0.113.1");
+        // Who asks gives up after a while, and the machine may be busy for that long.
+        eventually("a name of the world to resolve", || async {
+            (looks_up("www.example.com").await == "203.0.113.1").then_some(())
+        })
+        .await;
         let asked = asked.lock().unwrap().clone();
         assert!(
             !asked.iter().any(|name| name.ends_with("cluster\u{5}local")),

@@ -30,6 +30,9 @@ pub struct Machine {
     directory: Option<tempfile::TempDir>,
 }
 
+/// How long a pod may take for anything on a machine that is busy with others. No promise about speed: benchmarks make those.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// How the directories of tests begin; the number of their process follows.
 const PREFIX: &str = "node-test-";
 
@@ -187,7 +190,7 @@ impl Machine {
     /// Waits until the pod's status satisfies `accepts`.
     pub async fn pod_with(&self, name: &str, what: &str, accepts: impl Fn(&Pod) -> bool) -> Pod {
         let last = std::sync::Mutex::new(Value::Null);
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let pod = self.pods().get_opt(name).await.unwrap();
             if let Some(pod) = pod {
@@ -246,7 +249,7 @@ impl Machine {
                 }
             }
         };
-        let waited = tokio::time::timeout(Duration::from_secs(20), all).await;
+        let waited = tokio::time::timeout(PATIENCE, all).await;
         waited.unwrap_or_else(|_| panic!("pod {name} did not go"));
         said
     }

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const DEADLINE: Duration = Duration::from_secs(30);
+/// Longer than a busy machine stands still, and shorter than what tests start and do not want to see the end of.
+const DEADLINE: Duration = Duration::from_secs(120);
 /// The base directory, below one that a test may look at for what must not be there.
 const BASE_NAME: &str = "base";
 
@@ -42,7 +43,7 @@ impl Sandbox {
     pub fn start_with(change: impl FnOnce(&mut Options)) -> Self {
         let mut options = Options {
             max_output_bytes: 16 * 1024 * 1024,
-            shutdown_grace_seconds: 10,
+            shutdown_grace_seconds: 60,
             environment: Vec::new(),
         };
         change(&mut options);

@@ -157,8 +157,8 @@ impl World {
 pub fn options(url: &str) -> Options {
     Options {
         connection: Connection::Direct { url: url.into() },
-        sandbox_ready_timeout: Duration::from_secs(20),
-        cleanup_timeout: Duration::from_secs(10),
+        sandbox_ready_timeout: Duration::from_secs(120),
+        cleanup_timeout: Duration::from_secs(60),
         retry: RetryPolicy {
             base_backoff: Duration::from_millis(1),
             max_backoff: Duration::from_millis(4),

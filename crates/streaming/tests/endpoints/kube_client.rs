@@ -10,7 +10,7 @@ use kube::api::{Api, AttachParams, AttachedProcess, LogParams, TerminalSize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn pods(cluster: &Cluster) -> Api<Pod> {
     let url = format!("http://{}", cluster.api).parse().unwrap();

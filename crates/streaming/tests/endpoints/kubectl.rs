@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What kubectl is to use for exec, attach and cp, and for port-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

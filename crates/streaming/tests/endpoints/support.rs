@@ -266,7 +266,7 @@ impl Cluster {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), reached)
+        tokio::time::timeout(Duration::from_secs(120), reached)
             .await
             .expect("the number of running commands");
     }
