@@ -240,7 +240,7 @@ fn only_a_first_pod_that_is_coming_up_may_go_unsaid() {
         ..SandboxSpec::default()
     };
     let plain = SandboxSpec::default;
-    let table = [
+    let table = vec![
         (plain(), Some(pod(NAME, "Pending")), true),
         (plain(), Some(pod(NAME, "Running")), true),
         (plain(), Some(ready_pod(NAME)), false),
