@@ -4,11 +4,13 @@ use crate::runtime::Runtime;
 use crate::warm_supply::WarmSupply;
 use crate::{claim, template, warm_pool};
 
-/// Adds the controllers of SandboxTemplate, SandboxWarmPool and SandboxClaim to a runtime.
-pub fn register(runtime: &mut Runtime) {
+/// Adds the controllers of SandboxTemplate, SandboxWarmPool and SandboxClaim to a runtime. What they share knows who waits for a
+/// sandbox.
+pub fn register(runtime: &mut Runtime) -> WarmSupply {
     let caches = &runtime.context.caches;
     let supply = WarmSupply::new(&caches.sandboxes, &caches.templates, &caches.warm_pools);
     template::register(runtime);
     claim::register(runtime, &supply);
     warm_pool::register(runtime, &supply);
+    supply
 }

@@ -101,9 +101,10 @@ pub fn assemble(mut parts: Parts) -> Runtime {
         parts.client = throttle::throttled(parts.client, limit);
     }
     let mut runtime = Runtime::new(parts);
-    sandbox::register(&mut runtime);
+    let sandboxes = sandbox::register(&mut runtime);
     if runtime.context.config.extensions {
-        extensions::register(&mut runtime);
+        let supply = extensions::register(&mut runtime);
+        sandboxes.yield_to(move || supply.demand().waiting > 0);
     }
     if runtime.context.config.kruise {
         kruise::register(&mut runtime);

@@ -4,6 +4,8 @@
 //! - An object is never worked on twice at once. Added while it is worked on, it is worked on once more afterwards.
 //! - Adding an object any number of times before a worker takes it costs one piece of work.
 //! - Work that failed is tried again after a delay that doubles each time, with jitter; an event cuts the delay short.
+//! - Work that can wait ([`Urgency::Later`]) begins after a moment, when nothing else is ready; while somebody is in a hurry
+//!   ([`Queue::yield_to`]) few workers do it, but never none.
 //!
 //! ```text
 //!              add                   worker takes it
@@ -21,7 +23,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -41,6 +43,19 @@ const BASE_DELAY: Duration = Duration::from_millis(10);
 /// No failure waits longer than this.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
+/// How long work that can wait does, in any case.
+const MOMENT: Duration = Duration::from_millis(25);
+/// How much of it is done at a time while somebody is in a hurry.
+const HURRIED_WORKERS: usize = 2;
+
+/// How soon an object is to be worked on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    Now,
+    /// Nobody waits for it.
+    Later,
+}
+
 /// What becomes of an object after work on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -52,6 +67,7 @@ pub enum Verdict {
     Retry,
 }
 
+type Hurry = Box<dyn Fn() -> bool + Send + Sync>;
 type Work = Box<dyn Fn(ObjectKey) -> BoxFuture<'static, Verdict> + Send + Sync>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,16 +80,43 @@ enum Phase {
 
 struct Entry {
     phase: Phase,
+    urgency: Urgency,
     failures: u32,
+}
+
+impl Entry {
+    fn new() -> Self {
+        Self {
+            phase: Phase::Waiting { due: None },
+            urgency: Urgency::Now,
+            failures: 0,
+        }
+    }
+
+    /// Whether it is ready, and nothing urgent has come up for it.
+    fn is_ready_for_later(&self) -> bool {
+        self.urgency == Urgency::Later && matches!(self.phase, Phase::Ready { .. })
+    }
 }
 
 #[derive(Default)]
 struct State {
     entries: HashMap<ObjectKey, Entry>,
     ready: VecDeque<ObjectKey>,
+    /// Ready as well, but nobody waits for them. Those that have become urgent meanwhile are among the ready, too.
+    later: VecDeque<ObjectKey>,
     waiting: BTreeSet<(Instant, ObjectKey)>,
     workers: usize,
+    /// How many of the workers do what can wait.
+    patient_workers: usize,
     open: bool,
+}
+
+impl State {
+    /// How many objects are ready for a worker, at most.
+    fn depth(&self) -> usize {
+        self.ready.len() + self.later.len()
+    }
 }
 
 struct Inner {
@@ -82,6 +125,7 @@ struct Inner {
     work: Work,
     state: Mutex<State>,
     earlier_due: Notify,
+    hurry: OnceLock<Hurry>,
     random: Random,
     instrumentation: Arc<dyn Instrumentation>,
     tasks: TaskTracker,
@@ -118,11 +162,17 @@ impl Queue {
             work: Box::new(move |key| work(key).boxed()),
             state: Mutex::new(State::default()),
             earlier_due: Notify::new(),
+            hurry: OnceLock::new(),
             random: settings.random,
             instrumentation: settings.instrumentation,
             tasks: TaskTracker::new(),
             abort: settings.abort,
         }))
+    }
+
+    /// Has work that can wait give way while `hurry` answers true. It must not block. To be called once.
+    pub fn yield_to(&self, hurry: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.0.hurry.set(Box::new(hurry));
     }
 
     /// Has the object worked on as soon as a worker is free.
@@ -132,12 +182,14 @@ impl Queue {
         let State {
             entries, waiting, ..
         } = &mut *state;
-        let entry = entries.entry(key.clone()).or_insert(Entry {
-            phase: Phase::Waiting { due: None },
-            failures: 0,
-        });
+        let entry = entries.entry(key.clone()).or_insert_with(Entry::new);
         match entry.phase {
-            Phase::Ready { .. } | Phase::RunningAgain { .. } => return,
+            Phase::RunningAgain { .. } => return,
+            Phase::Ready { .. } if entry.urgency == Urgency::Now => return,
+            Phase::Ready { .. } => {
+                entry.urgency = Urgency::Now;
+                state.ready.push_back(key);
+            }
             Phase::Running => {
                 entry.phase = Phase::RunningAgain { since: now };
                 return;
@@ -147,13 +199,31 @@ impl Queue {
                     waiting.remove(&(due, key.clone()));
                 }
                 entry.phase = Phase::Ready { since: now };
+                entry.urgency = Urgency::Now;
                 state.ready.push_back(key);
             }
         }
         self.0
             .instrumentation
-            .queue_added(self.0.controller, state.ready.len());
+            .queue_added(self.0.controller, state.depth());
         self.start_workers(&mut state, 1);
+    }
+
+    /// Has the object worked on after a moment, when nothing more urgent is ready. What is to be done sooner is left at that.
+    pub fn add_later(&self, key: ObjectKey) {
+        let mut state = self.state();
+        let due = Instant::now() + MOMENT;
+        match state.entries.get(&key).map(|entry| entry.phase) {
+            Some(Phase::Waiting { due: Some(sooner) }) if sooner <= due => {}
+            Some(Phase::Ready { .. } | Phase::RunningAgain { .. }) => {}
+            Some(Phase::Running) => {
+                drop(state);
+                self.add(key);
+            }
+            Some(Phase::Waiting { .. }) | None => {
+                self.wait_until(&mut state, key, due, Urgency::Later);
+            }
+        }
     }
 
     /// Has objects worked on as soon as workers are free.
@@ -176,7 +246,9 @@ impl Queue {
                 drop(state);
                 self.add(key);
             }
-            Some(Phase::Waiting { .. }) | None => self.wait_until(&mut state, key, due, None),
+            Some(Phase::Waiting { .. }) | None => {
+                self.wait_until(&mut state, key, due, Urgency::Now);
+            }
         }
     }
 
@@ -205,7 +277,7 @@ impl Queue {
 
     /// How many objects are ready for a worker.
     pub fn depth(&self) -> usize {
-        self.state().ready.len()
+        self.state().depth()
     }
 
     /// How many objects are ready, running or waiting for their time.
@@ -220,7 +292,9 @@ impl Queue {
     /// Whether nothing is ready, running or waiting for a retry. Objects that wait for a known time do not count.
     pub fn is_settled(&self) -> bool {
         self.state().entries.values().all(|entry| {
-            entry.failures == 0 && matches!(entry.phase, Phase::Waiting { due: Some(_) })
+            entry.failures == 0
+                && entry.urgency == Urgency::Now
+                && matches!(entry.phase, Phase::Waiting { due: Some(_) })
         })
     }
 
@@ -264,16 +338,11 @@ impl Queue {
 
     fn take(&self) -> Option<ObjectKey> {
         let mut state = self.state();
-        let next = if state.open {
-            state.ready.pop_front()
-        } else {
-            None
-        };
-        let Some(key) = next else {
+        let Some(key) = self.next(&mut state) else {
             state.workers -= 1;
             return None;
         };
-        let depth = state.ready.len();
+        let depth = state.depth();
         let entry = state.entries.get_mut(&key)?;
         let waited = match entry.phase {
             Phase::Ready { since } => since.elapsed(),
@@ -287,18 +356,52 @@ impl Queue {
         Some(key)
     }
 
+    /// The object that is to be worked on next, if a worker may take one.
+    fn next(&self, state: &mut State) -> Option<ObjectKey> {
+        if !state.open {
+            return None;
+        }
+        if let Some(key) = state.ready.pop_front() {
+            return Some(key);
+        }
+        let is_hurried = !state.later.is_empty() && self.0.hurry.get().is_some_and(|hurry| hurry());
+        if is_hurried && state.patient_workers >= HURRIED_WORKERS {
+            return None;
+        }
+        while let Some(key) = state.later.pop_front() {
+            let entry = state.entries.get(&key);
+            if entry.is_some_and(Entry::is_ready_for_later) {
+                state.patient_workers += 1;
+                if !is_hurried {
+                    self.start_workers(state, state.later.len());
+                }
+                return Some(key);
+            }
+        }
+        None
+    }
+
     fn finish(&self, key: ObjectKey, verdict: Verdict) {
         let mut state = self.state();
         let Some(entry) = state.entries.get_mut(&key) else {
             return;
         };
+        let was_patient = entry.urgency == Urgency::Later;
+        entry.urgency = Urgency::Now;
         entry.failures = match verdict {
             Verdict::Retry => entry.failures.saturating_add(1),
             Verdict::Done | Verdict::After(_) => 0,
         };
         let failures = entry.failures;
-        if let Phase::RunningAgain { since } = entry.phase {
-            entry.phase = Phase::Ready { since };
+        let again = match entry.phase {
+            Phase::RunningAgain { since } => {
+                entry.phase = Phase::Ready { since };
+                true
+            }
+            _ => false,
+        };
+        state.patient_workers -= usize::from(was_patient);
+        if again {
             state.ready.push_back(key);
             return;
         }
@@ -307,20 +410,17 @@ impl Queue {
                 state.entries.remove(&key);
             }
             Verdict::After(delay) => {
-                self.wait_until(&mut state, key, Instant::now() + delay, Some(0));
+                self.wait_until(&mut state, key, Instant::now() + delay, Urgency::Now);
             }
             Verdict::Retry => {
                 let delay = self.retry_delay(failures);
-                self.wait_until(&mut state, key, Instant::now() + delay, Some(failures));
+                self.wait_until(&mut state, key, Instant::now() + delay, Urgency::Now);
             }
         }
     }
 
-    fn wait_until(&self, state: &mut State, key: ObjectKey, due: Instant, failures: Option<u32>) {
-        let entry = state.entries.entry(key.clone()).or_insert(Entry {
-            phase: Phase::Waiting { due: None },
-            failures: 0,
-        });
+    fn wait_until(&self, state: &mut State, key: ObjectKey, due: Instant, urgency: Urgency) {
+        let entry = state.entries.entry(key.clone()).or_insert_with(Entry::new);
         if let Phase::Waiting {
             due: Some(existing),
         } = entry.phase
@@ -328,9 +428,7 @@ impl Queue {
             state.waiting.remove(&(existing, key.clone()));
         }
         entry.phase = Phase::Waiting { due: Some(due) };
-        if let Some(failures) = failures {
-            entry.failures = failures;
-        }
+        entry.urgency = urgency;
         state.waiting.insert((due, key));
         if state
             .waiting
@@ -378,7 +476,10 @@ impl Queue {
         {
             if let Some(entry) = state.entries.get_mut(&key) {
                 entry.phase = Phase::Ready { since: now };
-                state.ready.push_back(key);
+                match entry.urgency {
+                    Urgency::Now => state.ready.push_back(key),
+                    Urgency::Later => state.later.push_back(key),
+                }
                 released += 1;
             }
         }

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
 use tracing::{Instrument, Span, debug, error, info_span};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Change};
 use crate::cached::Cached;
 use crate::clock::{Clock, Random};
 use crate::config::Config;
@@ -31,7 +31,7 @@ use crate::events::Recorder;
 use crate::initialise::{Initialise, OverHttp};
 use crate::instrumentation::{Instrumentation, ReconcileResult, Silent};
 use crate::key::ObjectKey;
-use crate::queue::{Queue, Settings, Verdict};
+use crate::queue::{Queue, Settings, Urgency, Verdict};
 use crate::{trace, watch};
 
 /// How long a stop waits for reconciles that have begun.
@@ -46,6 +46,11 @@ pub enum Action {
     RequeueAfter(Duration),
     /// To be called again soon, though nothing is wrong: what it saw was out of date.
     Retry,
+}
+
+/// Every change is worked on as soon as it is seen.
+pub fn at_once<K>(_: &Change<'_, K>) -> Urgency {
+    Urgency::Now
 }
 
 /// The parts of a process that runs controllers, before they run.
@@ -134,13 +139,14 @@ impl Runtime {
         });
     }
 
-    /// Adds a controller for a kind: its objects are reconciled whenever they change, and whenever the queue that is returned
-    /// is told to. An object that is gone from the cache is not reconciled.
+    /// Adds a controller for a kind: its objects are reconciled whenever they change, as soon as `urgency` says, and whenever the
+    /// queue that is returned is told to. An object that is gone from the cache is not reconciled.
     pub fn controller<K, F, Fut, E>(
         &mut self,
         name: &'static str,
         workers: usize,
         primary: &Cache<K>,
+        urgency: fn(&Change<'_, K>) -> Urgency,
         reconcile: F,
     ) -> Queue
     where
@@ -182,7 +188,13 @@ impl Runtime {
             .instrumentation
             .keeps("queue", name, Box::new(move || counted.len()));
         let own = queue.clone();
-        primary.subscribe(move |change| own.add(ObjectKey::of(change.latest().as_ref())));
+        primary.subscribe(move |change| {
+            let key = ObjectKey::of(change.latest().as_ref());
+            match urgency(change) {
+                Urgency::Now => own.add(key),
+                Urgency::Later => own.add_later(key),
+            }
+        });
         self.queues.push(queue.clone());
         queue
     }

@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::key::ObjectKey;
 use crate::rbac::EVENTS;
-use crate::runtime::{Action, Runtime};
+use crate::runtime::{Action, Runtime, at_once};
 use crate::writes::{Deletion, Precondition, WriteError, Writer};
 
 /// What the controller needs to be allowed.
@@ -55,7 +55,7 @@ pub fn register(runtime: &mut Runtime) {
     let context = Arc::clone(&runtime.context);
     let caches = &context.caches;
     let workers = context.config.template_workers.get();
-    let queue = runtime.controller(CONTROLLER, workers, &caches.templates, reconcile);
+    let queue = runtime.controller(CONTROLLER, workers, &caches.templates, at_once, reconcile);
     runtime.follow(&caches.network_policies);
     caches.network_policies.subscribe(move |change| {
         let policy = change.latest();

@@ -36,10 +36,10 @@ pub struct Pacing {
 impl Default for Pacing {
     fn default() -> Self {
         Self {
-            longest_pause: Duration::from_millis(150),
+            longest_pause: Duration::from_millis(50),
             courtesy: Duration::from_millis(25),
             recheck: Duration::from_millis(50),
-            batch_divisor: 30,
+            batch_divisor: 100,
         }
     }
 }
@@ -137,12 +137,12 @@ mod tests {
         let recheck = Allowance::HoldBack(pacing.recheck);
         assert_eq!(pacing.allow(waiting(1), 300, None, at(0)), recheck);
         assert_eq!(
-            pacing.allow(waiting(9), 300, Some(at(0)), at(149)),
+            pacing.allow(waiting(9), 300, Some(at(0)), at(49)),
             Allowance::HoldBack(Duration::from_millis(1))
         );
         assert_eq!(
-            pacing.allow(waiting(9), 300, Some(at(0)), at(150)),
-            Allowance::Make(10)
+            pacing.allow(waiting(9), 300, Some(at(0)), at(50)),
+            Allowance::Make(3)
         );
         assert_eq!(
             pacing.allow(waiting(9), 5, Some(at(0)), at(900)),
@@ -171,7 +171,7 @@ mod tests {
                 }
                 time += step;
             }
-            let least = (max_batch / 30).max(1) * 20;
+            let least = (max_batch / 100).max(1) * 20;
             prop_assert!(made >= least, "{made} made in ten seconds, at least {least} expected");
         }
     }

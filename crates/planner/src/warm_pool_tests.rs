@@ -265,7 +265,7 @@ fn refills_wait_while_claims_do() {
                 waiting: 3,
                 served_at: None,
             },
-            max_batch: 150,
+            max_batch: 500,
             ..undisturbed(&[])
         },
     };

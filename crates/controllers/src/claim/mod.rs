@@ -25,7 +25,7 @@ use crate::context::Context;
 use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
 use crate::rbac::{EVENTS, SANDBOXES};
-use crate::runtime::{Action, Runtime};
+use crate::runtime::{Action, Runtime, at_once};
 use crate::starting::Starting;
 use crate::trace;
 use crate::warm_supply::WarmSupply;
@@ -124,6 +124,7 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         CONTROLLER,
         workers,
         &caches.claims,
+        at_once,
         move |claim, context| reconcile(claim, context, claims.clone()),
     );
     supply.watch_claims(queue.clone());

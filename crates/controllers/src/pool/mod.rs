@@ -23,7 +23,7 @@ use crate::cached::Cached;
 use crate::context::{Caches, Context};
 use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
-use crate::runtime::{Action, Runtime};
+use crate::runtime::{Action, Runtime, at_once};
 use crate::warm_supply::WarmSupply;
 use crate::writes::WriteError;
 
@@ -124,9 +124,13 @@ pub(crate) fn register<P: Pool>(runtime: &mut Runtime, supply: &WarmSupply) {
     memories.count(&context, P::CONTROLLER);
     supply.count(&context, P::CONTROLLER);
     let workers = context.config.warm_pool_workers.get();
-    let queue = runtime.controller(P::CONTROLLER, workers, cache, move |pool, context| {
-        reconcile::<P>(pool, context, pools.clone())
-    });
+    let queue = runtime.controller(
+        P::CONTROLLER,
+        workers,
+        cache,
+        at_once,
+        move |pool, context| reconcile::<P>(pool, context, pools.clone()),
+    );
     runtime.follow(&caches.sandboxes);
     runtime.follow(&caches.templates);
     caches.sandboxes.index_by(P::LABEL, |sandbox| {

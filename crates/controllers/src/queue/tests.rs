@@ -193,3 +193,90 @@ async fn closing_waits_for_what_has_begun_and_begins_nothing_more() {
     queue.close().await;
     assert_eq!(finished.load(Ordering::SeqCst), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_can_wait_begins_after_a_moment_and_after_what_cannot() {
+    let log = Log::new();
+    let noted = log.clone();
+    let queue = Queue::new(settings(1), move |key| {
+        noted.note(&key);
+        let took = Duration::from_millis(40);
+        async move {
+            tokio::time::sleep(took).await;
+            Verdict::Done
+        }
+    });
+    queue.open();
+    queue.add_later(key("patient"));
+    queue.add(key("first"));
+    queue.add(key("second"));
+    assert!(!queue.is_settled());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(log.names(), ["first", "second", "patient"]);
+    queue.add_later(key("alone"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(log.milliseconds()[3], 1_000 + MOMENT.as_millis());
+    assert!(queue.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_become_urgent_waits_no_longer() {
+    let (queue, log) = scripted(Vec::new());
+    queue.open();
+    queue.add_later(key("a"));
+    queue.add(key("a"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(log.milliseconds(), [0]);
+
+    // Also once it is ready, behind others that can wait.
+    let (log, stuck) = (Log::new(), Arc::new(Notify::new()));
+    let (noted, waiting) = (log.clone(), Arc::clone(&stuck));
+    let queue = Queue::new(settings(2), move |key| {
+        noted.note(&key);
+        let waiting = Arc::clone(&waiting);
+        async move {
+            waiting.notified().await;
+            Verdict::Done
+        }
+    });
+    queue.yield_to(|| true);
+    queue.open();
+    for name in ["1", "2", "3", "4"] {
+        queue.add_later(key(name));
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    queue.add(key("4"));
+    stuck.notify_one();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(log.names(), ["1", "2", "4"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_workers_do_what_can_wait_while_somebody_is_in_a_hurry_and_all_do_afterwards() {
+    let hurried = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (now, peak) = (Arc::clone(&running), Arc::clone(&most));
+    let queue = Queue::new(settings(8), move |_| {
+        let now = Arc::clone(&now);
+        peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        async move {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            now.fetch_sub(1, Ordering::SeqCst);
+            Verdict::Done
+        }
+    });
+    let hurry = Arc::clone(&hurried);
+    queue.yield_to(move || hurry.load(Ordering::SeqCst));
+    queue.open();
+    for name in 0..100 {
+        queue.add_later(key(&name.to_string()));
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(most.load(Ordering::SeqCst), HURRIED_WORKERS);
+    let left = queue.len();
+    assert!((50..100).contains(&left), "{left} left");
+    hurried.store(false, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(most.load(Ordering::SeqCst), 8);
+    assert!(queue.is_empty());
+}

@@ -11,12 +11,13 @@ use std::time::Duration;
 use api::Sandbox;
 use api::rbac::{MANAGE, Rule, SUBRESOURCE};
 use planner::owner::{controller_of, refers_to};
-use planner::sandbox::{Adoption, Settings, Stage, decide, is_first_start, status};
+use planner::sandbox::{Adoption, Settings, Stage, decide, is_first_start, is_handed_over, status};
 
+use crate::cache::Change;
 use crate::cached::Cached;
 use crate::context::Context;
 use crate::key::ObjectKey;
-use crate::queue::Queue;
+use crate::queue::{Queue, Urgency};
 use crate::rbac::SANDBOXES;
 use crate::runtime::{Action, Runtime};
 use crate::starting::Starting;
@@ -71,8 +72,8 @@ pub enum Error {
     Serialize(#[source] serde_json::Error),
 }
 
-/// Adds the controller to a runtime.
-pub fn register(runtime: &mut Runtime) {
+/// Adds the controller to a runtime. Its queue yields to whoever it is told to.
+pub fn register(runtime: &mut Runtime) -> Queue {
     let context = Arc::clone(&runtime.context);
     let caches = &context.caches;
     let instrumentation = Arc::clone(&context.instrumentation);
@@ -85,6 +86,7 @@ pub fn register(runtime: &mut Runtime) {
         CONTROLLER,
         workers,
         &caches.sandboxes,
+        urgency,
         move |sandbox, context| reconcile(sandbox, context, starting.clone()),
     );
     runtime.follow(&caches.pods);
@@ -93,6 +95,15 @@ pub fn register(runtime: &mut Runtime) {
     caches.pods.subscribe(relate(&queue, &context));
     caches.services.subscribe(relate(&queue, &context));
     caches.volume_claims.subscribe(relate(&queue, &context));
+    queue
+}
+
+/// Whoever is given a sandbox does not wait for its pod's labels.
+fn urgency(change: &Change<'_, Sandbox>) -> Urgency {
+    match (change.before, change.after) {
+        (Some(before), Some(after)) if is_handed_over(before, after) => Urgency::Later,
+        _ => Urgency::Now,
+    }
 }
 
 /// Enqueues the sandboxes that a changed object belongs to: those that control it now or did before, and the one of its name,
@@ -100,7 +111,7 @@ pub fn register(runtime: &mut Runtime) {
 fn relate<K: Cached>(
     queue: &Queue,
     context: &Arc<Context>,
-) -> impl Fn(&crate::cache::Change<'_, K>) + Send + Sync + use<K> {
+) -> impl Fn(&Change<'_, K>) + Send + Sync + use<K> {
     let queue = queue.clone();
     let sandboxes = context.caches.sandboxes.clone();
     move |change| {

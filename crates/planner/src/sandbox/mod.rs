@@ -28,15 +28,15 @@ use std::time::Duration;
 
 use api::conditions::{self, ConditionType, Reason};
 use api::names::name_hash;
-use api::sandbox::ShutdownPolicy;
-use api::{Sandbox, labels};
+use api::sandbox::{PodMetadata, ShutdownPolicy};
+use api::{Sandbox, SandboxSpec, labels};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::expiry::{Deadlines, Expiry, expiry};
-use crate::owner::{Ownership, Version, ownership};
+use crate::owner::{Ownership, Version, controller_of, ownership};
 
 pub use observed_pod::ObservedPod;
 pub use pod::{Loss, current_pod, loss, pod_name};
@@ -246,6 +246,32 @@ impl Plan {
     fn look_again_after(&mut self, delay: Duration) {
         self.requeue = Some(self.requeue.map_or(delay, |other| other.min(delay)));
     }
+}
+
+/// Whether a sandbox is Ready, and nothing happened to it but that it went from one controller to another.
+pub fn is_handed_over(before: &Sandbox, after: &Sandbox) -> bool {
+    let controller =
+        |sandbox: &Sandbox| controller_of(&sandbox.metadata).map(|owner| owner.uid.clone());
+    let is_ready = |sandbox: &Sandbox| {
+        let status = sandbox.status.as_ref();
+        status.is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+    };
+    let is_another = match (controller(before), controller(after)) {
+        (Some(before), Some(after)) => before != after,
+        _ => false,
+    };
+    is_another
+        && is_ready(after)
+        && after.metadata.uid == before.metadata.uid
+        && after.metadata.deletion_timestamp.is_none()
+        && without_metadata(&after.spec) == without_metadata(&before.spec)
+}
+
+/// A spec without the labels and annotations of its pod.
+fn without_metadata(spec: &SandboxSpec) -> SandboxSpec {
+    let mut spec = spec.clone();
+    spec.pod_template.metadata = PodMetadata::default();
+    spec
 }
 
 /// What to do about a sandbox, given what was observed.

@@ -29,7 +29,7 @@ use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
-use crate::runtime::{Action, Runtime};
+use crate::runtime::{Action, Runtime, at_once};
 use crate::warm_supply::{Reservation, WarmSupply};
 use crate::writes::{Deletion, Failure, Precondition, WriteError, Writer};
 
@@ -82,6 +82,7 @@ pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         CONTROLLER,
         workers,
         &caches.batch_claims,
+        at_once,
         move |claim, context| reconcile(claim, context, claims.clone()),
     );
     supply.watch_claims(queue.clone());

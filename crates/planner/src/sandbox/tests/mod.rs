@@ -1,6 +1,7 @@
 //! Decisions about sandboxes, row by row, and what holds for all of them.
 
 mod expiry;
+mod handover;
 mod metadata;
 mod pod;
 mod properties;
