@@ -78,6 +78,12 @@ impl Essence {
                 column["description"].take();
             }
         }
+        let cells = object.get_mut("cells").and_then(Value::as_array_mut);
+        for cell in cells.into_iter().flatten() {
+            if cell.as_str().is_some_and(is_age) {
+                *cell = Value::from("<age>");
+            }
+        }
         object
             .into_iter()
             .map(|(key, value)| {
@@ -206,6 +212,12 @@ fn is_time(text: &str) -> bool {
         && bytes[..4].iter().all(u8::is_ascii_digit)
 }
 
+/// How long ago something young was made, as tables show it.
+fn is_age(text: &str) -> bool {
+    let seconds = text.strip_suffix('s');
+    seconds.is_some_and(|seconds| seconds.parse::<u8>().is_ok())
+}
+
 const IDENTIFIER_LENGTH: usize = 36;
 const DASHES: [usize; 4] = [8, 13, 18, 23];
 
@@ -232,6 +244,18 @@ mod tests {
 
     fn plain() -> Step {
         serde_json::from_value(json!({"request": "GET /"})).unwrap()
+    }
+
+    #[test]
+    fn the_age_of_what_a_table_shows_does_not_count() {
+        let table = |age: &str| json!({"kind": "Table", "rows": [{"cells": ["us", 1, age]}]});
+        let mut essence = Essence::new("space-7", false);
+        let shown = essence.value(table("0s"));
+        assert_eq!(
+            shown,
+            json!({"kind": "Table", "rows": [{"cells": ["us", 1, "<age>"]}]})
+        );
+        assert_eq!(essence.value(table("12s")), shown);
     }
 
     #[test]
