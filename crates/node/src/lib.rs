@@ -38,6 +38,7 @@ mod signals;
 mod throttling;
 mod trace;
 mod trees;
+mod turns;
 mod unsupported;
 mod unverified_tls;
 pub mod volume_provisioner;

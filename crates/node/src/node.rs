@@ -26,6 +26,7 @@ use crate::registration::{self, Description, Machine};
 use crate::runtime::handlers::{self, Finding, Handlers};
 use crate::runtime::native::NativeRuntime;
 use crate::runtime::{RecoveredPod, Runtime, RuntimeError};
+use crate::turns;
 use crate::volumes::Volumes;
 
 /// How often the disk is looked at for images that could go.
@@ -293,6 +294,8 @@ async fn serve(
             runtime.rotate_logs().await;
         }
     });
+    let groups = shared.runtime.control_groups().clone();
+    tasks.spawn(turns::run(groups, shutdown.clone()));
     let (evicting, stop) = (shared.clone(), shutdown.clone());
     tasks.spawn(async move {
         let Shared {

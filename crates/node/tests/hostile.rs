@@ -393,6 +393,38 @@ print((used() - a) / os.sysconf('SC_CLK_TCK') / (time.monotonic() - t))
     machine.finish().await;
 }
 
+/// How many pods' groups have the processors only while nobody else wants them.
+fn yielding(machine: &Machine) -> usize {
+    let group = agent_sandbox_node::control_group(&machine.config.data_dir);
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    let pods = mounts.flat_map(|mount| std::fs::read_dir(format!("{mount}/{group}")));
+    pods.flatten()
+        .flatten()
+        .filter_map(|pod| std::fs::read_to_string(pod.path().join("cpu.idle")).ok())
+        .filter(|idle| idle.trim() == "1")
+        .count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_computes_without_end_yields_to_others_until_it_stops() {
+    let machine = Machine::start().await;
+    let neighbour = neighbour(&machine).await;
+    let hog = "import os, time\nfor _ in range(2 * os.cpu_count()):\n    if os.fork() == 0:\n        while not os.path.exists('/tmp/enough'): pass\n        os._exit(0)\ntime.sleep(1000)";
+    machine.create("hog", hostile(hog, &json!({}))).await;
+    let pod = machine.ready("hog").await;
+    let yields = |count: usize| {
+        let machine = &machine;
+        async move { (yielding(machine) == count).then_some(()) }
+    };
+    eventually("the hog alone to yield", || yields(1)).await;
+    life_goes_on(&machine, &neighbour).await;
+    let (code, _, err) = machine.exec(&pod, &["touch", "/tmp/enough"]).await;
+    assert_eq!(code, 0, "{err}");
+    eventually("it to be like anybody else", || yields(0)).await;
+    machine.finish().await;
+}
+
 #[test]
 fn a_flood_of_connections_ends_at_the_pods_share() {
     on_own_network(|| async {

@@ -3,6 +3,8 @@
 //! Every group is made in each hierarchy that has something to give: limits where a controller is, and the v2 one
 //! always, since killing a whole group works there even without controllers.
 
+mod processor;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -255,6 +255,10 @@ impl NativeRuntime {
         Ok(agent::attach(&self.container_directory(id), stdin).await?)
     }
 
+    pub fn control_groups(&self) -> &ControlGroups {
+        &self.control_groups
+    }
+
     /// The memory a container's processes use now, its agent included.
     pub fn memory_bytes(&self, id: &ContainerId) -> Option<u64> {
         let group = self.running(id)?.record.group;
