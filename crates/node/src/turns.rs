@@ -110,7 +110,7 @@ impl Turns {
                     false
                 }
                 Some(before) => {
-                    let milli = used_milli(used - before.used, now - before.at);
+                    let milli = used_milli(used.saturating_sub(before.used), now - before.at);
                     let yields = is_to_yield(before.yields, milli, || {
                         groups.processor_request_milli(&pod)
                     });

@@ -5,7 +5,8 @@
 //! batch: a pool under a steady stream of claims still fills, at no less than that part per pause.
 //!
 //! Whoever was just given a sandbox runs a first command in it, and starting the next sandbox on the same machine would slow
-//! that down. So a refill also lets [`Pacing::courtesy`] pass, once: then it is made in full, however many claims come and go.
+//! that down. So a refill also lets [`Pacing::courtesy`] pass, once. Then it is made in full, or, while claims keep coming and
+//! going, in small parts: the next of them may come at this moment.
 
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub struct Pacing {
     pub recheck: Duration,
     /// While claims wait, a pass makes at most this fraction of a full batch.
     pub batch_divisor: usize,
+    /// While they come and go, at most this one.
+    pub courteous_divisor: usize,
 }
 
 impl Default for Pacing {
@@ -40,6 +43,7 @@ impl Default for Pacing {
             courtesy: Duration::from_millis(25),
             recheck: Duration::from_millis(50),
             batch_divisor: 100,
+            courteous_divisor: 75,
         }
     }
 }
@@ -66,21 +70,27 @@ impl Pacing {
         let paused = held_back_since.map_or(Duration::ZERO, |since| elapsed(since, now));
         if demand.waiting == 0 {
             let since_served = demand.served_at.map(|served| elapsed(served, now));
-            let owed = since_served.map_or(Duration::ZERO, |since| {
-                self.courtesy.saturating_sub(since.max(paused))
-            });
+            let owed =
+                since_served.map_or(Duration::ZERO, |since| self.courtesy.saturating_sub(since));
             return if owed.is_zero() {
                 Allowance::Make(max_batch)
+            } else if paused >= self.courtesy {
+                part(max_batch, self.courteous_divisor)
             } else {
-                Allowance::HoldBack(owed)
+                Allowance::HoldBack(owed.min(self.courtesy.saturating_sub(paused)))
             };
         }
         if held_back_since.is_some() && paused >= self.longest_pause {
-            return Allowance::Make((max_batch / self.batch_divisor.max(1)).max(1));
+            return part(max_batch, self.batch_divisor);
         }
         let left = self.longest_pause.saturating_sub(paused);
         Allowance::HoldBack(self.recheck.min(left))
     }
+}
+
+/// Some of a batch, and at least one.
+fn part(max_batch: usize, divisor: usize) -> Allowance {
+    Allowance::Make((max_batch / divisor.max(1)).max(1))
 }
 
 /// The time from `since` to `now`; none if the clock went back.
@@ -128,7 +138,7 @@ mod tests {
         assert_eq!(allow(0, Some(at(0)), 15), hold_back(10));
         assert_eq!(allow(0, None, 25), Allowance::Make(300));
         let meanwhile = allow(24, Some(at(0)), 25);
-        assert_eq!(meanwhile, Allowance::Make(300), "others do not prolong it");
+        assert_eq!(meanwhile, Allowance::Make(4), "others do not prolong it");
     }
 
     #[test]
