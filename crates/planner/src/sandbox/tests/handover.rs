@@ -7,6 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::super::is_handed_over;
 use super::world::{NAME, World, other_owner, ready_pod, sandbox};
 
+type Happening = fn(&mut Sandbox);
+
 fn owned_by(uid: &str) -> OwnerReference {
     OwnerReference {
         uid: uid.to_owned(),
@@ -38,17 +40,17 @@ fn only_a_ready_sandbox_to_which_nothing_else_happened_is_merely_handed_over() {
         !is_handed_over(&claimed(), &claimed()),
         "it is the claim's already"
     );
-    let happenings: [(&str, fn(&mut Sandbox)); 6] = [
+    let happenings: [(&str, Happening); 6] = [
         ("it is not Ready", |sandbox| sandbox.status = None),
         ("it is let go", |sandbox| {
-            sandbox.metadata.owner_references = None
+            sandbox.metadata.owner_references = None;
         }),
         ("it is suspended", |sandbox| sandbox.spec.replicas = Some(0)),
         ("it is deleted", |sandbox| {
             sandbox.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         }),
         ("it is another", |sandbox| {
-            sandbox.metadata.uid = Some("another".to_owned())
+            sandbox.metadata.uid = Some("another".to_owned());
         }),
         ("it runs something else", |sandbox| {
             sandbox.spec.pod_template.spec_mut().hostname = Some("other".to_owned());
