@@ -211,19 +211,7 @@ impl Queue {
 
     /// Has the object worked on after a moment, when nothing more urgent is ready. What is to be done sooner is left at that.
     pub fn add_later(&self, key: ObjectKey) {
-        let mut state = self.state();
-        let due = Instant::now() + MOMENT;
-        match state.entries.get(&key).map(|entry| entry.phase) {
-            Some(Phase::Waiting { due: Some(sooner) }) if sooner <= due => {}
-            Some(Phase::Ready { .. } | Phase::RunningAgain { .. }) => {}
-            Some(Phase::Running) => {
-                drop(state);
-                self.add(key);
-            }
-            Some(Phase::Waiting { .. }) | None => {
-                self.wait_until(&mut state, key, due, Urgency::Later);
-            }
-        }
+        self.add_for(key, MOMENT, Urgency::Later);
     }
 
     /// Has objects worked on as soon as workers are free.
@@ -235,6 +223,10 @@ impl Queue {
 
     /// Has the object worked on after a delay, or sooner if it already waits for less or something adds it.
     pub fn add_after(&self, key: ObjectKey, delay: Duration) {
+        self.add_for(key, delay, Urgency::Now);
+    }
+
+    fn add_for(&self, key: ObjectKey, delay: Duration, urgency: Urgency) {
         let mut state = self.state();
         let due = Instant::now() + delay;
         match state.entries.get(&key).map(|entry| entry.phase) {
@@ -246,9 +238,7 @@ impl Queue {
                 drop(state);
                 self.add(key);
             }
-            Some(Phase::Waiting { .. }) | None => {
-                self.wait_until(&mut state, key, due, Urgency::Now);
-            }
+            Some(Phase::Waiting { .. }) | None => self.wait_until(&mut state, key, due, urgency),
         }
     }
 

@@ -3,8 +3,11 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
 use rustix::process::Signal;
 use telemetry::Exporter;
+use testkit::eventually;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -25,12 +28,15 @@ impl sdk::trace::Propagator for Propagator {
     }
 }
 
-async fn client_of(up: &Up) -> sdk::Client {
+async fn kubernetes_of(up: &Up) -> kube::Client {
     let kubeconfig =
         kube::config::Kubeconfig::read_from(up.ready()["kubeconfig"].as_str().unwrap());
     let chosen = kube::config::KubeConfigOptions::default();
     let config = kube::Config::from_custom_kubeconfig(kubeconfig.unwrap(), &chosen).await;
-    let client = kube::Client::try_from(config.unwrap()).unwrap();
+    kube::Client::try_from(config.unwrap()).unwrap()
+}
+
+fn client_of(up: &Up, kubernetes: kube::Client) -> sdk::Client {
     let options = sdk::Options {
         connection: sdk::Connection::Direct {
             url: up.ready()["router"].as_str().unwrap().to_owned(),
@@ -38,7 +44,18 @@ async fn client_of(up: &Up) -> sdk::Client {
         propagator: Some(Arc::new(Propagator)),
         ..sdk::Options::default()
     };
-    sdk::Client::new(client, options).unwrap()
+    sdk::Client::new(kubernetes, options).unwrap()
+}
+
+/// Waits until the pod of a claimed sandbox is labelled as such, which nobody else waits for.
+async fn await_labelled_pod(kubernetes: kube::Client) {
+    let pods = kube::Api::<Pod>::default_namespaced(kubernetes);
+    let claimed = ListParams::default().labels(api::labels::CLAIM_UID);
+    eventually("the claim's label on the pod", async || {
+        let found = pods.list(&claimed).await.unwrap().items;
+        (!found.is_empty()).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,7 +81,8 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     })
     .await
     .unwrap();
-    let client = client_of(&up).await;
+    let kubernetes = kubernetes_of(&up).await;
+    let client = client_of(&up, kubernetes.clone());
     let sandbox = client
         .create(sdk::CreateOptions::from_pool("python-warmpool"))
         .await
@@ -74,6 +92,7 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
         .run("sh -c 'echo $TRACEPARENT'")
         .await
         .unwrap();
+    await_labelled_pod(kubernetes).await;
     sandbox.terminate().await.unwrap();
     drop(sandbox);
     // One that the node starts for this client.
