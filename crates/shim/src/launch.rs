@@ -15,6 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
@@ -25,6 +26,9 @@ use crate::confine::{self, Container};
 use crate::failure::{During, Failure};
 use crate::mounts;
 use crate::syscalls::{self, Side};
+
+/// How long a process of a container may go on while others wait: the kernel's own measure is some milliseconds.
+const TURN: Duration = Duration::from_micros(100);
 
 pub fn run() -> ExitCode {
     let answer = match prepare_and_start() {
@@ -76,6 +80,8 @@ fn prepare(preparation: &Preparation) -> Result<Prepared, Failure> {
     } = preparation;
     rustix::process::umask(Mode::empty());
     join_control_groups(control_groups, *out_of_memory_score)?;
+    // Without it the container runs as well, only its neighbours wait longer for their turn.
+    let _ = syscalls::run_in_turns_of(TURN);
     let user_namespace = open(&pins.user)?;
     join(&pins.network, LinkNameSpaceType::Network)?;
     join(&pins.ipc, LinkNameSpaceType::InterProcessCommunication)?;

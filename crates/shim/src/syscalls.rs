@@ -55,6 +55,36 @@ fn clone_with(flags: u64, exit_signal: u64) -> io::Result<Side> {
     }
 }
 
+/// How long this process, and whoever descends from it, may go on while somebody else wants the processor. Kernels before 6.12 take no notice.
+pub fn run_in_turns_of(turn: std::time::Duration) -> io::Result<()> {
+    const THIS_PROCESS: libc::pid_t = 0;
+    const NO_FLAGS: libc::c_uint = 0;
+    let size = u32::try_from(std::mem::size_of::<libc::sched_attr>()).expect("a small structure");
+    // SAFETY: an all-zero `sched_attr` is a valid value of that plain C structure.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes at most `size` bytes into the structure.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_sched_getattr,
+            THIS_PROCESS,
+            &raw mut attributes,
+            size,
+            NO_FLAGS,
+        )
+    })?;
+    attributes.sched_runtime = u64::try_from(turn.as_nanos()).unwrap_or(u64::MAX);
+    // SAFETY: the structure says its own size and outlives the call, which only reads it.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_sched_setattr,
+            THIS_PROCESS,
+            &raw const attributes,
+            NO_FLAGS,
+        )
+    })
+    .map(drop)
+}
+
 /// Moves this process into new namespaces.
 pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
     // SAFETY: none of the shim's callers passes a flag that unshares the descriptor table.
