@@ -1,10 +1,11 @@
 //! Logs that have grown enough make way for new ones.
 
 use std::fs;
+use std::path::Path;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::{NativeRuntime, failure};
+use super::{NativeRuntime, blocking, failure};
 use crate::runtime::{ContainerId, RuntimeError, agent};
 
 /// How long an agent may take to change over to another file.
@@ -14,22 +15,14 @@ impl NativeRuntime {
     /// Makes the agent write to a new log file when the old one has grown enough, and drops the oldest.
     pub async fn rotate_log(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let path = self.log_path(id);
-        let Ok(metadata) = fs::metadata(&path) else {
-            return Ok(());
-        };
-        if metadata.len() < self.config.log_maximum_bytes {
+        let largest = self.config.log_maximum_bytes;
+        let has_grown = fs::metadata(&path).is_ok_and(|metadata| metadata.len() >= largest);
+        if !has_grown {
             return Ok(());
         }
-        let numbered = |number: u32| path.with_extension(format!("log.{number}"));
-        for number in (1..self.config.log_maximum_files.saturating_sub(1)).rev() {
-            let _ = fs::rename(numbered(number), numbered(number + 1));
-        }
-        fs::rename(&path, numbered(1)).map_err(failure("a rotated log"))?;
-        let file = fs::File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(failure("a new log"))?;
+        let files = self.config.log_maximum_files;
+        // The kernel takes milliseconds to give up a large file, in which this thread would serve nobody.
+        let file = blocking(move || put_aside(&path, files)).await?;
         Ok(agent::replace_log(&self.container_directory(id), file).await?)
     }
 
@@ -57,4 +50,18 @@ impl NativeRuntime {
         });
         futures::future::join_all(rotations).await;
     }
+}
+
+/// Numbers a log and makes a new file for it; of all its files, so many remain.
+fn put_aside(path: &Path, files: u32) -> Result<fs::File, RuntimeError> {
+    let numbered = |number: u32| path.with_extension(format!("log.{number}"));
+    for number in (1..files.saturating_sub(1)).rev() {
+        let _ = fs::rename(numbered(number), numbered(number + 1));
+    }
+    fs::rename(path, numbered(1)).map_err(failure("a rotated log"))?;
+    fs::File::options()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(failure("a new log"))
 }
