@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use shim_protocol::{ExitReport, FrameKind, Process, WindowSize};
 
@@ -56,6 +57,11 @@ impl Command {
 
     pub fn replace_log(&mut self, file: File) {
         self.log.replace(file);
+    }
+
+    /// How long its output is left where it is, because the log has no room.
+    pub fn pause(&self) -> Option<Duration> {
+        self.log.pause(Instant::now())
     }
 
     pub fn outputs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

@@ -1,17 +1,21 @@
 //! The container's log: one line per line of output, in the format Kubernetes nodes keep (`time stream flag text`).
 //!
 //! Files are rotated by the node, which hands a new one over; a line is never split between two files. A container that writes
-//! faster than the node rotates loses lines, and the log says so.
+//! faster than the node rotates waits for it. One whose node does not come loses lines instead of time, and the log says so.
 
 use std::fs::File;
 use std::io::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Longer lines are written in pieces, all but the last marked partial.
 const LONGEST_PIECE: usize = 16 << 10;
 
 /// No file grows past this: the disk is everybody's.
-const LARGEST_FILE: u64 = 64 << 20;
+const LARGEST_FILE: u64 = 16 << 20;
+/// What one read of output may become at most, if every line is empty.
+const LARGEST_WRITE: u64 = 2 << 20;
+/// How long a container waits for a new file. The node looks every second.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
@@ -26,6 +30,7 @@ pub struct Log {
     /// Bytes written to this file, and not written for want of room.
     written: u64,
     dropped: u64,
+    full_since: Option<Instant>,
 }
 
 impl Log {
@@ -35,12 +40,22 @@ impl Log {
             unfinished: [Vec::new(), Vec::new()],
             written: 0,
             dropped: 0,
+            full_since: None,
         }
+    }
+
+    /// How long to leave output where it is, for want of room.
+    pub fn pause(&self, now: Instant) -> Option<Duration> {
+        let waited = now.saturating_duration_since(self.full_since?);
+        PATIENCE
+            .checked_sub(waited)
+            .filter(|pause| !pause.is_zero())
     }
 
     pub fn replace(&mut self, file: File) {
         self.file = file;
         self.written = 0;
+        self.full_since = None;
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
             let note = format!("({dropped} bytes of log were dropped: they came too fast)");
@@ -57,6 +72,9 @@ impl Log {
             return;
         }
         self.written += length;
+        if self.written + LARGEST_WRITE > LARGEST_FILE {
+            self.full_since.get_or_insert_with(Instant::now);
+        }
         // A full disk loses lines; it must not stop the container.
         let _ = self.file.write_all(text);
     }
@@ -208,6 +226,7 @@ mod tests {
             log.write(Stream::Stdout, &line);
         }
         assert!(first.metadata().unwrap().len() <= LARGEST_FILE);
+        assert!(log.dropped > 0);
         log.replace(second.try_clone().unwrap());
         log.write(Stream::Stdout, b"after\n");
         let mut text = String::new();
@@ -217,6 +236,21 @@ mod tests {
         let mut lines = text.lines();
         assert!(lines.next().unwrap().contains("bytes of log were dropped"));
         assert!(lines.next().unwrap().ends_with("stdout F after"));
+    }
+
+    #[test]
+    fn a_full_file_is_waited_for_while_there_is_hope() {
+        let mut log = Log::new(tempfile());
+        let began = Instant::now();
+        let empty_lines = vec![b'\n'; 32 << 10];
+        while log.pause(began).is_none() {
+            log.write(Stream::Stdout, &empty_lines);
+        }
+        log.write(Stream::Stdout, &empty_lines);
+        assert_eq!(log.dropped, 0, "the last read still has room");
+        assert_eq!(log.pause(Instant::now() + PATIENCE), None);
+        log.replace(tempfile());
+        assert_eq!(log.pause(began), None);
     }
 
     #[test]

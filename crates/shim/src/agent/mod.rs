@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 use shim_protocol::{ContainerExit, ExitReport, LaunchAnswer, Process};
 
@@ -195,11 +195,14 @@ impl Agent {
             (Source::Signals, self.signals.as_fd(), PollFlags::IN),
             (Source::Listener, self.listener.as_fd(), PollFlags::IN),
         ];
-        sources.extend(
-            self.command
-                .outputs()
-                .map(|output| (Source::CommandOutput, output, PollFlags::IN)),
-        );
+        let pause = self.command.pause();
+        if pause.is_none() {
+            sources.extend(
+                self.command
+                    .outputs()
+                    .map(|output| (Source::CommandOutput, output, PollFlags::IN)),
+            );
+        }
         sources.extend(
             self.command
                 .wants_input()
@@ -215,7 +218,8 @@ impl Agent {
             .iter()
             .map(|(_, descriptor, events)| PollFd::from_borrowed_fd(*descriptor, *events))
             .collect();
-        match poll(&mut set, None) {
+        let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
+        match poll(&mut set, pause.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             // Only a shortage of memory is left; try again when something changes.
             Err(_) => return Vec::new(),
