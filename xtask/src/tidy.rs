@@ -114,7 +114,27 @@ fn check_dependencies(root: &Path) -> anyhow::Result<Vec<String>> {
             complaints.push(format!("{name}: inherit the workspace's lints"));
         }
     }
+    complaints.extend(check_what_runs(&metadata, packages));
     Ok(complaints)
+}
+
+/// `cargo run`, with which the README begins, must find one program.
+fn check_what_runs(metadata: &Value, packages: &[Value]) -> Option<String> {
+    let members = metadata["workspace_default_members"].as_array();
+    let is_default = |package: &&Value| {
+        members.is_some_and(|members| members.iter().any(|id| *id == package["id"]))
+    };
+    let targets = packages
+        .iter()
+        .filter(is_default)
+        .flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    let programs: Vec<&str> = targets
+        .filter(|target| target["kind"][0] == "bin")
+        .filter_map(|target| target["name"].as_str())
+        .collect();
+    (programs != ["agent-sandbox"]).then(|| {
+        format!("`cargo run` must mean agent-sandbox, not {programs:?}: see default-members")
+    })
 }
 
 fn check_package(package: &Value) -> Vec<String> {
