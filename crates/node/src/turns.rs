@@ -4,7 +4,9 @@
 //! computes without end would delay every answer of its neighbours. A pod that has lately used more than it asked for, and more
 //! than half a processor, is therefore put into the kernel's idle class: it has all the time that nobody else wants, and gives
 //! it back the moment somebody does. Where others leave it nothing it uses little, and is soon like anybody else again: no pod
-//! starves, and two that both compute without end share alike.
+//! starves, and two that both compute without end share alike. While somebody yields on a full machine, every processor has a [`Pulse`].
+
+mod pulse;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,25 +15,28 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::runtime::control_groups::ControlGroups;
+use pulse::Pulse;
 
 /// How often pods are looked at while the machine is busy.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Of a machine that is idle for more than this part of the time, everybody has enough.
-const ENOUGH_IDLE_PERCENT: u64 = 25;
+/// On a machine that is idle for less than this part of the time, somebody often waits for a processor.
+const FULL_IDLE_PERCENT: u64 = 25;
 /// What every pod may use without yielding, in thousandths of a processor.
 const FAIR_MILLI: u64 = 500;
 
 /// Reviews whose turn it is until told to stop.
 pub async fn run(groups: ControlGroups, shutdown: CancellationToken) {
     let mut turns = Turns::default();
+    let mut pulse: Option<Pulse> = None;
     loop {
         let pause = tokio::time::sleep(INTERVAL);
         if shutdown.run_until_cancelled(pause).await.is_none() {
             return;
         }
         let machine = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-        let is_busy = turns.is_busy(Times::parse(&machine));
-        if !is_busy && !turns.anybody_yields() {
+        let idle_percent = turns.idle_percent(Times::parse(&machine));
+        let enough_idle = enough_idle_percent(processors(&machine));
+        if idle_percent >= enough_idle && !turns.anybody_yields() {
             continue;
         }
         let groups = groups.clone();
@@ -43,7 +48,24 @@ pub async fn run(groups: ControlGroups, shutdown: CancellationToken) {
             Ok(reviewed) => turns = reviewed,
             Err(_) => return,
         }
+        let is_needed = idle_percent < FULL_IDLE_PERCENT && turns.anybody_yields();
+        pulse = is_needed.then(|| pulse.take().unwrap_or_else(Pulse::start));
     }
+}
+
+/// How much of the time a machine is idle when everybody finds a processor free: somebody who wakes up looks for one nearby, and on a
+/// machine with few of them that may be the one that is in use.
+fn enough_idle_percent(processors: usize) -> u64 {
+    const FREE_PROCESSORS_PERCENT: u64 = 125;
+    const MOST: u64 = 75;
+    let processors = u64::try_from(processors).unwrap_or(u64::MAX);
+    (FREE_PROCESSORS_PERCENT / processors.max(1)).clamp(FULL_IDLE_PERCENT, MOST)
+}
+
+/// How many processors the machine has, by `/proc/stat`: a line for all of them, and one for each.
+fn processors(text: &str) -> usize {
+    let lines = text.lines().filter(|line| line.starts_with("cpu"));
+    lines.count().saturating_sub(1)
 }
 
 /// How the machine's processors have spent their time, in the kernel's ticks.
@@ -72,6 +94,8 @@ impl Times {
 struct Seen {
     used: Duration,
     at: Instant,
+    /// What it uses, in thousandths of a processor, smoothed: whoever yields uses less at once, and would no longer yield at the next look.
+    milli: Option<u64>,
     yields: bool,
 }
 
@@ -82,12 +106,12 @@ struct Turns {
 }
 
 impl Turns {
-    /// Whether the machine was busy since this was last asked.
-    fn is_busy(&mut self, now: Times) -> bool {
+    /// How much of the time the machine was idle since this was last asked.
+    fn idle_percent(&mut self, now: Times) -> u64 {
         let before = std::mem::replace(&mut self.machine, now);
         let idle = now.idle.saturating_sub(before.idle);
         let all = now.all.saturating_sub(before.all);
-        idle * 100 < all * ENOUGH_IDLE_PERCENT
+        (idle * 100).checked_div(all).unwrap_or(100)
     }
 
     fn anybody_yields(&self) -> bool {
@@ -103,28 +127,35 @@ impl Turns {
             };
             // A pod may have taken the name of another that was looked at before.
             let before = self.pods.get(&pod).filter(|seen| seen.used <= used);
-            let yields = match before {
+            let (milli, yields) = match before {
                 None => {
                     // An earlier run of the node may have made it yield.
                     let _ = groups.set_yielding(&pod, false);
-                    false
+                    (None, false)
                 }
                 Some(before) => {
-                    let milli = used_milli(used.saturating_sub(before.used), now - before.at);
+                    let latest = used_milli(used.saturating_sub(before.used), now - before.at);
+                    let milli = smoothed(before.milli, latest);
                     let yields = is_to_yield(before.yields, milli, || {
                         groups.processor_request_milli(&pod)
                     });
-                    if yields == before.yields {
+                    let yields = if yields == before.yields {
                         yields
                     } else {
                         tracing::debug!(pod, milli, yields, "the processors are shared anew");
                         // Where the kernel has no such class, everybody is alike.
                         groups.set_yielding(&pod, yields).is_ok() && yields
-                    }
+                    };
+                    (Some(milli), yields)
                 }
             };
-            let at = now;
-            pods.insert(pod, Seen { used, at, yields });
+            let seen = Seen {
+                used,
+                at: now,
+                milli,
+                yields,
+            };
+            pods.insert(pod, seen);
         }
         self.pods = pods;
     }
@@ -135,14 +166,16 @@ fn used_milli(used: Duration, during: Duration) -> u64 {
     micros(used).saturating_mul(1000) / micros(during).max(1)
 }
 
-/// Whether a pod is to yield, given whether it does and what it has used. One that does goes on until it uses half of what it may.
+/// What a pod uses, given what was thought before and what was seen last.
+fn smoothed(before: Option<u64>, latest: u64) -> u64 {
+    before.map_or(latest, |before| (3 * before + latest) / 4)
+}
+
+/// Whether a pod is to yield, given whether it does and what it has used. One that does goes on until it uses half of what every pod
+/// may, or no more than it asked for.
 fn is_to_yield(before: bool, used_milli: u64, requested_milli: impl FnOnce() -> u64) -> bool {
-    let needed = if before {
-        used_milli.saturating_mul(2)
-    } else {
-        used_milli
-    };
-    needed > FAIR_MILLI && needed > requested_milli()
+    let enough = if before { FAIR_MILLI / 2 } else { FAIR_MILLI };
+    used_milli > enough && used_milli > requested_milli()
 }
 
 #[cfg(test)]
@@ -159,7 +192,8 @@ mod tests {
             (false, 2_001, 2_000, true),
             (true, 400, 0, true),
             (true, 250, 0, false),
-            (true, 900, 2_000, false),
+            (true, 1_900, 2_000, false),
+            (true, 2_001, 2_000, true),
         ] {
             let yields = is_to_yield(before, used, || requested);
             assert_eq!(yields, expected, "{before} {used} of {requested}");
@@ -168,12 +202,61 @@ mod tests {
         assert_eq!(used, 1_500);
     }
 
+    /// What pods that all want everything get of two processors on average, by what they asked for: those that do not yield share by weight,
+    /// and leave those that do next to nothing.
+    fn averages<const PODS: usize>(requests: [u64; PODS]) -> [u64; PODS] {
+        const LOOKS: u64 = 400;
+        let (mut milli, mut yields) = ([None; PODS], [false; PODS]);
+        let mut total = [0; PODS];
+        for _ in 0..LOOKS {
+            let all_yield = yields.iter().all(|yields| *yields);
+            let weight = |pod: usize| match (yields[pod], all_yield) {
+                (false, _) => 10 * requests[pod].max(100),
+                (true, true) => 3,
+                (true, false) => 0,
+            };
+            let weights: u64 = (0..PODS).map(weight).sum();
+            let used: [u64; PODS] = std::array::from_fn(|pod| 2_000 * weight(pod) / weights);
+            for pod in 0..PODS {
+                total[pod] += used[pod];
+                milli[pod] = Some(smoothed(milli[pod], used[pod]));
+                yields[pod] = is_to_yield(yields[pod], milli[pod].unwrap(), || requests[pod]);
+            }
+        }
+        total.map(|total| total / LOOKS)
+    }
+
     #[test]
-    fn a_machine_is_busy_when_its_processors_are_hardly_idle() {
+    fn beside_others_who_want_everything_pods_have_most_of_what_they_asked_for() {
+        let [asked, greedy] = averages([1_500, 0]);
+        assert!(asked > 1_300 && greedy > 300, "{asked}, {greedy}");
+        let [one, two, greedy] = averages([750, 750, 0]);
+        assert!(
+            one > 650 && two > 650 && greedy > 300,
+            "{one}, {two}, {greedy}"
+        );
+        let [one, two] = averages([0, 0]);
+        assert_eq!((one, two), (1_000, 1_000));
+    }
+
+    #[test]
+    fn a_machine_is_as_idle_as_it_was_since_it_was_last_looked_at() {
         let mut turns = Turns::default();
-        let times = |text: &str| Times::parse(text);
-        turns.is_busy(times("cpu  100 0 100 1000 50 0 0 7 0 0\ncpu0 1 1 1 1\n"));
-        assert!(turns.is_busy(times("cpu  180 0 100 1010 55 5 0 90 0 0\n")));
-        assert!(!turns.is_busy(times("cpu  200 0 110 1110 55 5 0 90 0 0\n")));
+        for (line, expected) in [
+            ("cpu  100 0 100 750 50 0 0 7 0 0\ncpu0 1 1 1 1\n", 80),
+            ("cpu  180 0 100 760 55 5 0 90 0 0\n", 15),
+            ("cpu  180 0 100 760 55 5 0 99 0 0\n", 100),
+            ("cpu  200 0 110 830 55 5 0 99 0 0\n", 70),
+        ] {
+            assert_eq!(turns.idle_percent(Times::parse(line)), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_machine_with_few_processors_needs_more_of_them_idle() {
+        assert_eq!(processors("cpu  1 2\ncpu0 1 2\ncpu1 1 2\nintr 7\n"), 2);
+        for (processors, expected) in [(0, 75), (1, 75), (2, 62), (4, 31), (8, 25), (256, 25)] {
+            assert_eq!(enough_idle_percent(processors), expected, "{processors}");
+        }
     }
 }

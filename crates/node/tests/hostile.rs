@@ -282,6 +282,11 @@ open('/tmp/result', 'w').write(errno.errorcode[code]); time.sleep(1000)
     machine.finish().await;
 }
 
+/// The number that a line of a log ends with.
+fn number(line: &str) -> Option<u64> {
+    line.rsplit(' ').next()?.parse().ok()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
     let machine = Machine::start_with(|config| {
@@ -290,7 +295,8 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
     })
     .await;
     let neighbour = neighbour(&machine).await;
-    let flood = "import sys\nwhile True: sys.stdout.write('x' * 1000 + '\\n')";
+    let flood =
+        "import itertools, sys\nfor n in itertools.count(): sys.stdout.write(f'{n:01000}\\n')";
     machine
         .create("flood", hostile(flood, &json!({"limits": {"cpu": "300m"}})))
         .await;
@@ -325,6 +331,17 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
         container: "c".into(),
         attempt: 0,
     };
+    let log = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap_or_default();
+    eventually(
+        "a file to be filled and the next to go on where it ends",
+        || async {
+            let (full, next) = (log("0.log.2"), log("0.log.1"));
+            let (last, first) = (full.lines().last()?, next.lines().next()?);
+            let is_full = full.len() > 13 << 20;
+            (is_full && number(first)? == number(last)? + 1).then_some(())
+        },
+    )
+    .await;
     // Just after a rotation there may be fewer lines in the newest file.
     eventually("the last three lines", || async {
         let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
@@ -349,6 +366,21 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
     machine.finish().await;
 }
 
+/// What a pod's processes use of the processors while a while passes, by their own account.
+async fn processors_used(machine: &Machine, pod: &Pod, seconds: u32) -> f64 {
+    let measure = r"
+import os, sys, time
+def used(): return sum(sum(map(int, open(f'/proc/{p}/stat').read().rsplit(')', 1)[1].split()[11:13])) for p in os.listdir('/proc') if p.isdigit())
+a, t = used(), time.monotonic(); time.sleep(int(sys.argv[1]))
+print((used() - a) / os.sysconf('SC_CLK_TCK') / (time.monotonic() - t))
+";
+    let seconds = seconds.to_string();
+    let command = ["python3", "-c", measure, &seconds];
+    let (code, out, err) = machine.exec(pod, &command).await;
+    assert_eq!(code, 0, "{err}");
+    out.trim().parse().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
     let machine =
@@ -359,16 +391,7 @@ async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
         .create("hog", hostile(hog, &json!({"limits": {"cpu": "200m"}})))
         .await;
     let pod = machine.ready("hog").await;
-    // What its processes used of the processor while a while passed, by their own account.
-    let measure = r"
-import os, time
-def used(): return sum(sum(map(int, open(f'/proc/{p}/stat').read().rsplit(')', 1)[1].split()[11:13])) for p in os.listdir('/proc') if p.isdigit())
-a, t = used(), time.monotonic(); time.sleep(2)
-print((used() - a) / os.sysconf('SC_CLK_TCK') / (time.monotonic() - t))
-";
-    let (code, out, err) = machine.exec(&pod, &["python3", "-c", measure]).await;
-    assert_eq!(code, 0, "{err}");
-    let share: f64 = out.trim().parse().unwrap();
+    let share = processors_used(&machine, &pod, 2).await;
     assert!(
         share < 0.45,
         "uses {share} of a processor with a limit of 0.2"
@@ -422,6 +445,29 @@ async fn whoever_computes_without_end_yields_to_others_until_it_stops() {
     let (code, _, err) = machine.exec(&pod, &["touch", "/tmp/enough"]).await;
     assert_eq!(code, 0, "{err}");
     eventually("it to be like anybody else", || yields(0)).await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asked_for_the_processors_has_them_beside_one_who_did_not() {
+    const WINDOW_SECONDS: u32 = 4;
+    let machine = Machine::start().await;
+    let hog = "import os\nfor _ in range(os.cpu_count()):\n    if os.fork() == 0: break\nwhile True: pass";
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let most = format!("{}m", processors * 750);
+    let asked = json!({"requests": {"cpu": most}});
+    machine.create("asked", hostile(hog, &asked)).await;
+    machine.create("greedy", hostile(hog, &json!({}))).await;
+    let (asked, greedy) = (machine.ready("asked").await, machine.ready("greedy").await);
+    eventually("three quarters for the one who asked for them", || async {
+        let (asked, greedy) = tokio::join!(
+            processors_used(&machine, &asked, WINDOW_SECONDS),
+            processors_used(&machine, &greedy, WINDOW_SECONDS)
+        );
+        // Equal shares would be a half.
+        (asked / (asked + greedy) > 0.65 && greedy > 0.0).then_some(())
+    })
+    .await;
     machine.finish().await;
 }
 

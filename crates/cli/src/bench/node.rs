@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use node::bench::density::Density;
 use node::bench::neighbour::Beside;
 use node::bench::{self, Distribution, Report};
@@ -11,7 +12,7 @@ use node::bench::{self, Distribution, Report};
 use crate::output::{Table, bytes};
 use crate::up::Quickstart;
 
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Arguments {
     /// Pods that are started one at a time
     #[arg(long, default_value_t = 30)]
@@ -22,6 +23,12 @@ pub struct Arguments {
     /// Instead: requests to a pod while another means harm
     #[arg(long)]
     hostile: bool,
+    /// With --hostile, only this attack; may be given several times
+    #[arg(long, value_name = "NAME", requires = "hostile", value_parser = PossibleValuesParser::new(bench::neighbour::attacks()))]
+    attack: Vec<String>,
+    /// With --hostile, requests to the neighbour beside each attack, before it and after it
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..), requires = "hostile")]
+    requests: u16,
 }
 
 impl Arguments {
@@ -30,7 +37,11 @@ impl Arguments {
         let up = super::start(directory, Quickstart::Nothing).await?;
         let runtime = up.node().context("the node runs")?.runtime();
         let table = if self.hostile {
-            let measured = bench::neighbour::run(up.client(), "default").await;
+            let options = bench::neighbour::Options {
+                requests: self.requests.into(),
+                attacks: self.attack,
+            };
+            let measured = bench::neighbour::run(up.client(), "default", &options).await;
             measured.map(|measured| beside_attackers(&measured))
         } else if let Some(count) = self.density {
             let measured = bench::density::run(up.client(), runtime, "default", count).await;

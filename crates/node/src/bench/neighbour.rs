@@ -15,12 +15,24 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{BenchError, Distribution, remove_pod, start_pod};
 
-const REQUESTS: usize = 500;
 const PAUSE: Duration = Duration::from_millis(5);
 /// A request that takes longer has failed.
 const LONGEST: Duration = Duration::from_secs(5);
 /// How long an attack gets to unfold.
 const UNFOLD: Duration = Duration::from_secs(2);
+
+/// How many requests are made in each quiet and beside each attack, and which attacks are made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub requests: usize,
+    /// By name; every attack if there is none.
+    pub attacks: Vec<String>,
+}
+
+/// The names of the attacks there are.
+pub fn attacks() -> impl Iterator<Item = &'static str> {
+    ATTACKS.iter().map(|(name, _)| *name)
+}
 
 /// Each goes on until it is killed.
 const ATTACKS: [(&str, &str); 8] = [
@@ -70,25 +82,33 @@ pub struct Beside {
     pub p99_ratio: f64,
 }
 
-pub async fn run(client: Client, namespace: &str) -> Result<Vec<Beside>, BenchError> {
+pub async fn run(
+    client: Client,
+    namespace: &str,
+    options: &Options,
+) -> Result<Vec<Beside>, BenchError> {
     let pods = Api::<Pod>::namespaced(client, namespace);
     let (_, _, neighbour) = start_pod(&pods, "neighbour").await?;
     let address = neighbour.status.and_then(|status| status.pod_ip);
     let address = address.and_then(|address| address.parse().ok());
     let address = address.ok_or_else(|| BenchError::NotReady("neighbour".to_owned()))?;
     let address = SocketAddr::new(address, 8888);
+    let requests = options.requests;
     let mut attacks = Vec::new();
-    let mut before = latencies(address, "nobody").await?;
-    for (attack, script) in ATTACKS {
+    let mut before = latencies(address, "nobody", requests).await?;
+    let wanted = |name: &str| {
+        options.attacks.is_empty() || options.attacks.iter().any(|attack| attack == name)
+    };
+    for (attack, script) in ATTACKS.into_iter().filter(|(name, _)| wanted(name)) {
         let object = json!({"metadata": {"name": "attacker"}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": "c",
             "image": "host", "command": ["python3", "-c", script], "resources": {"limits": {"memory": "512Mi"}}}]}});
         let object: Pod = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
         pods.create(&PostParams::default(), &object).await?;
         tokio::time::sleep(UNFOLD).await;
-        let during = latencies(address, attack).await;
+        let during = latencies(address, attack, requests).await;
         remove_pod(&pods, "attacker").await?;
         let during = Distribution::of(during?);
-        let after = latencies(address, "nobody").await?;
+        let after = latencies(address, "nobody", requests).await?;
         let quiet = Distribution::of([before, after.clone()].concat());
         before = after;
         attacks.push(Beside {
@@ -104,10 +124,14 @@ pub async fn run(client: Client, namespace: &str) -> Result<Vec<Beside>, BenchEr
 }
 
 /// How long requests take beside an attack. One that fails makes the figures worthless, and its neighbour unprotected.
-async fn latencies(address: SocketAddr, beside: &'static str) -> Result<Vec<Duration>, BenchError> {
+async fn latencies(
+    address: SocketAddr,
+    beside: &'static str,
+    requests: usize,
+) -> Result<Vec<Duration>, BenchError> {
     let mut sample = Vec::new();
     let mut failures: Vec<std::io::Error> = Vec::new();
-    for _ in 0..REQUESTS {
+    for _ in 0..requests {
         let began = Instant::now();
         let asked = tokio::time::timeout(LONGEST, request(address)).await;
         sample.push(began.elapsed());
@@ -120,7 +144,7 @@ async fn latencies(address: SocketAddr, beside: &'static str) -> Result<Vec<Dura
         Some(source) => Err(BenchError::Neighbour {
             beside,
             failed,
-            of: REQUESTS,
+            of: requests,
             source,
         }),
     }
@@ -160,10 +184,10 @@ mod tests {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
-        let error = latencies(address, "nobody").await.unwrap_err();
+        let error = latencies(address, "nobody", 10).await.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "1 of 500 requests to a pod beside nobody failed"
+            "1 of 10 requests to a pod beside nobody failed"
         );
     }
 }

@@ -32,6 +32,12 @@ pub enum ControlGroupError {
         #[source]
         source: io::Error,
     },
+    #[error("giving control group {pod} its weight beside others")]
+    Weigh {
+        pod: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("removing control group {path}")]
     Remove {
         path: PathBuf,
@@ -167,6 +173,11 @@ impl ControlGroups {
             }
             paths.push(path);
         }
+        // Also for one that asked for nothing: a container before it may have, and is gone.
+        self.weigh(pod).map_err(|source| ControlGroupError::Weigh {
+            pod: pod.to_owned(),
+            source,
+        })?;
         Ok(paths)
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{ControlGroups, Controller, Hierarchy, counter};
+use super::{ControlGroups, Controller, Hierarchy, Setting, counter, set};
 
 impl ControlGroups {
     /// The processor time that all containers of a pod have used, where the kernel counts it.
@@ -37,11 +37,26 @@ impl ControlGroups {
             .sum()
     }
 
-    /// Lets a pod have the processors only while nobody else wants them, or like anybody else.
+    /// Lets a pod have the processors only while nobody else wants them, or as much of them as it asked for.
     pub fn set_yielding(&self, pod: &str, yields: bool) -> io::Result<()> {
         let hierarchy = self.of_processors().ok_or(io::ErrorKind::Unsupported)?;
         let file = self.pod_path(hierarchy, pod).join("cpu.idle");
-        fs::write(file, if yields { "1" } else { "0" })
+        fs::write(file, if yields { "1" } else { "0" })?;
+        // The kernel forgets the weight of a group that yields.
+        if yields { Ok(()) } else { self.weigh(pod) }
+    }
+
+    /// Gives a pod the weight of what its containers asked for, beside other pods. One that yields gets it when it no longer does.
+    pub fn weigh(&self, pod: &str) -> io::Result<()> {
+        let Some(hierarchy) = self.of_processors() else {
+            return Ok(());
+        };
+        let Setting { file, value, .. } =
+            weight_of_pod(self.processor_request_milli(pod), hierarchy.unified);
+        match fs::write(self.pod_path(hierarchy, pod).join(file), value) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            other => other,
+        }
     }
 
     fn of_processors(&self) -> Option<&Hierarchy> {
@@ -69,6 +84,18 @@ fn request_milli(weight: u64, unified: bool) -> u64 {
     }
 }
 
+/// What a pod weighs beside others. One that asked for nothing weighs as much as one that asked for a tenth of a processor,
+/// which is what the kernel gives a new group.
+fn weight_of_pod(request_milli: u64, unified: bool) -> Setting {
+    const LEAST_MILLI: u64 = 100;
+    let milli = request_milli.max(LEAST_MILLI);
+    if unified {
+        set("cpu.weight", milli.min(10_000))
+    } else {
+        set("cpu.shares", (milli * 1024 / LEAST_MILLI).min(262_144))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Limits, settings};
@@ -90,6 +117,20 @@ mod tests {
                 let read = request_milli(weight.value.parse().unwrap(), unified);
                 assert!(expected.contains(&read), "{asked:?}, {unified}: {read}");
             }
+        }
+    }
+
+    #[test]
+    fn pods_weigh_what_they_asked_for() {
+        for (asked, shares, weight) in [
+            (0, 1024, 100),
+            (100, 1024, 100),
+            (250, 2560, 250),
+            (2_000, 20_480, 2_000),
+            (64_000, 262_144, 10_000),
+        ] {
+            assert_eq!(weight_of_pod(asked, false), set("cpu.shares", shares));
+            assert_eq!(weight_of_pod(asked, true), set("cpu.weight", weight));
         }
     }
 }

@@ -1,0 +1,92 @@
+//! A pulse on every processor, so that the kernel looks whose turn it is more often than at its tick.
+//!
+//! Whoever has the processor keeps it until somebody wakes up or the tick comes, which is up to 4 ms later, even if somebody
+//! waits who should go first. A thread that sleeps most of the time and wakes up in between shortens that wait to its own interval.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Half of this is what somebody waits on average. At 500 µs a virtual machine spends 3 % of its time on it, hardware less.
+const INTERVAL: Duration = Duration::from_micros(500);
+const THREAD: &str = "turns";
+const STACK_BYTES: usize = 64 << 10;
+
+/// Beats until it is dropped.
+#[derive(Debug)]
+pub struct Pulse {
+    stopped: Arc<AtomicBool>,
+}
+
+impl Pulse {
+    /// Starts a thread on every processor that this process may use. Where that fails, the tick has to do.
+    pub fn start() -> Self {
+        let stopped = Arc::new(AtomicBool::new(false));
+        for processor in processors() {
+            let stopped = stopped.clone();
+            let beat = move || {
+                let mut only = CpuSet::new();
+                only.set(processor);
+                if sched_setaffinity(None, &only).is_err() {
+                    return;
+                }
+                while !stopped.load(Ordering::Relaxed) {
+                    std::thread::sleep(INTERVAL);
+                }
+            };
+            let thread = std::thread::Builder::new();
+            let thread = thread.name(THREAD.to_owned()).stack_size(STACK_BYTES);
+            if let Err(error) = thread.spawn(beat) {
+                tracing::debug!(processor, %error, "no pulse on a processor");
+            }
+        }
+        Self { stopped }
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+}
+
+fn processors() -> impl Iterator<Item = usize> {
+    let usable = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(move |processor| usable.is_set(*processor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The processors that threads of this process are bound to, by the kernel's account.
+    fn beating() -> Vec<String> {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let mut found: Vec<String> = threads
+            .filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok())
+            .filter(|status| status.starts_with(&format!("Name:\t{THREAD}\n")))
+            .filter_map(|status| {
+                let allowed = status.split("Cpus_allowed_list:\t").nth(1)?;
+                Some(allowed.lines().next()?.to_owned())
+            })
+            .collect();
+        found.sort();
+        found
+    }
+
+    #[tokio::test]
+    async fn every_processor_has_a_pulse_until_it_is_dropped() {
+        let mut expected: Vec<String> = processors().map(|number| number.to_string()).collect();
+        expected.sort();
+        assert!(!expected.is_empty());
+        let pulse = Pulse::start();
+        testkit::eventually("a pulse on every processor", || async {
+            (beating() == expected).then_some(())
+        })
+        .await;
+        drop(pulse);
+        testkit::eventually("no pulse", || async { beating().is_empty().then_some(()) }).await;
+    }
+}
