@@ -58,8 +58,7 @@ impl Forwarder {
                 .headers_mut()
                 .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
             request.headers_mut().insert(header::UPGRADE, protocol);
-            // The sandbox would compare it with a host it does not see.
-            request.headers_mut().remove(header::ORIGIN);
+            headers::replace_origin(request.headers_mut());
             let (upstream, stream) = self.dial(upstream, target, patience).await?;
             return self
                 .tunnels

@@ -16,6 +16,8 @@ const HOP_BY_HOP: [HeaderName; 6] = [
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// Where a browser says that a request comes from.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Carries a scoped token where `Authorization` is taken.
 pub const SANDBOX_TOKEN: HeaderName = HeaderName::from_static("x-sandbox-token");
 /// Carries a scoped token where a browser can set no header.
@@ -101,6 +103,24 @@ pub fn prepare_request(
     }
     headers.insert(FORWARDED_FOR, origin.forwarded_for.clone());
     headers.insert(FORWARDED_PROTO, origin.forwarded_proto.clone());
+}
+
+/// Takes off the `Origin` of an upgrade, which the sandbox would compare with a host it does not see, and says in its place what browsers say
+/// of other requests, though not of WebSockets: whether a page of this very host has sent it. To be called on prepared headers.
+pub fn replace_origin(headers: &mut HeaderMap) {
+    let Some(origin) = headers.remove(header::ORIGIN) else {
+        return;
+    };
+    if headers.contains_key(FETCH_SITE) {
+        return;
+    }
+    let host = headers.get(FORWARDED_HOST).map(HeaderValue::as_bytes);
+    let page = origin.to_str().ok().and_then(|text| text.split_once("://"));
+    let is_same = page
+        .zip(host)
+        .is_some_and(|((_, page), host)| page.as_bytes().eq_ignore_ascii_case(host));
+    let site = if is_same { "same-origin" } else { "cross-site" };
+    headers.insert(FETCH_SITE, HeaderValue::from_static(site));
 }
 
 fn strip_token_cookie(headers: &mut HeaderMap) {
@@ -225,6 +245,47 @@ mod tests {
         assert_eq!(after["cookie"], "a=1; b=2");
         assert_eq!(after["x-sandbox-id"], "abc");
         assert_eq!(after["x-custom"], "kept");
+    }
+
+    #[test]
+    fn the_origin_of_an_upgrade_becomes_what_browsers_say_of_other_requests() {
+        const HOST: (&str, &str) = ("host", "8888-mine.localhost:8080");
+        for (said, expected) in [
+            (vec![HOST], None),
+            (
+                vec![HOST, ("origin", "http://8888-mine.localhost:8080")],
+                Some("same-origin"),
+            ),
+            (
+                vec![HOST, ("origin", "http://8888-Mine.localhost:8080")],
+                Some("same-origin"),
+            ),
+            (
+                vec![HOST, ("origin", "http://3000-mine.localhost:8080")],
+                Some("cross-site"),
+            ),
+            (
+                vec![HOST, ("origin", "https://evil.example")],
+                Some("cross-site"),
+            ),
+            (vec![HOST, ("origin", "null")], Some("cross-site")),
+            (vec![("origin", "http://x")], Some("cross-site")),
+            // What the browser says itself is not corrected.
+            (
+                vec![HOST, ("origin", "null"), ("sec-fetch-site", "none")],
+                Some("none"),
+            ),
+        ] {
+            let mut headers = prepared(&said);
+            replace_origin(&mut headers);
+            let site = headers.get("sec-fetch-site");
+            assert_eq!(
+                site.map(HeaderValue::as_bytes),
+                expected.map(str::as_bytes),
+                "{said:?}"
+            );
+            assert!(!headers.contains_key("origin"));
+        }
     }
 
     #[test]

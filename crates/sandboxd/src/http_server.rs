@@ -1,4 +1,5 @@
-//! Accepts connections and serves HTTP on them until told to drain. It knows nothing of what is served.
+//! Accepts connections and serves HTTP on them until told to drain. It knows nothing of what is served, only who is never served: pages
+//! of others in somebody's browser.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -7,7 +8,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -15,7 +16,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::response::Body;
+use crate::browsers::is_sent_by_another_page;
+use crate::response::{Body, message};
 
 /// A client that has not sent a request's head by then is not going to.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -80,12 +82,22 @@ pub async fn serve<H: Handler>(
     }
 }
 
+async fn answer<H: Handler>(handler: Arc<H>, request: Request<Incoming>) -> Response<Body> {
+    if is_sent_by_another_page(request.method(), request.headers()) {
+        return message(
+            StatusCode::FORBIDDEN,
+            "a page of another site has sent this request (Origin, Sec-Fetch-Site), and may not",
+        );
+    }
+    handler.handle(request).await
+}
+
 // A connection that breaks is the client's affair, and no news to the sandbox: how one ends is not looked at.
 
 async fn converse_http1<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: CancellationToken) {
     let service = service_fn(move |request| {
         let handler = Arc::clone(&handler);
-        async move { Ok::<_, Infallible>(handler.handle(request).await) }
+        async move { Ok::<_, Infallible>(answer(handler, request).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -104,7 +116,7 @@ async fn converse_http1<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: Ca
 async fn converse_http2<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: CancellationToken) {
     let service = service_fn(move |request| {
         let handler = Arc::clone(&handler);
-        async move { Ok::<_, Infallible>(handler.handle(request).await) }
+        async move { Ok::<_, Infallible>(answer(handler, request).await) }
     });
     let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())

@@ -14,6 +14,8 @@ mod api;
 #[cfg(feature = "bench")]
 pub mod bench;
 #[cfg(feature = "server")]
+mod browsers;
+#[cfg(feature = "server")]
 mod config;
 #[cfg(feature = "server")]
 mod exec_http;

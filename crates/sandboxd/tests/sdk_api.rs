@@ -36,6 +36,33 @@ fn a_command_is_split_into_words_and_run_in_the_base_directory() {
 }
 
 #[test]
+fn pages_of_others_in_a_browser_run_nothing() {
+    let sandbox = Sandbox::start();
+    let touch = r#"{"command": "touch ran"}"#;
+    let from = |site: &str, request: String| {
+        request.replacen("Host: x", &format!("Host: x\r\nSec-Fetch-Site: {site}"), 1)
+    };
+    let websocket = "GET /v1/exec HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\
+                     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-Fetch-Mode: websocket\r\n\r\n";
+    for site in ["cross-site", "same-site"] {
+        for request in [support::post("/execute", touch), websocket.to_owned()] {
+            let answer = sandbox.request(&from(site, request));
+            assert_eq!(status_of(&answer), 403, "{site}");
+        }
+    }
+    let without_tls = support::post("/execute", touch);
+    let without_tls = without_tls.replacen("Host: x", "Host: x\r\nOrigin: http://y", 1);
+    assert_eq!(status_of(&sandbox.request(&without_tls)), 403);
+    assert!(!sandbox.base().join("ran").exists());
+    // Its own pages may, and a person who follows a link to a file.
+    let answer = sandbox.request(&from("same-origin", support::post("/execute", touch)));
+    assert_eq!(status_of(&answer), 200);
+    let link = "GET /download/ran HTTP/1.1\r\nHost: x\r\nConnection: close\r\nSec-Fetch-Mode: navigate\r\n\r\n";
+    let answer = sandbox.request(&from("cross-site", link.to_owned()));
+    assert_eq!(status_of(&answer), 200);
+}
+
+#[test]
 fn a_command_that_cannot_start_is_an_answer_with_the_reason() {
     let sandbox = Sandbox::start();
     for (command, reason) in [
