@@ -28,6 +28,11 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     router_listen: SocketAddr,
 
+    /// Route <port>-<sandbox>.<domain> to sandboxes, for browsers; `localhost` needs no DNS. Whoever can send requests from a browser on
+    /// this machine, pages of strangers included, can then send them to sandboxes
+    #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
+    host_domain: Vec<String>,
+
     /// Where metrics are served
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
     metrics_bind_address: SocketAddr,
@@ -82,6 +87,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         data_directory,
         api_listen: arguments.api_listen,
         router_listen: arguments.router_listen,
+        host_domains: arguments.host_domain,
         metrics_listen: arguments.metrics_bind_address,
         audit: arguments
             .audit_log_path

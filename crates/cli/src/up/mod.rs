@@ -56,6 +56,8 @@ pub struct Options {
     pub data_directory: PathBuf,
     pub api_listen: SocketAddr,
     pub router_listen: SocketAddr,
+    /// Below which the router finds sandboxes by the names of hosts.
+    pub host_domains: Vec<String>,
     pub metrics_listen: SocketAddr,
     pub audit: Option<apiserver::audit::Options>,
     pub quickstart: Quickstart,
@@ -72,6 +74,7 @@ impl Options {
             data_directory: data_directory.into(),
             api_listen: any_port,
             router_listen: any_port,
+            host_domains: Vec::new(),
             metrics_listen: any_port,
             audit: None,
             quickstart: Quickstart::Nothing,
@@ -142,7 +145,7 @@ impl Up {
         let controllers = up.start_controllers().await?;
         let router = router_listener.local_addr()?;
         up.start_node(router, options.node).await?;
-        let proxy = up.start_router(router_listener)?;
+        let proxy = up.start_router(router_listener, options.host_domains)?;
         up.serve_router_to_the_bridge(&proxy).await?;
         up.announce_router(router).await?;
         up.serve_metrics(metrics_listener, metrics::routes(controllers, proxy));
@@ -334,8 +337,16 @@ impl Up {
         Ok(())
     }
 
-    fn start_router(&mut self, listener: TcpListener) -> anyhow::Result<router::Router> {
-        let router = router::Router::new(router::Config::default(), Some(self.client()))?;
+    fn start_router(
+        &mut self,
+        listener: TcpListener,
+        host_domains: Vec<String>,
+    ) -> anyhow::Result<router::Router> {
+        let config = router::Config {
+            host_domains,
+            ..router::Config::default()
+        };
+        let router = router::Router::new(config, Some(self.client()))?;
         let shutdown = self.shutdown.clone();
         let serving = router.clone();
         self.parts.spawn(async move {
