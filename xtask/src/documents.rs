@@ -74,14 +74,27 @@ pub fn steps(page: &str) -> anyhow::Result<Vec<Step>> {
     Ok(steps)
 }
 
-/// Makes a home in which the running system, whose kubeconfig and binary are in the environment, is where a reader's would be.
+/// Whether a page needs the Python with what its reader installs.
+pub fn use_python(steps: &[Step]) -> bool {
+    let installs = |step: &Step| step.code.lines().any(|line| line.starts_with(PIP_INSTALL));
+    steps
+        .iter()
+        .any(|step| step.language == Language::Python || installs(step))
+}
+
+/// What a reader installs is there already.
+const PIP_INSTALL: &str = "pip install ";
+
+/// Makes a home in which the running system, whose kubeconfig and binary are in the environment, is where a reader's would be, and a
+/// directory in which the examples are where they are in the repository.
 const PROLOGUE: &str = r#"set -euo pipefail
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 mkdir -p "$home/.local/state" "$home/bin" "$home/work"
 ln -s "$(dirname "$KUBECONFIG")" "$home/.local/state/agent-sandbox"
 ln -s "$AGENT_SANDBOX" "$home/bin/agent-sandbox"
-export HOME="$home" PATH="$home/bin:$PATH"
+ln -s "$REPOSITORY/examples" "$home/work/examples"
+export HOME="$home" PATH="$home/bin:${PYTHON:+$(dirname "$PYTHON"):}$PATH"
 unset KUBECONFIG AGENT_SANDBOX_HOME XDG_STATE_HOME
 cd "$home/work"
 expect_lines() {
@@ -126,6 +139,7 @@ fn as_installed(code: &str) -> String {
         if command == "agent-sandbox up"
             || command.starts_with("cargo build ")
             || command.starts_with("cargo test ")
+            || command.starts_with(PIP_INSTALL)
         {
             return None;
         }
@@ -158,9 +172,11 @@ mod tests {
     fn the_script_uses_what_is_there() {
         let script = script(&steps(PAGE).unwrap());
         assert!(script.contains("agent-sandbox run -- true"), "{script}");
-        let page = "```sh\ncargo build --release && export PATH=x\nagent-sandbox up &   # stays\ncargo test --workspace  # all\nls\n```\n";
-        let script = super::script(&steps(page).unwrap());
+        let page = "```sh\ncargo build --release && export PATH=x\nagent-sandbox up &   # stays\ncargo test --workspace  # all\npip install x\nls\n```\n";
+        let steps = steps(page).unwrap();
+        let script = super::script(&steps);
         assert!(script.contains("{ :\nls\n}"), "{script}");
+        assert!(use_python(&steps));
     }
 
     #[test]
@@ -172,6 +188,7 @@ mod tests {
                 .arg(script(&steps(&page).unwrap()))
                 .env("KUBECONFIG", "/nowhere/kubeconfig")
                 .env("AGENT_SANDBOX", "/nowhere/agent-sandbox")
+                .env("REPOSITORY", "/nowhere")
                 .stdout(std::process::Stdio::null())
                 .status();
             status.unwrap().success()

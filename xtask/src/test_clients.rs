@@ -41,6 +41,8 @@ enum Program {
     GoTests { module: Module },
     /// The blocks of a page.
     Page { path: &'static str },
+    /// The blocks of an example's page, after what the page of all examples says.
+    Example { name: &'static str },
 }
 
 /// What the blocks of Python on pages import.
@@ -86,8 +88,15 @@ const fn page(name: &'static str, path: &'static str) -> Suite {
     }
 }
 
+const fn example(name: &'static str) -> Suite {
+    Suite {
+        name,
+        program: Program::Example { name },
+    }
+}
+
 /// The pages come last: at the end of the quickstart everything is deleted.
-const SUITES: [Suite; 19] = [
+const SUITES: [Suite; 27] = [
     script("kubectl_streams", None),
     script("kubectl_objects", None),
     script("kruise", None),
@@ -105,6 +114,14 @@ const SUITES: [Suite; 19] = [
     script("sdk_1_0_8", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sdk_1_0_8_async", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sandboxd_1_0_8", Some("k8s-agent-sandbox[grpc]==1.0.8")),
+    example("hello-world"),
+    example("code-interpreter"),
+    example("rollouts"),
+    example("workspace"),
+    example("web-app"),
+    example("network-policy"),
+    example("identity"),
+    example("gvisor"),
     page("readme", "README.md"),
     page("quickstart", "docs/quickstart.md"),
 ];
@@ -140,28 +157,37 @@ impl Suite {
                 command.args(["-test.v", "-test.timeout=900s"]);
                 Ok(command)
             }
-            Program::Page { path } => prepare_page(root, path),
+            Program::Page { path } => prepare_pages(root, &[path]),
+            Program::Example { name } => {
+                let page = format!("examples/{name}/README.md");
+                prepare_pages(root, &["examples/README.md", &page])
+            }
         }
     }
 }
 
-fn prepare_page(root: &Path, path: &str) -> anyhow::Result<Command> {
-    let steps = documents::steps(&fs::read_to_string(root.join(path))?);
-    let steps = steps.with_context(|| format!("{path} cannot be read"))?;
+fn prepare_pages(root: &Path, paths: &[&str]) -> anyhow::Result<Command> {
+    let mut steps = Vec::new();
+    for path in paths {
+        let page = fs::read_to_string(root.join(path))?;
+        steps.extend(documents::steps(&page).with_context(|| format!("{path} cannot be read"))?);
+    }
     let mut bash = Command::new("bash");
     bash.arg("-c").arg(documents::script(&steps));
     if let Some(step) = steps.iter().find(|step| step.language == Language::Rust) {
         ensure!(
             fs::read_to_string(root.join(PAGES_EXAMPLE))?.ends_with(&step.code),
-            "the block of Rust at line {} of {path} is not what is in {PAGES_EXAMPLE}",
-            step.line
+            "the block of Rust at line {} of {} is not what is in {PAGES_EXAMPLE}",
+            step.line,
+            paths.join(" and ")
         );
         let example = build(root, &["--example=quickstart"], "debug/examples/quickstart")?;
         bash.env("EXAMPLE", example);
     }
-    if steps.iter().any(|step| step.language == Language::Python) {
+    if documents::use_python(&steps) {
         bash.env("PYTHON", python_for(Some(PAGES_PACKAGE))?);
     }
+    bash.env("REPOSITORY", root);
     Ok(bash)
 }
 
@@ -331,6 +357,7 @@ impl Up {
                 "up",
                 "--api-listen=127.0.0.1:0",
                 "--router-listen=127.0.0.1:0",
+                "--host-domain=localhost",
             ])
             .args(["--metrics-bind-address=127.0.0.1:0", "--ready-file"])
             .arg(&ready_file)

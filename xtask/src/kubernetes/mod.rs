@@ -34,7 +34,7 @@ enum Run {
     Upgrade { release: &'static str },
 }
 
-const SUITES: [Suite; 10] = [
+const SUITES: [Suite; 11] = [
     Suite {
         name: "conformance",
         run: Run::Conformance,
@@ -53,6 +53,10 @@ const SUITES: [Suite; 10] = [
     },
     Suite {
         name: "scenarios",
+        run: Run::Script,
+    },
+    Suite {
+        name: "examples",
         run: Run::Script,
     },
     Suite {
@@ -87,8 +91,8 @@ pub struct Arguments {
     #[arg(long)]
     record: bool,
 
-    /// Only these: conformance, install, helm, sandboxes, scenarios, kubectl_streams, kruise, upgrade, upgrade_0_5,
-    /// failures
+    /// Only these: conformance, install, helm, sandboxes, scenarios, examples, kubectl_streams, kruise, upgrade,
+    /// upgrade_0_5, failures
     suites: Vec<String>,
 }
 

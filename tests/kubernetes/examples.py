@@ -1,0 +1,118 @@
+"""The examples for clusters, as a reader applies them, on a real control plane."""
+
+import json
+
+import cluster
+from checks import check, kubectl, run_checks, until
+from cluster import get, pool, ready, template
+
+EXAMPLES = f"{cluster.REPOSITORY}/examples"
+SECURE = "secure"
+SPACE = "work"
+state = {}
+
+
+@check
+def the_system_starts():
+    cluster.install()
+    state["node"] = cluster.start_node()
+    state["controller"] = cluster.start_controller()
+    for name in (SECURE, SPACE):
+        cluster.namespace(name)
+
+
+@check
+def a_careless_sandbox_from_before_is_there():
+    kubectl("apply", "-n", SECURE, "-f", f"{EXAMPLES}/disruption-budget/budget.yaml")
+
+
+@check
+def careless_sandboxes_are_refused_with_what_to_change():
+    kubectl("apply", "-f", f"{EXAMPLES}/admission-policy/secure-sandboxes.yaml")
+    kubectl("label", "namespace", SECURE, "sandboxes=secure")
+    careless = f"{EXAMPLES}/hello-world/sandbox.yaml"
+
+    def refusal():
+        # A policy takes a moment to be in force. Until then the sandbox would be admitted, and nothing is made of it.
+        try:
+            return kubectl("apply", "--dry-run=server", "-n", SECURE, "-f", careless, succeeds=False)
+        except AssertionError:
+            return None
+
+    said = until(refusal, "the policy to be in force")
+    assert "automountServiceAccountToken must be false" in said, said
+    confined = f"{EXAMPLES}/admission-policy/sandbox.yaml"
+    text = kubectl("create", "--dry-run=client", "-n", SECURE, "-o", "json", "-f", confined)
+    limitless = {"name": "before", "image": "host", "securityContext": {"allowPrivilegeEscalation": False}}
+    for change, complaint in (
+        (lambda pod: pod.update(hostPID=True), "must not have hostNetwork, hostPID or hostIPC"),
+        (lambda pod: pod["containers"][0]["securityContext"].update(privileged=True), "securityContext.privileged"),
+        (lambda pod: pod["containers"][0]["securityContext"].update(capabilities={"add": ["SYS_ADMIN"]}), "capabilities.add"),
+        (lambda pod: pod["containers"][0].pop("securityContext"), "allowPrivilegeEscalation: false"),
+        (lambda pod: pod["containers"][0].pop("resources"), "resources.limits.memory"),
+        (lambda pod: pod.update(initContainers=[limitless]), "resources.limits.memory"),
+        (lambda pod: pod.update(volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "hostPath"),
+    ):
+        sandbox = json.loads(text)
+        change(sandbox["spec"]["podTemplate"]["spec"])
+        said = kubectl("apply", "-n", SECURE, "-f", "-", text=json.dumps(sandbox), succeeds=False)
+        assert complaint in said, said
+    said = kubectl("apply", "-f", "-", text=json.dumps(template("careless", SECURE)), succeeds=False)
+    assert "allowPrivilegeEscalation" in said, said
+
+
+@check
+def what_was_there_before_can_be_suspended():
+    kubectl("scale", "sandbox", "at-work", "-n", SECURE, "--replicas=0")
+    kubectl("label", "sandbox", "at-work", "-n", SECURE, "seen=yes")
+
+
+@check
+def confined_ones_and_other_namespaces_are_admitted():
+    kubectl("apply", "-n", SECURE, "-f", f"{EXAMPLES}/admission-policy/sandbox.yaml")
+    kubectl("apply", "-n", SPACE, "-f", f"{EXAMPLES}/hello-world/sandbox.yaml")
+    ready("sandbox", "confined", SECURE)
+    ready("sandbox", "hello-world", SPACE)
+
+
+@check
+def the_autoscaler_finds_the_pool_it_scales():
+    cluster.apply([template("warm", SPACE), pool("python-warmpool", SPACE, "warm", 1)])
+    kubectl("apply", "-n", SPACE, "-f", f"{EXAMPLES}/autoscaling/autoscaler.yaml")
+
+    def able():
+        found = get("hpa", "python-warmpool", SPACE)
+        return cluster.condition(found, "AbleToScale").get("status") == "True" and found
+
+    until(able, "the autoscaler to read the pool's scale")
+    # Below its minimum the autoscaler needs no metric, and there is none here.
+    until(lambda: get("sandboxwarmpool", "python-warmpool", SPACE)["spec"]["replicas"] == 2, "the pool to have its minimum")
+
+
+@check
+def an_agent_at_work_is_not_evicted():
+    kubectl("apply", "-n", SPACE, "-f", f"{EXAMPLES}/disruption-budget/budget.yaml")
+    ready("sandbox", "at-work", SPACE)
+
+    def counted():
+        status = get("pdb", "agents-at-work", SPACE).get("status") or {}
+        return status.get("currentHealthy") == 1 and status.get("expectedPods") == 1
+
+    until(counted, "the budget to count the sandbox")
+
+    def evict(name):
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": SPACE}}
+        path = f"/api/v1/namespaces/{SPACE}/pods/{name}/eviction"
+        return lambda succeeds: kubectl("create", "--raw", path, "-f", "-", text=json.dumps(eviction), succeeds=succeeds)
+
+    said = evict("at-work")(succeeds=False)
+    assert "disruption budget" in said, said
+    evict("hello-world")(succeeds=True)
+
+
+@check
+def nothing_is_left():
+    state["node"].leave()
+
+
+run_checks()
