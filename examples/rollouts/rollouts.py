@@ -31,7 +31,7 @@ async def reward(client, program):
     try:
         await sandbox.files.write("solution.py", program.encode())
         await sandbox.files.write("test.py", TEST.encode())
-        result = await sandbox.commands.run("timeout 2 python3 test.py")
+        result = await sandbox.commands.run("timeout 5 python3 test.py")
         return int(result.exit_code == 0)
     finally:
         await sandbox.terminate()
