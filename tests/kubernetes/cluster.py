@@ -255,6 +255,15 @@ class Node(Process):
 
     def __init__(self):
         self.data = tempfile.mkdtemp(prefix="agent-sandbox-node-")
+        kubectl("apply", "-f", f"{REPOSITORY}/deploy/node/rbac.yaml")
+        binding = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"agent-sandbox-{NODE}"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "agent-sandbox-node"},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"system:node:{NODE}"}],
+        }
+        apply(binding)
         file = lambda name: os.path.join(CONTROL_PLANE, name)  # noqa: E731
         super().__init__(
             "node",

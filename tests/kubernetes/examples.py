@@ -111,6 +111,23 @@ def an_agent_at_work_is_not_evicted():
 
 
 @check
+def agents_reach_the_tool_by_its_name_and_strangers_do_not():
+    kubectl("apply", "-n", SPACE, "-f", f"{EXAMPLES}/network-policy/tool-for-agents.yaml")
+    for name in ("tool", "agent", "stranger"):
+        ready("sandbox", name, SPACE)
+    ask = "import urllib.request as r; print(r.urlopen('http://tool:8000/', timeout=3).read().decode())"
+
+    def answer(asker):
+        command = f'python3 -c "{ask}" 2>&1 | tail -1'
+        return kubectl("exec", asker, "-n", SPACE, "--", "sh", "-c", command)
+
+    # The service's name is known once the cluster has noted that its pod is Ready.
+    until(lambda: "the tool answers" in answer("agent"), "the agent to reach the tool")
+    said = answer("stranger")
+    assert "the tool answers" not in said and "Error" in said, said
+
+
+@check
 def nothing_is_left():
     state["node"].leave()
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::SYSTEM_NAMESPACE;
-use api::rbac::Rule;
+use api::rbac::{NODE, NODE_ROLE, Rule};
 use controllers::rbac;
 use serde_json::{Value, json};
 
@@ -58,6 +58,11 @@ fn controllers_manifests() -> Vec<Manifest> {
                 cluster_role(KRUISE, rbac::KRUISE),
                 cluster_role_binding(KRUISE),
             ],
+        },
+        // Whom to bind it to, only the cluster's owner knows: every node has a user of its own.
+        Manifest {
+            file: "node/rbac.yaml",
+            documents: vec![cluster_role(NODE_ROLE, &[NODE])],
         },
     ]
 }

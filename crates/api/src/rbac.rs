@@ -16,3 +16,26 @@ pub const MANAGE: &[&str] = &[
 pub const SUBRESOURCE: &[&str] = &["get", "patch", "update"];
 /// What one does with a resource one only follows.
 pub const FOLLOW: &[&str] = &["get", "list", "watch"];
+
+/// The cluster role that a node's user needs on a cluster, beyond what Kubernetes gives every `system:node`.
+pub const NODE_ROLE: &str = "agent-sandbox-node";
+
+/// What that role allows: to follow what network policies select, and what services are called. It stands here so that manifests can be
+/// generated without building the node.
+pub const NODE: &[Rule] = &[
+    Rule {
+        groups: &[""],
+        resources: &["namespaces", "pods", "services"],
+        verbs: FOLLOW,
+    },
+    Rule {
+        groups: &["discovery.k8s.io"],
+        resources: &["endpointslices"],
+        verbs: FOLLOW,
+    },
+    Rule {
+        groups: &["networking.k8s.io"],
+        resources: &["networkpolicies"],
+        verbs: FOLLOW,
+    },
+];

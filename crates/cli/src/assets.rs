@@ -31,3 +31,6 @@ pub const MANIFESTS: [&str; 3] = [
 pub const ROUTER: &str = include_str!("../../../deploy/router/router.yaml");
 pub const GATEWAY_GKE: &str = include_str!("../../../deploy/router/gateway-gke.yaml");
 pub const GATEWAY_KIND: &str = include_str!("../../../deploy/router/gateway-kind.yaml");
+
+/// What a node needs on a cluster beyond what Kubernetes gives every node.
+pub const NODE_RBAC: &str = include_str!("../../../deploy/node/rbac.yaml");

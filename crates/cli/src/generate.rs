@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use crate::assets;
 
-/// Print CRDs, RBAC or manifests of the controller and the router for a Kubernetes cluster
+/// Print CRDs, RBAC or manifests of the controller, the router and nodes for a Kubernetes cluster
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// What to print
@@ -28,6 +28,8 @@ enum What {
     Manifests,
     /// The router: service, deployment, service account, cluster role
     Router,
+    /// The cluster role of `agent-sandbox node`, to be bound to the user of each node
+    Node,
     /// A Gateway in front of the router on GKE
     GatewayGke,
     /// A Gateway in front of the router on kind
@@ -42,6 +44,7 @@ pub fn print(arguments: &Arguments) -> anyhow::Result<()> {
         (What::Rbac, true) => &[assets::KRUISE_RBAC],
         (What::Manifests, false) => &assets::MANIFESTS,
         (What::Router, false) => &[assets::ROUTER],
+        (What::Node, false) => &[assets::NODE_RBAC],
         (What::GatewayGke, false) => &[assets::GATEWAY_GKE],
         (What::GatewayKind, false) => &[assets::GATEWAY_KIND],
         (_, true) => {

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api::rbac::NODE_ROLE;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::runtime::watcher::Event;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::firewall::{self, FirewallError, Surroundings};
 use super::policy::{self, PodFacts, Rules, Unselected, World};
-use super::watched::{Watched, follow, key};
+use super::watched::{NotAllowed, Watched, follow, key};
 use crate::errors::chain;
 use crate::kubelet::is_mirror;
 
@@ -153,9 +154,10 @@ impl Enforcer {
     pub fn refusal(&self, pod: &Pod) -> Option<String> {
         let reason = self.enforcement.borrow().clone().err()?;
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if !state.policies.complete {
+        // Rules of an earlier run may still name the address it would get.
+        if !state.is_complete() {
             return Some(format!(
-                "network policies are not known yet, and could not be enforced: {reason}"
+                "what network policies select is not known, and they cannot be enforced: {reason}"
             ));
         }
         let selecting = policy::selecting(&PodFacts::of(pod), state.policies.objects.values());
@@ -169,8 +171,15 @@ impl Enforcer {
 
     /// Watches and enforces until told to stop. The rules stay in force after that, as pods run on.
     pub async fn run(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
+        // Before watches tell of more. Without it pods' links lead nowhere for this run of the node, and nothing is to be judged.
+        let rules_can_be_opened = self.enforcement.borrow().is_ok();
         let watching = self.clone().watch(client);
-        let enforcing = self.enforce();
+        let enforcing = async {
+            if !rules_can_be_opened {
+                std::future::pending::<()>().await;
+            }
+            self.enforce().await;
+        };
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = watching => {}
@@ -179,34 +188,51 @@ impl Enforcer {
     }
 
     async fn watch(self: Arc<Self>, client: Client) {
-        let own = |event| {
+        let own = |news| {
             let node = &self.node_name;
-            self.take(event, |state, event| {
+            self.take(news, |state, event| {
                 state.pods.take(event, |pod: Pod| SeenPod::of(&pod, node))
             });
         };
         let pods = follow::<Pod>(&client, own);
-        let namespaces = follow::<Namespace>(&client, |event| {
-            self.take(event, |state, event| {
+        let namespaces = follow::<Namespace>(&client, |news| {
+            self.take(news, |state, event| {
                 state.namespaces.take(event, |namespace: Namespace| {
                     (namespace.name_any(), namespace.labels().clone())
                 })
             });
         });
-        let policies = follow::<NetworkPolicy>(&client, |event| {
-            self.take(event, |state, event| {
+        let policies = follow::<NetworkPolicy>(&client, |news| {
+            self.take(news, |state, event| {
                 state.policies.take(event, |policy| policy)
             });
         });
         tokio::join!(pods, namespaces, policies);
     }
 
-    fn take<K>(&self, event: Event<K>, take: impl FnOnce(&mut State, Event<K>) -> bool) {
+    fn take<K>(
+        &self,
+        news: Result<Event<K>, NotAllowed>,
+        take: impl FnOnce(&mut State, Event<K>) -> bool,
+    ) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if take(&mut state, event) {
-            state.wanted += 1;
-            drop(state);
-            self.changed.notify_one();
+        match news {
+            Ok(event) => {
+                if take(&mut state, event) {
+                    state.wanted += 1;
+                    drop(state);
+                    self.changed.notify_one();
+                }
+            }
+            // Once all was seen, rules are in force, and stay.
+            Err(_) if state.is_complete() => {}
+            Err(NotAllowed(said)) => {
+                drop(state);
+                if self.enforcement.borrow().is_ok() {
+                    let remedy = format!("bind the cluster role {NODE_ROLE} to this node's user");
+                    self.tell(&Err(format!("{said}: {remedy}")));
+                }
+            }
         }
     }
 
@@ -247,10 +273,6 @@ impl Enforcer {
     }
 
     async fn enforce(&self) {
-        if self.enforcement.borrow().is_err() {
-            // Pods' links lead nowhere for this run of the node; nothing is to be judged.
-            return std::future::pending().await;
-        }
         let mut in_force: Option<Rules> = None;
         let mut known_problems = std::collections::BTreeSet::new();
         loop {

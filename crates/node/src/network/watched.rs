@@ -64,8 +64,29 @@ pub fn key<K: Resource>(object: &K) -> String {
     object.meta().uid.clone().unwrap_or_default()
 }
 
+/// How long after a failure a watch is tried again: the first time, and at most.
+const RETRY: Duration = Duration::from_millis(200);
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
+
+/// The node's user may not see the objects of a kind. What the API server says of it.
+#[derive(Debug)]
+pub struct NotAllowed(pub String);
+
+impl NotAllowed {
+    fn of(error: &watcher::Error) -> Option<Self> {
+        use kube::Error::Api;
+        use watcher::Error::{InitialListFailed, WatchError, WatchStartFailed};
+        let (InitialListFailed(Api(status)) | WatchStartFailed(Api(status)) | WatchError(status)) =
+            error
+        else {
+            return None;
+        };
+        status.is_forbidden().then(|| Self(status.message.clone()))
+    }
+}
+
 /// Follows all objects of a kind for ever.
-pub async fn follow<K>(client: &Client, mut take: impl FnMut(Event<K>))
+pub async fn follow<K>(client: &Client, mut take: impl FnMut(Result<Event<K>, NotAllowed>))
 where
     K: Resource<DynamicType = ()>
         + Clone
@@ -76,12 +97,29 @@ where
 {
     let api = Api::<K>::all(client.clone());
     let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
+    let mut pause = RETRY;
+    let mut told = None;
     while let Some(event) = events.next().await {
         match event {
-            Ok(event) => take(event),
+            // A list that begins says nothing of whether it can be had.
+            Ok(Event::Init) => take(Ok(Event::Init)),
+            Ok(event) => {
+                (pause, told) = (RETRY, None);
+                take(Ok(event));
+            }
             Err(error) => {
-                tracing::warn!(kind = %K::kind(&()), error = %chain(&error), "a watch for the pods' network failed and is retried");
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                let reason = Some(chain(&error));
+                // Once is enough of what may stay as it is for days.
+                if told != reason {
+                    let kind = K::kind(&());
+                    tracing::warn!(%kind, error = reason, "a watch for the pods' network failed and is retried");
+                    told = reason;
+                }
+                if let Some(not_allowed) = NotAllowed::of(&error) {
+                    take(Err(not_allowed));
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_RETRY);
             }
         }
     }

@@ -1,33 +1,59 @@
 //! A machine on which nothing can judge traffic.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
 use kube::Api;
 use kube::api::PostParams;
+use kube::core::Status;
+use kube::core::response::reason;
 use serde_json::json;
+use testkit::{Tap, eventually};
 
 use crate::fixture::{Network, to, to_each};
 use crate::support::internet::{PUBLIC, on_own_network};
+use crate::support::is_ready;
+
+/// What the node says about network policies.
+async fn enforced(network: &Network) -> NodeCondition {
+    let nodes = Api::<Node>::all(network.machine.client.clone());
+    let status = nodes.get("test-node").await.unwrap().status.unwrap();
+    let conditions = status.conditions.unwrap();
+    let mut conditions = conditions.into_iter();
+    conditions
+        .find(|condition| condition.type_ == "NetworkPolicyEnforced")
+        .unwrap()
+}
+
+/// Creates a pod, and waits until the node says why it does not run it.
+async fn refused(network: &Network, name: &str) -> String {
+    let pod = json!({"metadata": {"name": name, "labels": {"app": name}},
+        "spec": {"containers": [{"name": "c", "image": "host"}]}});
+    let pod = serde_json::from_value(pod).unwrap();
+    network
+        .pods("t")
+        .create(&PostParams::default(), &pod)
+        .await
+        .unwrap();
+    let waits = |pod: &Pod| {
+        let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+        let waiting = statuses[0].state.clone()?.waiting?;
+        let is_refused = waiting.reason.as_deref() == Some("NetworkPolicyNotEnforced");
+        waiting.message.filter(|_| is_refused)
+    };
+    let pod = network
+        .machine
+        .pod_with(name, "refused", |pod| waits(pod).is_some())
+        .await;
+    waits(&pod).unwrap()
+}
 
 #[test]
 fn without_a_firewall_pods_that_a_policy_selects_do_not_run_and_others_reach_nobody() {
     on_own_network(|| async {
         let network =
             Network::start_with(|config| config.firewall_program = "/no/such/nft".into()).await;
-        let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(network.machine.client.clone());
-        let conditions = nodes
-            .get("test-node")
-            .await
-            .unwrap()
-            .status
-            .unwrap()
-            .conditions
-            .unwrap();
-        let enforced = conditions
-            .iter()
-            .find(|condition| condition.type_ == "NetworkPolicyEnforced")
-            .unwrap();
+        let enforced = enforced(&network).await;
         assert_eq!(enforced.status, "False");
-        let message = enforced.message.clone().unwrap();
+        let message = enforced.message.unwrap();
         assert!(message.contains("running nft"), "{message}");
         let policy = json!({"podSelector": {"matchLabels": {"app": "selected"}}});
         network.policies(&[("t", policy)]).await;
@@ -37,27 +63,39 @@ fn without_a_firewall_pods_that_a_policy_selects_do_not_run_and_others_reach_nob
         network
             .expect("nothing judges its traffic", &expected)
             .await;
-        let selected = json!({"metadata": {"name": "selected", "labels": {"app": "selected"}},
-            "spec": {"containers": [{"name": "c", "image": "host"}]}});
-        let selected = serde_json::from_value(selected).unwrap();
-        network
-            .pods("t")
-            .create(&PostParams::default(), &selected)
-            .await
-            .unwrap();
-        let waits = |pod: &Pod| {
-            let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-            let waiting = statuses[0].state.clone()?.waiting?;
-            Some((waiting.reason?, waiting.message?))
-        };
-        let pod = network
-            .machine
-            .pod_with("selected", "refused", |pod| {
-                waits(pod).is_some_and(|(reason, _)| reason == "NetworkPolicyNotEnforced")
-            })
-            .await;
-        let (_, message) = waits(&pod).unwrap();
+        let message = refused(&network, "selected").await;
         assert!(message.contains("t/p0"), "{message}");
+        network.finish().await;
+    });
+}
+
+#[test]
+fn a_node_that_may_not_see_policies_says_which_role_it_lacks_and_runs_pods_once_it_has_it() {
+    on_own_network(|| async {
+        let mut network = Network::start().await;
+        network.machine.stop_node().await;
+        let (tap, client) = Tap::on(network.machine.client.clone());
+        tap.answer(|seen| {
+            let is_hidden = seen.path.ends_with("/networkpolicies");
+            let status = || Status::failure("networkpolicies is forbidden", reason::FORBIDDEN);
+            is_hidden.then(|| status().with_code(403))
+        });
+        network.machine.client = client;
+        network.machine.start_node().await;
+        let message = refused(&network, "hidden").await;
+        assert!(message.contains("agent-sandbox-node"), "{message}");
+        eventually("the node to say so, too", || async {
+            let enforced = enforced(&network).await;
+            let message = enforced.message.unwrap_or_default();
+            (enforced.status == "False" && message.contains("agent-sandbox-node")).then_some(())
+        })
+        .await;
+        tap.refuse_nothing();
+        network.machine.pod_with("hidden", "Ready", is_ready).await;
+        eventually("policies to be enforced", || async {
+            (enforced(&network).await.status == "True").then_some(())
+        })
+        .await;
         network.finish().await;
     });
 }

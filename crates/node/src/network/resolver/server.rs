@@ -8,6 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
+use kube::runtime::watcher::Event;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::time::timeout;
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::message::{Code, Malformed, Question, Transport, complaint};
 use super::zone::{Answer, Zone};
-use crate::network::watched::{Watched, follow};
+use crate::network::watched::{NotAllowed, Watched, follow};
 
 const PORT: u16 = 53;
 /// How long one of the machine's resolvers gets.
@@ -125,22 +126,33 @@ fn pod_addresses(pod: &Pod) -> (String, Vec<IpAddr>) {
 
 impl Served {
     async fn watch(self: Arc<Self>, client: Client) {
-        let services = follow::<Service>(&client, |event| {
-            self.learn(|known| known.services.take(event, |service| service));
+        let services = follow::<Service>(&client, |news| {
+            self.learn(news, |known, event| {
+                known.services.take(event, |service| service)
+            });
         });
-        let slices = follow::<EndpointSlice>(&client, |event| {
-            self.learn(|known| known.slices.take(event, |slice| slice));
+        let slices = follow::<EndpointSlice>(&client, |news| {
+            self.learn(news, |known, event| known.slices.take(event, |slice| slice));
         });
-        let pods = follow::<Pod>(&client, |event| {
-            self.learn(|known| known.pods.take(event, |pod: Pod| pod_addresses(&pod)));
+        let pods = follow::<Pod>(&client, |news| {
+            self.learn(news, |known, event| {
+                known.pods.take(event, |pod: Pod| pod_addresses(&pod))
+            });
         });
         tokio::join!(services, slices, pods);
     }
 
-    /// Takes news in. The zone is made again when the next question comes.
-    fn learn(&self, take: impl FnOnce(&mut Known) -> bool) {
+    /// Takes news in. The zone is made again when the next question comes. A name that may not be seen is not known.
+    fn learn<K>(
+        &self,
+        news: Result<Event<K>, NotAllowed>,
+        take: impl FnOnce(&mut Known, Event<K>) -> bool,
+    ) {
+        let Ok(event) = news else {
+            return;
+        };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if take(&mut known) {
+        if take(&mut known, event) {
             *self.zone.write().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
