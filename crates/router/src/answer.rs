@@ -17,6 +17,8 @@ pub enum Failure {
     InvalidAddress,
     /// A header that may come once came twice.
     Repeated(&'static str),
+    /// The request calls the router by a name that is not its own.
+    Misdirected,
     /// CONNECT, which would make this a proxy to anywhere.
     MethodNotAllowed,
     Unauthenticated(&'static str),
@@ -77,6 +79,7 @@ impl Failure {
             | Failure::InvalidAddress
             | Failure::Repeated(_)
             | Failure::BadRequestBody => StatusCode::BAD_REQUEST,
+            Failure::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Failure::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Failure::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
             Failure::Forbidden(_) => StatusCode::FORBIDDEN,
@@ -101,6 +104,7 @@ impl Failure {
             Failure::InvalidPort => "Invalid port format.".into(),
             Failure::InvalidAddress => "Invalid target IP address.".into(),
             Failure::Repeated(header) => format!("{header} header must not be repeated."),
+            Failure::Misdirected => "The Host header is not a name of this router.".into(),
             Failure::MethodNotAllowed => "The CONNECT method is not supported.".into(),
             Failure::Unauthenticated(why) | Failure::Forbidden(why) => (*why).into(),
             Failure::AuthorizationUnavailable => "The token cannot be checked right now.".into(),
@@ -142,6 +146,9 @@ impl Failure {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
+            Failure::Misdirected => {
+                Some("Call it localhost, or by its address; --host-domain gives it further names.")
+            }
             Failure::NotFound { .. } => Some(
                 "Check the name and namespace; a claim's sandbox is named in its status.sandbox.name.",
             ),

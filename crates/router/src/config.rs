@@ -31,6 +31,8 @@ pub struct Config {
     pub shutdown_timeout: Duration,
     /// Domains whose subdomains name sandboxes: `<port>-<sandbox>.<domain>`.
     pub host_domains: Vec<String>,
+    /// By which names the router itself may be called.
+    pub own_names: OwnNames,
     /// Whether `/sandbox/<namespace>/<id>/<port>/…` is routed.
     pub path_routing: bool,
     pub authorization: AuthorizationMode,
@@ -57,6 +59,7 @@ impl Default for Config {
             shutdown_delay: Duration::ZERO,
             shutdown_timeout: Duration::from_secs(30),
             host_domains: Vec::new(),
+            own_names: OwnNames::Any,
             path_routing: false,
             authorization: AuthorizationMode::None,
             resolve_wait: Duration::from_secs(2),
@@ -111,6 +114,16 @@ pub enum MutualTls {
     /// A certificate is asked for, and must be valid if it comes.
     Optional,
     Required,
+}
+
+/// By which names a router may be called by whoever names the sandbox elsewhere than in the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnNames {
+    Any,
+    /// Addresses, routed domains, and names that nobody can have on the internet: `localhost`, single labels, names of services. For a router
+    /// that serves one machine. There a page whose own name comes to mean this machine is, to a browser, of the router's site, and
+    /// may send it any header (DNS rebinding).
+    Local,
 }
 
 /// Who may use a sandbox.

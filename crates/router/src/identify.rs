@@ -1,7 +1,7 @@
 //! Which sandbox, port and time limit a request means. Pure: it reads the request's head and decides.
 //!
 //! The host decides if it belongs to a routed domain, because a browser page chooses headers but not its host; then the
-//! path, if path routing is on; then the headers.
+//! path, if path routing is on; then the headers. For these two the host may have to be the router's own.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use api::addresses::is_a_pods;
 use http::{HeaderMap, HeaderName, Uri, header};
 
 use crate::answer::Failure;
-use crate::config::positive_seconds;
+use crate::config::{Config, OwnNames, positive_seconds};
 
 const SANDBOX_ID: HeaderName = HeaderName::from_static("x-sandbox-id");
 const SANDBOX_NAMESPACE: HeaderName = HeaderName::from_static("x-sandbox-namespace");
@@ -67,16 +67,9 @@ pub struct Target {
     pub consumed_path: usize,
 }
 
-/// Which ways of naming a sandbox are in use.
-#[derive(Clone, Copy, Debug)]
-pub struct Routing<'a> {
-    pub host_domains: &'a [String],
-    pub path_routing: bool,
-}
-
 /// Finds the sandbox a request means. `Ok(None)` if it names none at all.
 pub fn identify(
-    routing: Routing<'_>,
+    config: &Config,
     uri: &Uri,
     headers: &HeaderMap,
 ) -> Result<Option<Target>, Failure> {
@@ -85,26 +78,28 @@ pub fn identify(
         .and_then(|text| text.trim().parse().ok())
         .and_then(positive_seconds);
     check_address_hint(headers)?;
-    if !routing.host_domains.is_empty() {
-        let host = uri.host().or_else(|| {
-            headers
-                .get(header::HOST)
-                .and_then(|host| host.to_str().ok())
-        });
-        if let Some((sandbox, port)) = host
-            .and_then(|host| label_below(host, routing.host_domains))
-            .map(by_host)
-            .transpose()?
-        {
-            return Ok(Some(Target {
-                sandbox,
-                port,
-                timeout,
-                consumed_path: 0,
-            }));
-        }
+    let host = uri.host().or_else(|| {
+        headers
+            .get(header::HOST)
+            .and_then(|host| host.to_str().ok())
+    });
+    let host = host.map(without_port);
+    if let Some((sandbox, port)) = host
+        .and_then(|host| label_below(host, &config.host_domains))
+        .map(by_host)
+        .transpose()?
+    {
+        return Ok(Some(Target {
+            sandbox,
+            port,
+            timeout,
+            consumed_path: 0,
+        }));
     }
-    if routing.path_routing && uri.path().starts_with(PATH_PREFIX) {
+    if config.own_names == OwnNames::Local && host.is_some_and(|host| !is_local(host, config)) {
+        return Err(Failure::Misdirected);
+    }
+    if config.path_routing && uri.path().starts_with(PATH_PREFIX) {
         let (sandbox, port, consumed_path) = by_path(uri.path())?;
         return Ok(Some(Target {
             sandbox,
@@ -173,19 +168,41 @@ fn split_namespace(identifier: &str) -> (Option<&str>, &str) {
         })
 }
 
-/// The one label before a routed domain, if the host is below one.
-fn label_below<'h>(host: &'h str, domains: &[String]) -> Option<&'h str> {
-    let host = host
+/// A host without the port, and without the dot that ends a full name.
+fn without_port(host: &str) -> &str {
+    let name = host
         .rsplit_once(':')
         .filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()))
-        .map_or(host, |(host, _)| host);
-    let host = host.strip_suffix('.').unwrap_or(host);
-    domains.iter().find_map(|domain| {
-        let split = host.len().checked_sub(domain.len() + 1)?;
-        let (label, suffix) = (host.get(..split)?, host.get(split..)?);
-        let below = suffix.strip_prefix('.')?.eq_ignore_ascii_case(domain);
-        (below && !label.is_empty()).then_some(label)
-    })
+        .map_or(host, |(name, _)| name);
+    name.strip_suffix('.').unwrap_or(name)
+}
+
+/// The one label before a routed domain, if the host is below one.
+fn label_below<'h>(host: &'h str, domains: &[String]) -> Option<&'h str> {
+    domains.iter().find_map(|domain| below(host, domain))
+}
+
+/// What stands before a domain that the host is below.
+fn below<'h>(host: &'h str, domain: &str) -> Option<&'h str> {
+    let split = host.len().checked_sub(domain.len() + 1)?;
+    let (label, suffix) = (host.get(..split)?, host.get(split..)?);
+    let is_below = suffix.strip_prefix('.')?.eq_ignore_ascii_case(domain);
+    (is_below && !label.is_empty()).then_some(label)
+}
+
+/// Whether a host is an address, a routed domain, or a name that cannot be bought.
+fn is_local(host: &str, config: &Config) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    !host.contains('.')
+        || address.parse::<IpAddr>().is_ok()
+        || ["localhost", "svc"]
+            .iter()
+            .any(|domain| below(host, domain).is_some())
+        || below(host, &config.cluster_domain).is_some_and(|name| below(name, "svc").is_some())
+        || config
+            .host_domains
+            .iter()
+            .any(|domain| host.eq_ignore_ascii_case(domain))
 }
 
 fn key(namespace: &str, name: &str) -> Result<SandboxKey, Failure> {

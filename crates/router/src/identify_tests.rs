@@ -22,12 +22,12 @@ fn identify_with(
     domains: &[&str],
     path_routing: bool,
 ) -> Result<Option<Target>, Failure> {
-    let domains: Vec<String> = domains.iter().map(|domain| (*domain).to_owned()).collect();
-    let routing = Routing {
-        host_domains: &domains,
+    let config = Config {
+        host_domains: domains.iter().map(|domain| (*domain).to_owned()).collect(),
         path_routing,
+        ..Config::default()
     };
-    identify(routing, &path.parse().unwrap(), &headers(pairs))
+    identify(&config, &path.parse().unwrap(), &headers(pairs))
 }
 
 fn named(pairs: &[(&str, &str)]) -> Result<(String, u16), Failure> {
@@ -228,6 +228,57 @@ fn paths_name_a_sandbox_only_when_asked_to() {
     );
 }
 
+#[test]
+fn a_router_of_one_machine_is_called_by_names_that_nobody_can_buy() {
+    let local = Config {
+        host_domains: vec!["box.example".to_owned()],
+        own_names: OwnNames::Local,
+        path_routing: true,
+        ..Config::default()
+    };
+    let any = Config {
+        own_names: OwnNames::Any,
+        ..local.clone()
+    };
+    for (host, is_local) in [
+        ("127.0.0.1:8080", true),
+        ("192.168.1.7", true),
+        ("[::1]:8080", true),
+        ("[fd00::7]", true),
+        ("localhost:8080", true),
+        ("LOCALHOST", true),
+        ("my.localhost.", true),
+        ("sandbox-router-svc:8080", true),
+        ("sandbox-router-svc.default.svc", true),
+        ("sandbox-router-svc.default.svc.cluster.local:8080", true),
+        ("box.example:8080", true),
+        ("evil.example:8080", false),
+        ("evil.example.", false),
+        ("localhost.evil.example", false),
+        ("127.0.0.1.evil.example", false),
+        ("svc.cluster.local.evil.example", false),
+        ("cluster.local", false),
+        ("sandbox-router-svc.com", false),
+    ] {
+        for (path, named) in [
+            ("/execute", &[("host", host), ("x-sandbox-id", "abc")][..]),
+            ("/sandbox/default/abc/8888/execute", &[("host", host)]),
+        ] {
+            let (uri, headers) = (path.parse().unwrap(), headers(named));
+            let found = identify(&local, &uri, &headers);
+            if is_local {
+                assert_eq!(found.unwrap().unwrap().sandbox.name(), "abc", "{host}");
+            } else {
+                assert_eq!(found, Err(Failure::Misdirected), "{host}");
+            }
+            assert!(identify(&any, &uri, &headers).is_ok(), "{host}");
+        }
+    }
+    let by_host = headers(&[("host", "3000-abc.box.example")]);
+    let found = identify(&local, &Uri::from_static("/"), &by_host);
+    assert_eq!(found.unwrap().unwrap().port, 3000);
+}
+
 proptest! {
     #[test]
     fn no_header_bytes_name_anything_but_labels(id in "[ -~]{0,40}", namespace in "[ -~]{0,40}", port in "[ -~]{0,8}") {
@@ -244,8 +295,9 @@ proptest! {
         if let Ok(value) = HeaderValue::from_bytes(host.as_bytes()) {
             let mut map = HeaderMap::new();
             map.insert(header::HOST, value);
-            let domains = ["sandbox.example".to_owned()];
-            let _ = identify(Routing { host_domains: &domains, path_routing: true }, &Uri::from_static("/"), &map);
+            let host_domains = vec!["sandbox.example".to_owned()];
+            let config = Config { host_domains, own_names: OwnNames::Local, path_routing: true, ..Config::default() };
+            let _ = identify(&config, &Uri::from_static("/"), &map);
         }
     }
 }

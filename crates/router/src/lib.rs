@@ -38,7 +38,9 @@ mod watch;
 mod workers;
 
 pub use args::Args;
-pub use config::{AuthorizationMode, Config, ConfigError, ListenAddress, MutualTls, TlsConfig};
+pub use config::{
+    AuthorizationMode, Config, ConfigError, ListenAddress, MutualTls, OwnNames, TlsConfig,
+};
 pub use listen::run;
 pub use registry::Registry;
 pub use serve::{Router, RouterError};

@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::conversation;
 use crate::forward::Forwarder;
 use crate::headers::Origin;
-use crate::identify::{Routing, identify};
+use crate::identify::identify;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::resolve::Resolver;
@@ -385,11 +385,7 @@ impl Router {
         if request.method() == Method::CONNECT {
             return Err(Failure::MethodNotAllowed);
         }
-        let routing = Routing {
-            host_domains: &config.host_domains,
-            path_routing: config.path_routing,
-        };
-        let target = identify(routing, request.uri(), request.headers())?;
+        let target = identify(config, request.uri(), request.headers())?;
         if config.access_log {
             tracked.log(LoggedRequest {
                 method: request.method().clone(),

@@ -28,7 +28,7 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     router_listen: SocketAddr,
 
-    /// Route <port>-<sandbox>.<domain> to sandboxes, for browsers; `localhost` needs no DNS. Whoever can send requests from a browser on
+    /// Route <port>-<sandbox>.<domain> to sandboxes, for browsers, and let the router itself be called <domain>; `localhost` needs no DNS. Whoever can send requests from a browser on
     /// this machine, pages of strangers included, can then send them to sandboxes
     #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
     host_domain: Vec<String>,

@@ -342,8 +342,15 @@ impl Up {
         listener: TcpListener,
         host_domains: Vec<String>,
     ) -> anyhow::Result<router::Router> {
+        // Whoever serves the network cannot know by which names it is called.
+        let own_names = if listener.local_addr()?.ip().is_loopback() {
+            router::OwnNames::Local
+        } else {
+            router::OwnNames::Any
+        };
         let config = router::Config {
             host_domains,
+            own_names,
             ..router::Config::default()
         };
         let router = router::Router::new(config, Some(self.client()))?;

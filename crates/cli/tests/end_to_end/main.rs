@@ -19,7 +19,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use rustix::process::Signal;
-use support::{Up, agent_sandbox, get, run, stderr_of, stdout_of};
+use support::{Up, agent_sandbox, get, get_from_host, run, stderr_of, stdout_of};
 
 #[test]
 fn a_command_runs_in_a_claimed_sandbox_and_its_exit_code_is_ours() {
@@ -136,6 +136,15 @@ fn the_ready_file_says_where_everything_is_and_goes_on_exit() {
     let metrics = get(ready["metrics"].as_str().unwrap(), "/metrics");
     assert!(metrics.starts_with("HTTP/1.1 200"), "{metrics}");
     assert!(metrics.contains("workqueue_depth{"), "{metrics}");
+    // A page whose own name has come to mean this machine would be of the same site as the router.
+    let router = ready["router"].as_str().unwrap();
+    for (host, expected) in [
+        ("localhost", "HTTP/1.1 400"),
+        ("evil.example", "HTTP/1.1 421"),
+    ] {
+        let answer = get_from_host(router, host, "/");
+        assert!(answer.starts_with(expected), "{host}: {answer}");
+    }
     assert!(std::path::Path::new(ready["kubeconfig"].as_str().unwrap()).is_file());
 
     let error = stderr_of(
@@ -214,16 +223,17 @@ fn generate_prints_what_is_in_deploy() {
         .map(|file| std::fs::read_to_string(file).unwrap())
         .collect();
     assert_eq!(printed, expected.join("---\n"));
-    for what in ["router", "gateway-gke", "gateway-kind"] {
-        let printed = stdout_of(agent_sandbox(home.path()).args(["generate", what]));
-        let file = deploy.join(format!("router/{what}.yaml"));
-        assert_eq!(printed, std::fs::read_to_string(file).unwrap());
+    for (what, file) in [
+        (&["router"][..], "router/router.yaml"),
+        (&["gateway-gke"], "router/gateway-gke.yaml"),
+        (&["gateway-kind"], "router/gateway-kind.yaml"),
+        (&["node"], "node/rbac.yaml"),
+        (&["crds", "--kruise"], "kruise/crds.yaml"),
+    ] {
+        let printed = stdout_of(agent_sandbox(home.path()).arg("generate").args(what));
+        let expected = std::fs::read_to_string(deploy.join(file)).unwrap();
+        assert_eq!(printed, expected, "{what:?}");
     }
-    let kruise = stdout_of(agent_sandbox(home.path()).args(["generate", "crds", "--kruise"]));
-    assert_eq!(
-        kruise,
-        std::fs::read_to_string(deploy.join("kruise/crds.yaml")).unwrap()
-    );
 }
 
 #[test]

@@ -48,11 +48,16 @@ pub fn stderr_of(command: &mut Command) -> String {
 
 /// The whole answer to a plain GET.
 pub fn get(url: &str, path: &str) -> String {
+    get_from_host(url, url.trim_start_matches("http://"), path)
+}
+
+/// The same from a server that the caller believes to have this name.
+pub fn get_from_host(url: &str, host: &str, path: &str) -> String {
     let address = url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).expect("it listens");
     write!(
         stream,
-        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     )
     .expect("it can be asked");
     let mut answer = String::new();
