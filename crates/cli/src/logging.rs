@@ -85,8 +85,8 @@ impl sdk::trace::Propagator for CurrentTrace {
 
 fn install(audience: Audience, exporter: Option<&Exporter>) {
     let default = match audience {
-        // Lines of the target `access` exist only with --access-log.
-        Audience::Operator => "warn,access=info",
+        // Lines of the target `access` exist only with --access-log. What becomes of a watch is told by whoever has it.
+        Audience::Operator => "warn,access=info,kube_runtime::watcher=error",
         Audience::User => "off",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));

@@ -135,10 +135,14 @@ impl Turns {
                 }
                 Some(before) => {
                     let latest = used_milli(used.saturating_sub(before.used), now - before.at);
-                    let milli = smoothed(before.milli, latest);
-                    let yields = is_to_yield(before.yields, milli, || {
+                    // Most pods use little, and need not be looked up.
+                    let requested = if before.milli.max(Some(latest)) > Some(FAIR_MILLI / 2) {
                         groups.processor_request_milli(&pod)
-                    });
+                    } else {
+                        0
+                    };
+                    let milli = smoothed(before.milli, latest, requested);
+                    let yields = is_to_yield(before.yields, milli, requested);
                     let yields = if yields == before.yields {
                         yields
                     } else {
@@ -166,16 +170,18 @@ fn used_milli(used: Duration, during: Duration) -> u64 {
     micros(used).saturating_mul(1000) / micros(during).max(1)
 }
 
-/// What a pod uses, given what was thought before and what was seen last.
-fn smoothed(before: Option<u64>, latest: u64) -> u64 {
-    before.map_or(latest, |before| (3 * before + latest) / 4)
+/// What a pod uses, given what was thought before and what was seen last. More than twice what it may use is not remembered: one
+/// that had a large machine to itself would yield for long after others came.
+fn smoothed(before: Option<u64>, latest: u64, requested_milli: u64) -> u64 {
+    let milli = before.map_or(latest, |before| (3 * before + latest) / 4);
+    milli.min(2 * requested_milli.max(FAIR_MILLI))
 }
 
 /// Whether a pod is to yield, given whether it does and what it has used. One that does goes on until it uses half of what every pod
 /// may, or no more than it asked for.
-fn is_to_yield(before: bool, used_milli: u64, requested_milli: impl FnOnce() -> u64) -> bool {
+fn is_to_yield(before: bool, used_milli: u64, requested_milli: u64) -> bool {
     let enough = if before { FAIR_MILLI / 2 } else { FAIR_MILLI };
-    used_milli > enough && used_milli > requested_milli()
+    used_milli > enough && used_milli > requested_milli
 }
 
 #[cfg(test)]
@@ -195,7 +201,7 @@ mod tests {
             (true, 1_900, 2_000, false),
             (true, 2_001, 2_000, true),
         ] {
-            let yields = is_to_yield(before, used, || requested);
+            let yields = is_to_yield(before, used, requested);
             assert_eq!(yields, expected, "{before} {used} of {requested}");
         }
         let used = used_milli(Duration::from_millis(750), Duration::from_millis(500));
@@ -219,8 +225,9 @@ mod tests {
             let used: [u64; PODS] = std::array::from_fn(|pod| 2_000 * weight(pod) / weights);
             for pod in 0..PODS {
                 total[pod] += used[pod];
-                milli[pod] = Some(smoothed(milli[pod], used[pod]));
-                yields[pod] = is_to_yield(yields[pod], milli[pod].unwrap(), || requests[pod]);
+                let now = smoothed(milli[pod], used[pod], requests[pod]);
+                milli[pod] = Some(now);
+                yields[pod] = is_to_yield(yields[pod], now, requests[pod]);
             }
         }
         total.map(|total| total / LOOKS)
@@ -237,6 +244,17 @@ mod tests {
         );
         let [one, two] = averages([0, 0]);
         assert_eq!((one, two), (1_000, 1_000));
+    }
+
+    #[test]
+    fn whoever_had_a_large_machine_yields_no_longer_than_others() {
+        for had in [1_000, 4_000, 64_000] {
+            let (mut milli, mut looks) = (smoothed(None, had, 0), 0);
+            while is_to_yield(true, milli, 0) {
+                (milli, looks) = (smoothed(Some(milli), 0, 0), looks + 1);
+            }
+            assert_eq!(looks, 5, "{had}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
+use tokio::time::Instant;
 
 use crate::errors::chain;
 
@@ -67,6 +68,8 @@ pub fn key<K: Resource>(object: &K) -> String {
 /// How long after a failure a watch is tried again: the first time, and at most.
 const RETRY: Duration = Duration::from_millis(200);
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
+/// A watch that has not failed again for so long had recovered.
+const RECOVERED: Duration = Duration::from_secs(30);
 
 /// The node's user may not see the objects of a kind. What the API server says of it.
 #[derive(Debug)]
@@ -99,15 +102,15 @@ where
     let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
     let mut pause = RETRY;
     let mut told = None;
+    let mut failed_at: Option<Instant> = None;
     while let Some(event) = events.next().await {
         match event {
-            // A list that begins says nothing of whether it can be had.
-            Ok(Event::Init) => take(Ok(Event::Init)),
-            Ok(event) => {
-                (pause, told) = (RETRY, None);
-                take(Ok(event));
-            }
+            Ok(event) => take(Ok(event)),
             Err(error) => {
+                // A watch that works again may have nothing to tell for days.
+                if failed_at.is_none_or(|at| at.elapsed() > RECOVERED) {
+                    (pause, told) = (RETRY, None);
+                }
                 let reason = Some(chain(&error));
                 // Once is enough of what may stay as it is for days.
                 if told != reason {
@@ -120,6 +123,7 @@ where
                 }
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_RETRY);
+                failed_at = Some(Instant::now());
             }
         }
     }

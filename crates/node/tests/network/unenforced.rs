@@ -82,14 +82,14 @@ fn a_node_that_may_not_see_policies_says_which_role_it_lacks_and_runs_pods_once_
         });
         network.machine.client = client;
         network.machine.start_node().await;
-        let message = refused(&network, "hidden").await;
-        assert!(message.contains("agent-sandbox-node"), "{message}");
-        eventually("the node to say so, too", || async {
+        eventually("the node to say so", || async {
             let enforced = enforced(&network).await;
             let message = enforced.message.unwrap_or_default();
             (enforced.status == "False" && message.contains("agent-sandbox-node")).then_some(())
         })
         .await;
+        let message = refused(&network, "hidden").await;
+        assert!(message.contains("agent-sandbox-node"), "{message}");
         tap.refuse_nothing();
         network.machine.pod_with("hidden", "Ready", is_ready).await;
         eventually("policies to be enforced", || async {
