@@ -103,6 +103,7 @@ impl<R: Runtime> Dispatcher<R> {
                 for uid in gone {
                     self.forget(&uid);
                 }
+                self.shared.enforcer.all_are_attached();
                 self.remove_strays().await;
             }
             Event::Apply(pod) => self.apply(pod),
@@ -200,7 +201,12 @@ impl<R: Runtime> Dispatcher<R> {
 
     /// Removes what an earlier run left of pods that are gone from the API.
     async fn remove_strays(&mut self) {
-        for (uid, pod) in std::mem::take(&mut self.recovered) {
+        let strays = std::mem::take(&mut self.recovered);
+        if !strays.is_empty() {
+            // Others may get their addresses.
+            self.shared.enforcer.forget_earlier_run().await;
+        }
+        for (uid, pod) in strays {
             tracing::info!(
                 pod = pod.identity.name,
                 namespace = pod.identity.namespace,

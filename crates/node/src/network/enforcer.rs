@@ -71,6 +71,8 @@ struct State {
     /// Counts changes, so that one can wait until its own is in force.
     wanted: u64,
     attached: HashMap<String, Attached>,
+    /// No pod of an earlier run is still to come.
+    all_are_attached: bool,
     pods: Watched<SeenPod>,
     namespaces: Watched<(String, BTreeMap<String, String>)>,
     policies: Watched<NetworkPolicy>,
@@ -140,14 +142,36 @@ impl Enforcer {
     /// A pod of this node has no address any more. When this returns no rule names it, so that another may have it.
     pub async fn detach(&self, uid: &str) {
         let (number, known) = self.change(|state| state.attached.remove(uid).is_some());
-        if !known || self.enforcement.borrow().is_err() {
-            return;
-        }
-        let mut in_force = self.in_force.subscribe();
-        let forgotten = in_force.wait_for(|applied| *applied >= number);
-        if tokio::time::timeout(FORGET, forgotten).await.is_err() {
+        if known && !self.is_in_force(number).await {
             tracing::warn!(uid, "rules still name the address of a pod that is gone");
         }
+    }
+
+    /// Every pod that an earlier run left is attached, but for those that are gone. Until then the rules of that run stay: a pod
+    /// that new ones do not know would be cut off.
+    pub fn all_are_attached(&self) {
+        self.change(|state| state.all_are_attached = true);
+    }
+
+    /// Waits until no rule names pods that an earlier run left and that are gone.
+    pub async fn forget_earlier_run(&self) {
+        let (number, ()) = self.change(|_| ());
+        if !self.is_in_force(number).await {
+            tracing::warn!("rules still name the addresses of pods that are gone");
+        }
+    }
+
+    /// Waits for a change to be in force, unless no rules are to be had.
+    async fn is_in_force(&self, number: u64) -> bool {
+        let mut enforcement = self.enforcement();
+        let mut in_force = self.in_force.subscribe();
+        let settled = async {
+            tokio::select! {
+                _ = in_force.wait_for(|applied| *applied >= number) => {}
+                _ = enforcement.wait_for(Result::is_err) => {}
+            }
+        };
+        tokio::time::timeout(FORGET, settled).await.is_ok()
     }
 
     /// Why a pod must not run: policies that select it would not hold.
@@ -236,10 +260,10 @@ impl Enforcer {
         }
     }
 
-    /// What is to be compiled now, and the number of the last change in it; nothing before the watches are complete.
+    /// What is to be compiled now, and the number of the last change in it; nothing before all of it is known.
     fn world(&self) -> Option<(u64, World)> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if !state.is_complete() {
+        if !state.is_complete() || !state.all_are_attached {
             return None;
         }
         let judged = |attached: &Attached, facts: &PodFacts| PodFacts {
@@ -345,5 +369,56 @@ async fn apply(
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => Err(FirewallError::Refused(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::address_block::AddressBlock;
+    use serde_json::json;
+
+    fn enforcer() -> Enforcer {
+        let range: AddressBlock = "10.200.0.0/16".parse().unwrap();
+        let surroundings = Surroundings {
+            program: "nft".into(),
+            table: "t".to_owned(),
+            links: "as1".to_owned(),
+            ranges: vec![range],
+            resolver: Vec::new(),
+        };
+        Enforcer::new(
+            "here".to_owned(),
+            surroundings,
+            Unselected::Isolated,
+            Ok(()),
+        )
+    }
+
+    #[test]
+    fn rules_of_an_earlier_run_stay_until_its_pods_are_attached() {
+        let enforcer = enforcer();
+        let address: IpAddr = "10.200.0.2".parse().unwrap();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "t", "uid": "u"}, "spec": {"nodeName": "here", "containers": []},
+            "status": {"phase": "Running", "podIPs": [{"ip": address.to_string()}]}}))
+        .unwrap();
+        for event in [Event::InitApply(pod.clone()), Event::InitDone] {
+            enforcer.take(Ok(event), |state, event| {
+                state.pods.take(event, |pod| SeenPod::of(&pod, "here"))
+            });
+        }
+        enforcer.take(Ok(Event::InitDone), |state, event: Event<Namespace>| {
+            state.namespaces.take(event, |_| Default::default())
+        });
+        enforcer.take(Ok(Event::InitDone), |state, event| {
+            state.policies.take(event, |policy: NetworkPolicy| policy)
+        });
+        assert!(enforcer.world().is_none(), "the pod is not attached yet");
+        enforcer.attach(&pod, vec![address]);
+        enforcer.all_are_attached();
+        let (_, world) = enforcer.world().unwrap();
+        assert_eq!(world.pods.len(), 1);
+        assert_eq!(world.pods[0].addresses, [address]);
     }
 }
