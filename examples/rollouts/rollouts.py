@@ -22,6 +22,8 @@ PROGRAMS = (
     "def double(x) return x",
     "def double(x):\n    while True: pass",
 )
+# Processor time: on a busy machine a right program may take long.
+LIMITED = "ulimit -t 2; exec python3 test.py"
 TEST = "from solution import double\nassert [double(x) for x in range(4)] == [0, 2, 4, 6]\n"
 
 
@@ -31,7 +33,7 @@ async def reward(client, program):
     try:
         await sandbox.files.write("solution.py", program.encode())
         await sandbox.files.write("test.py", TEST.encode())
-        result = await sandbox.commands.run("timeout 5 python3 test.py")
+        result = await sandbox.commands.run(f"timeout 60 sh -c '{LIMITED}'")
         return int(result.exit_code == 0)
     finally:
         await sandbox.terminate()

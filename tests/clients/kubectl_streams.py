@@ -238,7 +238,7 @@ def the_log_of_the_run_before_is_kept():
     until(lambda: kubectl(*restarts) not in ("", "0"), "a restart")
     assert sorted(kubectl("logs", "crashing", "--previous").splitlines()) == ["failed", "run"]
     assert sorted(kubectl("logs", "-f", "crashing").splitlines()) == ["failed", "run"]
-    errors = kubectl("get", "--raw", "/api/v1/namespaces/default/pods/crashing/log?stream=Stderr")
+    errors = kubectl("get", "--raw", "/api/v1/namespaces/default/pods/crashing/log?stream=Stderr&previous=true")
     assert errors == "failed\n", errors
     kubectl("delete", "pod", "crashing", "--timeout=180s")
 
@@ -260,7 +260,7 @@ def a_pod_is_debugged_from_within():
     until(lambda: kubectl("get", "pod", POD, "-o", state), "the ephemeral container to run")
     processes = kubectl("exec", POD, "-c", "looker", "--", "sh", "-c", "cat /proc/[0-9]*/cmdline")
     assert "http.server" in processes, processes
-    assert kubectl("logs", POD, "-c", "looker") == "looking\n"
+    until(lambda: kubectl("logs", POD, "-c", "looker") == "looking\n", "its first word")
 
 
 @check

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import checks
@@ -42,15 +43,15 @@ class Process:
     def __init__(self, name, *arguments, environment=None, program=AGENT_SANDBOX):
         self.name = name
         self.log = os.path.join(CONTROL_PLANE, f"{name}-{len(_running)}.log")
-        with open(self.log, "wb") as log:
-            self.child = subprocess.Popen(
-                [program, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "NO_COLOR": "1", **(environment or {})},
-            )
+        self.command = [program, *arguments]
+        self.environment = {**os.environ, "NO_COLOR": "1", **(environment or {})}
+        self.changing, self.ending = threading.Lock(), False
+        self._launch()
         _running.append(self)
+
+    def _launch(self):
+        with open(self.log, "ab") as log:
+            self.child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment)
 
     def send(self, number):
         if self.child.poll() is None:
@@ -58,6 +59,8 @@ class Process:
 
     def end(self, number=signal.SIGTERM, seconds=90):
         """Sends a signal, and waits for the end it brings."""
+        with self.changing:
+            self.ending = True
         self.send(number)
         try:
             return self.child.wait(seconds)
@@ -75,6 +78,8 @@ def _end_all():
     # A check that fails is caught, so that those after it are run; what is caught nowhere leaves its type behind.
     failed = checks.failed or getattr(sys, "last_type", None) is not None
     for process in reversed(_running):
+        with process.changing:
+            process.ending = True
         if process.child.poll() is None:
             process.send(signal.SIGCONT)
             process.send(signal.SIGTERM)
@@ -212,7 +217,7 @@ def start_router():
 class Controller(Process):
     """The controller manager, as its service account, with the arguments of its Deployment and its ports moved."""
 
-    def __init__(self, *arguments, kubeconfig=None):
+    def __init__(self, *arguments, kubeconfig=None, comes_back=True):
         self.metrics, self.probes = free_port(), free_port()
         super().__init__(
             "controller",
@@ -224,6 +229,17 @@ class Controller(Process):
             f"--health-probe-bind-address=127.0.0.1:{self.probes}",
             *arguments,
         )
+        if comes_back:
+            threading.Thread(target=self._keep, daemon=True).start()
+
+    def _keep(self):
+        """Starts it again when it has lost its lease, as a Deployment would: a machine that stood still for some seconds costs it that."""
+        while True:
+            self.child.wait()
+            with self.changing:
+                if self.ending or not self.said().rstrip().endswith("lost the lease"):
+                    return
+                self._launch()
 
 
 def upstream(file):

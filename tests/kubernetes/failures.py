@@ -33,14 +33,17 @@ class Replicas:
         self.keeper.start()
 
     def _start(self):
-        return cluster.Controller(kubeconfig=self.kubeconfig)
+        return cluster.Controller(kubeconfig=self.kubeconfig, comes_back=False)
 
     def _keep(self):
         while not self.stopping:
             with self.lock:
                 for index, controller in enumerate(self.running):
                     if controller.child.poll() is not None and not self.stopping:
-                        self.running[index] = self._start()
+                        try:
+                            self.running[index] = self._start()
+                        except AssertionError:
+                            pass  # Its arguments come from an API server that may just be down.
             time.sleep(0.2)
 
     def leader(self):
@@ -196,19 +199,24 @@ class Unreliable(http.server.BaseHTTPRequestHandler):
             except TimeoutError:
                 piece = None
             except (OSError, http.client.HTTPException):
+                # Once a read has timed out, Python refuses the next.
+                if is_watch and state["unreliable"]:
+                    return self._cut(server)
                 break
             if piece == b"":
                 break
             if piece:
                 self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             if is_watch and state["unreliable"] and time.monotonic() > until_cut:
-                state["cut"] += 1
-                self.close_connection = True
-                server.close()
-                return None
+                return self._cut(server)
         self.wfile.write(b"0\r\n\r\n")
         server.close()
         return None
+
+    def _cut(self, server):
+        state["cut"] += 1
+        self.close_connection = True
+        server.close()
 
     def _refuse(self, code):
         state["refused"] += 1

@@ -224,10 +224,13 @@ def a_claim_that_the_older_release_cannot_read_stops_the_way_back():
         return
     apply(cluster.claim("by-pool", SPACE, warmPoolRef={"name": "warm"}))
     ready("sandboxclaim", "by-pool", SPACE)
+    sandbox = bindings()["by-pool"]
     state["controller"].end()
     refused = subprocess.run([f"{REPOSITORY}/deploy/back-to-v1alpha1.sh"], capture_output=True, text=True)
     assert refused.returncode == 1 and f"{SPACE}/by-pool" in refused.stderr, refused
     kubectl("delete", "sandboxclaim", "by-pool", "-n", SPACE)
+    gone("sandbox", sandbox, SPACE)
+    gone("pod", sandbox, SPACE)
     stored = [get("crd", name, "default")["status"]["storedVersions"] for name in DEFINITIONS]
     assert all(versions == ["v1alpha1", "v1beta1"] for versions in stored), stored
 

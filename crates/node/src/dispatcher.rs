@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use crate::errors::chain;
 use crate::kubelet;
 use crate::pod_lifecycle::Verdict;
-use crate::pod_worker::{PodWorker, Shared};
-use crate::runtime::{RecoveredPod, Runtime};
+use crate::pod_worker::{self, PodWorker, Shared};
+use crate::runtime::{RecoveredContainer, RecoveredPod, Runtime};
 
 /// How long a node that stops still clears away pods that are gone from the API.
 const CLEARING_DEADLINE: Duration = Duration::from_secs(30);
@@ -41,6 +41,9 @@ pub struct Dispatcher<R> {
     shared: Arc<Shared<R>>,
     recovered: HashMap<String, RecoveredPod>,
     workers: HashMap<String, watch::Sender<Option<Pod>>>,
+    /// Pods that are gone from the API, and that an earlier run left: they are being removed.
+    strays: HashSet<String>,
+    /// Tasks of workers, and of those who remove strays; each tells whose it was.
     running: JoinSet<String>,
     /// Pods seen since the last relist began.
     listed: Vec<String>,
@@ -56,6 +59,7 @@ impl<R: Runtime> Dispatcher<R> {
             shared,
             recovered,
             workers: HashMap::new(),
+            strays: HashSet::new(),
             running: JoinSet::new(),
             listed: Vec::new(),
         }
@@ -71,7 +75,7 @@ impl<R: Runtime> Dispatcher<R> {
                 () = shutdown.cancelled() => return self.clear_departed().await,
                 event = events.next() => match event {
                     None => return,
-                    Some(Ok(event)) => self.handle(event).await,
+                    Some(Ok(event)) => self.handle(event),
                     Some(Err(error)) => {
                         tracing::warn!(error = %chain(&error), "the watch of this node's pods failed and is retried");
                         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -80,13 +84,14 @@ impl<R: Runtime> Dispatcher<R> {
                 Some(ended) = self.running.join_next() => {
                     if let Ok(uid) = ended {
                         self.workers.remove(&uid);
+                        self.strays.remove(&uid);
                     }
                 }
             }
         }
     }
 
-    async fn handle(&mut self, event: Event<Pod>) {
+    fn handle(&mut self, event: Event<Pod>) {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
@@ -104,7 +109,7 @@ impl<R: Runtime> Dispatcher<R> {
                     self.forget(&uid);
                 }
                 self.shared.enforcer.all_are_attached();
-                self.remove_strays().await;
+                self.remove_strays();
             }
             Event::Apply(pod) => self.apply(pod),
             Event::Delete(pod) => self.forget(pod.metadata.uid.as_deref().unwrap_or_default()),
@@ -178,6 +183,7 @@ impl<R: Runtime> Dispatcher<R> {
         for uid in &departed {
             self.forget(uid);
         }
+        departed.extend(self.strays.drain());
         let cleared = async {
             while !departed.is_empty()
                 && let Some(ended) = self.running.join_next().await
@@ -200,36 +206,43 @@ impl<R: Runtime> Dispatcher<R> {
     }
 
     /// Removes what an earlier run left of pods that are gone from the API.
-    async fn remove_strays(&mut self) {
-        let strays = std::mem::take(&mut self.recovered);
-        if !strays.is_empty() {
-            // Others may get their addresses.
-            self.shared.enforcer.forget_earlier_run().await;
-        }
-        for (uid, pod) in strays {
-            tracing::info!(
-                pod = pod.identity.name,
-                namespace = pod.identity.namespace,
-                "removing a pod that is gone from the API"
-            );
-            for container in pod
-                .containers
-                .iter()
-                .filter(|container| container.termination.is_none())
-            {
-                let _ = self.shared.runtime.kill(&container.id).await;
-                self.shared.runtime.wait(&container.id).await;
-            }
-            if let Err(error) = self.shared.runtime.remove_sandbox(&uid).await {
-                tracing::warn!(uid, error = %chain(&error), "cannot remove a pod that is gone");
-            }
-        }
+    fn remove_strays(&mut self) {
+        let mut left: HashMap<String, Vec<RecoveredContainer>> = HashMap::new();
         for uid in self.shared.volumes.pods_in_memory() {
-            if !self.workers.contains_key(&uid)
-                && let Err(error) = self.shared.volumes.release(&uid).await
-            {
-                tracing::warn!(uid, error = %chain(&error), "cannot free the volumes of a pod that is gone");
+            if !self.workers.contains_key(&uid) && !self.strays.contains(&uid) {
+                left.insert(uid, Vec::new());
             }
         }
+        for (uid, pod) in std::mem::take(&mut self.recovered) {
+            left.insert(uid, pod.containers);
+        }
+        for (uid, containers) in left {
+            tracing::info!(
+                uid,
+                "removing what is left of a pod that is gone from the API"
+            );
+            self.strays.insert(uid.clone());
+            let shared = self.shared.clone();
+            self.running.spawn(async move {
+                remove_stray(&shared, &uid, containers).await;
+                uid
+            });
+        }
+    }
+}
+
+async fn remove_stray<R: Runtime>(
+    shared: &Shared<R>,
+    uid: &str,
+    containers: Vec<RecoveredContainer>,
+) {
+    for container in containers {
+        if container.termination.is_none() {
+            let _ = shared.runtime.kill(&container.id).await;
+            shared.runtime.wait(&container.id).await;
+        }
+    }
+    if let Err(error) = pod_worker::remove(shared, uid).await {
+        tracing::warn!(uid, error, "cannot remove a pod that is gone");
     }
 }

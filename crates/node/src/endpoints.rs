@@ -1,6 +1,6 @@
 //! Endpoint slices: the addresses of the pods behind each service that selects some.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -26,6 +26,29 @@ struct Index {
     services: HashMap<Key, Service>,
     pods: HashMap<Key, Pod>,
     dirty: BTreeSet<Key>,
+    listed_services: Listing,
+    listed_pods: Listing,
+}
+
+/// How far the list has come that a watch begins with.
+#[derive(Default)]
+struct Listing {
+    seen: HashSet<Key>,
+    /// Everything there is has been seen once.
+    complete: bool,
+}
+
+impl Listing {
+    /// Ends a list; of what was known, what is not there any more.
+    fn end<V>(&mut self, known: &HashMap<Key, V>) -> Vec<Key> {
+        self.complete = true;
+        let seen = std::mem::take(&mut self.seen);
+        known
+            .keys()
+            .filter(|key| !seen.contains(*key))
+            .cloned()
+            .collect()
+    }
 }
 
 fn key(object: &impl ResourceExt) -> Key {
@@ -56,17 +79,73 @@ fn has_selector(service: &Service) -> bool {
 }
 
 impl Index {
-    fn pod_changed(&mut self, pod: Pod, gone: bool) {
-        let pod_key = key(&pod);
-        let before = self.pods.get(&pod_key);
-        let touched = self.services.iter().filter(|(_, service)| {
-            selects(service, &pod) || before.is_some_and(|before| selects(service, before))
-        });
-        self.dirty.extend(touched.map(|(key, _)| key.clone()));
-        if gone {
-            self.pods.remove(&pod_key);
+    /// Services whose slices are to be written, once enough is known to write them: one without pods that are yet to be seen
+    /// would send clients away.
+    fn take_due(&mut self) -> BTreeSet<Key> {
+        if self.is_due() {
+            std::mem::take(&mut self.dirty)
         } else {
-            self.pods.insert(pod_key, pod);
+            BTreeSet::new()
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        self.listed_services.complete && self.listed_pods.complete && !self.dirty.is_empty()
+    }
+
+    fn take_service(&mut self, event: Event<Service>) {
+        match event {
+            Event::Init => self.listed_services.seen.clear(),
+            Event::InitApply(service) => {
+                self.listed_services.seen.insert(key(&service));
+                self.service_changed(service);
+            }
+            Event::InitDone => {
+                for gone in self.listed_services.end(&self.services) {
+                    self.services.remove(&gone);
+                }
+            }
+            Event::Apply(service) => self.service_changed(service),
+            // Its slice goes with it, through the owner reference.
+            Event::Delete(service) => drop(self.services.remove(&key(&service))),
+        }
+    }
+
+    fn take_pod(&mut self, event: Event<Pod>) {
+        match event {
+            Event::Init => self.listed_pods.seen.clear(),
+            Event::InitApply(pod) => {
+                self.listed_pods.seen.insert(key(&pod));
+                self.pod_changed(pod);
+            }
+            Event::InitDone => {
+                for gone in self.listed_pods.end(&self.pods) {
+                    self.pod_gone(&gone);
+                }
+            }
+            Event::Apply(pod) => self.pod_changed(pod),
+            Event::Delete(pod) => self.pod_gone(&key(&pod)),
+        }
+    }
+
+    fn touch_selecting(&mut self, pod: &Pod) {
+        let selecting = self
+            .services
+            .iter()
+            .filter(|(_, service)| selects(service, pod));
+        self.dirty.extend(selecting.map(|(key, _)| key.clone()));
+    }
+
+    fn pod_changed(&mut self, pod: Pod) {
+        self.touch_selecting(&pod);
+        if let Some(before) = self.pods.insert(key(&pod), pod) {
+            self.touch_selecting(&before);
+        }
+    }
+
+    fn pod_gone(&mut self, key: &Key) {
+        if let Some(before) = self.pods.remove(key) {
+            self.touch_selecting(&before);
         }
     }
 
@@ -198,21 +277,16 @@ pub async fn run(client: Client, shutdown: CancellationToken) {
             () = shutdown.cancelled() => return,
             event = services.next() => match event {
                 None => return,
-                Some(Ok(Event::Apply(service) | Event::InitApply(service))) => index.service_changed(service),
-                // Its slice goes with it, through the owner reference.
-                Some(Ok(Event::Delete(service))) => drop(index.services.remove(&key(&service))),
-                Some(Ok(Event::Init | Event::InitDone)) => {}
+                Some(Ok(event)) => index.take_service(event),
                 Some(Err(error)) => failure = Some(error),
             },
             event = pods.next() => match event {
                 None => return,
-                Some(Ok(Event::Apply(pod) | Event::InitApply(pod))) => index.pod_changed(pod, false),
-                Some(Ok(Event::Delete(pod))) => index.pod_changed(pod, true),
-                Some(Ok(Event::Init | Event::InitDone)) => {}
+                Some(Ok(event)) => index.take_pod(event),
                 Some(Err(error)) => failure = Some(error),
             },
-            () = tokio::time::sleep(GATHER), if !index.dirty.is_empty() => {
-                for key in std::mem::take(&mut index.dirty) {
+            () = tokio::time::sleep(GATHER), if index.is_due() => {
+                for key in index.take_due() {
                     if let Err(error) = write(&client, &index, &key).await {
                         tracing::warn!(service = key.1, error = %chain(&error), "cannot write a service's endpoints");
                         index.dirty.insert(key);
@@ -272,6 +346,34 @@ async fn write(client: &Client, index: &Index, key: &Key) -> Result<(), kube::Er
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn slices_wait_for_the_first_lists_and_forget_pods_that_a_later_one_lacks() {
+        let service: Service = serde_json::from_value(
+            json!({"metadata": {"name": "s", "namespace": "n"}, "spec": {"selector": {"a": "b"}}}),
+        )
+        .unwrap();
+        let pod: Pod = serde_json::from_value(
+            json!({"metadata": {"name": "p", "namespace": "n", "labels": {"a": "b"}}}),
+        )
+        .unwrap();
+        let due = BTreeSet::from([key(&service)]);
+        let mut index = Index::default();
+        for event in [Event::Init, Event::InitApply(service), Event::InitDone] {
+            index.take_service(event);
+        }
+        assert!(!index.is_due(), "its pods are not known yet");
+        for event in [Event::Init, Event::InitApply(pod), Event::InitDone] {
+            index.take_pod(event);
+        }
+        assert_eq!(index.take_due(), due);
+        // The watch was cut off, and the pod went meanwhile.
+        for event in [Event::Init, Event::InitDone] {
+            index.take_pod(event);
+        }
+        assert_eq!(index.take_due(), due);
+        assert!(index.pods.is_empty());
+    }
 
     #[test]
     fn a_slice_has_the_addresses_of_live_pods_and_says_which_are_ready() {

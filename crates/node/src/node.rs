@@ -170,11 +170,12 @@ impl Node {
         &self.runtime
     }
 
-    /// Waits until the node has stopped.
+    /// Waits until the node has stopped. Its pods go on, and another process may be the node.
     pub async fn join(self) {
         if let Err(error) = self.task.await {
             tracing::error!(%error, "the node's task failed");
         }
+        self.runtime.let_go();
     }
 
     /// Stops for good: after every pod was removed, frees all that the node holds of the machine.
@@ -326,12 +327,11 @@ async fn serve(
         serving.health,
         shutdown.clone(),
     ));
-    tasks.spawn(
-        shared
-            .enforcer
-            .clone()
-            .run(shared.client.clone(), shutdown.clone()),
-    );
+    // Pods that are cleared away at the end need it: their addresses are free only when no rule names them.
+    let (enforcer, client) = (shared.enforcer.clone(), shared.client.clone());
+    let without_pods = CancellationToken::new();
+    tasks.spawn(enforcer.run(client, without_pods.clone()));
+    let until_all_are_cleared = without_pods.drop_guard();
     if let Some(resolver) = serving.resolver {
         tasks.spawn(resolver.run(shared.client.clone(), shutdown.clone()));
     }
@@ -345,13 +345,15 @@ async fn serve(
     }
     let runtime = shared.runtime.clone();
     let dispatcher = Dispatcher::new(shared, recovered);
-    tasks.spawn(dispatcher.run(shutdown));
+    tasks.spawn(async move {
+        dispatcher.run(shutdown).await;
+        drop(until_all_are_cleared);
+    });
     while tasks.join_next().await.is_some() {}
     // Without root, the namespaces that pods live in end with this process.
     if Privileges::current() == Privileges::Rootless {
         runtime.kill_everything();
     }
-    runtime.let_go();
 }
 
 /// Tries other runtimes out, and says on the Node which work.

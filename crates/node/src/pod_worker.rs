@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+pub use self::actions::remove;
 use self::happenings::Event;
 use crate::config::Config;
 use crate::environment::Surroundings;
@@ -192,7 +193,8 @@ impl<R: Runtime> PodWorker<R> {
     fn adopt(&mut self, recovered: RecoveredPod) {
         // Without its namespaces a pod starts over, as after a reboot; what ran has ended. So does one that no container was
         // started in: the node may have died before its files and volumes were there. What is there is used again.
-        let was_prepared = !recovered.containers.is_empty();
+        let mut containers = recovered.containers.iter();
+        let was_prepared = containers.any(|container| !container.is_of_lost_sandbox);
         if let Some(sandbox) = recovered.sandbox.filter(|_| was_prepared) {
             self.shared.enforcer.attach(&self.pod, sandbox.addresses());
             self.keep_volumes_fresh(&sandbox);
@@ -200,8 +202,10 @@ impl<R: Runtime> PodWorker<R> {
         }
         for found in recovered.containers {
             let name = found.id.container.clone();
+            let runs = found.id.attempt + 1;
             let mut state = ContainerState {
-                runs: found.id.attempt + 1,
+                runs,
+                lost_runs: if found.is_of_lost_sandbox { runs } else { 0 },
                 crashes: found.crashes,
                 previous: found.previous,
                 image_id: Some(found.started.image_id.clone()),
@@ -209,6 +213,10 @@ impl<R: Runtime> PodWorker<R> {
             };
             let running = found.termination.is_none();
             match found.termination {
+                // What it prepared may be gone.
+                Some(termination) if found.is_of_lost_sandbox && self.is_init(&name) => {
+                    state.previous = Some(termination);
+                }
                 Some(termination) => state.end(termination),
                 None => {
                     state.phase = Phase::Running {
@@ -222,6 +230,12 @@ impl<R: Runtime> PodWorker<R> {
                 self.container_runs(&name, found.id.attempt, Some(known));
             }
         }
+    }
+
+    fn is_init(&self, container: &str) -> bool {
+        let spec = self.pod.spec.iter();
+        let mut init = spec.flat_map(|spec| spec.init_containers.iter().flatten());
+        init.any(|init| init.name == container && !pod_lifecycle::is_sidecar(init))
     }
 
     /// How far a run of a container had come when the node stopped. It is taken to be so until a probe says otherwise.

@@ -31,6 +31,7 @@ pub async fn run(groups: ControlGroups, shutdown: CancellationToken) {
     loop {
         let pause = tokio::time::sleep(INTERVAL);
         if shutdown.run_until_cancelled(pause).await.is_none() {
+            turns.make_alike(&groups);
             return;
         }
         let machine = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -116,6 +117,13 @@ impl Turns {
 
     fn anybody_yields(&self) -> bool {
         self.pods.values().any(|seen| seen.yields)
+    }
+
+    /// Lets nobody yield: there will be nobody to end it.
+    fn make_alike(&self, groups: &ControlGroups) {
+        for (pod, _) in self.pods.iter().filter(|(_, seen)| seen.yields) {
+            let _ = groups.set_yielding(pod, false);
+        }
     }
 
     /// Compares what pods have used with what they had used before.

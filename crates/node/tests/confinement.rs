@@ -171,23 +171,23 @@ async fn two_pods_share_no_identities_and_cannot_reach_each_other() {
     );
     let other = two.status.as_ref().unwrap().pod_ip.clone().unwrap();
     let gateway = machine.runtime().node_address();
-    let connect = |address: &str, port: u16| {
+    let connect = |address: &str, port: u16, seconds: f32| {
         format!(
-            "import socket\ns = socket.socket()\ns.settimeout(0.5)\ntry:\n    s.connect(('{address}', {port}))\n    print('connected')\nexcept OSError as problem:\n    print(type(problem).__name__)"
+            "import socket\ns = socket.socket()\ns.settimeout({seconds})\ntry:\n    s.connect(('{address}', {port}))\n    print('connected')\nexcept OSError as problem:\n    print(type(problem).__name__)"
         )
     };
     assert_eq!(
-        python(&machine, &one, &connect("127.0.0.1", 8888)).await,
+        python(&machine, &one, &connect("127.0.0.1", 8888, 60.0)).await,
         "connected"
     );
     assert_ne!(
-        python(&machine, &one, &connect(&other, 8888)).await,
+        python(&machine, &one, &connect(&other, 8888, 0.5)).await,
         "connected"
     );
     let listener = std::net::TcpListener::bind((gateway, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     assert_ne!(
-        python(&machine, &one, &connect(&gateway.to_string(), port)).await,
+        python(&machine, &one, &connect(&gateway.to_string(), port, 0.5)).await,
         "connected"
     );
     machine.finish().await;

@@ -9,6 +9,7 @@ mod support;
 
 use std::time::Duration;
 
+use agent_sandbox_node::Node;
 use agent_sandbox_node::reclaim::reclaim;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
@@ -44,6 +45,84 @@ fn waits_for(pod: &Pod, reason: &str) -> bool {
     waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some(reason))
 }
 
+/// Nothing is left of what the node made but what is on disk.
+async fn reboot(machine: &mut Machine) {
+    machine.stop_node().await;
+    let data_dir = machine.config.data_dir.canonicalize().unwrap();
+    // Whoever looks whether the node is there, as another test may do just now, is taken for it.
+    eventually("the node to be taken for gone", || async {
+        reclaim(&data_dir).await.ok()
+    })
+    .await;
+    machine.start_node().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_reboot_a_pod_is_prepared_again_and_has_its_files() {
+    let mut machine = Machine::start().await;
+    // Another pod has had a place of its own, which must not be given to the first.
+    machine
+        .create("other", json!({"containers": [shell("sleep 1000")]}))
+        .await;
+    machine.ready("other").await;
+    let mounts =
+        json!([{"name": "disk", "mountPath": "/disk"}, {"name": "memory", "mountPath": "/memory"}]);
+    let mut prepare = shell("echo prepared >> /disk/log; touch /memory/prepared");
+    prepare["name"] = json!("prepare");
+    prepare["volumeMounts"] = mounts.clone();
+    let mut own = shell("sleep 1000");
+    own["volumeMounts"] = mounts;
+    let spec = json!({"terminationGracePeriodSeconds": 1, "initContainers": [prepare], "containers": [own],
+        "volumes": [{"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": {"medium": "Memory"}}]});
+    machine.create("p", spec).await;
+    let pod = machine.ready("p").await;
+    let script = "umask 077; mkdir /disk/own && echo kept > /disk/own/file";
+    assert_eq!(machine.exec(&pod, &["sh", "-c", script]).await.0, 0);
+
+    reboot(&mut machine).await;
+    let pod = machine
+        .pod_with("p", "running again", |pod| {
+            is_ready(pod) && container(pod).is_some_and(|status| status.restart_count == 1)
+        })
+        .await;
+    let script = "cat /disk/own/file && echo more > /disk/own/file && cat /disk/log && ls /memory";
+    let (code, out, err) = machine.exec(&pod, &["sh", "-c", script]).await;
+    assert_eq!(
+        (code, out.as_str()),
+        (0, "kept\nprepared\nprepared\nprepared\n"),
+        "{err}"
+    );
+    machine.delete("p").await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_does_not_look_for_its_pods_in_another_range() {
+    let mut machine = Machine::start().await;
+    machine
+        .create("p", json!({"containers": [shell("sleep 1000")]}))
+        .await;
+    let before = machine.ready("p").await;
+    machine.stop_node().await;
+    let mut config = machine.config.clone();
+    config.pod_network = Some("10.61.0.0/24".parse().unwrap());
+    let refused = Node::start(
+        config,
+        machine.client.clone(),
+        tokio_util::sync::CancellationToken::new(),
+    );
+    let error = refused.await.err().unwrap();
+    let message = std::error::Error::source(&error).unwrap().to_string();
+    assert!(
+        message.contains("10.61.0.0/24") && message.contains("--pod-cidr 10."),
+        "{message}"
+    );
+    machine.start_node().await;
+    let (code, ..) = machine.exec(&before, &["true"]).await;
+    assert_eq!(code, 0, "the pod went on");
+    machine.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_longer_so_is_no_longer_said() {
     let mut machine = Machine::start().await;
@@ -71,15 +150,7 @@ async fn what_is_no_longer_so_is_no_longer_said() {
         assert_eq!((ready.reason, ready.message), (None, None), "{kind}");
     }
 
-    // As after a reboot: nothing is left of its namespaces, so it gets another address.
-    machine.stop_node().await;
-    let data_dir = machine.config.data_dir.canonicalize().unwrap();
-    // Whoever looks whether the node is there, as another test may do just now, is taken for it.
-    eventually("the node to be taken for gone", || async {
-        reclaim(&data_dir).await.ok()
-    })
-    .await;
-    machine.start_node().await;
+    reboot(&mut machine).await;
     let pod = machine
         .pod_with("p", "running again", |pod| {
             container(pod).is_some_and(|status| {
@@ -89,7 +160,7 @@ async fn what_is_no_longer_so_is_no_longer_said() {
         })
         .await;
     let status = pod.status.unwrap();
-    assert_ne!(status.pod_ip, address, "the pod has another address");
+    assert_eq!(status.pod_ip, address, "the pod has the address it had");
     let addresses: Vec<String> = status
         .pod_ips
         .unwrap()
@@ -271,8 +342,9 @@ async fn a_number_freed_by_a_node_that_died_before_it_said_so_is_not_taken_from_
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_was_stopped_holds_up_no_other_containers_log() {
     let machine = Machine::start_with(|config| config.log_maximum_bytes = 64 << 10).await;
+    let ticking = shell("while sleep 0.1; do echo tick; done");
     machine
-        .create("stopped", json!({"containers": [shell("sleep 1000")]}))
+        .create("stopped", json!({"containers": [ticking]}))
         .await;
     let talking =
         shell("while ! test -e /tmp/go; do sleep 0.01; done; yes | head -c 200000; sleep 1000");
@@ -296,15 +368,23 @@ async fn an_agent_that_was_stopped_holds_up_no_other_containers_log() {
         .open(directory(&stopped).join("0.log"))
         .unwrap();
     log.set_len(100 << 10).unwrap();
-    let rotated = directory(&stopped).join("0.log.1");
+    let next = directory(&stopped).join("0.log.next");
     eventually("the stopped agent to be asked", || async {
-        rotated.exists().then_some(())
+        next.exists().then_some(())
     })
     .await;
     machine.exec(&talking, &["touch", "/tmp/go"]).await;
     let rotated = directory(&talking).join("0.log.1");
     eventually("the other's log to be rotated", || async {
         rotated.exists().then_some(())
+    })
+    .await;
+    // Nothing of the one that had been stopped is lost.
+    rustix::process::kill_process(agent, rustix::process::Signal::CONT).unwrap();
+    eventually("its log to go on in a new file", || async {
+        let log = std::fs::read_to_string(directory(&stopped).join("0.log")).ok()?;
+        let is_new = directory(&stopped).join("0.log.1").exists() && !next.exists();
+        (is_new && log.contains("tick")).then_some(())
     })
     .await;
     machine.finish().await;

@@ -135,8 +135,8 @@ async fn what_a_node_left_goes_with_its_data_directory() {
     gone.ready("p").await;
     let data_dir = gone.config.data_dir.canonicalize().unwrap();
     gone.stop_node().await;
-    gone.remove_directory();
     assert!(!support::of_machine(&data_dir).is_empty());
+    gone.remove_directory();
     // Whoever comes next takes over a share of which nothing is left. If another test is next, it may still be at it.
     let next = Machine::start().await;
     eventually("what the node left to be gone", || async {

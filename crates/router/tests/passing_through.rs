@@ -72,7 +72,7 @@ async fn websocket(running: &Running, port: u16) -> WebSocketStream<TcpStream> {
 #[tokio::test]
 async fn websockets_pass_and_end_with_either_side() {
     let running =
-        Running::start(|config| config.proxy_timeout = std::time::Duration::from_secs(2)).await;
+        Running::start(|config| config.proxy_timeout = std::time::Duration::from_secs(5)).await;
     running.know("abc");
     let port = websocket_echo().await;
     let mut socket = websocket(&running, port).await;
@@ -86,7 +86,7 @@ async fn websockets_pass_and_end_with_either_side() {
         assert_eq!(socket.next().await.unwrap().unwrap(), message);
     }
     // Longer than the proxy timeout, which does not apply here.
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    tokio::time::sleep(std::time::Duration::from_secs(6)).await;
     socket.send(Message::text("still here")).await.unwrap();
     assert_eq!(
         socket.next().await.unwrap().unwrap(),
@@ -117,7 +117,7 @@ async fn a_tunnel_ends_when_its_sandbox_goes_away() {
 #[tokio::test]
 async fn a_tunnel_has_the_shutdowns_time_and_no_more() {
     let running = Running::start(|config| {
-        config.shutdown_timeout = std::time::Duration::from_secs(3);
+        config.shutdown_timeout = std::time::Duration::from_secs(10);
     })
     .await;
     running.know("abc");

@@ -57,16 +57,17 @@ async fn readiness(port: u16) -> Option<u16> {
 
 #[tokio::test]
 async fn a_router_that_leaves_serves_until_others_have_noticed() {
-    let free = || {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap()
-    };
-    let (proxy, health) = (free(), free());
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let held = [free(), free()];
+    let [proxy, health] = held
+        .each_ref()
+        .map(|listener| listener.local_addr().unwrap());
+    drop(held);
     let config = Config {
         http_listen: ListenAddress::At(proxy),
         health_listen: ListenAddress::At(health),
         metrics_listen: ListenAddress::Off,
-        shutdown_delay: Duration::from_secs(5),
+        shutdown_delay: Duration::from_secs(15),
         ..Config::default()
     };
     let stop = CancellationToken::new();

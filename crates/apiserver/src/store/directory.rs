@@ -136,10 +136,11 @@ pub fn is_in_use(path: &Path) -> bool {
     )
 }
 
-/// Takes the lock. Somebody who only looks whether it is taken holds it for a moment.
+/// Takes the lock. Somebody who only looks whether it is taken holds it for a moment, and so does a process that is just being
+/// started by the one that had it; on a busy machine the moment may be long.
 fn acquire(lock: &File) -> bool {
-    const ATTEMPTS: u32 = 20;
-    const PAUSE: Duration = Duration::from_millis(2);
+    const ATTEMPTS: u32 = 400;
+    const PAUSE: Duration = Duration::from_millis(5);
     let attempt = |number| {
         if number > 0 {
             std::thread::sleep(PAUSE);

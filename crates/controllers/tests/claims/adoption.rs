@@ -12,6 +12,7 @@ use serde_json::json;
 use testkit::eventually;
 
 use crate::holders;
+use crate::support::requests::Writes;
 use crate::support::{Cluster, claim, claim_from, pool, ready_of, template};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,6 +148,13 @@ async fn a_warm_claim_costs_the_api_server_no_more_than_six_writes() {
     let controllers = cluster.controllers();
     cluster.full_pool(30).await;
     let before = cluster.writes_when_quiet().await;
+    // What a claim waits for, and nothing else.
+    let critical = [
+        "PATCH sandboxclaims",
+        "PATCH sandboxes",
+        "PATCH sandboxclaims/status",
+        "PATCH pods",
+    ];
     let claims: Vec<_> = (0..CLAIMS)
         .map(|index| claim(&format!("claim-{index}"), "py"))
         .collect();
@@ -155,14 +163,16 @@ async fn a_warm_claim_costs_the_api_server_no_more_than_six_writes() {
         cluster.claim_ready(&claim.name_any()).await;
     }
     cluster.pool_ready("warm", 30).await;
+    eventually("all that is to be written", async || {
+        let writes = Writes::so_far(&cluster.client).await.unwrap();
+        let writes = writes.since(&before);
+        let enough = |kind: &&str| writes.of(kind) >= CLAIMS;
+        critical.iter().all(enough).then_some(())
+    })
+    .await;
     let writes = cluster.writes_when_quiet().await.since(&before);
     assert_eq!(writes.excess(CLAIMS), Vec::<String>::new());
-    for critical in [
-        "PATCH sandboxclaims",
-        "PATCH sandboxes",
-        "PATCH sandboxclaims/status",
-        "PATCH pods",
-    ] {
+    for critical in critical {
         assert_eq!(writes.of(critical), CLAIMS, "{critical}: {writes:?}");
     }
     controllers.stop().await;

@@ -142,7 +142,9 @@ impl Enforcer {
     /// A pod of this node has no address any more. When this returns no rule names it, so that another may have it.
     pub async fn detach(&self, uid: &str) {
         let (number, known) = self.change(|state| state.attached.remove(uid).is_some());
-        if known && !self.is_in_force(number).await {
+        // Those of an earlier run may name a pod that this one does not know.
+        let is_first = *self.in_force.borrow() == 0;
+        if (known || is_first) && !self.is_in_force(number).await {
             tracing::warn!(uid, "rules still name the address of a pod that is gone");
         }
     }
@@ -151,14 +153,6 @@ impl Enforcer {
     /// that new ones do not know would be cut off.
     pub fn all_are_attached(&self) {
         self.change(|state| state.all_are_attached = true);
-    }
-
-    /// Waits until no rule names pods that an earlier run left and that are gone.
-    pub async fn forget_earlier_run(&self) {
-        let (number, ()) = self.change(|_| ());
-        if !self.is_in_force(number).await {
-            tracing::warn!("rules still name the addresses of pods that are gone");
-        }
     }
 
     /// Waits for a change to be in force, unless no rules are to be had.

@@ -15,6 +15,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
+use serde::{Deserialize, Serialize};
 
 use super::address_block::AddressBlock;
 use super::firewall::Surroundings;
@@ -102,11 +103,20 @@ fn ipv6_is_usable() -> Result<(), String> {
 }
 
 /// Whether what a pod sends may leave its link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Forwarding {
     On,
     /// Nothing judges what pods send, so none of it goes any further than the node.
     Off,
+}
+
+/// What a pod's link was made for: it is of no use to a node whose pods are to be found elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wiring {
+    /// Where pods' addresses come from.
+    pub range: String,
+    range6: Option<String>,
+    forwarding: Forwarding,
 }
 
 /// Which addresses a node and its pods have. Pure but for asking whether there is IPv6.
@@ -206,6 +216,16 @@ impl Network {
 
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// What links are made for now.
+    pub fn wiring(&self) -> Wiring {
+        let range6 = self.layout.range6.as_ref().ok();
+        Wiring {
+            range: self.range().to_string(),
+            range6: range6.map(|range| range.block().to_string()),
+            forwarding: self.forwarding,
+        }
     }
 
     pub fn gateway(&self) -> Ipv4Addr {

@@ -31,6 +31,18 @@ impl<V> Default for Watched<V> {
 }
 
 impl<V> Watched<V> {
+    /// Takes news in, for somebody to whom what may not be seen is not there; whether anything may have changed by it.
+    pub fn learn<K: Resource>(
+        &mut self,
+        news: Result<Event<K>, NotAllowed>,
+        facts: impl Fn(K) -> V,
+    ) -> bool {
+        match news {
+            Ok(event) => self.take(event, facts),
+            Err(NotAllowed(_)) => !std::mem::replace(&mut self.complete, true),
+        }
+    }
+
     /// Takes an event in; whether anything may have changed by it.
     pub fn take<K: Resource>(&mut self, event: Event<K>, facts: impl Fn(K) -> V) -> bool {
         match event {

@@ -165,9 +165,12 @@ impl Decision<'_> {
             Some(_) => Duration::ZERO,
             None => grace_of(spec),
         };
-        if self.stop_all(spec, grace, "the pod has ended")
-            && matches!(self.observed.sandbox, Sandbox::Ready(_))
-        {
+        // One that was never ready, or not in this run of the node, may have been made in part.
+        let may_hold_something = match self.observed.sandbox {
+            Sandbox::Missing | Sandbox::Ready(_) | Sandbox::Waiting { .. } => true,
+            Sandbox::Creating | Sandbox::Stopping | Sandbox::Stopped { .. } => false,
+        };
+        if self.stop_all(spec, grace, "the pod has ended") && may_hold_something {
             self.actions.push(Action::StopSandbox);
         }
     }
@@ -200,7 +203,7 @@ impl Decision<'_> {
         let begun = spec
             .containers
             .iter()
-            .any(|container| self.state(container).runs > 0);
+            .any(|container| self.state(container).has_begun());
         for container in spec.init_containers.iter().flatten() {
             let state = self.state(container);
             if is_sidecar(container) {

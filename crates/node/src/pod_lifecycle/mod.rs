@@ -57,6 +57,8 @@ pub struct ContainerState {
     pub phase: Phase,
     /// Runs begun so far; a restart count is one less.
     pub runs: u32,
+    /// Those of them that were in a sandbox that did not survive.
+    pub lost_runs: u32,
     /// How the run before the current one ended.
     pub previous: Option<Termination>,
     /// Ends in a row, each too soon after its start to forget the one before.
@@ -79,6 +81,7 @@ impl Default for ContainerState {
         Self {
             phase: Phase::NotStarted,
             runs: 0,
+            lost_runs: 0,
             previous: None,
             crashes: 0,
             failed_pulls: 0,
@@ -92,6 +95,11 @@ impl Default for ContainerState {
 }
 
 impl ContainerState {
+    /// It has run, or was about to, in the sandbox that the pod has.
+    pub fn has_begun(&self) -> bool {
+        self.runs > self.lost_runs
+    }
+
     pub fn is_live(&self) -> bool {
         matches!(
             self.phase,

@@ -119,7 +119,7 @@ fn is_initialized(observed: &Observed<'_>, spec: &PodSpec) -> bool {
     let begun = spec
         .containers
         .iter()
-        .any(|container| state_of(observed.containers, &container.name).runs > 0);
+        .any(|container| state_of(observed.containers, &container.name).has_begun());
     begun || incomplete_init(observed, spec).is_empty()
 }
 

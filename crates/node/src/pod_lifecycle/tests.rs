@@ -385,6 +385,44 @@ fn deletion_stops_then_kills_then_finishes() {
 }
 
 #[test]
+fn a_pod_that_is_over_frees_its_sandbox_however_far_that_had_come() {
+    let spec = json!({"activeDeadlineSeconds": 5, "containers": [{"name": "c", "image": "host"}]});
+    let waiting = Sandbox::Waiting {
+        reason: "FailedMount".to_owned(),
+        message: "no such volume".to_owned(),
+        retry_at: at(20),
+    };
+    for sandbox in [Sandbox::Missing, waiting, sandbox()] {
+        let mut case = Case::new(spec.clone());
+        case.sandbox = sandbox;
+        assert_eq!(case.plan(6).actions, [Action::StopSandbox]);
+        case.sandbox = Sandbox::Stopped { address: None };
+        assert_eq!(case.plan(6).actions, [], "once");
+    }
+}
+
+#[test]
+fn a_pod_whose_sandbox_was_lost_is_prepared_again() {
+    let spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "c"}]});
+    let lost = |state: ContainerState| ContainerState {
+        lost_runs: state.runs,
+        ..state
+    };
+    let prepared = ContainerState {
+        phase: Phase::NotStarted,
+        runs: 1,
+        previous: Some(ended(0, 0, 1)),
+        ..ContainerState::default()
+    };
+    let case = Case::new(spec)
+        .with("i", lost(prepared))
+        .with("c", lost(crashed(1, 5)));
+    let plan = case.plan(100);
+    assert_eq!(plan.actions, [start("i", 1, 0)]);
+    assert_eq!(condition(&plan, "Initialized").0, "False");
+}
+
+#[test]
 fn what_is_being_started_when_the_pod_is_deleted_or_over_is_given_up() {
     let starting = || ContainerState {
         phase: Phase::Starting,

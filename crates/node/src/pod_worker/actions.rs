@@ -356,16 +356,15 @@ impl<R: Runtime> PodWorker<R> {
     }
 
     fn stop_sandbox(&mut self) {
-        let Sandbox::Ready(sandbox) = self.sandbox.clone() else {
-            return;
+        let address = match &self.sandbox {
+            Sandbox::Ready(sandbox) => Some(sandbox.clone()),
+            _ => None,
         };
         let refreshing = self.refreshing.take();
         // What it still has is its logs; its end would free nothing.
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         self.shared.evictions.forget(uid);
-        self.sandbox = Sandbox::Stopped {
-            address: Some(sandbox),
-        };
+        self.sandbox = Sandbox::Stopped { address };
         let (shared, pod) = (self.shared.clone(), self.pod.clone());
         self.stopping = Some(tokio::spawn(async move {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
@@ -423,7 +422,8 @@ async fn end(task: Option<JoinHandle<()>>) {
     }
 }
 
-async fn remove<R: Runtime>(shared: &Shared<R>, uid: &str) -> Result<(), String> {
+/// Removes everything of a pod that nothing runs of any more.
+pub async fn remove<R: Runtime>(shared: &Shared<R>, uid: &str) -> Result<(), String> {
     shared
         .volumes
         .release(uid)

@@ -210,6 +210,8 @@ impl Termination {
 pub struct RecoveredContainer {
     pub id: ContainerId,
     pub started: StartedContainer,
+    /// The sandbox that it ran in did not survive; the pod has none, or a new one.
+    pub is_of_lost_sandbox: bool,
     pub crashes: u32,
     /// Absent while it runs.
     pub termination: Option<Termination>,
@@ -234,6 +236,11 @@ pub enum RuntimeError {
         #[source]
         source: std::io::Error,
     },
+    #[error(
+        "pods of this node have addresses of {had} and cannot have others while they run: delete them before you have pods in \
+         {wanted}, or start with `--pod-cidr {had}`"
+    )]
+    OtherRange { had: String, wanted: String },
     #[error("no address is free for another pod")]
     NoFreeSlot,
     #[error(transparent)]

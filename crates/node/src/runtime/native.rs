@@ -25,6 +25,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use jiff::Timestamp;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use shim_protocol::ExecRequest;
 use tokio::io::unix::AsyncFd;
@@ -120,6 +121,8 @@ impl NativeRuntime {
             ),
             prefix_length: 16,
         });
+        let used = recovery::used_slots(&pods)?;
+        slots::check_range(&run.join("slots"), &used, range)?;
         let layout = Layout::new(names.clone(), range);
         let surroundings = layout.surroundings(config.firewall_program.clone());
         let firewall = blocking(move || Ok(firewall::open(&surroundings)))
@@ -135,7 +138,6 @@ impl NativeRuntime {
             firewall,
             controllers: control_groups.missing(),
         };
-        let used = recovery::used_slots(&pods);
         let slots = Slots::open(
             run.join("slots"),
             programs.shim.clone(),
@@ -347,26 +349,24 @@ impl Runtime for NativeRuntime {
         let kept = self
             .sandbox_record(&spec.identity.uid)
             .and_then(|record| record.slot);
-        let slot = if let Some(slot) = kept.filter(|slot| self.slots.is_intact(*slot)) {
-            slot
-        } else {
-            // What is left of one that did not survive, as after a reboot, is of no use.
-            if let Some(lost) = kept {
-                self.slots.tear_down(lost).await?;
-            }
-            let slot = self.slots.acquire().await?;
-            fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
-            write_record(
-                &directory,
-                &SandboxRecord {
+        let slot = match kept {
+            Some(slot) if self.slots.is_intact(slot) => slot,
+            lost => {
+                let slot = if let Some(slot) = lost {
+                    self.slots.restore(slot).await?;
+                    slot
+                } else {
+                    self.slots.acquire().await?
+                };
+                fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
+                let record = SandboxRecord {
                     slot: Some(slot),
                     spec: spec.clone(),
-                },
-            )?;
-            if let Some(lost) = kept {
-                self.slots.give_back(lost);
+                    made_at: Timestamp::now(),
+                };
+                write_record(&directory, &record)?;
+                slot
             }
-            slot
         };
         let sandbox = PodSandbox {
             address: self.slots.network().address(slot),
@@ -477,6 +477,6 @@ impl Runtime for NativeRuntime {
     }
 
     async fn recover(&self) -> Result<Vec<RecoveredPod>, RuntimeError> {
-        Ok(self.recover_pods())
+        self.recover_pods()
     }
 }

@@ -7,6 +7,7 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -114,6 +115,13 @@ impl Claim {
         let _ = self.file.unlock();
         matches!(found, Err(TryLockError::WouldBlock))
     }
+
+    /// Whether this is still what its name leads to.
+    fn is_in_place(&self) -> bool {
+        let named = fs::metadata(&self.path).map(|found| found.ino());
+        let opened = self.file.metadata().map(|found| found.ino());
+        matches!((named, opened), (Ok(named), Ok(opened)) if named == opened)
+    }
 }
 
 /// Claims a share for a data directory, the one it has if it has one.
@@ -126,6 +134,8 @@ pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, 
     let known = claims(registry);
     if let Some(own) = known.iter().find(|claim| claim.owner == data_dir) {
         return match lock(&own.file) {
+            // Whoever had it gave it back meanwhile.
+            Ok(()) if !own.is_in_place() => claim(registry, data_dir, preferred),
             Ok(()) => Ok(Share {
                 number: own.number,
                 path: own.path.clone(),
@@ -221,6 +231,15 @@ pub fn release(registry: &Path, data_dir: &Path) -> bool {
 mod tests {
     use super::*;
 
+    /// Waits for what holds unless another test just starts a process, which has the lock until it is one of its own.
+    fn soon(what: &str, holds: impl Fn() -> bool) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !holds() {
+            assert!(std::time::Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     #[test]
     fn two_data_directories_get_different_shares_and_keep_them() {
         let registry = tempfile::tempdir().unwrap();
@@ -284,8 +303,34 @@ mod tests {
             "another process is the node of /data/one"
         );
         held.let_go();
-        assert!(!is_attended(registry.path(), directory));
-        assert_eq!(unattended(registry.path()), [directory]);
+        soon("nobody is the node", || {
+            !is_attended(registry.path(), directory) && unattended(registry.path()) == [directory]
+        });
+    }
+
+    #[test]
+    fn a_share_that_is_given_back_while_another_waits_for_it_is_claimed_anew() {
+        let registry = tempfile::tempdir().unwrap();
+        let directory = Path::new("/data/one");
+        let held = claim(registry.path(), directory, 0).unwrap();
+        let waiting = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                loop {
+                    match claim(registry.path(), directory, 0) {
+                        Ok(share) => break share,
+                        Err(ShareError::InUse(_)) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+            held.give_back();
+            waiting.join().unwrap()
+        });
+        assert!(is_attended(registry.path(), directory));
+        waiting.let_go();
+        soon("it is still there", || {
+            unattended(registry.path()) == [directory]
+        });
     }
 
     #[test]

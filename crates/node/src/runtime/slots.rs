@@ -23,7 +23,8 @@ use tokio_util::sync::CancellationToken;
 use super::RuntimeError;
 use super::control_groups::{ControlGroups, Limits};
 use super::launcher::{Launcher, Starter};
-use crate::network::links::Network;
+use crate::config::PodNetwork;
+use crate::network::links::{Network, Wiring};
 use crate::privileges::Privileges;
 
 /// Identities per pod: all that 16 bits hold, as container images expect.
@@ -38,6 +39,9 @@ pub const OUT_OF_MEMORY_SCORE: i32 = 500;
 
 /// About as long as a container takes to start.
 const REFILL_PAUSE: Duration = Duration::from_millis(40);
+
+/// In a slot's directory: what its link was made for.
+const WIRING: &str = "wiring.json";
 
 /// The control group of a slot, in place of a pod's.
 const GROUP_PREFIX: &str = "slot-";
@@ -107,11 +111,17 @@ impl Slots {
         };
         // Also those of which nothing is left: a pod that says it has one will free it once more.
         slots.with_state(|state| state.taken.extend(used));
+        let wiring = slots.network.wiring();
         for slot in slots.existing() {
+            let is_wired = wired(&slots.path(slot)).as_ref() == Some(&wiring);
             if used.contains(&slot) {
+                if !is_wired && slots.is_intact(slot) {
+                    slots.connect(slot).await?;
+                }
                 continue;
             }
-            if slots.is_intact(slot) && slots.path(slot).join("ready").exists() {
+            let is_ready = slots.path(slot).join("ready").exists();
+            if is_ready && is_wired && slots.is_intact(slot) {
                 slots.with_state(|state| {
                     state.taken.insert(slot);
                     state.ready.push_back(slot);
@@ -170,21 +180,11 @@ impl Slots {
         &self.network
     }
 
-    /// Whether a slot's namespaces are still pinned; a reboot loses them.
+    /// Whether a slot was made whole and its namespaces are still pinned; a reboot loses them.
     pub fn is_intact(&self, slot: u32) -> bool {
         let pins = self.pins(slot);
-        [&pins.network, &pins.ipc, &pins.hostname, &pins.user]
-            .into_iter()
-            .all(|pin| {
-                rustix::fs::statfs(pin.as_path()).is_ok_and(|found| {
-                    #[expect(
-                        clippy::unnecessary_cast,
-                        reason = "the field's type differs between architectures"
-                    )]
-                    let kind = found.f_type as i64;
-                    kind == NAMESPACE_FILE_SYSTEM
-                })
-            })
+        let mut pins = [&pins.network, &pins.ipc, &pins.hostname, &pins.user].into_iter();
+        pins.all(|pin| is_pinned(pin)) && wired(&self.path(slot)).is_some()
     }
 
     /// A slot for a new pod: a ready one if there is one.
@@ -198,6 +198,12 @@ impl Slots {
             }
             None => self.make().await,
         }
+    }
+
+    /// Makes a pod's slot again, of which a reboot has left the number only: what the pod has on disk belongs to the slot's identities.
+    pub async fn restore(&self, slot: u32) -> Result<(), RuntimeError> {
+        self.tear_down(slot).await?;
+        self.fill(slot).await
     }
 
     /// The launcher that waits in a slot, if one does.
@@ -294,8 +300,16 @@ impl Slots {
         })
         .await
         .map_err(|error| RuntimeError::Launcher(error.to_string()))??;
+        self.connect(slot).await
+    }
+
+    /// Gives a slot its link. It is whole after that.
+    async fn connect(&self, slot: u32) -> Result<(), RuntimeError> {
         self.network.connect(slot, &self.pins(slot).network).await?;
-        Ok(())
+        let failed = |source| io_error("a slot", source);
+        let wiring = serde_json::to_vec(&self.network.wiring());
+        let wiring = wiring.map_err(|error| failed(error.into()))?;
+        fs::write(self.path(slot).join(WIRING), wiring).map_err(failed)
     }
 
     /// Frees what a slot holds of the machine. Its number stays taken.
@@ -375,6 +389,43 @@ impl Slots {
         }
         Ok(())
     }
+}
+
+fn is_pinned(pin: &Path) -> bool {
+    rustix::fs::statfs(pin).is_ok_and(|found| {
+        #[expect(
+            clippy::unnecessary_cast,
+            reason = "the field's type differs between architectures"
+        )]
+        let kind = found.f_type as i64;
+        kind == NAMESPACE_FILE_SYSTEM
+    })
+}
+
+/// What the link of a slot was made for; nothing if the slot was not made whole.
+fn wired(slot: &Path) -> Option<Wiring> {
+    serde_json::from_slice(&fs::read(slot.join(WIRING)).ok()?).ok()
+}
+
+/// Refuses a range of addresses that pods which run already have none of: they would be looked for where they are not, and rules
+/// would not know them.
+pub fn check_range(
+    directory: &Path,
+    used: &BTreeSet<u32>,
+    range: PodNetwork,
+) -> Result<(), RuntimeError> {
+    let wanted = range.to_string();
+    for slot in used {
+        let path = directory.join(slot.to_string());
+        if let Some(wiring) = wired(&path)
+            && wiring.range != wanted
+            && is_pinned(&path.join("network"))
+        {
+            let had = wiring.range;
+            return Err(RuntimeError::OtherRange { had, wanted });
+        }
+    }
+    Ok(())
 }
 
 /// Whether a tmpfs is mounted at `path`; a directory left from before a reboot is none.

@@ -8,7 +8,7 @@ use kube::core::response::reason;
 use serde_json::json;
 use testkit::{Tap, eventually};
 
-use crate::fixture::{Network, to, to_each};
+use crate::fixture::{Network, open, to, to_each};
 use crate::support::internet::{PUBLIC, on_own_network};
 use crate::support::is_ready;
 
@@ -49,8 +49,12 @@ async fn refused(network: &Network, name: &str) -> String {
 #[test]
 fn without_a_firewall_pods_that_a_policy_selects_do_not_run_and_others_reach_nobody() {
     on_own_network(|| async {
-        let network =
-            Network::start_with(|config| config.firewall_program = "/no/such/nft".into()).await;
+        let mut works = None;
+        let mut network = Network::start_with(|config| {
+            let nowhere = "/no/such/nft".into();
+            works = Some(std::mem::replace(&mut config.firewall_program, nowhere));
+        })
+        .await;
         let enforced = enforced(&network).await;
         assert_eq!(enforced.status, "False");
         let message = enforced.message.unwrap();
@@ -65,6 +69,15 @@ fn without_a_firewall_pods_that_a_policy_selects_do_not_run_and_others_reach_nob
             .await;
         let message = refused(&network, "selected").await;
         assert!(message.contains("t/p0"), "{message}");
+
+        // Once it is installed, those who were there all the time have a network, too.
+        network.machine.stop_node().await;
+        network.machine.config.firewall_program = works.unwrap();
+        network.machine.start_node().await;
+        network.policies(&[("t", open())]).await;
+        let mut expected = to(&a, &b, "tcp/8080", true);
+        expected.extend(to_each(&a, PUBLIC, "tcp/80", true));
+        network.expect("rules judge its traffic", &expected).await;
         network.finish().await;
     });
 }

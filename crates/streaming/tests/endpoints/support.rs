@@ -239,6 +239,8 @@ impl Cluster {
         };
         let settings = Settings {
             drain: Duration::from_millis(200),
+            // An older client that is held up for longer than it takes on a quiet machine loses what comes meanwhile.
+            settle: Duration::from_millis(500),
             ..Settings::default()
         };
         let endpoints = router(backend.clone(), authenticator, settings);

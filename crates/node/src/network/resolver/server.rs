@@ -8,19 +8,21 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
-use kube::runtime::watcher::Event;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::message::{Code, Malformed, Question, Transport, complaint};
 use super::zone::{Answer, Zone};
-use crate::network::watched::{NotAllowed, Watched, follow};
+use crate::network::watched::{Watched, follow};
 
 const PORT: u16 = 53;
 /// How long one of the machine's resolvers gets.
 const UPSTREAM: Duration = Duration::from_secs(3);
+/// How long a question for a name of the cluster's waits until all of them are known. Who asks waits five seconds, as a rule.
+const FIRST_LIST: Duration = Duration::from_secs(3);
 /// How long a pod may take to send a question by TCP.
 const IDLE: Duration = Duration::from_secs(10);
 /// Questions of one pod that may be under way; a pod that floods the resolver hurts only itself.
@@ -44,6 +46,12 @@ struct Known {
     pods: Watched<(String, Vec<IpAddr>)>,
 }
 
+impl Known {
+    fn is_complete(&self) -> bool {
+        self.services.complete && self.slices.complete && self.pods.complete
+    }
+}
+
 /// The cluster's DNS, bound and not yet served.
 #[derive(Debug)]
 pub struct Resolver {
@@ -57,6 +65,8 @@ struct Served {
     domain: String,
     upstreams: Vec<SocketAddr>,
     known: Mutex<Known>,
+    /// Whether all names are known. Until then one that is not may be there all the same.
+    is_complete: watch::Sender<bool>,
     zone: RwLock<Option<Zone>>,
     under_way: Mutex<HashMap<IpAddr, usize>>,
 }
@@ -98,13 +108,7 @@ impl Resolver {
 
     /// Answers until told to stop.
     pub async fn run(self, client: Client, shutdown: CancellationToken) {
-        let served = Arc::new(Served {
-            domain: self.domain,
-            upstreams: self.upstreams,
-            known: Mutex::default(),
-            zone: RwLock::default(),
-            under_way: Mutex::default(),
-        });
+        let served = Arc::new(Served::new(self.domain, self.upstreams));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(served.clone().watch(client));
         for (datagrams, streams) in self.sockets {
@@ -125,36 +129,52 @@ fn pod_addresses(pod: &Pod) -> (String, Vec<IpAddr>) {
 }
 
 impl Served {
+    fn new(domain: String, upstreams: Vec<SocketAddr>) -> Self {
+        Self {
+            domain,
+            upstreams,
+            known: Mutex::default(),
+            is_complete: watch::Sender::new(false),
+            zone: RwLock::default(),
+            under_way: Mutex::default(),
+        }
+    }
+
     async fn watch(self: Arc<Self>, client: Client) {
         let services = follow::<Service>(&client, |news| {
-            self.learn(news, |known, event| {
-                known.services.take(event, |service| service)
-            });
+            self.learn(|known| known.services.learn(news, |service| service));
         });
         let slices = follow::<EndpointSlice>(&client, |news| {
-            self.learn(news, |known, event| known.slices.take(event, |slice| slice));
+            self.learn(|known| known.slices.learn(news, |slice| slice));
         });
         let pods = follow::<Pod>(&client, |news| {
-            self.learn(news, |known, event| {
-                known.pods.take(event, |pod: Pod| pod_addresses(&pod))
-            });
+            self.learn(|known| known.pods.learn(news, |pod: Pod| pod_addresses(&pod)));
         });
         tokio::join!(services, slices, pods);
     }
 
-    /// Takes news in. The zone is made again when the next question comes. A name that may not be seen is not known.
-    fn learn<K>(
-        &self,
-        news: Result<Event<K>, NotAllowed>,
-        take: impl FnOnce(&mut Known, Event<K>) -> bool,
-    ) {
-        let Ok(event) = news else {
-            return;
-        };
+    /// Takes news in. The zone is made again when the next question comes.
+    fn learn(&self, take: impl FnOnce(&mut Known) -> bool) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if take(&mut known, event) {
+        if take(&mut known) {
             *self.zone.write().unwrap_or_else(PoisonError::into_inner) = None;
+            let complete = known.is_complete();
+            self.is_complete
+                .send_if_modified(|before| std::mem::replace(before, complete) != complete);
         }
+    }
+
+    /// Looks a name up once all names are known; nothing if that takes too long. Others' names wait for nothing.
+    async fn find(&self, name: &str, kind: u16) -> Option<Answer> {
+        let mut is_complete = self.is_complete.subscribe();
+        let all_known = *is_complete.borrow_and_update();
+        let answer = self.look_up(name, kind);
+        if all_known || answer == Answer::NotOurs {
+            return Some(answer);
+        }
+        let complete = is_complete.wait_for(|complete| *complete);
+        timeout(FIRST_LIST, complete).await.ok()?.ok()?;
+        Some(self.look_up(name, kind))
     }
 
     fn look_up(&self, name: &str, kind: u16) -> Answer {
@@ -254,18 +274,19 @@ impl Served {
             Err(Malformed::NotAQuestion) => return None,
             Err(Malformed::Unreadable) => return complaint(packet),
         };
-        let local = question
-            .name
-            .as_deref()
-            .filter(|_| question.is_for_internet())
-            .map_or(Answer::NotOurs, |name| self.look_up(name, question.kind));
+        let local = match question.name.as_deref() {
+            Some(name) if question.is_for_internet() => self.find(name, question.kind).await,
+            _ => Some(Answer::NotOurs),
+        };
+        let failure = || question.answer(Code::ServerFailure, &[], transport);
         Some(match local {
-            Answer::Records(records) => question.answer(Code::Fine, &records, transport),
-            Answer::NoSuchName => question.answer(Code::NoSuchName, &[], transport),
-            Answer::NotOurs => match self.forward(packet, &question, transport).await {
-                Some(answer) => answer,
-                None => question.answer(Code::ServerFailure, &[], transport),
-            },
+            Some(Answer::Records(records)) => question.answer(Code::Fine, &records, transport),
+            Some(Answer::NoSuchName) => question.answer(Code::NoSuchName, &[], transport),
+            Some(Answer::NotOurs) => self
+                .forward(packet, &question, transport)
+                .await
+                .unwrap_or_else(failure),
+            None => failure(),
         })
     }
 
@@ -354,6 +375,55 @@ async fn write_message(stream: &mut TcpStream, message: &[u8]) -> std::io::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::watched::NotAllowed;
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
+    const NAME: &str = "s.n.svc.cluster.local";
+    const ADDRESSES: u16 = 1;
+
+    fn served() -> Served {
+        Served::new("cluster.local".to_owned(), Vec::new())
+    }
+
+    fn all_pods_are_listed(served: &Served) {
+        let none = Ok(Event::InitDone);
+        served.learn(|known| known.pods.learn(none, |pod: Pod| pod_addresses(&pod)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_waits_until_all_names_are_known() {
+        let served = served();
+        let mut asked = std::pin::pin!(served.find(NAME, ADDRESSES));
+        assert_eq!(futures::poll!(&mut asked), std::task::Poll::Pending);
+        let foreign = served.find("example.org", ADDRESSES).await;
+        assert_eq!(foreign, Some(Answer::NotOurs), "waits for nothing");
+
+        let service: Service = serde_json::from_value(
+            json!({"metadata": {"name": "s", "namespace": "n", "uid": "1"}}),
+        )
+        .unwrap();
+        for event in [Event::InitApply(service), Event::InitDone] {
+            served.learn(|known| known.services.learn(Ok(event), |service| service));
+        }
+        assert_eq!(futures::poll!(&mut asked), std::task::Poll::Pending);
+        // Who may not see endpoints knows of none.
+        let forbidden = Err(NotAllowed("forbidden".to_owned()));
+        served.learn(|known| known.slices.learn(forbidden, |slice: EndpointSlice| slice));
+        all_pods_are_listed(&served);
+        assert_eq!(asked.await, Some(Answer::Records(Vec::new())));
+        assert_eq!(
+            served.find("none.n.svc.cluster.local", ADDRESSES).await,
+            Some(Answer::NoSuchName)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_stays_unknown_for_long_is_not_denied() {
+        let served = served();
+        all_pods_are_listed(&served);
+        assert_eq!(served.find(NAME, ADDRESSES).await, None);
+    }
 
     #[test]
     fn the_machines_resolvers_are_read_from_its_file() {

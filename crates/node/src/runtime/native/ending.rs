@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use shim_protocol::ContainerExit;
 
 use super::records::{ContainerRecord, Group};
-use super::{NativeRuntime, image_user};
+use super::{NativeRuntime, image_user, rotation};
 use crate::runtime::control_groups::ControlGroups;
 use crate::runtime::{ContainerId, Termination};
 
@@ -39,6 +39,7 @@ impl NativeRuntime {
         Ending {
             directory: self.container_directory(id),
             log: self.log_path(id),
+            log_files: self.config.log_maximum_files,
             group: record.map_or_else(|| Group::of(id), |record| record.group.clone()),
             message_from_log: record.is_some_and(|record| record.message_from_log),
             started_at: record.map(|record| record.started_at),
@@ -54,6 +55,7 @@ impl NativeRuntime {
 pub(super) struct Ending {
     directory: PathBuf,
     log: PathBuf,
+    log_files: u32,
     group: Group,
     message_from_log: bool,
     started_at: Option<Timestamp>,
@@ -75,6 +77,7 @@ impl Ending {
         {
             return termination;
         }
+        rotation::finish(&self.log, self.log_files);
         let out_of_memory = self
             .control_groups
             .was_out_of_memory(&group.parent, &group.name);

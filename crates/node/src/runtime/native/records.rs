@@ -1,6 +1,5 @@
 //! What is written down of pods and containers, for a node that finds them again.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -18,6 +17,9 @@ pub(super) struct SandboxRecord {
     /// Absent once the pod has ended and its namespaces are freed.
     pub(super) slot: Option<u32>,
     pub(super) spec: PodSandboxSpec,
+    /// Whatever was started before this ran in a sandbox that did not survive.
+    #[serde(default)]
+    pub(super) made_at: Timestamp,
 }
 
 /// What is kept of a started container.
@@ -70,9 +72,4 @@ pub(super) fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
     temporary.push(".new");
     fs::write(&temporary, text)?;
     fs::rename(&temporary, path)
-}
-
-/// Which slots pods on disk hold.
-pub(super) fn slots_in_use(records: impl Iterator<Item = SandboxRecord>) -> BTreeSet<u32> {
-    records.filter_map(|record| record.slot).collect()
 }

@@ -2,15 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::Path;
 
+use jiff::Timestamp;
+
 use super::process_holder::PROCESS_HOLDER;
-use super::records::{ContainerRecord, Group, SandboxRecord, slots_in_use};
-use super::{NativeRuntime, image_user};
+use super::records::{ContainerRecord, Group, SandboxRecord};
+use super::{NativeRuntime, failure, image_user};
 use crate::privileges::Privileges;
 use crate::runtime::slots;
 use crate::runtime::{
-    ContainerId, PodSandbox, RecoveredContainer, RecoveredPod, StartedContainer, Termination,
+    ContainerId, PodSandbox, RecoveredContainer, RecoveredPod, RuntimeError, StartedContainer,
+    Termination,
 };
 
 fn entries(path: &Path) -> Vec<String> {
@@ -28,22 +32,32 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
+/// What is written down of the pod in `directory`; nothing if the node died before it had written that, so that nothing runs in it.
+fn record_of(directory: &Path) -> Result<Option<SandboxRecord>, RuntimeError> {
+    match fs::read(directory.join("sandbox.json")) {
+        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // The pod may well run.
+        Err(error) => Err(failure("what is known of a pod")(error)),
+    }
+}
+
 /// The slots that pods below `pods` hold.
-pub(super) fn used_slots(pods: &Path) -> BTreeSet<u32> {
-    slots_in_use(
-        entries(pods)
-            .iter()
-            .filter_map(|pod| read::<SandboxRecord>(&pods.join(pod).join("sandbox.json"))),
-    )
+pub(super) fn used_slots(pods: &Path) -> Result<BTreeSet<u32>, RuntimeError> {
+    let mut used = BTreeSet::new();
+    for pod in entries(pods) {
+        let record = record_of(&pods.join(pod))?;
+        used.extend(record.and_then(|record| record.slot));
+    }
+    Ok(used)
 }
 
 impl NativeRuntime {
-    pub(super) fn recover_pods(&self) -> Vec<RecoveredPod> {
+    pub(super) fn recover_pods(&self) -> Result<Vec<RecoveredPod>, RuntimeError> {
         let mut pods = Vec::new();
         for uid in entries(&self.pods) {
             let directory = self.pods.join(&uid);
-            let Some(record) = read::<SandboxRecord>(&directory.join("sandbox.json")) else {
-                // The node died before it had written what this is; nothing can run in it.
+            let Some(record) = record_of(&directory)? else {
                 let _ = crate::trees::remove(&directory);
                 continue;
             };
@@ -55,7 +69,8 @@ impl NativeRuntime {
                     ipv6_address: self.slots.network().ipv6_address(slot),
                     identity_base: self.slots.identities(slot).base,
                 });
-            let containers = self.recover_containers(&uid);
+            let since = sandbox.as_ref().map(|_| record.made_at);
+            let containers = self.recover_containers(&uid, since);
             pods.push(RecoveredPod {
                 identity: record.spec.identity,
                 sandbox,
@@ -70,10 +85,11 @@ impl NativeRuntime {
             .map(|container| image_user(&container.id))
             .collect();
         self.images.release_unless(|user| running.contains(user));
-        pods
+        Ok(pods)
     }
 
-    fn recover_containers(&self, pod: &str) -> Vec<RecoveredContainer> {
+    /// The containers of a pod whose sandbox was made at a time, or is lost.
+    fn recover_containers(&self, pod: &str, since: Option<Timestamp>) -> Vec<RecoveredContainer> {
         let directory = self.pods.join(pod).join("containers");
         let mut recovered = Vec::new();
         for container in entries(&directory) {
@@ -90,7 +106,7 @@ impl NativeRuntime {
                     attempt,
                 };
                 let previous = latest.as_ref().and_then(|run| run.termination.clone());
-                match self.recover_run(&id, previous) {
+                match self.recover_run(&id, previous, since) {
                     Some(run) => latest = Some(run),
                     None => self.discard(&id),
                 }
@@ -106,6 +122,7 @@ impl NativeRuntime {
         &self,
         id: &ContainerId,
         previous: Option<Termination>,
+        since: Option<Timestamp>,
     ) -> Option<RecoveredContainer> {
         let record: ContainerRecord = read(&self.container_directory(id).join("state.json"))?;
         let started = StartedContainer {
@@ -128,6 +145,7 @@ impl NativeRuntime {
         };
         Some(RecoveredContainer {
             id: id.clone(),
+            is_of_lost_sandbox: since.is_none_or(|since| started.started_at < since),
             started,
             crashes,
             termination,
