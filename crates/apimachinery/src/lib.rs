@@ -15,6 +15,7 @@ pub mod field;
 pub mod go;
 pub mod jsonpath;
 pub mod names;
+pub mod nesting;
 pub mod patch;
 pub mod quantity;
 pub mod schema;

@@ -255,6 +255,16 @@ async fn a_service_account_token_is_good_for_its_account_until_that_goes() {
         ),
         401
     );
+    // One that is meant for another is no good here, whoever has it.
+    let request =
+        parsed(json!({"metadata": {}, "spec": {"audiences": ["vault"], "expirationSeconds": 600}}));
+    let issued = accounts
+        .create_token_request("default", &PostParams::default(), &request)
+        .await
+        .unwrap();
+    let elsewhere = served.connect(&issued.status.unwrap().token);
+    let elsewhere = Api::<ConfigMap>::default_namespaced(elsewhere);
+    assert_eq!(code(elsewhere.list(&ListParams::default()).await), 401);
     accounts
         .delete("default", &kube::api::DeleteParams::default())
         .await

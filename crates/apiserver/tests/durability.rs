@@ -39,7 +39,7 @@ async fn put(store: &Store, name: &str, round: u64) -> Result<u64, apiserver::st
         resource: things(),
         key,
         expect,
-        requires: None,
+        requires: Vec::new(),
         change: Change::Put(draft(name, round)),
     };
     store.write(write).await.map(|object| object.revision)

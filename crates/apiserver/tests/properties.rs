@@ -47,7 +47,7 @@ async fn step(store: &Store, name: &str, number: usize, delete: bool) {
             resource: things(),
             key,
             expect,
-            requires: None,
+            requires: Vec::new(),
             change,
         })
         .await;

@@ -109,6 +109,10 @@ impl Arguments {
             }
             _ => logging::start(Audience::User),
         }
+        // What runs in a sandbox has the sandbox's limits.
+        if !matches!(self.command, Command::Sandboxd(_)) {
+            allow_open_files();
+        }
         match self.command {
             Command::Up(arguments) => {
                 let traces = arguments.enable_tracing;
@@ -169,6 +173,15 @@ impl Arguments {
             }
         }
     }
+}
+
+/// Takes as many open files as the system lets a process have. Most systems let it have few unless it asks, for the sake of programs that
+/// cannot count further than 1024; a node with pods and a router with connections need more.
+fn allow_open_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// Runs a command on a runtime of its own, in a spawned task: the in-process client is slow on the thread that blocks.

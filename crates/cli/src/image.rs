@@ -185,7 +185,7 @@ fn announce(name: &Reference, image: &Image) {
 }
 
 fn list(arguments: &ListArguments) -> anyhow::Result<()> {
-    let images = arguments.store.open(Vec::new())?.list();
+    let images = arguments.store.open(Vec::new())?.list()?;
     match arguments.output {
         Format::Table => print!("{}", table(&images, Timestamp::now()).render()),
         Format::Json => println!("{}", serde_json::to_string_pretty(&images)?),

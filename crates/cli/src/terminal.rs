@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -10,10 +11,12 @@ use sdk::process::{Control, Event, Process, Start};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::signals::Signals;
+use crate::signals::{Received, Signals};
 
 /// How much of standard input is sent at a time.
 const INPUT_PIECE: usize = 32 * 1024;
+/// How long it may take to hand a signal over to the connection.
+const PASSING: Duration = Duration::from_secs(1);
 
 /// What is to be run, and how.
 #[derive(Debug, Args)]
@@ -60,10 +63,12 @@ impl CommandLine {
             (Mode::Plain, None)
         };
         let input = tokio::spawn(send_input(process.control().clone()));
-        let signals = tokio::spawn(forward_signals(process.control().clone(), mode, signals)?);
-        let result = print_output(process).await;
+        let forwarding = forward_signals(process.control().clone(), mode, signals)?;
+        let result = tokio::select! {
+            result = print_output(process) => result,
+            stuck = forwarding => Ok(stuck.exit_code()),
+        };
         input.abort();
-        signals.abort();
         drop(raw);
         result
     }
@@ -123,20 +128,29 @@ fn read_input() -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-/// Passes signals on to the command. On a terminal, keys such as Ctrl-C reach it as input instead.
+/// Passes signals on to the command. On a terminal, keys such as Ctrl-C reach it as input instead. Ends with a signal that cannot be passed
+/// on: input that the command does not read is before it. Whoever sent it is not to wait for that.
 fn forward_signals(
     control: Control,
     mode: Mode,
     mut signals: Signals,
-) -> io::Result<impl Future<Output = anyhow::Result<()>> + Send + 'static> {
+) -> io::Result<impl Future<Output = Received>> {
     let mut window_change = signal(SignalKind::window_change())?;
     Ok(async move {
         loop {
             tokio::select! {
-                received = signals.next() => control.signal(received.name).await?,
+                received = signals.next() => {
+                    let passing = control.signal(received.name);
+                    match tokio::time::timeout(PASSING, passing).await {
+                        // The command has ended, which is told by its output.
+                        Ok(Err(_)) => std::future::pending().await,
+                        Ok(Ok(())) => {}
+                        Err(_) => return received,
+                    }
+                }
                 Some(()) = window_change.recv(), if mode == Mode::Terminal => {
                     if let Some((rows, cols)) = window_size() {
-                        control.resize(rows, cols).await?;
+                        let _ = tokio::time::timeout(PASSING, control.resize(rows, cols)).await;
                     }
                 }
             }

@@ -27,6 +27,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use jiff::{SignedDuration, Timestamp};
+use tokio::task::AbortHandle;
 
 pub use credentials::{Credential, CredentialError, Keyring};
 pub use digest::{Digest, InvalidDigest};
@@ -69,7 +70,14 @@ impl Settings {
     }
 }
 
-type Pull = Shared<BoxFuture<'static, Result<Image, Arc<PullError>>>>;
+type Ending = Shared<BoxFuture<'static, Result<Image, Arc<PullError>>>>;
+
+/// A pull under way.
+#[derive(Debug)]
+struct Pull {
+    task: AbortHandle,
+    ending: Ending,
+}
 
 /// How full the disk may get before images go, in percent of the file system they are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +91,7 @@ pub struct DiskUse {
 #[derive(Debug)]
 pub struct Images {
     puller: Arc<Puller>,
+    /// Pulls under way. Those that have ended are forgotten, whether somebody waited for them to the end or not.
     pulls: Mutex<HashMap<(Reference, Vec<Credential>), Pull>>,
 }
 
@@ -114,23 +123,22 @@ impl Images {
         credentials: Vec<Credential>,
     ) -> Result<Image, Arc<PullError>> {
         let key = (name.clone(), credentials.clone());
-        let pull = {
+        let ending = {
             let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
-            pulls.retain(|_, pull| pull.peek().is_none());
-            pulls
-                .entry(key)
-                .or_insert_with(|| {
-                    let task = tokio::spawn(self.puller.clone().pull(name.clone(), credentials));
-                    async move {
-                        let ended = task.await.unwrap_or(Err(PullError::Interrupted));
-                        ended.map_err(Arc::new)
-                    }
-                    .boxed()
-                    .shared()
-                })
-                .clone()
+            pulls.retain(|_, pull| !pull.task.is_finished());
+            let pull = pulls.entry(key).or_insert_with(|| {
+                let pulling = tokio::spawn(self.puller.clone().pull(name.clone(), credentials));
+                let task = pulling.abort_handle();
+                let ending = async move {
+                    let ended = pulling.await.unwrap_or(Err(PullError::Interrupted));
+                    ended.map_err(Arc::new)
+                };
+                let ending = ending.boxed().shared();
+                Pull { task, ending }
+            });
+            pull.ending.clone()
         };
-        pull.await
+        ending.await
     }
 
     /// Loads the images of an OCI layout or an archive of `docker save`; `name` names the only one.
@@ -147,7 +155,8 @@ impl Images {
         blocking(move || load::load(&store, &path, name.as_ref(), budget)).await
     }
 
-    pub fn list(&self) -> Vec<Summary> {
+    /// All images that are here.
+    pub fn list(&self) -> Result<Vec<Summary>, StoreError> {
         self.puller.store.list()
     }
 
@@ -195,7 +204,7 @@ impl Images {
             low_bytes,
             minimum_age,
         };
-        self.collect_above(self.puller.store.total_bytes(), thresholds)
+        self.collect_above(self.puller.store.total_bytes()?, thresholds)
     }
 
     fn collect_above(
@@ -206,7 +215,7 @@ impl Images {
         let store = &self.puller.store;
         let lock = store.try_exclusive()?;
         store.remove_old_downloads(&lock, DOWNLOAD_AGE);
-        let chosen = collect::choose(&store.list(), used, thresholds, Timestamp::now());
+        let chosen = collect::choose(&store.list()?, used, thresholds, Timestamp::now());
         store.remove_images(&lock, &chosen)
     }
 }

@@ -187,7 +187,7 @@ impl Store {
 
     fn remove_work(&self, _: &ExclusiveLock) -> Result<(), StoreError> {
         let work = self.root.join("work");
-        for name in entries(&work) {
+        for name in entries(&work).map_err(io_error("finding unfinished work"))? {
             remove_directory(&work, &name).map_err(io_error("removing unfinished work"))?;
         }
         Ok(())
@@ -212,7 +212,8 @@ impl Store {
     }
 
     pub fn layer(&self, diff: &Digest) -> Option<Extracted> {
-        let record: LayerRecord = read(&self.layer_path(diff).join("layer.json"))?;
+        let path = self.layer_path(diff).join("layer.json");
+        let record: LayerRecord = read(&path).ok().flatten()?;
         Some(Extracted {
             bytes: record.bytes,
             entries: record.entries,
@@ -316,12 +317,14 @@ impl Store {
     }
 
     fn record(&self, id: &Digest) -> Option<ImageRecord> {
-        read(&self.root.join("images").join(record_name(id)))
+        let path = self.root.join("images").join(record_name(id));
+        read(&path).ok().flatten()
     }
 
     /// The image that a name means here.
     pub fn find(&self, name: &Reference) -> Option<Image> {
-        let named: NameRecord = read(&self.root.join("names").join(name_file(&name.to_string())))?;
+        let path = self.root.join("names").join(name_file(&name.to_string()));
+        let named: NameRecord = read(&path).ok().flatten()?;
         let record = self.record(&named.image)?;
         let whole = record
             .configuration
@@ -366,19 +369,21 @@ impl Store {
     /// Forgets users that are no more.
     pub fn release_unless(&self, is_alive: impl Fn(&str) -> bool) {
         let uses = self.root.join("uses");
-        for name in entries(&uses) {
+        for name in entries(&uses).unwrap_or_default() {
             let path = uses.join(name);
-            if !read::<UseRecord>(&path).is_some_and(|held| is_alive(&held.user)) {
+            let held = read::<UseRecord>(&path);
+            if held.is_ok_and(|held| held.is_none_or(|held| !is_alive(&held.user))) {
                 let _ = fs::remove_file(path);
             }
         }
     }
 
-    pub fn list(&self) -> Vec<Summary> {
-        let names = self.records::<NameRecord>("names");
-        let uses = self.records::<UseRecord>("uses");
+    /// All images, or nothing if one of them cannot be read.
+    pub fn list(&self) -> Result<Vec<Summary>, StoreError> {
+        let names = self.records::<NameRecord>("names")?;
+        let uses = self.records::<UseRecord>("uses")?;
         let mut summaries: Vec<Summary> = self
-            .records::<ImageRecord>("images")
+            .records::<ImageRecord>("images")?
             .into_iter()
             .map(|record| {
                 let layers: Vec<(Digest, u64)> = record
@@ -422,21 +427,23 @@ impl Store {
             })
             .collect();
         summaries.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
-        summaries
+        Ok(summaries)
     }
 
-    fn records<T: DeserializeOwned>(&self, directory: &str) -> Vec<T> {
+    fn records<T: DeserializeOwned>(&self, directory: &str) -> Result<Vec<T>, StoreError> {
         let directory = self.root.join(directory);
-        entries(&directory)
-            .iter()
-            .filter_map(|name| read(&directory.join(name)))
-            .collect()
+        let failed = io_error("reading what images there are");
+        let found = entries(&directory).and_then(|names| {
+            let records = names.iter().map(|name| read(&directory.join(name)));
+            records.collect::<io::Result<Vec<Option<T>>>>()
+        });
+        Ok(found.map_err(failed)?.into_iter().flatten().collect())
     }
 
     /// Takes a name away, and the image with it if that was its last name. Identities name images too.
     pub fn remove(&self, name: &str) -> Result<Removed, StoreError> {
         let lock = self.exclusive()?;
-        let images = self.list();
+        let images = self.list()?;
         let full = Reference::parse(name).ok().map(|name| name.to_string());
         let by_name = full.and_then(|full| {
             let found = images.iter().find(|image| image.names.contains(&full))?;
@@ -480,7 +487,7 @@ impl Store {
     ) -> Result<Removed, StoreError> {
         let mut removed = Removed::default();
         let mut kept_layers = BTreeSet::new();
-        for image in self.list() {
+        for image in self.list()? {
             if !ids.contains(&image.id) {
                 kept_layers.extend(
                     image
@@ -501,10 +508,10 @@ impl Store {
             removed.images.extend(image.names);
         }
         let layers = self.root.join("layers");
-        for name in entries(&layers) {
+        for name in entries(&layers).map_err(io_error("reading what layers there are"))? {
             if !kept_layers.contains(&name) {
-                let record: Option<LayerRecord> = read(&layers.join(&name).join("layer.json"));
-                removed.bytes += record.map_or(0, |record| record.bytes);
+                let record = read::<LayerRecord>(&layers.join(&name).join("layer.json"));
+                removed.bytes += record.ok().flatten().map_or(0, |record| record.bytes);
                 // Once moved away, a half-removed layer cannot be taken for a whole one.
                 let aside = self.root.join("work").join(&name);
                 fs::rename(layers.join(&name), &aside).map_err(io_error("removing a layer"))?;
@@ -517,7 +524,7 @@ impl Store {
     /// Removes downloads that nobody has touched for a while.
     pub fn remove_old_downloads(&self, _: &ExclusiveLock, age: Duration) {
         let downloads = self.root.join("downloads");
-        for name in entries(&downloads) {
+        for name in entries(&downloads).unwrap_or_default() {
             let path = downloads.join(name);
             let old = fs::metadata(&path)
                 .and_then(|found| found.modified())
@@ -529,13 +536,13 @@ impl Store {
     }
 
     /// Sizes of all layers, each counted once.
-    pub fn total_bytes(&self) -> u64 {
+    pub fn total_bytes(&self) -> Result<u64, StoreError> {
         let layers: BTreeMap<Digest, u64> = self
-            .list()
+            .list()?
             .into_iter()
             .flat_map(|image| image.layers)
             .collect();
-        layers.values().sum()
+        Ok(layers.values().sum())
     }
 
     /// How full the file system is, in bytes used and bytes in all.
@@ -556,17 +563,22 @@ fn name_file(text: &str) -> String {
     format!("{}.json", Digest::of(text).hex())
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
+/// What a file says; nothing if there is none, or it makes no sense. One that cannot be read is another matter: whoever took it for
+/// absent might remove what it speaks of.
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    match fs::read(path) {
+        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
-fn entries(path: &Path) -> Vec<String> {
-    fs::read_dir(path)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect()
+fn entries(path: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)? {
+        names.extend(entry?.file_name().into_string().ok());
+    }
+    Ok(names)
 }
 
 fn remove_directory(parent: &Path, name: &str) -> io::Result<()> {

@@ -23,7 +23,8 @@ pub async fn run(client: Client, node: String, images: Arc<Images>, shutdown: Ca
     loop {
         let store = images.clone();
         let listed = tokio::task::spawn_blocking(move || store.list()).await;
-        let now = listed.map(|listed| described(&listed)).unwrap_or_default();
+        let now = listed.ok().and_then(Result::ok);
+        let now = now.map_or_else(|| reported.clone(), |listed| described(&listed));
         if now != reported {
             let status = json!({"status": {"images": now}});
             let written = nodes

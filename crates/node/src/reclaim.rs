@@ -15,7 +15,7 @@ use crate::names::Names;
 use crate::network::{firewall, links};
 use crate::privileges::Privileges;
 use crate::runtime::control_groups::{ControlGroupError, ControlGroups};
-use crate::runtime::shares;
+use crate::runtime::shares::{self, Share, ShareError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReclaimError {
@@ -23,6 +23,8 @@ pub enum ReclaimError {
     InUse(PathBuf),
     #[error("what a node leaves on its machine is root's to remove")]
     NotRoot,
+    #[error(transparent)]
+    Share(#[from] ShareError),
     #[error(transparent)]
     ControlGroups(#[from] ControlGroupError),
     #[error("reading the table of mounts")]
@@ -61,6 +63,8 @@ pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
     if shares::is_attended(&registry, data_dir) {
         return Err(ReclaimError::InUse(data_dir.to_owned()));
     }
+    // Held to the end, so that no node begins where this one is being cleared away.
+    let share = shares::take_over(&registry, data_dir)?;
     let names = Names::of(data_dir);
     let (group, table) = (names.control_group.clone(), names.table.clone());
     // Processes go first: they hold everything else.
@@ -71,13 +75,14 @@ pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
     })
     .await
     .map_err(|_| ReclaimError::Died)??;
-    let mounts = unmount_below(data_dir)?;
+    // Where nodes mount. Elsewhere below the directory there may be another node's.
+    let mounts = unmount_below(&data_dir.join("run"))? + unmount_below(&data_dir.join("memory"))?;
     let links = links::remove_all(&names).await?;
     Ok(Reclaimed {
         groups,
         mounts,
         links,
-        share: shares::release(&registry, data_dir),
+        share: share.inspect(Share::give_back).is_some(),
     })
 }
 

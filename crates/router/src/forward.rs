@@ -205,6 +205,8 @@ impl Forwarder {
                 .dial(target.port, self.dial_timeout.min(remaining))
                 .await
             {
+                // While it was dialled, another sandbox may have got the address.
+                Ok(_) if upstream.is_retired() => {}
                 Ok(stream) => return Ok((upstream, stream)),
                 Err(error) => {
                     self.metrics.failed_dials.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Keeps the registry in step with the Kubernetes API: one watch on Sandboxes, one on their pods. Only the few fields
 //! that routing needs are read; pod templates are skipped unparsed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -19,6 +19,7 @@ use kube::api::{Api, ApiResource, ListParams, ObjectMeta};
 use kube::core::Object;
 use kube::runtime::watcher::{self, Event, watcher};
 use serde::Deserialize;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::identify::SandboxKey;
@@ -75,14 +76,25 @@ type WatchedPod = Object<WatchedPodSpec, WatchedPodStatus>;
 pub async fn run(client: kube::Client, resolver: Arc<Resolver>, stop: CancellationToken) {
     let sandboxes = Api::all_with(client.clone(), &ApiResource::erase::<Sandbox>(&()));
     let pods = Api::all_with(client, &ApiResource::erase::<Pod>(&()));
+    let (all_known, known) = oneshot::channel();
+    let following_pods = async {
+        // What is heard of the pod of a sandbox that is not known yet is lost.
+        let _ = known.await;
+        watch_pods(pods, &resolver.registry).await;
+    };
     tokio::select! {
         () = stop.cancelled() => {}
-        () = watch_sandboxes(sandboxes, &resolver) => {}
-        () = watch_pods(pods, &resolver.registry) => {}
+        () = watch_sandboxes(sandboxes, &resolver, all_known) => {}
+        () = following_pods => {}
     }
 }
 
-async fn watch_sandboxes(api: Api<WatchedSandbox>, resolver: &Resolver) {
+async fn watch_sandboxes(
+    api: Api<WatchedSandbox>,
+    resolver: &Resolver,
+    all_known: oneshot::Sender<()>,
+) {
+    let mut all_known = Some(all_known);
     let registry = &resolver.registry;
     let mut listed = HashSet::new();
     let mut complaint = Complaint::default();
@@ -109,6 +121,9 @@ async fn watch_sandboxes(api: Api<WatchedSandbox>, resolver: &Resolver) {
             Ok(Event::InitDone) => {
                 registry.keep_only(&std::mem::take(&mut listed));
                 registry.set_synced();
+                if let Some(all_known) = all_known.take() {
+                    let _ = all_known.send(());
+                }
             }
             Ok(Event::Apply(sandbox)) => {
                 if let Some(key) = key_of(&sandbox.metadata) {
@@ -161,33 +176,76 @@ fn in_step(resolver: &Resolver) {
 
 async fn watch_pods(api: Api<WatchedPod>, registry: &Registry) {
     let mut complaint = Complaint::default();
+    let mut pods = KnownPods::default();
     let config = watcher::Config::default().labels(api::labels::SANDBOX_NAME_HASH);
     let mut events = std::pin::pin!(watcher(api, config));
     while let Some(event) = events.next().await {
         match event {
-            Ok(Event::Init) => {}
-            Ok(Event::InitDone) => complaint.settle("pods"),
-            Ok(Event::InitApply(pod) | Event::Apply(pod)) => {
-                let Some(key) = sandbox_of(&pod.metadata) else {
-                    continue;
-                };
-                let status = pod.status.unwrap_or_default();
-                if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
-                    registry.pod_ended(&key, &addresses_of(&status));
-                } else {
-                    registry.pod_runs(&key, &addresses_of(&status));
+            Ok(event) => {
+                // A watch that was taken up again begins with no list.
+                if !matches!(event, Event::Init) {
+                    complaint.settle("pods");
                 }
-            }
-            Ok(Event::Delete(pod)) => {
-                if let Some(key) = sandbox_of(&pod.metadata) {
-                    registry.pod_ended(&key, &addresses_of(&pod.status.unwrap_or_default()));
-                }
+                pods.take(event, registry);
             }
             Err(error) => {
                 // Without pods the sandboxes' own status still tells where they are, a little later.
                 complaint.raise("pods", &error);
                 tokio::time::sleep(complaint.pause()).await;
             }
+        }
+    }
+}
+
+/// Pods of sandboxes that have not ended, by UID: whose they are, and where.
+#[derive(Debug, Default)]
+struct KnownPods {
+    running: HashMap<String, (SandboxKey, Vec<IpAddr>)>,
+    /// Those that the list which is being read has had so far.
+    listed: HashSet<String>,
+}
+
+impl KnownPods {
+    fn take(&mut self, event: Event<WatchedPod>, registry: &Registry) {
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(pod) => {
+                self.listed.extend(pod.metadata.uid.clone());
+                self.changed(pod, registry);
+            }
+            Event::InitDone => {
+                let listed = std::mem::take(&mut self.listed);
+                let gone = self.running.extract_if(|uid, _| !listed.contains(uid));
+                for (key, mut addresses) in gone.map(|(_, pod)| pod).collect::<Vec<_>>() {
+                    // Another pod of the sandbox's may be there by now.
+                    let others = self.running.values().filter(|(other, _)| *other == key);
+                    let used: Vec<IpAddr> = others.flat_map(|(_, used)| used).copied().collect();
+                    addresses.retain(|address| !used.contains(address));
+                    registry.pod_ended(&key, &addresses);
+                }
+            }
+            Event::Apply(pod) => self.changed(pod, registry),
+            Event::Delete(pod) => {
+                if let Some((uid, key)) = pod.metadata.uid.as_ref().zip(sandbox_of(&pod.metadata)) {
+                    self.running.remove(uid);
+                    registry.pod_ended(&key, &addresses_of(&pod.status.unwrap_or_default()));
+                }
+            }
+        }
+    }
+
+    fn changed(&mut self, pod: WatchedPod, registry: &Registry) {
+        let Some((uid, key)) = pod.metadata.uid.clone().zip(sandbox_of(&pod.metadata)) else {
+            return;
+        };
+        let status = pod.status.unwrap_or_default();
+        let addresses = addresses_of(&status);
+        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            self.running.remove(&uid);
+            registry.pod_ended(&key, &addresses);
+        } else {
+            registry.pod_runs(&key, &addresses);
+            self.running.insert(uid, (key, addresses));
         }
     }
 }
@@ -351,6 +409,44 @@ mod tests {
         ]);
         let spec = json!({"podTemplate": {"spec": {"containers": [{"name": "x"}]}}, "replicas": 1});
         assert_eq!(sandbox(&json!({}), &spec, &running()), expected);
+    }
+
+    fn pod(uid: &str, phase: &str, address: &str) -> WatchedPod {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "abc", "namespace": "default", "uid": uid, "ownerReferences": [
+                {"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "abc", "uid": "1"}]},
+            "spec": {}, "status": {"phase": phase, "podIPs": [{"ip": address}]}
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_pod_that_a_later_list_lacks_has_ended() {
+        let registry = Registry::default();
+        let key = SandboxKey::new("default", "abc");
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let observed = Observed {
+            uid: "1".into(),
+            condition: Condition::At(vec![address]),
+            trace: None,
+        };
+        registry.observe(&key, observed);
+        let is_routable = || matches!(registry.lookup(&key), crate::registry::Lookup::Routable(_));
+        let mut pods = KnownPods::default();
+        let mut list = |found: Vec<WatchedPod>| {
+            pods.take(Event::Init, &registry);
+            for pod in found {
+                pods.take(Event::InitApply(pod), &registry);
+            }
+            pods.take(Event::InitDone, &registry);
+        };
+        list(vec![pod("1", "Running", "10.0.0.1")]);
+        assert!(is_routable());
+        list(vec![pod("2", "Running", "10.0.0.1")]);
+        assert!(is_routable(), "another of its pods has the address");
+        list(vec![]);
+        assert!(!is_routable());
     }
 
     #[test]

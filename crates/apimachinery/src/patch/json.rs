@@ -1,11 +1,12 @@
 //! JSON Patch (RFC 6902) with the liberties that Kubernetes takes: negative array indices count from the end.
 //!
 //! The error texts follow the library kube-apiserver uses, because they reach users. The number of operations and the
-//! bytes that `copy` may add are bounded, so that a small patch cannot make a huge object.
+//! bytes that `copy` may add are bounded, so that a small patch cannot make a huge object; so is how deep it may be nested.
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::nesting::{MOST_LEVELS, levels};
 use crate::status::Status;
 
 /// kube-apiserver's bound on operations in one patch.
@@ -39,6 +40,8 @@ pub enum Error {
         "Unable to copy, accumulated size increase of copy exceeds the limit {MAX_COPIED_BYTES}"
     )]
     CopiesTooLarge,
+    #[error("{path}: an object cannot have more than {MOST_LEVELS} levels of maps and lists")]
+    TooDeep { path: String },
 }
 
 impl From<Error> for Status {
@@ -195,6 +198,7 @@ fn add(
     value: Value,
     operation: &'static str,
 ) -> Result<(), Error> {
+    check_levels(path, &value)?;
     if path.is_empty() {
         *document = value;
         return Ok(());
@@ -231,7 +235,17 @@ fn remove(document: &mut Value, path: &str, operation: &'static str) -> Result<V
     }
 }
 
+/// Refuses to put a value where it would make the document too deep: `copy` and `move` could double that with each operation.
+fn check_levels(path: &str, value: &Value) -> Result<(), Error> {
+    if path.matches('/').count() + levels(value) > MOST_LEVELS {
+        let path = path.to_owned();
+        return Err(Error::TooDeep { path });
+    }
+    Ok(())
+}
+
 fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
+    check_levels(path, &value)?;
     if path.is_empty() {
         *document = value;
         return Ok(());
@@ -287,6 +301,21 @@ mod tests {
         JsonPatch::from_value(patch)
             .and_then(|patch| patch.apply(object))
             .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_patch_cannot_nest_without_end() {
+        let mut operations = vec![json!({"op": "add", "path": "/z", "value": {"a": {}}})];
+        let mut deepest = "/z/a".to_owned();
+        for _ in 0..7 {
+            operations.push(json!({"op": "copy", "from": "/z", "path": format!("{deepest}/a")}));
+            deepest = format!("{deepest}/a{}", deepest.trim_start_matches("/z"));
+        }
+        let error = patched(&json!({}), Value::Array(operations)).unwrap_err();
+        assert!(
+            error.contains("cannot have more than 120 levels"),
+            "{error}"
+        );
     }
 
     #[test]

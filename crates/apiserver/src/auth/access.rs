@@ -85,6 +85,8 @@ impl Access {
             });
         token
             .and_then(|token| self.user_of(api, token))
+            // One that is meant for somebody else may be in their hands.
+            .filter(|(_, audiences)| audiences.iter().any(|audience| audience == ISSUER))
             .map(|(user, _)| user)
             .ok_or_else(Status::unauthorized)
     }

@@ -10,7 +10,7 @@ use apimachinery::status::Status;
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use serde_json::Value;
 
-use super::graph::{Decision, Graph, Node, Policy};
+use super::graph::{Decision, Graph, Node, OwnerKind, Policy};
 use crate::{
     operations::{Api, DeleteOptions, Part, Propagation, Target, WriteOptions, delete, metadata},
     store::{Feed, Object, Owner, ResourceId},
@@ -20,6 +20,7 @@ type Uid = Box<str>;
 
 const AT_ONCE: usize = 64;
 const RETRY_DELAY: Duration = Duration::from_millis(200);
+const CONFLICT_DELAY: Duration = Duration::from_millis(5);
 
 /// Collects garbage until the server stops.
 pub async fn run(api: Arc<Api>, existing: Vec<(ResourceId, Arc<Object>)>, mut feed: Feed) {
@@ -37,10 +38,12 @@ pub async fn run(api: Arc<Api>, existing: Vec<(ResourceId, Arc<Object>)>, mut fe
             && let Some(uid) = queue.pop()
         {
             let registry = api.registry();
-            let decision = graph.decide(&uid, &|owner: &Owner| {
-                registry
-                    .find_kind(&owner.api_version, &owner.kind)
-                    .is_some()
+            let decision = graph.decide(&uid, |owner: &Owner| {
+                match registry.find_kind(&owner.api_version, &owner.kind) {
+                    None => OwnerKind::Unknown,
+                    Some(kind) if kind.is_namespaced() => OwnerKind::Namespaced,
+                    Some(_) => OwnerKind::Cluster,
+                }
             });
             if let Some(work) = prepare(&api, &graph, uid, decision) {
                 running.push(work);
@@ -89,6 +92,11 @@ fn prepare(
 ) -> Option<BoxFuture<'static, Option<Uid>>> {
     let node = graph.node(&uid)?;
     let target = target_of(api, node)?;
+    let preconditions = delete::Preconditions {
+        uid: Some(uid.to_string()),
+        // Somebody may just have given it to another owner.
+        resource_version: Some(node.revision.to_string()),
+    };
     let dependents: Vec<Target> = match &decision {
         Decision::Keep => return None,
         Decision::Orphan(dependents) => dependents
@@ -99,9 +107,14 @@ fn prepare(
     };
     let api = api.clone();
     Some(Box::pin(async move {
-        match carry_out(&api, &target, &uid, decision, dependents).await {
+        match carry_out(&api, &target, &uid, preconditions, decision, dependents).await {
             Ok(()) => None,
-            Err(status) if status.is_not_found() || status.is_conflict() => None,
+            Err(status) if status.is_not_found() => None,
+            // Another version of it, which the graph will know in a moment.
+            Err(status) if status.is_conflict() => {
+                tokio::time::sleep(CONFLICT_DELAY).await;
+                Some(uid)
+            }
             Err(status) => {
                 tracing::warn!(error = %status, resource = %target.resource.id, name = %target.name, "garbage collection failed and is tried again");
                 tokio::time::sleep(RETRY_DELAY).await;
@@ -124,6 +137,7 @@ async fn carry_out(
     api: &Api,
     target: &Target,
     uid: &Uid,
+    preconditions: delete::Preconditions,
     decision: Decision,
     dependents: Vec<Target>,
 ) -> Result<(), Status> {
@@ -135,10 +149,6 @@ async fn carry_out(
                 Policy::Background => Propagation::Background,
                 Policy::Foreground => Propagation::Foreground,
                 Policy::Orphan => Propagation::Orphan,
-            };
-            let preconditions = delete::Preconditions {
-                uid: Some(uid.to_string()),
-                resource_version: None,
             };
             let request = DeleteOptions {
                 propagation_policy: Some(policy),

@@ -47,7 +47,7 @@ pub async fn run_definitions(api: Arc<Api>) {
     let resource = ResourceId::new("apiextensions.k8s.io", "customresourcedefinitions");
     follow(&api, &resource, begins_or_ends, |api, object| async move {
         if object.is_deleting() {
-            finish_definition(&api, object.key.name()).await;
+            finish_definition(&api, &object).await;
         }
     })
     .await;
@@ -273,13 +273,20 @@ async fn finalize_namespace(api: &Api, name: &str) -> Result<(), Status> {
         .map(drop)
 }
 
-async fn finish_definition(api: &Api, name: &str) {
+async fn finish_definition(api: &Api, definition: &Object) {
+    let (name, uid) = (definition.key.name(), &definition.facts.uid);
     let Some((plural, group)) = name.split_once('.') else {
         return;
     };
+    let definitions = ResourceId::new("apiextensions.k8s.io", "customresourcedefinitions");
+    // Somebody may take its finalizer away, and make another of its name, whose objects are none of ours.
+    let is_going = || {
+        let found = api.store.get(&definitions, &definition.key);
+        found.is_some_and(|found| found.facts.uid == *uid && found.is_deleting())
+    };
     let id = ResourceId::new(group, plural);
     let mut delay = FIRST_LOOK_AGAIN;
-    while !api.store.is_empty(&id, "") {
+    while is_going() && !api.store.is_empty(&id, "") {
         if let Some(resource) = api.registry().find_id(&id)
             && let Err(status) = empty(api, &resource, "").await
         {
@@ -302,9 +309,10 @@ async fn finish_definition(api: &Api, name: &str) {
     };
     let transform = |old: &Value| {
         let mut definition = old.clone();
-        if let Some(finalizers) = metadata::of(&mut definition)
-            .get_mut("finalizers")
-            .and_then(Value::as_array_mut)
+        if metadata::text(old, "uid") == &**uid
+            && let Some(finalizers) = metadata::of(&mut definition)
+                .get_mut("finalizers")
+                .and_then(Value::as_array_mut)
         {
             finalizers.retain(|finalizer| finalizer != CLEANUP);
         }

@@ -16,6 +16,8 @@ pub struct Node {
     pub resource: ResourceId,
     /// Which object.
     pub key: Key,
+    /// Which version of it was seen last.
+    pub revision: u64,
     owners: Box<[Owner]>,
     deleting: bool,
     foreground: bool,
@@ -34,6 +36,7 @@ impl Node {
         Self {
             resource: resource.clone(),
             key: object.key.clone(),
+            revision: object.revision,
             owners: object.facts.owners.clone(),
             deleting: object.is_deleting(),
             foreground: has(FOREGROUND),
@@ -72,16 +75,15 @@ pub enum Decision {
     Orphan(Vec<Uid>),
 }
 
-/// Whether the kind an owner reference names is served; an unknown kind may own things we cannot see.
-pub trait Kinds {
-    /// Whether it is.
-    fn serves(&self, owner: &Owner) -> bool;
-}
-
-impl<F: Fn(&Owner) -> bool> Kinds for F {
-    fn serves(&self, owner: &Owner) -> bool {
-        self(owner)
-    }
+/// What is known of the kind that an owner reference names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerKind {
+    /// It is not served, and may own things we cannot see.
+    Unknown,
+    /// Its objects are in namespaces, and own nothing outside of theirs.
+    Namespaced,
+    /// Its objects are in none.
+    Cluster,
 }
 
 /// All objects and their references.
@@ -89,6 +91,8 @@ impl<F: Fn(&Owner) -> bool> Kinds for F {
 pub struct Graph {
     nodes: HashMap<Uid, Node>,
     dependents: HashMap<Uid, HashSet<Uid>>,
+    /// Owners that were seen to go and still have dependents: they are gone, even if their kind went after them.
+    gone: HashSet<Uid>,
 }
 
 impl Graph {
@@ -141,6 +145,9 @@ impl Graph {
         }
         let uid = &event.object.facts.uid;
         let mut affected: Vec<Uid> = self.dependents_of(uid).collect();
+        if !affected.is_empty() {
+            self.gone.insert(uid.clone());
+        }
         if let Some(node) = self.nodes.remove(uid) {
             for owner in &node.owners {
                 self.unlink(&owner.uid, uid);
@@ -155,6 +162,7 @@ impl Graph {
             dependents.remove(dependent);
             if dependents.is_empty() {
                 self.dependents.remove(owner);
+                self.gone.remove(owner);
             }
         }
     }
@@ -169,7 +177,7 @@ impl Graph {
     }
 
     /// What to do about an object now.
-    pub fn decide(&self, uid: &str, kinds: &impl Kinds) -> Decision {
+    pub fn decide(&self, uid: &str, kind_of: impl Fn(&Owner) -> OwnerKind) -> Decision {
         let Some(node) = self.nodes.get(uid) else {
             return Decision::Keep;
         };
@@ -194,7 +202,7 @@ impl Graph {
                     going.push(owner.uid.clone());
                 }
                 Some(_) => solid = true,
-                None if !kinds.serves(owner) => solid = true,
+                None if self.is_unresolvable(node, owner, kind_of(owner)) => solid = true,
                 None => going.push(owner.uid.clone()),
             }
         }
@@ -206,6 +214,16 @@ impl Graph {
                 Decision::Delete(Policy::Foreground)
             }
             (false, _) => Decision::Delete(Policy::Background),
+        }
+    }
+
+    /// Whether nobody can say what became of an owner that is not found.
+    fn is_unresolvable(&self, node: &Node, owner: &Owner, kind: OwnerKind) -> bool {
+        match kind {
+            OwnerKind::Unknown => !self.gone.contains(&owner.uid),
+            // In which namespace would it be?
+            OwnerKind::Namespaced => node.key.namespace().is_empty(),
+            OwnerKind::Cluster => false,
         }
     }
 
@@ -241,5 +259,65 @@ impl Graph {
                 .get(&reference.uid)
                 .is_some_and(|node| node.key == owner.key && node.resource == owner.resource)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::store::{Draft, Event};
+
+    fn object(namespace: &str, name: &str, owner: Option<&Value>) -> Arc<Object> {
+        let metadata = json!({"name": name, "namespace": namespace, "uid": name, "ownerReferences": owner.into_iter().collect::<Vec<_>>()});
+        let value = json!({"apiVersion": "v1", "kind": "Thing", "metadata": metadata});
+        let draft = Draft::new(&value).unwrap();
+        Arc::new(draft.preview_of_new(Key::new(namespace, name)))
+    }
+
+    fn owned_by(name: &str) -> Value {
+        json!({"apiVersion": "example.com/v1", "kind": "Owner", "name": name, "uid": name})
+    }
+
+    fn things() -> ResourceId {
+        ResourceId::new("", "things")
+    }
+
+    #[test]
+    fn an_owner_that_was_seen_to_go_is_gone_even_if_its_kind_went_too() {
+        let mut graph = Graph::default();
+        let owner = object("n", "owner", None);
+        graph.insert(&things(), &owner);
+        graph.insert(&things(), &object("n", "thing", Some(&owned_by("owner"))));
+        graph.insert(&things(), &object("n", "other", Some(&owned_by("unseen"))));
+        let event = Event {
+            kind: EventKind::Deleted,
+            object: owner,
+            previous: None,
+            at: std::time::Instant::now(),
+        };
+        assert_eq!(graph.observe(&things(), &event), ["thing".into()]);
+        let unknown = |_: &Owner| OwnerKind::Unknown;
+        let goes = Decision::Delete(Policy::Background);
+        assert_eq!(graph.decide("thing", unknown), goes);
+        assert_eq!(
+            graph.decide("other", unknown),
+            Decision::Keep,
+            "it may be there"
+        );
+    }
+
+    #[test]
+    fn nobody_in_a_namespace_owns_what_is_in_none() {
+        let mut graph = Graph::default();
+        graph.insert(&things(), &object("n", "owner", None));
+        graph.insert(&things(), &object("", "thing", Some(&owned_by("owner"))));
+        let kept = graph.decide("thing", |_: &Owner| OwnerKind::Namespaced);
+        assert_eq!(kept, Decision::Keep);
+        let gone = graph.decide("thing", |_: &Owner| OwnerKind::Cluster);
+        assert_eq!(gone, Decision::Delete(Policy::Background));
     }
 }

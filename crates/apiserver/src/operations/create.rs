@@ -6,7 +6,8 @@ use apimachinery::status::Status;
 use serde_json::Value;
 
 use super::{
-    Api, Part, Target, WriteOptions, Written, metadata, storage_failure, terminating_namespace,
+    Api, DEFINITIONS, Part, Target, WriteOptions, Written, metadata, storage_failure,
+    terminating_definition, terminating_namespace,
 };
 use crate::{
     admission::Operation,
@@ -86,7 +87,8 @@ impl Api {
     ) -> Result<Written, Status> {
         let resource = &target.resource;
         strategy::check_quantities(resource, &object)?;
-        let namespace = self.containing_namespace(target)?;
+        let mut requires = Vec::from_iter(self.containing_namespace(target)?);
+        requires.extend(self.defining_object(target)?);
         let is_versioned = metadata::text(&object, "resourceVersion")
             .parse::<u64>()
             .is_ok_and(|version| version > 0);
@@ -153,7 +155,7 @@ impl Api {
             resource: resource.id.clone(),
             key,
             expect: Expectation::Absent,
-            requires: namespace,
+            requires,
             change: Change::Put(draft),
         };
         match self.store.write(write).await {
@@ -172,6 +174,21 @@ impl Api {
             )),
             Err(error) => Err(storage_failure(target, &error)),
         }
+    }
+
+    /// The definition that must be there for an object of a custom kind to be created.
+    fn defining_object(&self, target: &Target) -> Result<Option<(ResourceId, Key)>, Status> {
+        let resource = &target.resource;
+        if resource.rules != Rules::Custom {
+            return Ok(None);
+        }
+        let id = ResourceId::new(DEFINITIONS.0, DEFINITIONS.1);
+        let key = Key::new("", &format!("{}.{}", resource.plural, resource.group));
+        let definition = self.store.get(&id, &key);
+        if definition.is_none_or(|definition| definition.is_deleting()) {
+            return Err(terminating_definition(target));
+        }
+        Ok(Some((id, key)))
     }
 
     /// The namespace that must be there for an object to be created.

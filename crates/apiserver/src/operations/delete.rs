@@ -134,7 +134,7 @@ impl Api {
                 resource: resource.id.clone(),
                 key: target.key(),
                 expect,
-                requires: None,
+                requires: Vec::new(),
                 change,
             };
             match self.store.write(request).await {

@@ -271,9 +271,9 @@ impl Api {
         strategy::to_storage(resource, &mut object);
         Draft::new(&object).map_err(|error| {
             let cause = std::error::Error::source(&error)
-                .map(ToString::to_string)
+                .map(|cause| format!(": {cause}"))
                 .unwrap_or_default();
-            Status::bad_request(format!("{error}: {cause}"))
+            Status::bad_request(format!("{error}{cause}"))
         })
     }
 
@@ -299,7 +299,12 @@ fn storage_failure(target: &Target, error: &WriteError) -> Status {
             &target.resource.plural,
             &target.name,
         ),
-        WriteError::Requirement => terminating_namespace(target),
+        WriteError::Requirement(missing)
+            if *missing == ResourceId::new(DEFINITIONS.0, DEFINITIONS.1) =>
+        {
+            terminating_definition(target)
+        }
+        WriteError::Requirement(_) => terminating_namespace(target),
         WriteError::Storage(cause) if cause.is_disk_full() => Status::insufficient_storage(
             "the disk that holds the data directory is full: free some space and try again",
         ),
@@ -310,6 +315,17 @@ fn storage_failure(target: &Target, error: &WriteError) -> Status {
         }
         WriteError::Closed => Status::service_unavailable("the server is shutting down"),
     }
+}
+
+/// Group and resource of the definitions of custom kinds.
+const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "customresourcedefinitions");
+
+fn terminating_definition(target: &Target) -> Status {
+    let (group, plural) = (&target.resource.group, &target.resource.plural);
+    let mut status = Status::method_not_supported(group, plural, "create");
+    "create not allowed while custom resource definition is terminating"
+        .clone_into(&mut status.message);
+    status
 }
 
 fn terminating_namespace(target: &Target) -> Status {

@@ -117,7 +117,7 @@ impl Api {
             resource: resource.id.clone(),
             key: target.key(),
             expect: Expectation::Revision(current.revision),
-            requires: None,
+            requires: Vec::new(),
             change,
         };
         match self.store.write(write).await {

@@ -60,6 +60,7 @@ pub struct Watching {
 
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1800);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 const INITIAL_AT_ONCE: usize = 256;
 
 impl Api {
@@ -106,7 +107,12 @@ impl Api {
                 .then_some(after),
             bookmarks: options.bookmarks,
             next_bookmark: now + BOOKMARK_INTERVAL,
-            deadline: now + options.timeout.unwrap_or(DEFAULT_TIMEOUT),
+            // One that lies beyond what a clock can hold is as good as none.
+            deadline: now
+                + options
+                    .timeout
+                    .unwrap_or(DEFAULT_TIMEOUT)
+                    .min(LONGEST_TIMEOUT),
             ended: false,
             shutdown: self.shutdown.clone(),
         })

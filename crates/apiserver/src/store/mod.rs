@@ -81,8 +81,8 @@ pub enum WriteError {
         current: Option<Arc<Object>>,
     },
     /// What the write requires is gone or going.
-    #[error("the object that this one requires is gone")]
-    Requirement,
+    #[error("an object of {0:?} that this one requires is gone")]
+    Requirement(ResourceId),
     /// The disk refused.
     #[error("the write could not be made durable")]
     Storage(#[source] Arc<LogError>),
@@ -118,8 +118,8 @@ pub struct Write {
     pub key: Key,
     /// What must be there.
     pub expect: Expectation,
-    /// Another object that must exist and not be on its way out, such as the namespace.
-    pub requires: Option<(ResourceId, Key)>,
+    /// Other objects that must exist and not be on their way out, such as the namespace.
+    pub requires: Vec<(ResourceId, Key)>,
     /// What to do.
     pub change: Change,
 }

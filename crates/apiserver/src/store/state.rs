@@ -58,7 +58,7 @@ pub struct Event {
     pub object: Arc<Object>,
     /// The object before the write.
     pub previous: Option<Arc<Object>>,
-    pub(super) at: Instant,
+    pub(crate) at: Instant,
 }
 
 impl Event {

@@ -178,10 +178,11 @@ impl Writer {
             Some(version) => version.clone(),
             None => state.get(resource, key.as_str()).cloned(),
         };
-        if let Some((resource, key)) = &write.requires
-            && current(resource, key).is_none_or(|object| object.is_deleting())
-        {
-            return Err(WriteError::Requirement);
+        let lacks = |(resource, key): &&(ResourceId, Key)| {
+            current(resource, key).is_none_or(|object| object.is_deleting())
+        };
+        if let Some((missing, _)) = write.requires.iter().find(lacks) {
+            return Err(WriteError::Requirement(missing.clone()));
         }
         let previous = current(&write.resource, &write.key);
         let expected = match (&write.expect, &previous) {

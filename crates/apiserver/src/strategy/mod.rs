@@ -171,7 +171,9 @@ fn restrict_to_status(resource: &Resource, object: &mut Value, old: &Value) {
     let status = object.get("status").cloned();
     let labels_and_annotations =
         ["labels", "annotations"].map(|field| object["metadata"].get(field).cloned());
-    let managed = object["metadata"].get("managedFields").cloned();
+    // It cannot change either, but is not passed over: who names it means no other object of that name.
+    let kept =
+        ["managedFields", "uid"].map(|field| (field, object["metadata"].get(field).cloned()));
     let mut restricted = old.clone();
     match status {
         Some(status) => fields(&mut restricted).insert("status".into(), status),
@@ -187,8 +189,10 @@ fn restrict_to_status(resource: &Resource, object: &mut Value, old: &Value) {
             }
         }
     }
-    if let Some(managed) = managed {
-        restricted["metadata"]["managedFields"] = managed;
+    for (field, value) in kept {
+        if let Some(value) = value {
+            restricted["metadata"][field] = value;
+        }
     }
     *object = restricted;
 }

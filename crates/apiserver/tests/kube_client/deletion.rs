@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{
     ConfigMap, Namespace, PersistentVolumeClaim, Pod, ServiceAccount,
 };
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, PropagationPolicy},
@@ -11,9 +12,10 @@ use serde_json::json;
 use testkit::eventually;
 
 use crate::requests::{
-    config_map, create, delete, held_config_map, parsed, release, try_create, try_merge, until_gone,
+    config_map, create, delete, held_config_map, merge, parsed, release, try_create, try_merge,
+    until_gone,
 };
-use crate::support::{code, define_widgets, server, widget, widget_resource};
+use crate::support::{code, define_widgets, refusal, server, widget, widget_resource, widgets};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn finalizers_hold_an_object_until_they_are_removed() {
@@ -104,6 +106,27 @@ async fn a_namespace_finishes_its_contents_and_takes_no_more() {
     release(&maps, "held").await;
     until_gone(&namespaces, "team").await;
     assert_eq!(code(try_create(&maps, &config_map("late")).await), 404);
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_definition_that_goes_takes_no_more_of_its_kind() {
+    let server = server().await;
+    let client = server.client();
+    define_widgets(&client).await;
+    let widgets = widgets(&client);
+    let mut held = widget("held", json!({"size": 1}));
+    held.metadata.finalizers = Some(vec!["example.com/hold".to_owned()]);
+    create(&widgets, &held).await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let name = "widgets.example.x-k8s.io";
+    delete(&definitions, name).await;
+    let late = try_create(&widgets, &widget("late", json!({"size": 1}))).await;
+    let refused = refusal(late);
+    assert_eq!(refused.code, 405, "{refused:?}");
+    assert!(refused.message.contains("is terminating"), "{refused:?}");
+    merge(&widgets, "held", json!({"metadata": {"finalizers": null}})).await;
+    until_gone(&definitions, name).await;
     server.shutdown().await;
 }
 

@@ -120,3 +120,52 @@ async fn a_strategic_merge_patch_merges_lists_by_their_key() {
     );
     server.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_said_of_a_pod_is_not_said_of_another_of_its_name() {
+    let server = server().await;
+    let pods: Api<Pod> = Api::default_namespaced(server.client());
+    let made = create(&pods, &pod("p")).await;
+    for (uid, expected) in [
+        (Some("of-one-that-is-gone"), Err(422)),
+        (made.metadata.uid.as_deref(), Ok("Failed")),
+    ] {
+        let patch = json!({"metadata": {"uid": uid}, "status": {"phase": "Failed"}});
+        for patch in [Patch::Strategic(patch.clone()), Patch::Merge(patch)] {
+            let answer = pods
+                .patch_status("p", &PatchParams::default(), &patch)
+                .await;
+            match expected {
+                Ok(phase) => {
+                    let status = answer.unwrap().status.unwrap();
+                    assert_eq!(status.phase.as_deref(), Some(phase));
+                }
+                Err(refused) => assert_eq!(code(answer), refused),
+            }
+        }
+    }
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_nested_deeper_than_it_can_be_read() {
+    let server = server().await;
+    let pods: Api<Pod> = Api::default_namespaced(server.client());
+    create(&pods, &pod("p")).await;
+    let deep = (0..100).fold(json!({}), |inner, _| json!({ "f:x": inner }));
+    let fields = "/metadata/managedFields/0/fieldsV1/f:metadata";
+    let below = format!("{fields}{}", "/f:x".repeat(100));
+    let nesting = json!([
+        {"op": "add", "path": fields, "value": deep},
+        {"op": "add", "path": below, "value": deep},
+    ]);
+    let request = http::Request::patch("/api/v1/namespaces/default/pods/p")
+        .header("content-type", "application/json-patch+json")
+        .body(nesting.to_string().into_bytes())
+        .unwrap();
+    let refused = refusal(server.client().request::<Pod>(request).await);
+    assert_eq!(refused.code, 422, "{refused:?}");
+    assert!(refused.message.contains("120 levels"), "{refused:?}");
+    pods.get("p").await.unwrap();
+    server.shutdown().await;
+}

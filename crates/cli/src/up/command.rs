@@ -82,8 +82,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
             (METRICS_LISTEN, arguments.metrics_bind_address),
         ],
     )?;
-    private_system::sweep(&data_directory).await;
-    let mut up = Up::start(Options {
+    let options = Options {
         data_directory,
         api_listen: arguments.api_listen,
         router_listen: arguments.router_listen,
@@ -103,17 +102,34 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         },
         node: arguments.node,
         ready_file: arguments.ready_file,
-    })
-    .await?;
-    greet(up.running());
-    if let Some(reason) = up.unenforced_policies() {
-        warn_of_unenforced_policies(reason);
-    }
-
-    let failure = tokio::select! {
-        _ = interrupt.recv() => None,
-        _ = terminate.recv() => None,
-        failure = up.failed() => Some(failure),
+    };
+    let mut starting = tokio::spawn(async move {
+        private_system::sweep(&options.data_directory).await;
+        Up::start(options).await
+    });
+    let mut is_to_stop = false;
+    // What is half started cannot be stopped, only left for the next start to clear away.
+    let mut up = loop {
+        tokio::select! {
+            started = &mut starting => break started??,
+            _ = interrupt.recv() => if is_to_stop { return Ok(ExitCode::from(130)) },
+            _ = terminate.recv() => if is_to_stop { return Ok(ExitCode::from(143)) },
+        }
+        eprintln!("stopping once everything has started; a second signal ends it at once");
+        is_to_stop = true;
+    };
+    let failure = if is_to_stop {
+        None
+    } else {
+        greet(up.running());
+        if let Some(reason) = up.unenforced_policies() {
+            warn_of_unenforced_policies(reason);
+        }
+        tokio::select! {
+            _ = interrupt.recv() => None,
+            _ = terminate.recv() => None,
+            failure = up.failed() => Some(failure),
+        }
     };
     let stopped = tokio::select! {
         stopped = up.stop() => stopped,

@@ -118,7 +118,8 @@ async fn carry_out(
         Effect::DeleteClaim { foreground } => {
             let deletion = Deletion {
                 propagation: foreground.then_some(PropagationPolicy::Foreground),
-                ..Deletion::given(Precondition::same(claim.as_ref()))
+                // Its time may just have been extended.
+                ..Deletion::given(Precondition::unchanged(claim.as_ref()))
             };
             claims(context).delete(key, deletion).await?;
         }

@@ -33,12 +33,17 @@ pub(super) async fn publish(
     let Some(patch) = difference(&before, &after).map_err(Error::Serialize)? else {
         return Ok(());
     };
+    let precondition = match report {
+        // Its time may just have been extended, and clients take this for final.
+        Report::Expired { .. } => Precondition::unchanged(claim.as_ref()),
+        _ => Precondition::same(claim.as_ref()),
+    };
     let answer = apply::claims(context)
-        .patch_status(key, &Precondition::same(claim.as_ref()), patch)
+        .patch_status(key, &precondition, patch)
         .await;
     match answer {
         Ok(_) => {}
-        // It is gone, or another of its name took its place.
+        // It is gone, another of its name took its place, or it has changed, of which the watch will tell.
         Err(error) if error.is_not_found() || error.is_conflict() => return Ok(()),
         Err(error) => return Err(Error::Publish(error)),
     }

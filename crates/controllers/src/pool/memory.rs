@@ -17,13 +17,27 @@ const DUTY: u32 = 8;
 const LONGEST_REST: Duration = Duration::from_millis(250);
 
 /// One pool's memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Memory {
     pub expectations: Expectations,
     pub held_back_since: Option<Timestamp>,
     /// Nothing can be made there any more. Every sandbox that goes would have the pool try again, so it must not.
     pub namespace_is_ending: bool,
     rest_until: Option<Instant>,
+}
+
+impl Default for Memory {
+    /// Nothing is remembered, so that others may have made what the cache does not show yet: who led before, say.
+    fn default() -> Self {
+        let mut expectations = Expectations::default();
+        expectations.doubt();
+        Self {
+            expectations,
+            held_back_since: None,
+            namespace_is_ending: false,
+            rest_until: None,
+        }
+    }
 }
 
 impl Memory {

@@ -206,8 +206,10 @@ impl<P: Pool> Keeper<'_, P> {
         let (context, pool) = (self.context, self.pool);
         let now = context.clock.now();
         let label = within(pool, &pool.label());
+        // Before they are counted: one that the cache comes to show in between would be missed by both.
+        self.strike_off(&mut memory.expectations);
         let sandboxes = context.caches.sandboxes.indexed(P::LABEL, &label);
-        self.settle(&sandboxes, &mut memory.expectations)
+        self.confirm(&sandboxes, &mut memory.expectations)
             .await
             .map_err(Error::List)?;
         let template = template(context, self.key, pool)

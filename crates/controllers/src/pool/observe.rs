@@ -33,18 +33,22 @@ pub(crate) async fn template<P: Pool>(
 }
 
 impl<P: Pool> Keeper<'_, P> {
-    /// Strikes off what the cache shows by now, and asks the API server itself where it cannot be told otherwise.
-    pub(super) async fn settle(
+    /// Forgets what the cache shows by now.
+    pub(super) fn strike_off(&self, expectations: &mut Expectations) {
+        expectations.settle(|name| {
+            let sandbox = self.context.caches.sandboxes.get(&self.key.sibling(name))?;
+            let is_going = sandbox.metadata.deletion_timestamp.is_some();
+            Some((sandbox.uid().unwrap_or_default(), is_going))
+        });
+    }
+
+    /// Asks the API server itself how many there are, where it cannot be told otherwise.
+    pub(super) async fn confirm(
         &self,
         sandboxes: &[Arc<Sandbox>],
         expectations: &mut Expectations,
     ) -> Result<(), kube::Error> {
         let context = self.context;
-        expectations.settle(|name| {
-            let sandbox = context.caches.sandboxes.get(&self.key.sibling(name))?;
-            let is_going = sandbox.metadata.deletion_timestamp.is_some();
-            Some((sandbox.uid().unwrap_or_default(), is_going))
-        });
         let now = context.clock.now();
         if !expectations.needs_confirmation(now) {
             return Ok(());

@@ -124,6 +124,32 @@ impl Claim {
     }
 }
 
+/// Takes the share that a data directory has, if it has one and no process is the node there.
+pub fn take_over(registry: &Path, data_dir: &Path) -> Result<Option<Share>, ShareError> {
+    loop {
+        let mut known = claims(registry).into_iter();
+        let Some(own) = known.find(|claim| claim.owner == data_dir) else {
+            return Ok(None);
+        };
+        match lock(&own.file) {
+            // Whoever had it gave it back meanwhile.
+            Ok(()) if !own.is_in_place() => {}
+            Ok(()) => {
+                return Ok(Some(Share {
+                    number: own.number,
+                    path: own.path,
+                    file: Mutex::new(Some(own.file)),
+                }));
+            }
+            Err(TryLockError::WouldBlock) => return Err(ShareError::InUse(data_dir.to_owned())),
+            Err(TryLockError::Error(source)) => {
+                let registry = registry.to_owned();
+                return Err(ShareError::Io { registry, source });
+            }
+        }
+    }
+}
+
 /// Claims a share for a data directory, the one it has if it has one.
 pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, ShareError> {
     let failed = |source| ShareError::Io {
@@ -131,19 +157,8 @@ pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, 
         source,
     };
     fs::create_dir_all(registry).map_err(failed)?;
-    let known = claims(registry);
-    if let Some(own) = known.iter().find(|claim| claim.owner == data_dir) {
-        return match lock(&own.file) {
-            // Whoever had it gave it back meanwhile.
-            Ok(()) if !own.is_in_place() => claim(registry, data_dir, preferred),
-            Ok(()) => Ok(Share {
-                number: own.number,
-                path: own.path.clone(),
-                file: Mutex::new(Some(own.file.try_clone().map_err(failed)?)),
-            }),
-            Err(TryLockError::WouldBlock) => Err(ShareError::InUse(data_dir.to_owned())),
-            Err(TryLockError::Error(error)) => Err(failed(error)),
-        };
+    if let Some(share) = take_over(registry, data_dir)? {
+        return Ok(share);
     }
     // A claim appears whole and locked: it is written under another name first.
     let first_name = registry.join(format!(
@@ -155,7 +170,8 @@ pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, 
         .and_then(|file| Ok((place(registry, &first_name, preferred)?, file)));
     let _ = fs::remove_file(&first_name);
     let (Some(number), file) = placed.map_err(failed)? else {
-        let owners = known.into_iter().map(|claim| claim.owner).collect();
+        let owners = claims(registry).into_iter();
+        let owners = owners.map(|claim| claim.owner).collect();
         return Err(ShareError::AllTaken(owners));
     };
     Ok(Share {
@@ -217,14 +233,6 @@ pub fn unattended(registry: &Path) -> Vec<PathBuf> {
         .filter(|claim| !claim.is_attended())
         .map(|claim| claim.owner)
         .collect()
-}
-
-/// Gives back the share of a data directory whose process is gone; whether there was one.
-pub fn release(registry: &Path, data_dir: &Path) -> bool {
-    claims(registry)
-        .iter()
-        .filter(|claim| claim.owner == data_dir)
-        .any(|claim| fs::remove_file(&claim.path).is_ok())
 }
 
 #[cfg(test)]

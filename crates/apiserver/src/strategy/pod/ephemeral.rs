@@ -24,15 +24,18 @@ const FORBIDDEN: [&str; 8] = [
 /// Takes everything but the ephemeral containers from the stored pod.
 pub fn restrict(pod: &mut Value, old: &Value) {
     let containers = pod.pointer("/spec/ephemeralContainers").cloned();
-    let managed = pod["metadata"].get("managedFields").cloned();
+    // The UID cannot change either, but is not passed over: who names it means no other pod of that name.
+    let kept = ["managedFields", "uid"].map(|field| (field, pod["metadata"].get(field).cloned()));
     let mut restricted = old.clone();
     let spec = fields(&mut restricted["spec"]);
     match containers {
         Some(containers) => spec.insert("ephemeralContainers".into(), containers),
         None => spec.remove("ephemeralContainers"),
     };
-    if let Some(managed) = managed {
-        restricted["metadata"]["managedFields"] = managed;
+    for (field, value) in kept {
+        if let Some(value) = value {
+            restricted["metadata"][field] = value;
+        }
     }
     *pod = restricted;
 }

@@ -1,0 +1,41 @@
+//! How deep objects may be nested. Whoever reads JSON by recursion has to stop somewhere, and what could be written but not read again
+//! would be stuck.
+
+use serde_json::Value;
+
+/// Levels of maps and lists in an object. Readers stop at 127; fields of the server's own come on top of what a client writes.
+pub const MOST_LEVELS: usize = 120;
+
+/// The levels of maps and lists in a value.
+pub fn levels(value: &Value) -> usize {
+    let mut deepest = 0;
+    let mut rest = vec![(value, 0)];
+    while let Some((value, above)) = rest.pop() {
+        let level = above + 1;
+        match value {
+            Value::Array(items) => rest.extend(items.iter().map(|item| (item, level))),
+            Value::Object(members) => rest.extend(members.values().map(|member| (member, level))),
+            _ => continue,
+        }
+        deepest = deepest.max(level);
+    }
+    deepest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn maps_and_lists_are_levels_and_values_are_not() {
+        for (value, expected) in [
+            (json!(1), 0),
+            (json!({}), 1),
+            (json!([[], 1]), 2),
+            (json!({"a": {"b": [{"c": 1}]}, "d": 1}), 4),
+        ] {
+            assert_eq!(levels(&value), expected, "{value}");
+        }
+    }
+}
