@@ -63,12 +63,15 @@ impl CommandLine {
             (Mode::Plain, None)
         };
         let input = tokio::spawn(send_input(process.control().clone()));
+        // A task of its own: output may be printed to somebody who does not read it.
         let forwarding = forward_signals(process.control().clone(), mode, signals)?;
+        let mut forwarding = tokio::spawn(forwarding);
         let result = tokio::select! {
             result = print_output(process) => result,
-            stuck = forwarding => Ok(stuck.exit_code()),
+            Ok(stuck) = &mut forwarding => Ok(stuck.exit_code()),
         };
         input.abort();
+        forwarding.abort();
         drop(raw);
         result
     }
@@ -134,7 +137,7 @@ fn forward_signals(
     control: Control,
     mode: Mode,
     mut signals: Signals,
-) -> io::Result<impl Future<Output = Received>> {
+) -> io::Result<impl Future<Output = Received> + Send + 'static> {
     let mut window_change = signal(SignalKind::window_change())?;
     Ok(async move {
         loop {

@@ -54,7 +54,49 @@ async fn reboot(machine: &mut Machine) {
         reclaim(&data_dir).await.ok()
     })
     .await;
+    // Another test may have taken its share of the machine meanwhile.
+    let share = std::fs::read_to_string(data_dir.join("share")).unwrap();
+    let taken = std::path::Path::new("/run/agent-sandbox/shares").join(share);
+    eventually("its share to be free", || async {
+        (!taken.exists()).then_some(())
+    })
+    .await;
     machine.start_node().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_said_of_a_pod_that_has_ended_stands_when_the_node_starts_again() {
+    let mut machine = Machine::start().await;
+    let mut prepare = shell("true");
+    prepare["name"] = json!("prepare");
+    let spec = json!({"restartPolicy": "Never", "initContainers": [prepare], "containers": [shell("exit 3")]});
+    machine.create("ended", spec).await;
+    let before = machine.phase("ended", "Failed").await;
+    let record = machine.config.data_dir.join("pods");
+    let record = record.join(before.uid().unwrap()).join("sandbox.json");
+    eventually("its sandbox to be freed", || async {
+        let record: Value = serde_json::from_slice(&std::fs::read(&record).ok()?).ok()?;
+        record["slot"].is_null().then_some(())
+    })
+    .await;
+    machine.stop_node().await;
+    machine.start_node().await;
+    // The node has come to its pods when it runs another.
+    machine
+        .create("next", json!({"containers": [shell("sleep 1000")]}))
+        .await;
+    machine.ready("next").await;
+    let after = machine.pod("ended").await;
+    for kind in ["Initialized", "Ready"] {
+        assert_eq!(condition(&after, kind), condition(&before, kind));
+    }
+    let (after, before) = (after.status.unwrap(), before.status.unwrap());
+    assert_eq!(
+        after.init_container_statuses,
+        before.init_container_statuses
+    );
+    assert_eq!(after.container_statuses, before.container_statuses);
+    machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

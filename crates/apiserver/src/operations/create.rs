@@ -129,6 +129,7 @@ impl Api {
                 self.now(),
             );
         }
+        Self::check_levels(&object, None)?;
         let draft = Self::draft(resource, object)?;
         let key = target.key();
         if options.dry_run {

@@ -16,6 +16,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+use apimachinery::nesting::{MOST_LEVELS, levels};
 use apimachinery::status::{Cause, Status};
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
@@ -264,6 +265,17 @@ impl Api {
             Some(access) => access.check_escalation(self, &options.user, resource.rules, object),
             None => Ok(()),
         }
+    }
+
+    /// Refuses what nobody could read again. What is that deep already may still be changed and deleted.
+    fn check_levels(object: &Value, old: Option<&Value>) -> Result<(), Status> {
+        let found = levels(object);
+        if found <= MOST_LEVELS || old.is_some_and(|old| found <= levels(old)) {
+            return Ok(());
+        }
+        Err(Status::bad_request(format!(
+            "an object cannot have more than {MOST_LEVELS} levels of maps and lists, what the server adds included; this one has {found}"
+        )))
     }
 
     /// The draft of an object in the form it is stored in.

@@ -100,6 +100,7 @@ impl Api {
         if unchanged && !finished {
             return Ok(Some(written(current.clone())));
         }
+        Self::check_levels(&object, Some(&old))?;
         let draft = Self::draft(resource, object)?;
         if options.dry_run {
             let preview = draft.preview(target.key(), current.revision);

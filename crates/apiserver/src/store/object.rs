@@ -6,7 +6,6 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use apimachinery::nesting::{MOST_LEVELS, levels};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
@@ -166,11 +165,6 @@ pub enum DraftError {
     /// Metadata of the wrong shape.
     #[error("the object's metadata is malformed")]
     Metadata(#[source] serde_json::Error),
-    /// Nobody could read it again.
-    #[error(
-        "an object cannot have more than {MOST_LEVELS} levels of maps and lists, what the server adds included"
-    )]
-    TooDeep,
 }
 
 impl Draft {
@@ -188,9 +182,6 @@ impl Draft {
         ) else {
             return Err(DraftError::NotAnObject);
         };
-        if levels(value) > MOST_LEVELS {
-            return Err(DraftError::TooDeep);
-        }
         let facts = Facts::deserialize(&value["metadata"]).map_err(DraftError::Metadata)?;
 
         let mut head = Vec::with_capacity(128);

@@ -34,6 +34,7 @@ use crate::writes::{Failure, WriteError};
 use apply::Applied;
 use first_ready::FirstReady;
 use observe::{FirstSeen, observe};
+use report::Published;
 
 /// What the controller needs to be allowed.
 pub const RBAC: &[Rule] = &[
@@ -255,7 +256,7 @@ async fn reconcile(
             obstacle: &obstacle,
             sandbox: None,
         };
-        report::publish(&context, &claims, &key, &claim, &report).await?;
+        let _ = report::publish(&context, &claims, &key, &claim, &report).await?;
     }
     Ok(Action::Retry)
 }
@@ -282,9 +283,6 @@ async fn attempt(
     };
     let now = context.clock.now();
     let plan = decide(&facts.observed(), now);
-    if plan.announces_expiry {
-        report::tell_expiry(context, claim);
-    }
     let applied = apply::apply(context, key, claim, &plan.effects).await;
     if applied.transferred {
         facts.keep_candidate();
@@ -318,7 +316,12 @@ async fn attempt(
         return finish(applied, Action::RequeueAfter(left));
     }
     claims.starting.forget(key);
-    report::publish(context, claims, key, current, &report).await?;
+    if report::publish(context, claims, key, current, &report).await? == Published::Outdated {
+        return Ok(Attempt::Outdated);
+    }
+    if plan.announces_expiry {
+        report::tell_expiry(context, claim);
+    }
     let deadline = next_look(current, &status(current, &report, now), now);
     let next = [plan.recheck_after, deadline].into_iter().flatten().min();
     finish(

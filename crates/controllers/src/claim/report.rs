@@ -20,6 +20,14 @@ use crate::instrumentation::{ClaimReadiness, Launch, Provisioning};
 use crate::key::ObjectKey;
 use crate::writes::Precondition;
 
+/// Whether a report was about the claim as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Published {
+    Yes,
+    /// The claim had changed since, and what was to be said of it may not be so any more.
+    Outdated,
+}
+
 /// Writes the claim's status if it says anything new.
 pub(super) async fn publish(
     context: &Context,
@@ -27,24 +35,27 @@ pub(super) async fn publish(
     key: &ObjectKey,
     claim: &Arc<SandboxClaim>,
     report: &Report<'_>,
-) -> Result<(), Error> {
+) -> Result<Published, Error> {
     let before = claim.status.clone().unwrap_or_default();
     let after = status(claim, report, context.clock.now());
     let Some(patch) = difference(&before, &after).map_err(Error::Serialize)? else {
-        return Ok(());
+        return Ok(Published::Yes);
     };
-    let precondition = match report {
-        // Its time may just have been extended, and clients take this for final.
-        Report::Expired { .. } => Precondition::unchanged(claim.as_ref()),
-        _ => Precondition::same(claim.as_ref()),
+    let is_final = matches!(report, Report::Expired { .. });
+    // Its time may just have been extended.
+    let precondition = if is_final {
+        Precondition::unchanged(claim.as_ref())
+    } else {
+        Precondition::same(claim.as_ref())
     };
     let answer = apply::claims(context)
         .patch_status(key, &precondition, patch)
         .await;
     match answer {
         Ok(_) => {}
-        // It is gone, another of its name took its place, or it has changed, of which the watch will tell.
-        Err(error) if error.is_not_found() || error.is_conflict() => return Ok(()),
+        Err(error) if is_final && error.is_conflict() => return Ok(Published::Outdated),
+        // It is gone, or another of its name took its place.
+        Err(error) if error.is_not_found() || error.is_conflict() => return Ok(Published::Yes),
         Err(error) => return Err(Error::Publish(error)),
     }
     if let Report::Blocked { obstacle, .. } = report {
@@ -58,7 +69,7 @@ pub(super) async fn publish(
     {
         measure_readiness(context, claim, sandbox);
     }
-    Ok(())
+    Ok(Published::Yes)
 }
 
 pub(super) fn is_ready(status: &SandboxClaimStatus) -> bool {

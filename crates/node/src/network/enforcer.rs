@@ -144,7 +144,7 @@ impl Enforcer {
         let (number, known) = self.change(|state| state.attached.remove(uid).is_some());
         // Those of an earlier run may name a pod that this one does not know.
         let is_first = *self.in_force.borrow() == 0;
-        if (known || is_first) && !self.is_in_force(number).await {
+        if (known || is_first) && !self.settles(number).await {
             tracing::warn!(uid, "rules still name the address of a pod that is gone");
         }
     }
@@ -155,17 +155,14 @@ impl Enforcer {
         self.change(|state| state.all_are_attached = true);
     }
 
-    /// Waits for a change to be in force, unless no rules are to be had.
-    async fn is_in_force(&self, number: u64) -> bool {
-        let mut enforcement = self.enforcement();
+    /// Waits for a change to be in force; whether there is nothing left to wait for. Where no rules are to be had, there is not.
+    async fn settles(&self, number: u64) -> bool {
+        if self.enforcement.borrow().is_err() {
+            return true;
+        }
         let mut in_force = self.in_force.subscribe();
-        let settled = async {
-            tokio::select! {
-                _ = in_force.wait_for(|applied| *applied >= number) => {}
-                _ = enforcement.wait_for(Result::is_err) => {}
-            }
-        };
-        tokio::time::timeout(FORGET, settled).await.is_ok()
+        let applied = in_force.wait_for(|applied| *applied >= number);
+        tokio::time::timeout(FORGET, applied).await.is_ok()
     }
 
     /// Why a pod must not run: policies that select it would not hold.

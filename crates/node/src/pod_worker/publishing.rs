@@ -113,7 +113,7 @@ impl<R: Runtime> PodWorker<R> {
                 self.published = Some(status);
             }
             // Deleted, or another pod of the same name by now; the watch will say which.
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {
+            Err(kube::Error::Api(status)) if is_of_another(&status) => {
                 if self.audience == Audience::Watching {
                     self.audience = Audience::Leaving;
                 }
@@ -124,6 +124,16 @@ impl<R: Runtime> PodWorker<R> {
                 self.publish_after = Some(Timestamp::now() + RETRY);
             }
         }
+    }
+}
+
+/// Whether the API knows no such pod any more. To name another UID than the pod has is to change a field that cannot change.
+fn is_of_another(status: &kube::core::Status) -> bool {
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    match status.code {
+        404 | 409 => true,
+        422 => causes.any(|cause| cause.field == "metadata.uid"),
+        _ => false,
     }
 }
 

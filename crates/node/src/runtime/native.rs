@@ -31,6 +31,7 @@ use shim_protocol::ExecRequest;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::records::write_whole;
 use self::records::{ContainerRecord, SandboxRecord, write_record};
 use super::agent::{self, Session};
 use super::control_groups::ControlGroups;
@@ -103,7 +104,13 @@ impl NativeRuntime {
         let names = Names::of(&data_dir);
         let registry = shares::registry(&data_dir);
         reclaim::reclaim_abandoned(&registry).await;
-        let share = shares::claim(&registry, &data_dir, names.preferred_share)?;
+        // What pods have on disk belongs to identities of the share they had.
+        let kept = data_dir.join("share");
+        let had = fs::read_to_string(&kept).ok();
+        let had = had.and_then(|text| text.trim().parse().ok());
+        let share = shares::claim(&registry, &data_dir, had.unwrap_or(names.preferred_share))?;
+        write_whole(&kept, share.number().to_string().as_bytes())
+            .map_err(failure("the number of the share"))?;
         let (pods, run) = (data_dir.join("pods"), data_dir.join("run"));
         fs::create_dir_all(&pods).map_err(failure("the pods' directory"))?;
         slots::make_private_mount(&run).map_err(failure("a private mount for namespaces"))?;
@@ -352,11 +359,9 @@ impl Runtime for NativeRuntime {
         let slot = match kept {
             Some(slot) if self.slots.is_intact(slot) => slot,
             lost => {
-                let slot = if let Some(slot) = lost {
-                    self.slots.restore(slot).await?;
-                    slot
-                } else {
-                    self.slots.acquire().await?
+                let slot = match lost {
+                    Some(slot) => slot,
+                    None => self.slots.acquire().await?,
                 };
                 fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
                 let record = SandboxRecord {
@@ -365,6 +370,10 @@ impl Runtime for NativeRuntime {
                     made_at: Timestamp::now(),
                 };
                 write_record(&directory, &record)?;
+                // After it is written down that what ran before ran in another.
+                if lost.is_some() {
+                    self.slots.restore(slot).await?;
+                }
                 slot
             }
         };

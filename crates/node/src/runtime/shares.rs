@@ -150,7 +150,7 @@ pub fn take_over(registry: &Path, data_dir: &Path) -> Result<Option<Share>, Shar
     }
 }
 
-/// Claims a share for a data directory, the one it has if it has one.
+/// Claims a share for a data directory: the one it has, the one it had before the machine was started, or another.
 pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, ShareError> {
     let failed = |source| ShareError::Io {
         registry: registry.to_owned(),

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::RuntimeError;
 use super::control_groups::{ControlGroups, Limits};
 use super::launcher::{Launcher, Starter};
+use super::native::write_whole;
 use crate::config::PodNetwork;
 use crate::network::links::{Network, Wiring};
 use crate::privileges::Privileges;
@@ -115,7 +116,8 @@ impl Slots {
         for slot in slots.existing() {
             let is_wired = wired(&slots.path(slot)).as_ref() == Some(&wiring);
             if used.contains(&slot) {
-                if !is_wired && slots.is_intact(slot) {
+                // Also one of a version that did not write down what it was made for.
+                if !is_wired && slots.is_pinned(slot) {
                     slots.connect(slot).await?;
                 }
                 continue;
@@ -182,9 +184,13 @@ impl Slots {
 
     /// Whether a slot was made whole and its namespaces are still pinned; a reboot loses them.
     pub fn is_intact(&self, slot: u32) -> bool {
+        self.is_pinned(slot) && wired(&self.path(slot)).is_some()
+    }
+
+    fn is_pinned(&self, slot: u32) -> bool {
         let pins = self.pins(slot);
         let mut pins = [&pins.network, &pins.ipc, &pins.hostname, &pins.user].into_iter();
-        pins.all(|pin| is_pinned(pin)) && wired(&self.path(slot)).is_some()
+        pins.all(|pin| is_pinned(pin))
     }
 
     /// A slot for a new pod: a ready one if there is one.
@@ -309,7 +315,7 @@ impl Slots {
         let failed = |source| io_error("a slot", source);
         let wiring = serde_json::to_vec(&self.network.wiring());
         let wiring = wiring.map_err(|error| failed(error.into()))?;
-        fs::write(self.path(slot).join(WIRING), wiring).map_err(failed)
+        write_whole(&self.path(slot).join(WIRING), &wiring).map_err(failed)
     }
 
     /// Frees what a slot holds of the machine. Its number stays taken.

@@ -67,7 +67,7 @@ pub(super) fn write_record(directory: &Path, record: &SandboxRecord) -> Result<(
 }
 
 /// Writes a file where a crash cannot leave half of it.
-pub(super) fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
+pub(in crate::runtime) fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     fs::write(&temporary, text)?;

@@ -69,7 +69,9 @@ impl NativeRuntime {
                     ipv6_address: self.slots.network().ipv6_address(slot),
                     identity_base: self.slots.identities(slot).base,
                 });
-            let since = sandbox.as_ref().map(|_| record.made_at);
+            // One that was freed was not lost.
+            let is_lost = sandbox.is_none() && record.slot.is_some();
+            let since = (!is_lost).then_some(record.made_at);
             let containers = self.recover_containers(&uid, since);
             pods.push(RecoveredPod {
                 identity: record.spec.identity,

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{NativeRuntime, blocking, failure};
@@ -68,14 +68,24 @@ fn next_file(log: &Path) -> PathBuf {
 
 /// Finishes what was begun for a container that has ended since.
 pub(super) fn finish(log: &Path, files: u32) {
-    if next_file(log).exists() {
-        let _ = make_way(log, files);
+    let next = next_file(log);
+    match fs::metadata(&next) {
+        // Its agent never had it, or had nothing more to say.
+        Ok(found) if found.len() == 0 => drop(fs::remove_file(next)),
+        Ok(_) => drop(make_way(log, files)),
+        Err(_) => {}
     }
 }
 
 /// Numbers a log and gives its name to the file that it goes on in; of all its files, so many remain. There is always one of its
 /// name, for those who follow it.
 fn make_way(log: &Path, files: u32) -> Result<(), RuntimeError> {
+    // A container may end while its log is rotated.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !next_file(log).exists() {
+        return Ok(());
+    }
     let numbered = |number: u32| log.with_extension(format!("log.{number}"));
     let file = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
     let is_numbered = file(log) == file(&numbered(1));
