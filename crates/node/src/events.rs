@@ -45,6 +45,19 @@ impl EventSink {
         reason: &str,
         note: String,
     ) {
+        self.tell_doing(reason, pod, container, severity, reason, note);
+    }
+
+    /// Tells what came of doing something. Events of one reason and one such action are counted as one, whatever else they say.
+    pub fn tell_doing(
+        &self,
+        action: &str,
+        pod: &Pod,
+        container: Option<&str>,
+        severity: Severity,
+        reason: &str,
+        note: String,
+    ) {
         let mut subject: ObjectReference = pod.object_ref(&());
         subject.field_path = container.map(|name| field_of(pod, name));
         let event = Event {
@@ -54,7 +67,7 @@ impl EventSink {
             },
             reason: reason.to_owned(),
             note: Some(fitting_note(note)),
-            action: reason.to_owned(),
+            action: action.to_owned(),
             secondary: None,
         };
         let recorder = self.recorder.clone();

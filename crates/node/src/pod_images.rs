@@ -85,8 +85,9 @@ impl PodImages {
         config: &Config,
     ) -> Result<ImageSource, StartError> {
         let tell = |severity, reason: &str, note: String| {
+            let container = Some(container.name.as_str());
             self.events
-                .tell(pod, Some(&container.name), severity, reason, note);
+                .tell_doing("Pull", pod, container, severity, reason, note);
         };
         let asked = container.image.as_deref().unwrap_or_default();
         let wanted = resolve_alias(asked, config);

@@ -393,8 +393,10 @@ async fn images_that_cannot_be_had_are_refused_with_the_reason() {
             Some("Pending")
         );
     }
-    // Two are told at once, of the pull and of the container, and counted as one under the words of the first that arrives.
-    machine.has_event("missing", "Failed", "").await;
+    // Of the pull, and of the container.
+    for note in ["Failed to pull image", "Error: "] {
+        machine.has_event("missing", "Failed", note).await;
+    }
     // The wait for the next attempt is told, and ends by itself when the image appears.
     let message = waits(&machine, "missing", "ImagePullBackOff").await;
     assert!(message.contains("Back-off pulling image"), "{message}");

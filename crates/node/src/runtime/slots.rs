@@ -398,13 +398,18 @@ impl Slots {
 }
 
 fn is_pinned(pin: &Path) -> bool {
-    rustix::fs::statfs(pin).is_ok_and(|found| {
+    is_on(NAMESPACE_FILE_SYSTEM, pin)
+}
+
+/// Whether a path is on a file system of a kind.
+fn is_on(kind: i64, path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|found| {
         #[expect(
             clippy::unnecessary_cast,
             reason = "the field's type differs between architectures"
         )]
-        let kind = found.f_type as i64;
-        kind == NAMESPACE_FILE_SYSTEM
+        let of_path = found.f_type as i64;
+        of_path == kind
     })
 }
 
@@ -437,14 +442,7 @@ pub fn check_range(
 /// Whether a tmpfs is mounted at `path`; a directory left from before a reboot is none.
 pub fn is_memory(path: &Path) -> bool {
     const MEMORY_FILE_SYSTEM: i64 = 0x0102_1994;
-    rustix::fs::statfs(path).is_ok_and(|found| {
-        #[expect(
-            clippy::unnecessary_cast,
-            reason = "the field's type differs between architectures"
-        )]
-        let kind = found.f_type as i64;
-        kind == MEMORY_FILE_SYSTEM
-    })
+    is_on(MEMORY_FILE_SYSTEM, path)
 }
 
 fn io_error(what: &str, source: io::Error) -> RuntimeError {
