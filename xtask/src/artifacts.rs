@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{api_reference, crds, manifests, openapi};
+use crate::{api_reference, attacks, crds, manifests, openapi};
 
 /// How large a CRD may be: client-side `kubectl apply` keeps a copy in an annotation, and Kubernetes bounds those.
 const CRD_BYTES_MAX: usize = 256 * 1024;
@@ -32,7 +32,7 @@ struct Artifact {
 
 /// Writes every generated file.
 pub fn write(root: &Path) -> anyhow::Result<()> {
-    for artifact in all()? {
+    for artifact in all(root)? {
         let path = root.join(&artifact.path);
         let directory = path.parent().expect("an artifact lies in a directory");
         fs::create_dir_all(directory)
@@ -45,7 +45,7 @@ pub fn write(root: &Path) -> anyhow::Result<()> {
 
 /// Fails if a generated file is missing or differs.
 pub fn verify(root: &Path) -> anyhow::Result<()> {
-    let stale: Vec<String> = all()?
+    let stale: Vec<String> = all(root)?
         .into_iter()
         .filter(|artifact| {
             fs::read_to_string(root.join(&artifact.path)).ok().as_ref() != Some(&artifact.content)
@@ -79,7 +79,7 @@ pub fn definitions() -> anyhow::Result<Vec<(String, String)>> {
         .collect()
 }
 
-fn all() -> anyhow::Result<Vec<Artifact>> {
+fn all(root: &Path) -> anyhow::Result<Vec<Artifact>> {
     let sandbox_kinds = crds::sandbox_kinds();
     let kruise_kinds = crds::kruise_kinds();
     let mut artifacts = Vec::new();
@@ -115,6 +115,10 @@ fn all() -> anyhow::Result<Vec<Artifact>> {
     artifacts.push(Artifact {
         path: "docs/api.md".to_owned(),
         content: api_reference::render(kinds),
+    });
+    artifacts.push(Artifact {
+        path: attacks::DOCUMENT.to_owned(),
+        content: attacks::document(root)?,
     });
     artifacts.push(Artifact {
         path: "crates/apiserver/src/http/openapi/builtin.txt".to_owned(),

@@ -2,6 +2,7 @@
 
 mod api_reference;
 mod artifacts;
+mod attacks;
 mod crds;
 mod documents;
 mod go_programs;
@@ -40,6 +41,8 @@ enum Task {
     TestClients(test_clients::Arguments),
     /// Let a thousand pods come and go, with the node killed in between, and look for what is left
     TestLeaks(test_leaks::Arguments),
+    /// Make every registered attack against release binaries, and print which mechanism refuses each
+    TestAttacks(attacks::Arguments),
     /// Write the manifests that a release publishes
     Release(release::Arguments),
     /// Build a real Kubernetes control plane, kubectl and helm into a cache outside the checkout
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::check(&root),
         Task::TestClients(arguments) => test_clients::run(&root, &arguments),
         Task::TestLeaks(arguments) => test_leaks::run(&root, &arguments),
+        Task::TestAttacks(arguments) => attacks::run(&root, &arguments),
         Task::Release(arguments) => release::run(&root, &arguments),
         Task::KubeAssets(arguments) => kube_assets::run(&root, &arguments),
         Task::KubeUp(arguments) => kubernetes::up(&root, &arguments),

@@ -8,6 +8,8 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
+use crate::attacks;
+
 /// Which of our crates each crate may use. A crate that is not listed may use none.
 const MAY_USE: [(&str, &[&str]); 10] = [
     ("apiserver", &["apimachinery"]),
@@ -66,6 +68,7 @@ pub fn check(root: &Path) -> anyhow::Result<()> {
     for directory in ["crates", "xtask", "tests"] {
         collect_sources(&root.join(directory), &mut sources)?;
     }
+    let mut texts = Vec::new();
     for source in &sources {
         let shown = source
             .strip_prefix(root)
@@ -74,7 +77,9 @@ pub fn check(root: &Path) -> anyhow::Result<()> {
             .to_string();
         let text = fs::read_to_string(source).with_context(|| format!("reading {shown}"))?;
         complaints.extend(check_source(&shown, &text));
+        texts.push((shown, text));
     }
+    complaints.extend(attacks::check(root, &texts)?);
     if complaints.is_empty() {
         return Ok(());
     }
@@ -166,7 +171,7 @@ fn check_package(package: &Value) -> Vec<String> {
     complaints
 }
 
-fn short_name(package: &str) -> &str {
+pub fn short_name(package: &str) -> &str {
     match package {
         "agent-sandbox" => "cli",
         _ => package.strip_prefix("agent-sandbox-").unwrap_or(package),
