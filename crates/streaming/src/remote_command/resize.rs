@@ -1,6 +1,10 @@
 //! The size of the client's terminal: JSON objects, one behind the other, on a stream of their own.
 
-use serde::Deserialize;
+use std::collections::BTreeMap;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
 
@@ -10,12 +14,27 @@ use crate::Input;
 const SIZE_MAX: usize = 1_024;
 
 /// In characters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TerminalSize {
-    #[serde(rename = "Width")]
     pub width: u16,
-    #[serde(rename = "Height")]
     pub height: u16,
+}
+
+impl<'de> Deserialize<'de> for TerminalSize {
+    /// Reads field names in any case, a missing field as 0, and ignores others, as Go's decoder does: npm's `@kubernetes/client-node` sends lower-case names.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let fields = BTreeMap::<String, Value>::deserialize(deserializer)?;
+        let mut size = TerminalSize::default();
+        for (name, value) in fields {
+            let field = match name.to_ascii_lowercase().as_str() {
+                "width" => &mut size.width,
+                "height" => &mut size.height,
+                _ => continue,
+            };
+            *field = u16::deserialize(value).map_err(D::Error::custom)?;
+        }
+        Ok(size)
+    }
 }
 
 /// Hands on sizes until either side is gone or the client sends nonsense.
@@ -70,6 +89,12 @@ mod tests {
         pending.extend_from_slice(br#"th":80,"Height":24}"#);
         assert_eq!(take_sizes(&mut pending), Some(vec![SIZE]));
         assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn field_names_are_read_in_any_case_as_go_reads_them() {
+        let mut pending = br#"{"width":80,"height":24}{"HEIGHT":24,"x":[],"Width":80}"#.to_vec();
+        assert_eq!(take_sizes(&mut pending), Some(vec![SIZE, SIZE]));
     }
 
     #[test]
