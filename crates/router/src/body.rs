@@ -20,9 +20,11 @@ use crate::upstream::{Link, Upstream};
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What is known about a request's body while it passes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Passage {
-    frames: AtomicU64,
+    began: Instant,
+    /// When the last piece passed, in microseconds after the beginning.
+    moved_micros: AtomicU64,
     outcome: AtomicU8,
     awaits_client: AtomicBool,
 }
@@ -31,9 +33,26 @@ const TOO_LARGE: u8 = 1;
 const UNREADABLE: u8 = 2;
 
 impl Passage {
-    /// How many pieces have passed: a client that still sends is not a sandbox that does not answer.
-    pub fn frames(&self) -> u64 {
-        self.frames.load(Ordering::Relaxed)
+    pub fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            moved_micros: AtomicU64::new(0),
+            outcome: AtomicU8::new(0),
+            awaits_client: AtomicBool::new(false),
+        }
+    }
+
+    /// The deadline that replaces one that has passed: a client that still sends is not a sandbox that does not answer. `None` when nothing has passed
+    /// since that deadline was set.
+    pub fn later_deadline(&self, deadline: Instant, timeout: Duration) -> Option<Instant> {
+        let moved = Duration::from_micros(self.moved_micros.load(Ordering::Relaxed));
+        let later = self.began + moved + timeout;
+        (later > deadline).then_some(later)
+    }
+
+    pub fn note_progress(&self) {
+        let micros = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.moved_micros.store(micros, Ordering::Relaxed);
     }
 
     pub fn was_too_large(&self) -> bool {
@@ -64,7 +83,7 @@ impl RequestBody {
         let passage = if incoming.is_end_stream() {
             None
         } else {
-            Some(Arc::default())
+            Some(Arc::new(Passage::new()))
         };
         Self {
             incoming,
@@ -102,7 +121,7 @@ impl Body for RequestBody {
                 Poll::Ready(Some(Err(error.into())))
             }
             Some(Ok(frame)) => {
-                passage.frames.fetch_add(1, Ordering::Relaxed);
+                passage.note_progress();
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
                 if length > self.remaining {
                     passage.outcome.store(TOO_LARGE, Ordering::Release);

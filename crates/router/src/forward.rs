@@ -237,24 +237,19 @@ fn finish(
     Ok(response.map(|body| ProxyBody::driven(body, link, upstream, port, patience)))
 }
 
-/// Waits for an answer as long as `patience` lasts, which begins anew whenever a piece of the request's body passes.
-/// Nothing when it ran out.
+/// Waits for an answer until `timeout` has passed since the request began and since the last piece of its body passed. `None` when it ran out.
 pub async fn within<T>(
-    patience: Duration,
+    timeout: Duration,
     passage: Option<&Passage>,
     answer: impl Future<Output = T>,
 ) -> Option<T> {
     let mut answer = std::pin::pin!(answer);
-    let mut passed = passage.map_or(0, Passage::frames);
+    let mut deadline = Instant::now() + timeout;
     loop {
-        if let Ok(answer) = tokio::time::timeout(patience, answer.as_mut()).await {
+        if let Ok(answer) = tokio::time::timeout_at(deadline, answer.as_mut()).await {
             return Some(answer);
         }
-        let now_passed = passage.map_or(0, Passage::frames);
-        if now_passed == passed {
-            return None;
-        }
-        passed = now_passed;
+        deadline = passage?.later_deadline(deadline, timeout)?;
     }
 }
 
@@ -300,6 +295,39 @@ fn origin_form(uri: &Uri, consumed: usize) -> Uri {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_timeout_counts_from_the_last_piece_of_the_body() {
+        let timeout = Duration::from_secs(2);
+        let elapsed_after = async |progress: Option<Duration>| {
+            let (began, passage) = (Instant::now(), Passage::new());
+            let never = async {
+                if let Some(progress) = progress {
+                    tokio::time::sleep(progress).await;
+                    passage.note_progress();
+                }
+                std::future::pending::<()>().await;
+            };
+            assert_eq!(within(timeout, Some(&passage), never).await, None);
+            // Tokio's clock has steps of a millisecond.
+            Duration::from_millis(u64::try_from(began.elapsed().as_millis()).unwrap())
+        };
+        let at_once = elapsed_after(Some(Duration::ZERO)).await;
+        assert!(
+            at_once.abs_diff(timeout) <= Duration::from_millis(5),
+            "{at_once:?}"
+        );
+        let later = elapsed_after(Some(Duration::from_millis(1500))).await;
+        assert!(
+            later.abs_diff(Duration::from_millis(3500)) <= Duration::from_millis(5),
+            "{later:?}"
+        );
+        let without = elapsed_after(None).await;
+        assert!(
+            without.abs_diff(timeout) <= Duration::from_millis(5),
+            "{without:?}"
+        );
+    }
 
     #[test]
     fn the_part_that_named_the_sandbox_is_left_out() {

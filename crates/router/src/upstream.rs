@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::body::{Passage, RequestBody};
+use crate::body::RequestBody;
 use crate::{sockets, workers};
 
 /// Idle connections kept for one sandbox.
@@ -244,19 +244,17 @@ impl Link {
         !self.ended && self.sender.is_ready()
     }
 
-    /// Sends a request, and its body as it comes, until the answer's head is here. Nothing if that takes longer than `patience`,
-    /// which begins anew whenever a piece of the request's body passes.
+    /// Sends a request, and its body as it comes, until the answer's head is here. `None` if that takes longer than `timeout`, which begins anew
+    /// whenever a piece of the request's body passes.
     pub async fn send(
         &mut self,
         request: Request<RequestBody>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Option<Result<Response<Incoming>, SendFailure>> {
         let passage = request.body().passage();
-        let passed = || passage.as_deref().map_or(0, Passage::frames);
-        let mut passed_before = passed();
         let mut answer = std::pin::pin!(self.sender.try_send_request(request));
         let (connection, ended, alarm) = (&mut self.connection, &mut self.ended, &mut self.alarm);
-        alarm.as_mut().reset(Instant::now() + patience);
+        alarm.as_mut().reset(Instant::now() + timeout);
         let answered = poll_fn(|context| {
             if !*ended && connection.as_mut().poll(context).is_ready() {
                 *ended = true;
@@ -267,11 +265,13 @@ impl Link {
                 Poll::Ready(answer) => return Poll::Ready(Some(Some(answer))),
             }
             while alarm.as_mut().poll(context).is_ready() {
-                if passed() == passed_before {
+                let later = passage
+                    .as_deref()
+                    .and_then(|passage| passage.later_deadline(alarm.deadline(), timeout));
+                let Some(deadline) = later else {
                     return Poll::Ready(None);
-                }
-                passed_before = passed();
-                alarm.as_mut().reset(Instant::now() + patience);
+                };
+                alarm.as_mut().reset(deadline);
             }
             Poll::Pending
         });
