@@ -101,6 +101,9 @@ async fn the_machine_is_out_of_reach() {
         ("the time", "print(call(227, 0, b'\\0' * 16))".to_owned(), "EPERM"),
         // Kernels before 6.12 know no length of a turn and tell of none.
         ("longer turns on the processor", "a = ctypes.create_string_buffer(48); print(call(315, 0, a, 48, 0), int.from_bytes(a.raw[24:32], 'little') in (0, 100000), call(314, 0, a, 0))".to_owned(), "ok True EPERM"),
+        ("longer turns for its children", "p = ctypes.c_int(0); print(call(144, 0, 0x40000000, ctypes.byref(p)), call(144, 0, 0, ctypes.byref(p)))".to_owned(), "EPERM ok"),
+        ("a core of its own", "print(call(157, 62, 1, 0, 0, 0))".to_owned(), "EPERM"),
+        ("contexts for asynchronous I/O", "c = ctypes.c_ulong(0); print(call(206, 1, ctypes.byref(c)))".to_owned(), "ENOSYS"),
         ("the host's name", "print(call(170, b'x', 1))".to_owned(), "EPERM"),
         ("becoming somebody else", "print(attempt(lambda: os.setuid(1000)), attempt(lambda: os.setgid(1000)), attempt(lambda: os.setgroups([1])))".to_owned(), "EPERM EPERM EPERM"),
     ];
