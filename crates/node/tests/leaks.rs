@@ -229,7 +229,7 @@ async fn descriptors_come_and_go(
         let ready = Config::new("/").ready_namespaces;
         eventually_within(PATIENCE, "places to be made ready again", || async {
             let places = support::entries(&slots);
-            let waiting = places.iter().filter(|place| place.join("ready").exists());
+            let waiting = places.iter().filter(|place| place.join("ready-2").exists());
             (waiting.count() == ready && places.len() == ready).then_some(())
         })
         .await;

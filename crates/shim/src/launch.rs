@@ -173,7 +173,7 @@ fn open(path: &Path) -> Result<OwnedFd, Failure> {
         .during(format_args!("opening {}", path.display()))
 }
 
-fn join(pin: &Path, kind: LinkNameSpaceType) -> Result<(), Failure> {
+pub fn join(pin: &Path, kind: LinkNameSpaceType) -> Result<(), Failure> {
     let namespace = open(pin)?;
     rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(kind))
         .during(format_args!("joining the namespace at {}", pin.display()))

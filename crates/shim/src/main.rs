@@ -30,13 +30,15 @@ pub const AGENT_NAME: &str = "sandbox-init";
 /// Only for what the thread that started it waits for, since the kernel tells of the end of that thread. A launcher may wait much
 /// longer than it, and sees the end of its input instead.
 fn for_the_node(work: impl FnOnce() -> ExitCode) -> ExitCode {
-    let ends_with_its_parent =
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    if let Err(error) = ends_with_its_parent {
+    if let Err(error) = end_with_the_node() {
         eprintln!("cannot be told that the node has died: {error}");
         return ExitCode::FAILURE;
     }
     work()
+}
+
+fn end_with_the_node() -> rustix::io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
 }
 
 fn main() -> ExitCode {

@@ -1,8 +1,11 @@
 //! Makes a pod's network, IPC, hostname and user namespaces and pins them to files, so that they live as long as the
 //! pod rather than as long as a process.
 //!
-//! The first three belong to the host's user namespace: whatever capability a container is given counts for nothing
-//! over its own network, so that it can neither forge addresses nor undo what the node configured.
+//! None but the last belongs to the container's user namespace: whatever capability a container is given counts for nothing
+//! over its own network, so that it can neither forge addresses nor undo what the node configured. The network's belongs to a
+//! user namespace that no process is in, because the kernel tells every network of the host's about the host's devices.
+//!
+//! The user namespaces belong to the pod's first identity, so that the kernel's limits per user are limits per pod.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -11,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use rustix::process::{Pid, WaitOptions, waitpid};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use shim_protocol::{IdentityRange, NamespacesAnswer, NamespacesRequest};
 
 use crate::failure::{During, Failure};
@@ -40,13 +43,20 @@ fn read_request() -> Result<NamespacesRequest, Failure> {
 }
 
 fn make(request: &NamespacesRequest) -> Result<(), Failure> {
-    let flags = UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
-    syscalls::unshare(flags).during("making network, IPC and hostname namespaces")?;
-    set_network_defaults(request.identities);
-    pin(Path::new("/proc/self/ns/net"), &request.pins.network)?;
+    let flags = UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    syscalls::unshare(flags).during("making IPC and hostname namespaces")?;
     pin(Path::new("/proc/self/ns/ipc"), &request.pins.ipc)?;
     pin(Path::new("/proc/self/ns/uts"), &request.pins.hostname)?;
-    make_user_namespace(request)
+    with_namespaces(request, libc::CLONE_NEWUSER, |pid| {
+        map_and_pin(request, pid)
+    })?;
+    with_namespaces(request, libc::CLONE_NEWUSER | libc::CLONE_NEWNET, |pid| {
+        let namespace = format!("/proc/{}/ns/net", pid.as_raw_nonzero());
+        let namespace = Path::new(&namespace);
+        crate::launch::join(namespace, LinkNameSpaceType::Network)?;
+        set_network_defaults(request.identities);
+        pin(namespace, &request.pins.network)
+    })
 }
 
 /// Without capabilities over its network a container still binds port 80 and sends pings. Kernels that lack a setting
@@ -77,22 +87,48 @@ fn pin(namespace: &Path, onto: &Path) -> Result<(), Failure> {
     ))
 }
 
-fn make_user_namespace(request: &NamespacesRequest) -> Result<(), Failure> {
+/// Does `work` with a process that is in new namespaces. They end with it unless they are pinned by then.
+fn with_namespaces(
+    request: &NamespacesRequest,
+    flags: libc::c_int,
+    work: impl FnOnce(Pid) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let (wait, release) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).during("making a pipe")?;
-    let namespace = u64::try_from(libc::CLONE_NEWUSER).expect("a positive flag");
-    match syscalls::clone_child(namespace).during("making a user namespace")? {
+    let flags = u64::try_from(flags).expect("positive flags");
+    let identities = request.identities;
+    let cloned = if identities.is_single() {
+        syscalls::clone_child(flags)
+    } else {
+        let cloned = syscalls::clone_child_for(identities.base, flags);
+        // A change of user makes the kernel forget it.
+        crate::end_with_the_node().during("following the node")?;
+        cloned
+    };
+    match cloned.during("making a user namespace")? {
         Side::Child => {
             drop(release);
+            if identities.is_single() {
+                limit_single_user();
+            }
             wait_for_end(wait);
             std::process::exit(0)
         }
         Side::Parent(pid) => {
-            let pinned = map_and_pin(request, pid);
+            let done = work(pid);
             drop(release);
             let _ = waitpid(Some(pid), WaitOptions::empty());
-            pinned
+            done
         }
+    }
+}
+
+/// Where the node runs without root, all pods count for the user that runs it. Each gets a quarter of what that user may have.
+fn limit_single_user() {
+    let setting = "/proc/sys/user/max_inotify_instances";
+    let all = fs::read_to_string("/proc/sys/fs/inotify/max_user_instances").ok();
+    if let Some(all) = all.and_then(|all| all.trim().parse::<u32>().ok()) {
+        let _ = fs::write(setting, (all / 4).max(1).to_string());
     }
 }
 

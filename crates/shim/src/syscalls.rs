@@ -36,6 +36,35 @@ pub fn clone_child(namespaces: u64) -> io::Result<Side> {
     )
 }
 
+/// The same, with namespaces that belong to another user than the root that makes them. What is taken in a user namespace
+/// (inotify instances, pending signals, message queues, locked memory) counts for its owner too, whose limits are those of
+/// one user of the machine.
+pub fn clone_child_for(owner: u32, namespaces: u64) -> io::Result<Side> {
+    set_effective_user(owner)?;
+    // The capabilities that went with the user are still permitted; some machines let no one else make user namespaces.
+    let side = raise_permitted_capabilities().and_then(|()| clone_child(namespaces));
+    if !matches!(side, Ok(Side::Child)) {
+        set_effective_user(0)?;
+    }
+    side
+}
+
+fn set_effective_user(uid: u32) -> io::Result<()> {
+    const AS_IT_IS: libc::c_long = -1;
+    // SAFETY: no pointer is passed; raw system calls act on this, the only thread.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, AS_IT_IS, uid, AS_IT_IS) }).map(drop)
+}
+
+fn raise_permitted_capabilities() -> io::Result<()> {
+    let permitted = rustix::thread::capabilities(None)?.permitted;
+    let sets = rustix::thread::CapabilitySets {
+        effective: permitted,
+        permitted,
+        inheritable: rustix::thread::CapabilitySet::empty(),
+    };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
 fn clone_with(flags: u64, exit_signal: u64) -> io::Result<Side> {
     // SAFETY: an all-zero `clone_args` is valid: every pointer in it is optional.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };

@@ -44,6 +44,10 @@ const REFILL_PAUSE: Duration = Duration::from_millis(40);
 /// In a slot's directory: what its link was made for.
 const WIRING: &str = "wiring.json";
 
+/// In the directory of a slot that waits for a pod. It changes when namespaces are made in another way, so that those of an
+/// earlier version are not used.
+const READY: &str = "ready-2";
+
 /// The control group of a slot, in place of a pod's.
 const GROUP_PREFIX: &str = "slot-";
 /// The group below it in which a launcher waits.
@@ -122,7 +126,7 @@ impl Slots {
                 }
                 continue;
             }
-            let is_ready = slots.path(slot).join("ready").exists();
+            let is_ready = slots.path(slot).join(READY).exists();
             if is_ready && is_wired && slots.is_intact(slot) {
                 slots.with_state(|state| {
                     state.taken.insert(slot);
@@ -199,7 +203,7 @@ impl Slots {
         self.refill.notify_one();
         match ready {
             Some(slot) => {
-                let _ = fs::remove_file(self.path(slot).join("ready"));
+                let _ = fs::remove_file(self.path(slot).join(READY));
                 Ok(slot)
             }
             None => self.make().await,
@@ -359,7 +363,7 @@ impl Slots {
                         if let Err(error) = self.post_launcher(slot).await {
                             tracing::warn!(error = %crate::errors::chain(&error), "a pod's first container will start more slowly");
                         }
-                        if fs::write(self.path(slot).join("ready"), "").is_ok() {
+                        if fs::write(self.path(slot).join(READY), "").is_ok() {
                             self.with_state(|state| state.ready.push_back(slot));
                         }
                     }
