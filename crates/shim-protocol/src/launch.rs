@@ -191,6 +191,8 @@ pub struct Launch {
     pub mounts: Vec<Mount>,
     pub shared_memory: Option<PathBuf>,
     pub shared_memory_bytes: u64,
+    /// How many terminals the container may have open.
+    pub terminals: u32,
     pub masked_paths: Vec<PathBuf>,
     pub read_only_paths: Vec<PathBuf>,
     /// Files with compiled seccomp programs, installed in this order.

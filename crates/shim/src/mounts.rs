@@ -426,6 +426,8 @@ impl Builder<'_> {
         const TERMINAL_GROUP: u32 = 5;
         let context = rustix::mount::fsopen("devpts", FsOpenFlags::FSOPEN_CLOEXEC)?;
         rustix::mount::fsconfig_set_flag(&context, "newinstance")?;
+        let most = self.launch.terminals.to_string();
+        rustix::mount::fsconfig_set_string(&context, "max", most.as_str())?;
         rustix::mount::fsconfig_set_string(&context, "ptmxmode", "0666")?;
         rustix::mount::fsconfig_set_string(&context, "mode", "0620")?;
         let group = if self.launch.identities.is_single() {

@@ -138,6 +138,22 @@ impl ControlGroups {
         Ok(())
     }
 
+    /// Bounds the processes of all pods together.
+    pub fn limit_processes(&self, most: u64) -> Result<(), ControlGroupError> {
+        let limits = Limits {
+            processes: Some(most),
+            ..Limits::default()
+        };
+        for hierarchy in &self.hierarchies {
+            if hierarchy.controllers.contains(&Controller::Processes) {
+                let path = hierarchy.mount.join(&self.parent);
+                let controller = Controller::Processes;
+                apply(&path, settings(controller, hierarchy.unified, &limits))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Lets groups below `path` have limits; only the v2 hierarchy needs to be told. A refusal shows when a limit is
     /// set, with the file that is missing.
     fn delegate(hierarchy: &Hierarchy, path: &Path) {

@@ -8,6 +8,7 @@ pub mod control_groups;
 pub mod handlers;
 pub mod host_image;
 pub mod launcher;
+mod machine_tables;
 pub mod native;
 pub mod oci_spec;
 pub mod seccomp;

@@ -36,6 +36,7 @@ use self::records::{ContainerRecord, SandboxRecord, write_record};
 use super::agent::{self, Session};
 use super::control_groups::ControlGroups;
 use super::host_image::{self, HostImage};
+use super::machine_tables::{Demand, Shares, Tables};
 use super::shares::{self, Share};
 use super::slots::{self, Slots};
 use super::{
@@ -48,6 +49,7 @@ use crate::names::{Names, short_hash};
 use crate::network::firewall;
 use crate::network::links::{self, Forwarding, Layout, Network};
 use crate::network::namespaces;
+use crate::privileges::Privileges;
 use crate::reclaim;
 use crate::throttling::Periods;
 
@@ -78,6 +80,8 @@ pub struct NativeRuntime {
     control_groups: ControlGroups,
     slots: Arc<Slots>,
     seccomp_programs: Vec<PathBuf>,
+    /// What containers get of the machine's tables.
+    tables: Shares,
     pods: PathBuf,
     run: PathBuf,
     running: Mutex<HashMap<ContainerId, Running>>,
@@ -118,6 +122,8 @@ impl NativeRuntime {
         let host = host_image::prepare(&data_dir.join("images"), &programs.sandboxd)
             .map_err(failure("the image `host`"))?;
         let control_groups = ControlGroups::discover(&names.control_group)?;
+        let tables = share_tables(&config);
+        control_groups.limit_processes(tables.all_processes)?;
         let seccomp_programs = write_seccomp(&data_dir.join("bin"))?;
         let range = config.pod_network.unwrap_or(PodNetwork {
             address: std::net::Ipv4Addr::new(
@@ -163,6 +169,7 @@ impl NativeRuntime {
             control_groups,
             slots: Arc::new(slots),
             seccomp_programs,
+            tables,
             pods,
             run,
             running: Mutex::default(),
@@ -327,6 +334,20 @@ fn image_user(id: &ContainerId) -> String {
         "pod {} container {} run {}",
         id.pod, id.container, id.attempt
     )
+}
+
+/// Makes the machine's tables large enough for the node's pods, and says what each gets of them.
+fn share_tables(config: &Config) -> Shares {
+    let demand = Demand {
+        pods: config.maximum_pods,
+        processes: config.default_process_limit,
+    };
+    if Privileges::current() == Privileges::Root {
+        Tables::read().raise(demand);
+    }
+    // Raising its own limit may be beyond the node itself; the lower of the two is always possible.
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    Tables::read().shares(demand, allowed)
 }
 
 fn write_seccomp(directory: &Path) -> Result<Vec<PathBuf>, RuntimeError> {

@@ -55,8 +55,6 @@ const ETC_FILES: [&str; 3] = ["hosts", "hostname", "resolv.conf"];
 /// Where other runtimes find their bundles, each in a mount namespace of its own.
 const OUTSIDE_STAGE: &str = "/run/agent-sandbox/stage";
 
-const OPEN_FILES: u64 = 65_536;
-
 impl NativeRuntime {
     /// Starts a container, unless that is given up.
     pub(super) async fn launch(
@@ -144,6 +142,7 @@ impl NativeRuntime {
             mounts: self.mounts(spec, root.mounts, &directory),
             shared_memory,
             shared_memory_bytes: SHARED_MEMORY_BYTES,
+            terminals: self.tables.terminals,
             masked_paths: MASKED.iter().map(PathBuf::from).collect(),
             read_only_paths: READ_ONLY.iter().map(PathBuf::from).collect(),
             seccomp_programs: self.seccomp_programs.clone(),
@@ -154,7 +153,7 @@ impl NativeRuntime {
                 working_directory: root.working_directory,
                 user: root.user,
                 capabilities: spec.capabilities,
-                limits: limits(),
+                limits: limits(self.tables.open_files),
                 terminal: spec.terminal,
                 stdin: spec.stdin,
                 stdin_once: spec.stdin_once,
@@ -251,12 +250,8 @@ fn limits() -> Vec<ResourceLimit> {
         soft: value,
         hard: value,
     };
-    // Raising a limit may be beyond the node itself; the lower of the two is always possible.
-    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile)
-        .maximum
-        .unwrap_or(OPEN_FILES);
     vec![
-        limit(libc::RLIMIT_NOFILE, OPEN_FILES.min(allowed)),
+        limit(libc::RLIMIT_NOFILE, open_files),
         limit(libc::RLIMIT_CORE, 0),
     ]
 }

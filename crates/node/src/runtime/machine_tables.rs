@@ -1,0 +1,214 @@
+//! Tables of the kernel that the whole machine shares: process identifiers, open files, terminals.
+//!
+//! A container's limits bound what one pod takes of a table. They protect others only if the table has room for them, and
+//! kernels start with small tables: 32,768 processes, 4,096 terminals. So the node raises a table that is too small when it
+//! starts, as systemd does, and gives containers less where it may not. A larger table costs nothing by itself: the memory of
+//! each entry is charged to the container that uses it (ADR 97).
+
+use std::fs;
+use std::path::Path;
+
+const PROCESS_IDENTIFIERS: &str = "kernel/pid_max";
+const THREADS: &str = "kernel/threads-max";
+const OPEN_FILES: &str = "fs/file-max";
+const TERMINALS: &str = "kernel/pty/max";
+const RESERVED_TERMINALS: &str = "kernel/pty/reserve";
+
+/// The kernel's own bounds of two tables, on 64-bit machines.
+const PROCESS_IDENTIFIERS_MAX: u64 = 1 << 22;
+const TERMINALS_MAX: u64 = 1 << 20;
+/// Process identifiers that the machine's own programs get on top of what all pods may take.
+const PROCESSES_OF_MACHINE: u64 = 1 << 15;
+
+/// Limits that a container gets where the tables allow it, and those below which programs stop working.
+const OPEN_FILES_WANTED: u64 = 65_536;
+const OPEN_FILES_LEAST: u64 = 1024;
+const TERMINALS_WANTED: u64 = 64;
+const TERMINALS_LEAST: u64 = 8;
+
+/// Sizes of the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tables {
+    process_identifiers: u64,
+    threads: u64,
+    open_files: u64,
+    terminals: u64,
+    /// Terminals that only the machine's own mount namespace gets.
+    reserved_terminals: u64,
+}
+
+/// What the node's pods may take at most.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand {
+    pub pods: u32,
+    /// Processes that a container may have.
+    pub processes: u64,
+}
+
+/// What containers get of the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shares {
+    /// Processes that all pods of the node may have together.
+    pub all_processes: u64,
+    /// Files that one process may have open.
+    pub open_files: u64,
+    /// Terminals that one container may have open.
+    pub terminals: u32,
+}
+
+impl Tables {
+    /// Reads the tables' sizes below `/proc/sys`. A kernel that does not tell a size is taken to have no bound.
+    pub fn read() -> Self {
+        let root = Path::new("/proc/sys");
+        let size = |name| {
+            let text = fs::read_to_string(root.join(name)).ok();
+            text.and_then(|text| text.trim().parse().ok())
+        };
+        Self {
+            process_identifiers: size(PROCESS_IDENTIFIERS).unwrap_or(u64::MAX),
+            threads: size(THREADS).unwrap_or(u64::MAX),
+            open_files: size(OPEN_FILES).unwrap_or(u64::MAX),
+            terminals: size(TERMINALS).unwrap_or(u64::MAX),
+            reserved_terminals: size(RESERVED_TERMINALS).unwrap_or(0),
+        }
+    }
+
+    /// The settings that have to grow for the node's pods, with their new values.
+    fn growth(&self, demand: Demand) -> Vec<(&'static str, u64)> {
+        let pods = u64::from(demand.pods).max(1);
+        let processes = pods.saturating_mul(demand.processes);
+        let wanted = [
+            (
+                PROCESS_IDENTIFIERS,
+                self.process_identifiers,
+                processes
+                    .saturating_add(processes / 3)
+                    .saturating_add(PROCESSES_OF_MACHINE)
+                    .min(PROCESS_IDENTIFIERS_MAX),
+            ),
+            (
+                OPEN_FILES,
+                self.open_files,
+                processes.saturating_mul(OPEN_FILES_WANTED * 2),
+            ),
+            (
+                TERMINALS,
+                self.terminals,
+                pods.saturating_mul(TERMINALS_WANTED * 2)
+                    .saturating_add(self.reserved_terminals)
+                    .min(TERMINALS_MAX),
+            ),
+        ];
+        wanted
+            .into_iter()
+            .filter(|(_, size, wanted)| size < wanted)
+            .map(|(name, _, wanted)| (name, wanted))
+            .collect()
+    }
+
+    /// Raises tables that are too small for the node's pods, as far as the node may.
+    pub fn raise(&self, demand: Demand) {
+        for (name, value) in self.growth(demand) {
+            match fs::write(Path::new("/proc/sys").join(name), value.to_string()) {
+                Ok(()) => tracing::info!(name, value, "raised a kernel table for pods"),
+                Err(error) => {
+                    tracing::warn!(name, value, %error, "cannot raise a kernel table: containers get less of it");
+                }
+            }
+        }
+    }
+
+    /// What containers get. `allowed` is how many files the node itself may let a process open.
+    pub fn shares(&self, demand: Demand, allowed: Option<u64>) -> Shares {
+        let pods = u64::from(demand.pods).max(1);
+        let open_files = (self.open_files / 2 / demand.processes.max(1))
+            .clamp(OPEN_FILES_LEAST, OPEN_FILES_WANTED);
+        let terminals = (self.terminals.saturating_sub(self.reserved_terminals) / 2 / pods)
+            .clamp(TERMINALS_LEAST, TERMINALS_WANTED);
+        Shares {
+            all_processes: self.process_identifiers.min(self.threads) / 4 * 3,
+            open_files: open_files.min(allowed.unwrap_or(u64::MAX)),
+            terminals: u32::try_from(terminals).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a kernel without systemd starts with on a machine of 24 GB.
+    const SMALL: Tables = Tables {
+        process_identifiers: 32_768,
+        threads: 192_699,
+        open_files: 2_465_780,
+        terminals: 4096,
+        reserved_terminals: 1024,
+    };
+    const DEMAND: Demand = Demand {
+        pods: 1000,
+        processes: 1024,
+    };
+
+    fn grown(tables: Tables, demand: Demand) -> Tables {
+        let mut grown = tables;
+        for (name, value) in tables.growth(demand) {
+            match name {
+                PROCESS_IDENTIFIERS => grown.process_identifiers = value,
+                OPEN_FILES => grown.open_files = value,
+                TERMINALS => grown.terminals = value,
+                other => panic!("{other} is not to be changed"),
+            }
+        }
+        grown
+    }
+
+    #[test]
+    fn raised_tables_have_room_for_every_pod_and_the_machine() {
+        let tables = grown(SMALL, DEMAND);
+        let shares = tables.shares(DEMAND, None);
+        assert_eq!((shares.open_files, shares.terminals), (65_536, 64));
+        assert!(shares.open_files * 1024 * 1000 <= tables.open_files / 2);
+        assert!(64 * 1000 <= (tables.terminals - tables.reserved_terminals) / 2);
+        assert!(1000 * 1024 + PROCESSES_OF_MACHINE <= tables.process_identifiers);
+        assert_eq!(tables.growth(DEMAND), [], "once is enough");
+    }
+
+    #[test]
+    fn tables_that_are_large_enough_stay_as_they_are() {
+        let large = Tables {
+            process_identifiers: PROCESS_IDENTIFIERS_MAX,
+            threads: 200_000,
+            open_files: u64::MAX >> 1,
+            terminals: TERMINALS_MAX,
+            reserved_terminals: 1024,
+        };
+        assert_eq!(large.growth(DEMAND), []);
+        assert_eq!(large.shares(DEMAND, None).all_processes, 150_000);
+    }
+
+    #[test]
+    fn tables_that_cannot_be_raised_are_shared_out_and_programs_still_work() {
+        let shares = SMALL.shares(DEMAND, Some(20_000));
+        assert_eq!(
+            shares,
+            Shares {
+                all_processes: 24_576,
+                open_files: 1203,
+                terminals: 8,
+            }
+        );
+        let few = Demand {
+            pods: 10,
+            processes: 64,
+        };
+        let shares = SMALL.shares(few, Some(20_000));
+        assert_eq!((shares.open_files, shares.terminals), (19_263, 64));
+        let most = Demand {
+            pods: u32::MAX,
+            processes: u64::MAX,
+        };
+        assert_eq!(SMALL.shares(most, None).open_files, OPEN_FILES_LEAST);
+        assert!(!SMALL.growth(most).is_empty(), "no overflow");
+    }
+}
