@@ -8,13 +8,14 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, UnmountFlags};
 use shim_protocol::{Launch, LaunchAnswer};
 
 use crate::AGENT_NAME;
+use crate::agent_guard;
 use crate::failure::{During, Failure};
 use crate::launch::Files;
 use crate::mounts::{self, BuiltRoot};
@@ -84,6 +85,12 @@ fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infalli
     )
     .during("arranging descriptors")?;
     let agent = syscalls::inherited(crate::agent::AGENT_DESCRIPTOR);
+    // An agent outside of its container is in another PID namespace, where the container cannot name it.
+    if launch.outside.is_none() {
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let guard = agent_guard::program(own.unsigned_abs());
+        syscalls::install_seccomp(&guard).during("guarding the agent")?;
+    }
     for program in &seccomp {
         syscalls::install_seccomp(program).during("installing the system call filter")?;
     }
@@ -104,7 +111,11 @@ fn take_root(launch: &Launch, root: &BuiltRoot) -> Result<(), Failure> {
     rustix::process::chdir(&root.path).during("entering the root")?;
     let processes = mounts::plain_file_system("proc").during("making /proc")?;
     mounts::attach(processes.as_fd(), CWD, Path::new("proc")).during("mounting /proc")?;
-    mounts::mask(&launch.masked_paths, &launch.read_only_paths)?;
+    // Its user may change what is in the agent's directory, its out-of-memory score above all.
+    let own = rustix::process::getpid().as_raw_nonzero();
+    let agent = PathBuf::from(format!("/proc/{own}"));
+    let read_only = launch.read_only_paths.iter().chain([&agent]);
+    mounts::mask(&launch.masked_paths, read_only)?;
     syscalls::pivot_root_here().during("changing the root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).during("leaving the host's root")?;
     rustix::process::chdir("/").during("entering the new root")

@@ -12,6 +12,7 @@
 //! It knows nothing of pods, images or Kubernetes: requests arrive ready-made on standard input.
 
 mod agent;
+mod agent_guard;
 mod confine;
 mod failure;
 mod launch;

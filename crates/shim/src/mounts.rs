@@ -534,7 +534,10 @@ impl EmptyDirectory {
 }
 
 /// Covers what the kernel shows of the host in a fresh `/proc`. Runs inside the container's namespaces, in its root.
-pub fn mask(masked: &[PathBuf], read_only: &[PathBuf]) -> Result<(), Failure> {
+pub fn mask<'a>(
+    masked: &[PathBuf],
+    read_only: impl Iterator<Item = &'a PathBuf>,
+) -> Result<(), Failure> {
     let open = |path: &Path| {
         let relative = path.strip_prefix("/").unwrap_or(path);
         rustix::fs::open(

@@ -13,7 +13,9 @@ use crate::syscalls;
 pub fn hold(signals: BorrowedFd<'_>) -> ExitCode {
     loop {
         let mut set = [PollFd::from_borrowed_fd(signals, PollFlags::IN)];
-        let _ = poll(&mut set, None);
+        if let Err(error) = poll(&mut set, None) {
+            super::back_off(error);
+        }
         syscalls::pending_signals(signals);
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
     }

@@ -22,10 +22,11 @@ mod session;
 mod spawn;
 
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
@@ -48,6 +49,16 @@ const FORWARDED_SIGNALS: [i32; 7] = [
     libc::SIGUSR2,
     libc::SIGWINCH,
 ];
+
+/// How long the agent leaves a thing alone that the kernel refuses it, as a descriptor when it has as many as it may.
+const BACK_OFF: Duration = Duration::from_millis(100);
+
+/// Waits where waiting for an event is refused, so that trying again does not become a loop without end.
+fn back_off(error: rustix::io::Errno) {
+    if error != rustix::io::Errno::INTR {
+        std::thread::sleep(BACK_OFF);
+    }
+}
 
 /// What a container ends with that could not be started.
 const START_FAILED: i32 = 128;
@@ -121,6 +132,7 @@ pub fn run() -> ExitCode {
         command,
         sessions: Vec::new(),
         buffer: vec![0; 32 << 10],
+        rest: None,
     };
     agent.serve()
 }
@@ -165,6 +177,8 @@ struct Agent {
     command: Command,
     sessions: Vec<Session>,
     buffer: Vec<u8>,
+    /// Until when no connection is accepted, because the last one was refused to the agent.
+    rest: Option<Instant>,
 }
 
 /// Whose descriptor an entry of the poll set is.
@@ -191,10 +205,15 @@ impl Agent {
     }
 
     fn poll(&self) -> Vec<(Source, PollFlags)> {
-        let mut sources: Vec<(Source, BorrowedFd<'_>, PollFlags)> = vec![
-            (Source::Signals, self.signals.as_fd(), PollFlags::IN),
-            (Source::Listener, self.listener.as_fd(), PollFlags::IN),
-        ];
+        let mut sources: Vec<(Source, BorrowedFd<'_>, PollFlags)> =
+            vec![(Source::Signals, self.signals.as_fd(), PollFlags::IN)];
+        let rest = self
+            .rest
+            .map(|until| until.saturating_duration_since(Instant::now()))
+            .filter(|rest| !rest.is_zero());
+        if rest.is_none() {
+            sources.push((Source::Listener, self.listener.as_fd(), PollFlags::IN));
+        }
         let pause = self.command.pause();
         if pause.is_none() {
             sources.extend(
@@ -218,11 +237,16 @@ impl Agent {
             .iter()
             .map(|(_, descriptor, events)| PollFd::from_borrowed_fd(*descriptor, *events))
             .collect();
-        let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
-        match poll(&mut set, pause.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // Only a shortage of memory is left; try again when something changes.
-            Err(_) => return Vec::new(),
+        let timeout = pause.into_iter().chain(rest).min();
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        if let Err(error) = poll(&mut set, timeout.as_ref()) {
+            back_off(error);
+            // None of them blocks, so each shows by itself whether it is ready.
+            return sources
+                .into_iter()
+                .filter(|(_, _, events)| !events.is_empty())
+                .map(|(source, _, events)| (source, events))
+                .collect();
         }
         let results = set.iter().map(PollFd::revents).collect::<Vec<_>>();
         sources
@@ -236,11 +260,7 @@ impl Agent {
     fn handle(&mut self, source: Source, _events: PollFlags) {
         match source {
             Source::Signals => self.take_signals(),
-            Source::Listener => {
-                while let Ok((stream, _)) = self.listener.accept() {
-                    self.sessions.extend(Session::new(stream));
-                }
-            }
+            Source::Listener => self.accept(),
             Source::CommandOutput => self
                 .command
                 .read_output(&mut self.buffer, &mut self.sessions),
@@ -250,6 +270,20 @@ impl Agent {
                     return;
                 };
                 session.advance(watch, &mut self.buffer, &self.process, &mut self.command);
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.sessions.extend(Session::new(stream)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The client stays in the queue, and the listener stays ready.
+                Err(_) => {
+                    self.rest = Some(Instant::now() + BACK_OFF);
+                    return;
+                }
             }
         }
     }
