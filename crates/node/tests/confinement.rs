@@ -95,7 +95,7 @@ async fn the_machine_is_out_of_reach() {
         ("tracing the agent", "print(call(101, 16, 1, None, None))".to_owned(), "EPERM"),
         ("the agent's memory", "print(attempt(lambda: open('/proc/1/mem', 'rb')))".to_owned(), "EACCES"),
         ("the agent's binary", "print(attempt(lambda: open('/proc/1/exe', 'wb')))".to_owned(), "EACCES"),
-        ("sandboxd's binary", "print(attempt(lambda: open('/opt/agent-sandbox/bin/sandboxd', 'r+b')))".to_owned(), "EACCES"),
+        ("sandboxd's binary", "print(attempt(lambda: open('/opt/agent-sandbox/bin/sandboxd', 'r+b')))".to_owned(), "EROFS"),
         ("raw packets", "import socket; print(attempt(lambda: socket.socket(17, 3, 0)), attempt(lambda: socket.socket(2, 3, 1)))".to_owned(), "EPERM EPERM"),
         ("sockets of virtual machines", "import socket; print(attempt(lambda: socket.socket(40, 1, 0)))".to_owned(), "EPERM"),
         ("the time", "print(call(227, 0, b'\\0' * 16))".to_owned(), "EPERM"),

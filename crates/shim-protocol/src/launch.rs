@@ -76,6 +76,11 @@ pub struct BindSource {
 #[serde(rename_all = "snake_case")]
 pub enum MountKind {
     Bind(BindSource),
+    /// A read-only view of a file or directory of the host, through inodes that only this container has: what it watches and
+    /// locks there are its own. Mounts below it are not shown.
+    View {
+        path: PathBuf,
+    },
     /// A private tmpfs of at most this size.
     Memory {
         size_bytes: u64,

@@ -21,6 +21,7 @@ mod namespaces;
 mod rootless;
 mod sub_path;
 mod syscalls;
+mod view;
 
 use std::process::ExitCode;
 

@@ -15,6 +15,7 @@ use shim_protocol::{BindSource, IdentityRange, Launch, Mount, MountKind, Outside
 use crate::failure::{During, Failure};
 use crate::sub_path::{self, Missing};
 use crate::syscalls;
+use crate::view::{Views, by_descriptor, open_path};
 
 /// The finished root: a mount whose attributes can still change, at a path of the launcher's mount namespace.
 #[derive(Debug)]
@@ -29,6 +30,7 @@ struct Builder<'a> {
     shared_memory: Option<OwnedFd>,
     /// Mounts that become read-only when everything below them is in place.
     seal: Vec<OwnedFd>,
+    views: Views,
 }
 
 /// Detaches a view of the shared memory of a pod with several containers.
@@ -55,6 +57,7 @@ pub fn build(
         user_namespace,
         shared_memory,
         seal: Vec::new(),
+        views: Views::default(),
     };
     builder.mount_devices()?;
     builder.target(Path::new("proc"), FileType::Directory)?;
@@ -121,8 +124,11 @@ fn overlay(launch: &Launch, lower: &[String]) -> rustix::io::Result<OwnedFd> {
             rustix::mount::fsconfig_set_string(&context, "lowerdir+", layer.as_str())?;
         }
     }
-    rustix::mount::fsconfig_set_string(&context, "upperdir", launch.root.upper.as_path())?;
-    rustix::mount::fsconfig_set_string(&context, "workdir", launch.root.work.as_path())?;
+    // The container can read these words in its list of mounts, so they do not tell where the directories are.
+    let upper = open_path(&launch.root.upper)?;
+    rustix::mount::fsconfig_set_string(&context, "upperdir", by_descriptor(&upper).as_str())?;
+    let work = open_path(&launch.root.work)?;
+    rustix::mount::fsconfig_set_string(&context, "workdir", by_descriptor(&work).as_str())?;
     if launch.identities.is_single() {
         // Without root, an overlay keeps its notes where an ordinary user may write them.
         rustix::mount::fsconfig_set_flag(&context, "userxattr")?;
@@ -150,7 +156,7 @@ fn map_identities(
     }
 }
 
-fn clone_tree(
+pub fn clone_tree(
     directory: BorrowedFd<'_>,
     path: &Path,
     recursive: bool,
@@ -234,6 +240,18 @@ impl Builder<'_> {
                         source.path.display()
                     ))?;
                 }
+                let target = self.target(&mount.target, kind)?;
+                attach(tree.as_fd(), target.as_fd(), Path::new(""))
+                    .during(format_args!("mounting {shown}"))
+            }
+            MountKind::View { path } => {
+                let (tree, kind) = self.views.open(path)?;
+                let mut attributes = READ_ONLY;
+                if mount.no_exec {
+                    attributes |= libc::MOUNT_ATTR_NOEXEC;
+                }
+                syscalls::mount_set_attributes(tree.as_fd(), true, attributes, None)
+                    .during(format_args!("setting attributes of {shown}"))?;
                 let target = self.target(&mount.target, kind)?;
                 attach(tree.as_fd(), target.as_fd(), Path::new(""))
                     .during(format_args!("mounting {shown}"))

@@ -9,8 +9,9 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use shim_protocol::{BindSource, Mount, MountKind};
+use shim_protocol::Mount;
 
+use super::native::view;
 use crate::names::short_hash;
 
 /// Where sandboxd is inside the container.
@@ -193,26 +194,74 @@ fn copy(root: &Path, name: &Path) -> io::Result<String> {
     Ok(format!("{} {}\n", name.display(), short_hash(&content, 16)))
 }
 
+/// Programs are shown through inodes of each container's own. On those of the machine a container could watch what others run,
+/// and hold locks that the machine's package manager waits for.
 fn mounts(sandboxd: &Path) -> Vec<Mount> {
-    let show = |source: &Path, target: &Path, recursive| Mount {
-        target: target.to_owned(),
-        kind: MountKind::Bind(BindSource {
-            path: source.to_owned(),
-            sub_path: None,
-            create_sub_path: false,
-            identity_mapped: false,
-            recursive,
-        }),
-        read_only: true,
-        no_exec: false,
-    };
-    let mut mounts = vec![show(Path::new("/usr"), Path::new("/usr"), true)];
-    for name in USR_LINKS {
+    let shown = |name: &&str| {
         let host = Path::new("/").join(name);
-        if !host.is_symlink() && host.is_dir() {
-            mounts.push(show(&host, &host, true));
-        }
+        !host.is_symlink() && host.is_dir()
+    };
+    let mut roots = vec![PathBuf::from("/usr")];
+    roots.extend(
+        USR_LINKS
+            .iter()
+            .filter(|name| shown(name))
+            .map(|name| Path::new("/").join(name)),
+    );
+    let mounted = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let below = mount_points_below(&roots, &mounted);
+    let views = roots.iter().chain(&below).map(|path| view(path, path));
+    views
+        .chain([view(sandboxd, Path::new(SANDBOXD_PATH))])
+        .collect()
+}
+
+/// Where something is mounted below one of `roots`, outermost first: a view shows what is on one mount.
+fn mount_points_below(roots: &[PathBuf], mounted: &str) -> Vec<PathBuf> {
+    let mut points: Vec<PathBuf> = mounted
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(|point| PathBuf::from(unescaped(point)))
+        .filter(|point| {
+            roots
+                .iter()
+                .any(|root| point != root && point.starts_with(root))
+        })
+        .collect();
+    points.sort();
+    points.dedup();
+    points
+}
+
+/// A path as the kernel lists it, with blanks and backslashes as octal numbers.
+fn unescaped(path: &str) -> String {
+    [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ]
+    .into_iter()
+    .fold(path.to_owned(), |path, (number, character)| {
+        path.replace(number, character)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted_below_the_programs_is_shown_too() {
+        let mounted = "\
+22 1 254:0 / / rw - ext4 /dev/vda rw
+30 22 254:1 / /usr rw - ext4 /dev/vdb rw
+31 30 254:2 / /usr/local/a\\040b rw - ext4 /dev/vdc rw
+32 30 254:3 / /usr/local rw - ext4 /dev/vdd rw
+33 22 254:4 / /usrlocal rw - ext4 /dev/vde rw
+34 22 254:4 / /home rw - ext4 /dev/vde rw
+";
+        let found = mount_points_below(&["/usr".into()], mounted);
+        assert_eq!(found, ["/usr/local", "/usr/local/a b"].map(PathBuf::from));
     }
-    mounts.push(show(sandboxd, Path::new(SANDBOXD_PATH), false));
-    mounts
 }

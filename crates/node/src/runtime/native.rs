@@ -31,6 +31,7 @@ use shim_protocol::ExecRequest;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::launching::view;
 pub(super) use self::records::write_whole;
 use self::records::{ContainerRecord, SandboxRecord, write_record};
 use super::agent::{self, Session};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use images::{Accounts, ContainerConfig, Image, Reference};
 use shim_protocol::{Mount, User};
 
-use super::launching::bind;
+use super::launching::view;
 use crate::privileges::Privileges;
 use crate::runtime::host_image::{self, HostImage};
 use crate::runtime::{ContainerSpec, ImageSource};
@@ -112,7 +112,7 @@ pub fn of_image(
         .unwrap_or_else(|| "/".to_owned());
     let mut mounts = Vec::new();
     if asks_for_sandboxd(&arguments) {
-        mounts.push(bind(sandboxd, Path::new(host_image::SANDBOXD_PATH), true));
+        mounts.push(view(sandboxd, Path::new(host_image::SANDBOXD_PATH)));
         extend_path(&mut environment);
         // Its files are where the image's commands would run, unless the image says otherwise.
         if !environment.iter().any(|(key, _)| key == BASE_DIRECTORY) {

@@ -244,7 +244,19 @@ pub(super) fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
     }
 }
 
-fn limits() -> Vec<ResourceLimit> {
+/// A read-only mount whose watches and locks reach nobody else.
+pub(in crate::runtime) fn view(source: &Path, target: &Path) -> Mount {
+    Mount {
+        target: target.to_owned(),
+        kind: MountKind::View {
+            path: source.to_owned(),
+        },
+        read_only: true,
+        no_exec: false,
+    }
+}
+
+fn limits(open_files: u64) -> Vec<ResourceLimit> {
     let limit = |resource: u32, value: u64| ResourceLimit {
         resource,
         soft: value,
