@@ -15,6 +15,8 @@ pub enum Failure {
     InvalidNamespace,
     InvalidPort,
     InvalidAddress,
+    /// What should name the host does not, or names two.
+    InvalidHost,
     /// A header that may come once came twice.
     Repeated(&'static str),
     /// The request calls the router by a name that is not its own.
@@ -22,6 +24,8 @@ pub enum Failure {
     /// CONNECT, which would make this a proxy to anywhere.
     MethodNotAllowed,
     Unauthenticated(&'static str),
+    /// Neither a token, nor a connection of a user whom the router serves.
+    NotALocalUser,
     Forbidden(&'static str),
     /// The authority that vouches for tokens cannot be asked.
     AuthorizationUnavailable,
@@ -77,11 +81,12 @@ impl Failure {
             | Failure::InvalidNamespace
             | Failure::InvalidPort
             | Failure::InvalidAddress
+            | Failure::InvalidHost
             | Failure::Repeated(_)
             | Failure::BadRequestBody => StatusCode::BAD_REQUEST,
             Failure::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Failure::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            Failure::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
+            Failure::Unauthenticated(_) | Failure::NotALocalUser => StatusCode::UNAUTHORIZED,
             Failure::Forbidden(_) => StatusCode::FORBIDDEN,
             Failure::NotFound { .. } => StatusCode::NOT_FOUND,
             Failure::AuthorizationUnavailable
@@ -103,10 +108,16 @@ impl Failure {
             Failure::InvalidNamespace => "Invalid namespace format.".into(),
             Failure::InvalidPort => "Invalid port format.".into(),
             Failure::InvalidAddress => "Invalid target IP address.".into(),
+            Failure::InvalidHost => {
+                "The Host header and the request's target must name one host, without user information.".into()
+            }
             Failure::Repeated(header) => format!("{header} header must not be repeated."),
             Failure::Misdirected => "The Host header is not a name of this router.".into(),
             Failure::MethodNotAllowed => "The CONNECT method is not supported.".into(),
             Failure::Unauthenticated(why) | Failure::Forbidden(why) => (*why).into(),
+            Failure::NotALocalUser => {
+                "This router serves root and the user who started it; others need a token.".into()
+            }
             Failure::AuthorizationUnavailable => "The token cannot be checked right now.".into(),
             Failure::NotFound { namespace, name } => {
                 format!("Sandbox not found: {namespace}/{name}")
@@ -149,6 +160,9 @@ impl Failure {
             Failure::Misdirected => {
                 Some("Call it localhost, or by its address; --host-domain gives it further names.")
             }
+            Failure::NotALocalUser => Some(
+                "Send `Authorization: Bearer` with a token of `agent-sandbox token <sandbox>`, which the user who started `up` can make, or that of a kubeconfig whose account may create pods/portforward. `up --router-authz=none` admits every local user.",
+            ),
             Failure::NotFound { .. } => Some(
                 "Check the name and namespace; a claim's sandbox is named in its status.sandbox.name.",
             ),
@@ -175,7 +189,7 @@ impl Failure {
             hint: self.hint(),
         };
         let mut response = json(self.status(), serde_json::to_vec(&body).unwrap_or_default());
-        if matches!(self, Failure::Unauthenticated(_)) {
+        if self.status() == StatusCode::UNAUTHORIZED {
             response
                 .headers_mut()
                 .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

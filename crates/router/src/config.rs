@@ -135,6 +135,13 @@ pub enum AuthorizationMode {
     TokenReview { audiences: Vec<String> },
     /// Whoever has a signed token that names the sandbox and the port.
     ScopedToken { key_file: PathBuf },
+    /// These users of this machine, by their connections; others by a signed token or by that of an account which may forward ports
+    /// of the sandbox's pod. For a router that serves one machine.
+    LocalUsers {
+        users: Vec<u32>,
+        /// The key of signed tokens.
+        key_file: Option<PathBuf>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -17,6 +17,7 @@ use tokio::net::TcpStream;
 use crate::activity::Activity;
 use crate::body::ProxyBody;
 use crate::stopping::Moment;
+use crate::strict_http1::Strict;
 
 /// Heads larger than this are refused.
 const LARGEST_HEAD: usize = 128 * 1024;
@@ -37,7 +38,8 @@ pub struct Limits<'a> {
     pub cut: &'a Moment,
 }
 
-/// Converses over TCP. Nearly all clients speak HTTP/1.1, and for them nothing stands between the codec and the socket.
+/// Converses over TCP. Nearly all clients speak HTTP/1.1, and for them nothing but the check of heads stands between the codec
+/// and the socket.
 pub async fn plain<S>(stream: TcpStream, service: S, limits: Limits<'_>)
 where
     S: Service<Request<Incoming>, Response = Response<ProxyBody>, Error = Infallible>
@@ -63,7 +65,10 @@ where
                 .max_buf_size(LARGEST_HEAD)
                 .writev(false);
             let connection = builder
-                .serve_connection(TokioIo::new(stream), counted(service, &activity))
+                .serve_connection(
+                    TokioIo::new(Strict::new(stream)),
+                    counted(service, &activity),
+                )
                 .with_upgrades();
             let finish = http1::UpgradeableConnection::graceful_shutdown;
             converse(connection, finish, &activity, limits).await;
@@ -95,7 +100,8 @@ where
         .max_concurrent_streams(256)
         .initial_stream_window_size(1024 * 1024);
     let service = counted(service, &activity);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    let connection =
+        builder.serve_connection_with_upgrades(TokioIo::new(Strict::new(stream)), service);
     let finish = auto::UpgradeableConnection::graceful_shutdown;
     converse(connection, finish, &activity, limits).await;
 }

@@ -1,8 +1,11 @@
 //! Which headers cross the router, and which it sets. Pure.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+use crate::socket_owners::Client;
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1). `Transfer-Encoding` is the codec's to write anew.
 const HOP_BY_HOP: [HeaderName; 6] = [
@@ -65,17 +68,25 @@ pub struct Origin {
     pub address: IpAddr,
     forwarded_for: HeaderValue,
     forwarded_proto: HeaderValue,
+    /// Known where it matters which user of this machine connects.
+    client: Option<Arc<Client>>,
 }
 
 impl Origin {
-    pub fn new(address: IpAddr, secure: bool) -> Self {
+    pub fn new(address: IpAddr, secure: bool, client: Option<Client>) -> Self {
         let address = address.to_canonical();
         let forwarded_for = HeaderValue::from_str(&address.to_string());
         Self {
             address,
             forwarded_for: forwarded_for.unwrap_or(HeaderValue::from_static("unknown")),
             forwarded_proto: HeaderValue::from_static(if secure { "https" } else { "http" }),
+            client: client.map(Arc::new),
         }
+    }
+
+    /// The user of this machine whose process has connected.
+    pub fn user(&self) -> Option<u32> {
+        self.client.as_ref()?.user()
     }
 }
 
@@ -198,7 +209,7 @@ mod tests {
     fn prepared(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         let mut headers = headers(pairs);
         let host = headers.get("host").cloned();
-        let origin = Origin::new("::ffff:192.0.2.7".parse().unwrap(), true);
+        let origin = Origin::new("::ffff:192.0.2.7".parse().unwrap(), true, None);
         prepare_request(
             &mut headers,
             &origin,

@@ -3,10 +3,11 @@
 //! The host decides if it belongs to a routed domain, because a browser page chooses headers but not its host; then the
 //! path, if path routing is on; then the headers. For these two the host may have to be the router's own.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use api::addresses::is_a_pods;
+use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Uri, header};
 
 use crate::answer::Failure;
@@ -78,12 +79,7 @@ pub fn identify(
         .and_then(|text| text.trim().parse().ok())
         .and_then(positive_seconds);
     check_address_hint(headers)?;
-    let host = uri.host().or_else(|| {
-        headers
-            .get(header::HOST)
-            .and_then(|host| host.to_str().ok())
-    });
-    let host = host.map(without_port);
+    let host = named_host(uri, headers)?.map(without_port);
     if let Some((sandbox, port)) = host
         .and_then(|host| label_below(host, &config.host_domains))
         .map(by_host)
@@ -114,6 +110,44 @@ pub fn identify(
         timeout,
         consumed_path: 0,
     }))
+}
+
+/// The host that a request names, with its port. One that names two, or something else, has two meanings.
+fn named_host<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> Result<Option<&'r str>, Failure> {
+    let in_target = uri.authority().map(Authority::as_str);
+    let in_header = single(headers, &header::HOST, "Host")?;
+    let is_one = match (in_target, in_header) {
+        (Some(target), Some(header)) => target.eq_ignore_ascii_case(header),
+        _ => true,
+    };
+    let host = in_target.or(in_header);
+    if is_one && host.is_none_or(is_host) {
+        Ok(host)
+    } else {
+        Err(Failure::InvalidHost)
+    }
+}
+
+/// Whether this is a name or an address, and a port if it has one. User information (`localhost@evil`) makes it neither.
+fn is_host(host: &str) -> bool {
+    let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let (name, port) = match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
+        Some((address, port)) => {
+            if address.parse::<Ipv6Addr>().is_err() {
+                return false;
+            }
+            (
+                None,
+                port.strip_prefix(':').or(port.is_empty().then_some("")),
+            )
+        }
+        None => match host.split_once(':') {
+            Some((name, port)) => (Some(name), Some(port)),
+            None => (Some(host), Some("")),
+        },
+    };
+    name.is_none_or(|name| !name.is_empty() && name.bytes().all(is_name_byte))
+        && port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn by_headers(headers: &HeaderMap) -> Result<Option<(SandboxKey, u16)>, Failure> {

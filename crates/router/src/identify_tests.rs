@@ -279,6 +279,41 @@ fn a_router_of_one_machine_is_called_by_names_that_nobody_can_buy() {
     assert_eq!(found.unwrap().unwrap().port, 3000);
 }
 
+#[test]
+fn a_request_names_one_host_without_user_information() {
+    let any = Config::default();
+    for (uri, hosts, is_fine) in [
+        ("/", &["localhost:8080"][..], true),
+        ("/", &["[::1]:8080"], true),
+        ("/", &["[fd00::7]"], true),
+        ("/", &["a_b.example."], true),
+        ("http://localhost:8080/", &["LOCALHOST:8080"], true),
+        ("http://localhost:8080/", &[], true),
+        ("/", &[], true),
+        ("/", &["x", "x"], false),
+        ("http://x/", &["y"], false),
+        ("http://x/", &["x:80"], false),
+        ("/", &["localhost@evil"], false),
+        ("/", &["localhost@evil.example"], false),
+        ("/", &["evil.example@localhost"], false),
+        ("http://evil.example@localhost/", &[], false),
+        ("http://evil.example@localhost/", &["localhost"], false),
+        ("/", &["a b"], false),
+        ("/", &["localhost/evil"], false),
+        ("/", &["localhost:evil"], false),
+        ("/", &["localhost:1:2"], false),
+        ("/", &["[::1"], false),
+        ("/", &["[::1]x"], false),
+        ("/", &["[evil]"], false),
+        ("/", &["h\u{e4}"], false),
+        ("/", &[""], false),
+    ] {
+        let hosts: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
+        let found = identify(&any, &uri.parse().unwrap(), &headers(&hosts));
+        assert_eq!(found.is_ok(), is_fine, "{uri} {hosts:?}: {found:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_header_bytes_name_anything_but_labels(id in "[ -~]{0,40}", namespace in "[ -~]{0,40}", port in "[ -~]{0,8}") {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -30,6 +30,7 @@ use crate::identify::identify;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::resolve::Resolver;
+use crate::socket_owners::{self, SocketOwners};
 use crate::stopping::Moment;
 use crate::tls::{TlsError, TlsMaterial};
 use crate::tunnel::Tunnels;
@@ -43,6 +44,8 @@ const IDLE_SWEEP: Duration = Duration::from_secs(10);
 pub enum RouterError {
     #[error("authorization cannot be set up")]
     Authorizer(#[source] AuthorizerError),
+    #[error("the kernel cannot be asked whose connections are (sock_diag)")]
+    SocketOwners(#[source] io::Error),
     #[error("TLS cannot be set up")]
     Tls(#[source] TlsError),
     #[error("cannot listen on {address}")]
@@ -57,6 +60,8 @@ pub enum RouterError {
 #[derive(Clone, Debug)]
 pub struct Router {
     shared: Arc<Shared>,
+    /// Tells which user of this machine a client is, if that matters.
+    owners: Option<Arc<SocketOwners>>,
 }
 
 struct Shared {
@@ -87,6 +92,12 @@ impl Router {
     pub fn new(config: Config, client: Option<kube::Client>) -> Result<Self, RouterError> {
         let authorizer = Authorizer::new(&config.authorization, client.as_ref())
             .map_err(RouterError::Authorizer)?;
+        let owners = if authorizer.asks_for_users() {
+            let owners = SocketOwners::of_this_network().map_err(RouterError::SocketOwners)?;
+            Some(Arc::new(owners))
+        } else {
+            None
+        };
         let metrics = Arc::new(Metrics::default());
         let resolver = Resolver::new(
             Arc::default(),
@@ -124,7 +135,17 @@ impl Router {
         };
         Ok(Self {
             shared: Arc::new(shared),
+            owners,
         })
+    }
+
+    /// The same router for listeners of another network namespace, whose sockets `owners` knows.
+    #[must_use]
+    pub fn with_socket_owners(&self, owners: SocketOwners) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            owners: self.owners.as_ref().map(|_| Arc::new(owners)),
+        }
     }
 
     /// The sandboxes the router knows.
@@ -325,7 +346,11 @@ impl Router {
         } = arrival;
         self.shared.connections.spawn(async move {
             let _counted = Counted::open(&router.shared.metrics);
-            let origin = Origin::new(peer.ip(), tls.is_some());
+            let client = router.owners.as_ref().and_then(|owners| {
+                let local = stream.local_addr().ok()?;
+                Some(socket_owners::Client::new(Arc::clone(owners), local, peer))
+            });
+            let origin = Origin::new(peer.ip(), tls.is_some(), client);
             let service = {
                 let router = router.clone();
                 service_fn(move |request| {
@@ -385,6 +410,12 @@ impl Router {
         if request.method() == Method::CONNECT {
             return Err(Failure::MethodNotAllowed);
         }
+        if request.version() == Version::HTTP_11
+            && request.uri().authority().is_none()
+            && !request.headers().contains_key(header::HOST)
+        {
+            return Err(Failure::InvalidHost);
+        }
         let target = identify(config, request.uri(), request.headers())?;
         if config.access_log {
             tracked.log(LoggedRequest {
@@ -406,7 +437,7 @@ impl Router {
         };
         self.shared
             .authorizer
-            .check(request.headers(), &target)
+            .check(request.headers(), &target, origin)
             .await?;
         let forward = &self.shared.forwarder;
         if !telemetry::spans::are_exported() {

@@ -135,8 +135,15 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
 
 /// A `GET /` in HTTP/2, whose headers are whatever bytes a test wants.
 fn http2_request(headers: &[(&str, &str)]) -> Vec<u8> {
+    http2_request_to("x", headers)
+}
+
+/// The same to an authority of the test's choice.
+fn http2_request_to(authority: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     // From the static table: GET, http, `/`; then `:authority` and the headers as literals.
-    let mut block = vec![0x82, 0x86, 0x84, 0x01, 1, b'x'];
+    let mut block = vec![0x82, 0x86, 0x84, 0x01];
+    block.push(u8::try_from(authority.len()).unwrap());
+    block.extend_from_slice(authority.as_bytes());
     for (name, value) in headers {
         block.push(0);
         for text in [name, value] {
@@ -497,4 +504,142 @@ fn resident_kib() -> u64 {
         .find(|line| line.starts_with("VmRSS:"))
         .unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// What names the router's own host in an ambiguous way: two servers would read it differently.
+#[tokio::test]
+async fn requests_with_two_meanings_are_refused_and_nothing_is_forwarded() {
+    let running = Running::start(|config| {
+        config.host_domains = vec!["localhost".to_owned()];
+    })
+    .await;
+    running.know("abc");
+    let (port, seen) = recording().await;
+    let close = "Connection: close\r\n";
+    let named = format!("{close}X-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n");
+    let by_host = format!("{port}-abc.localhost");
+    let mut passed = Vec::new();
+    let both = "Content-Length: 3\r\nTransfer-Encoding: chunked";
+    let both_reversed = "Transfer-Encoding: chunked\r\nContent-Length: 3";
+    for (attack, head) in [
+        (
+            "CL+TE",
+            format!("POST / HTTP/1.1\r\nHost: x\r\n{named}{both}\r\n\r\n0\r\n\r\n"),
+        ),
+        (
+            "TE+CL",
+            format!("POST / HTTP/1.1\r\nHost: x\r\n{named}{both_reversed}\r\n\r\n0\r\n\r\n"),
+        ),
+        (
+            "bare LF after the request line",
+            format!("GET / HTTP/1.1\nHost: x\r\n{named}\r\n"),
+        ),
+        (
+            "bare LF after a header",
+            format!(
+                "GET / HTTP/1.1\r\nHost: x\r\n{close}X-Sandbox-Port: {port}\r\nX-A: b\nX-Sandbox-ID: abc\r\n\r\n"
+            ),
+        ),
+        (
+            "bare LF at the end",
+            format!("GET / HTTP/1.1\r\nHost: x\r\n{named}\n"),
+        ),
+        (
+            "two hosts",
+            format!("GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n{named}\r\n"),
+        ),
+        (
+            "two hosts, one of a sandbox",
+            format!("GET / HTTP/1.1\r\nHost: x\r\nHost: {by_host}\r\n{close}\r\n"),
+        ),
+        (
+            "a target and a host that differ",
+            format!("GET http://{by_host}/ HTTP/1.1\r\nHost: x\r\n{close}\r\n"),
+        ),
+        (
+            "user information in the host",
+            format!("GET / HTTP/1.1\r\nHost: localhost@evil.example\r\n{named}\r\n"),
+        ),
+        (
+            "user information before localhost",
+            format!("GET / HTTP/1.1\r\nHost: evil.example@localhost\r\n{named}\r\n"),
+        ),
+        (
+            "user information in the target",
+            format!(
+                "GET http://localhost@evil.example/ HTTP/1.1\r\nHost: evil.example\r\n{named}\r\n"
+            ),
+        ),
+        (
+            "a host that is none",
+            format!("GET / HTTP/1.1\r\nHost: a b\r\n{named}\r\n"),
+        ),
+        (
+            "a path for a host",
+            format!("GET / HTTP/1.1\r\nHost: localhost/evil\r\n{named}\r\n"),
+        ),
+        (
+            "a port that is none",
+            format!("GET / HTTP/1.1\r\nHost: localhost:evil\r\n{named}\r\n"),
+        ),
+        ("no host", format!("GET / HTTP/1.1\r\n{named}\r\n")),
+    ] {
+        let answer = say(&running, head.as_bytes()).await;
+        if status(&answer) != 400 || !seen.lock().unwrap().is_empty() {
+            passed.push((attack, answer));
+        }
+        seen.lock().unwrap().clear();
+    }
+    assert!(passed.is_empty(), "{passed:#?}");
+    // The second of two requests in one piece is read as strictly as the first.
+    let first = format!(
+        "GET /first HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n"
+    );
+    let second = format!("GET /second HTTP/1.1\r\nHost: x\r\n{named}\n");
+    say(&running, format!("{first}{second}").as_bytes()).await;
+    let second = |request: &String| request.contains("/second");
+    assert!(!seen.lock().unwrap().iter().any(second), "{seen:?}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn http2_requests_with_two_hosts_or_user_information_are_refused() {
+    let running = Running::start(|_| {}).await;
+    running.know("abc");
+    let (port, seen) = recording().await;
+    let port = port.to_string();
+    let mut passed = Vec::new();
+    let named = [("x-sandbox-id", "abc"), ("x-sandbox-port", port.as_str())];
+    for (attack, authority, hosts) in [
+        ("a host beside another authority", "x", &["y"][..]),
+        ("two hosts", "x", &["x", "x"]),
+        (
+            "user information in the authority",
+            "localhost@evil.example",
+            &[],
+        ),
+        (
+            "user information in the host",
+            "x",
+            &["localhost@evil.example"],
+        ),
+        ("an authority that is none", "a b", &[]),
+    ] {
+        let hosts = hosts.iter().map(|host| ("host", *host));
+        let headers: Vec<_> = named.into_iter().chain(hosts).collect();
+        http2_outcome(&running, &http2_request_to(authority, &headers)).await;
+        if !seen.lock().unwrap().is_empty() {
+            passed.push(attack);
+        }
+        seen.lock().unwrap().clear();
+    }
+    assert!(passed.is_empty(), "forwarded: {passed:?}");
+    let same: Vec<_> = named.into_iter().chain([("host", "x")]).collect();
+    http2_outcome(&running, &http2_request_to("x", &same)).await;
+    assert_eq!(
+        seen.lock().unwrap().len(),
+        1,
+        "the same host twice over is one"
+    );
+    running.stop().await;
 }

@@ -1,19 +1,21 @@
-//! Who may use a sandbox. One of three answers, chosen once: anybody, whoever the Kubernetes API vouches for, or whoever
-//! holds a token signed for that sandbox.
+//! Who may use a sandbox. One of four answers, chosen once: anybody, whoever the Kubernetes API vouches for, whoever holds a token
+//! signed for that sandbox, or some users of this machine and whoever else has a token.
 
+mod local_users;
 pub mod scoped_token;
 mod token_review;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use http::HeaderMap;
 
 use crate::answer::Failure;
 use crate::config::AuthorizationMode;
-use crate::headers::{bearer_token, shown_token};
+use crate::headers::{Origin, bearer_token, shown_token};
 use crate::identify::Target;
-use scoped_token::{TokenError, TokenKey};
+use local_users::{Accounts, LocalUsers};
+use scoped_token::{Scope, TokenError, TokenKey};
 pub(crate) use token_review::RBAC;
 use token_review::{ReviewError, TokenReviewer};
 
@@ -40,7 +42,11 @@ pub(crate) enum Authorizer {
     Anybody,
     Reviewed(Box<TokenReviewer>),
     Scoped(Box<TokenKey>),
+    Local(Box<LocalUsers>),
 }
+
+const EXPIRED: Failure = Failure::Unauthenticated("The sandbox token has expired.");
+const NOT_VALID: Failure = Failure::Unauthenticated("The token is not valid.");
 
 impl Authorizer {
     pub fn new(
@@ -57,20 +63,30 @@ impl Authorizer {
                 ))))
             }
             AuthorizationMode::ScopedToken { key_file } => {
-                let bytes = std::fs::read(key_file).map_err(|source| AuthorizerError::ReadKey {
-                    path: key_file.clone(),
-                    source,
-                })?;
-                let key = TokenKey::parse(&bytes).map_err(|source| AuthorizerError::Key {
-                    path: key_file.clone(),
-                    source,
-                })?;
-                Ok(Authorizer::Scoped(Box::new(key)))
+                Ok(Authorizer::Scoped(Box::new(read_key(key_file)?)))
+            }
+            AuthorizationMode::LocalUsers { users, key_file } => {
+                let key = key_file.as_deref().map(read_key).transpose()?;
+                Ok(Authorizer::Local(Box::new(LocalUsers {
+                    users: users.clone(),
+                    key,
+                    accounts: client.map(Accounts::new),
+                })))
             }
         }
     }
 
-    pub async fn check(&self, headers: &HeaderMap, target: &Target) -> Result<(), Failure> {
+    /// Whether it has to know which user of this machine a client is.
+    pub fn asks_for_users(&self) -> bool {
+        matches!(self, Authorizer::Local(_))
+    }
+
+    pub async fn check(
+        &self,
+        headers: &HeaderMap,
+        target: &Target,
+        origin: &Origin,
+    ) -> Result<(), Failure> {
         match self {
             Authorizer::Anybody => Ok(()),
             Authorizer::Reviewed(reviewer) => {
@@ -79,10 +95,7 @@ impl Authorizer {
                 match reviewer.review(token).await {
                     Ok(true) => Ok(()),
                     Ok(false) => Err(Failure::Unauthenticated("The bearer token is not valid.")),
-                    Err(ReviewError(error)) => {
-                        tracing::warn!(%error, "a token cannot be reviewed; this account needs `create` on tokenreviews, and the API server must be reachable");
-                        Err(Failure::AuthorizationUnavailable)
-                    }
+                    Err(error) => Err(unavailable(&error)),
                 }
             }
             Authorizer::Scoped(key) => {
@@ -91,23 +104,39 @@ impl Authorizer {
                 let scope = key
                     .verify(token, SystemTime::now())
                     .map_err(|error| match error {
-                        TokenError::Expired => {
-                            Failure::Unauthenticated("The sandbox token has expired.")
-                        }
+                        TokenError::Expired => EXPIRED,
                         _ => Failure::Unauthenticated("The sandbox token is not valid."),
                     })?;
-                if scope.permits(
-                    target.sandbox.namespace(),
-                    target.sandbox.name(),
-                    target.port,
-                ) {
-                    Ok(())
-                } else {
-                    Err(Failure::Forbidden(
-                        "The sandbox token is for another sandbox or port.",
-                    ))
-                }
+                permit(&scope, target)
             }
+            Authorizer::Local(users) => users.check(headers, target, origin).await,
         }
     }
+}
+
+fn read_key(path: &Path) -> Result<TokenKey, AuthorizerError> {
+    let bytes = std::fs::read(path).map_err(|source| AuthorizerError::ReadKey {
+        path: path.to_owned(),
+        source,
+    })?;
+    TokenKey::parse(&bytes).map_err(|source| AuthorizerError::Key {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn permit(scope: &Scope, target: &Target) -> Result<(), Failure> {
+    let sandbox = &target.sandbox;
+    if scope.permits(sandbox.namespace(), sandbox.name(), target.port) {
+        Ok(())
+    } else {
+        Err(Failure::Forbidden(
+            "The sandbox token is for another sandbox or port.",
+        ))
+    }
+}
+
+fn unavailable(ReviewError(error): &ReviewError) -> Failure {
+    tracing::warn!(%error, "a token cannot be reviewed; this account needs `create` on tokenreviews, and the API server must be reachable");
+    Failure::AuthorizationUnavailable
 }

@@ -24,7 +24,7 @@ pub const RBAC: &[Rule] = &[Rule {
 #[error("the token review failed")]
 pub struct ReviewError(#[source] pub kube::Error);
 
-type Digest = [u8; 32];
+pub(super) type Digest = [u8; 32];
 
 pub struct TokenReviewer {
     api: Api<TokenReview>,
@@ -94,7 +94,7 @@ impl TokenReviewer {
     }
 }
 
-fn digest(token: &str) -> Digest {
+pub(super) fn digest(token: &str) -> Digest {
     let mut digest = Digest::default();
     digest.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, token.as_bytes()).as_ref());
     digest

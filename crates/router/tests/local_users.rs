@@ -1,0 +1,130 @@
+//! A router that knows the users of this machine by their connections.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails where it stands"
+)]
+
+mod support;
+
+use std::time::{Duration, SystemTime};
+
+use router::AuthorizationMode;
+use router::authorize::scoped_token::{Scope, TokenKey};
+use support::{Running, echo, own_address, status};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+const KEY: &[u8] = b"a secret of thirty-two bytes or so";
+
+async fn start(users: Vec<u32>) -> (Running, u16, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let key_file = directory.path().join("key");
+    std::fs::write(&key_file, KEY).unwrap();
+    let running = Running::start(|config| {
+        config.authorization = AuthorizationMode::LocalUsers {
+            users,
+            key_file: Some(key_file),
+        };
+    })
+    .await;
+    running.know("abc");
+    (running, echo().await, directory)
+}
+
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+#[tokio::test]
+async fn a_user_whom_the_router_serves_needs_no_token() {
+    let (running, port, _directory) = start(vec![own_user()]).await;
+    let answer = running.get(port, "/", "").await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    // A connection is known by its first request, and serves those after it.
+    let mut stream = running.connect().await;
+    let line = format!("Host: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n");
+    for _ in 0..2 {
+        let request = format!("GET / HTTP/1.1\r\n{line}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+    }
+    let request = format!("GET / HTTP/1.1\r\nConnection: close\r\n{line}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let answers = support::read_all(&mut stream).await;
+    let answers = String::from_utf8_lossy(&answers);
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 3, "{answers}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn another_user_of_the_machine_needs_a_token_and_is_told_so() {
+    let (running, port, _directory) = start(vec![own_user() + 1]).await;
+    let answer = running.get(port, "/", "").await;
+    assert_eq!(status(&answer), 401, "{answer}");
+    for told in [
+        "WWW-Authenticate: Bearer",
+        "agent-sandbox token",
+        "--router-authz",
+    ] {
+        assert!(
+            answer.to_lowercase().contains(&told.to_lowercase()),
+            "{answer}"
+        );
+    }
+    let key = TokenKey::parse(KEY).unwrap();
+    let hour = Duration::from_secs(3600);
+    for (sandbox, ports, minted, expected) in [
+        ("abc", [port], SystemTime::now(), 200),
+        ("other", [port], SystemTime::now(), 403),
+        ("abc", [port ^ 1], SystemTime::now(), 403),
+        ("abc", [port], SystemTime::now() - 2 * hour, 401),
+    ] {
+        let scope = Scope::new("default", sandbox, &ports, minted, hour);
+        let line = format!("Authorization: Bearer {}\r\n", key.mint(&scope).unwrap());
+        let answer = running.get(port, "/", &line).await;
+        assert_eq!(status(&answer), expected, "{sandbox} {ports:?}: {answer}");
+    }
+    let answer = running
+        .get(port, "/", "Authorization: Bearer guessed\r\n")
+        .await;
+    assert_eq!(status(&answer), 401, "{answer}");
+    // About itself the router tells everybody.
+    let answer = running
+        .raw("GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_proxy_passes_on_is_not_judged_by_the_proxys_user() {
+    let (running, port, _directory) = start(vec![own_user()]).await;
+    for line in [
+        "X-Forwarded-For: 192.0.2.1\r\n",
+        "Forwarded: for=192.0.2.1\r\n",
+        "Via: 1.1 proxy\r\n",
+    ] {
+        let answer = running.get(port, "/", line).await;
+        assert_eq!(status(&answer), 401, "{line}: {answer}");
+    }
+    running.stop().await;
+}
+
+/// A client by the machine's own address has a socket here like one by loopback.
+#[tokio::test]
+async fn a_client_by_another_address_of_this_machine_is_known() {
+    let own = own_address();
+    let (running, port, _directory) = start(vec![own_user()]).await;
+    let listener = tokio::net::TcpListener::bind((own, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (router, stop) = (running.router.clone(), running.shutdown.clone());
+    let serving = tokio::spawn(async move { router.serve(listener, stop).await });
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!(
+        "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let answer = String::from_utf8_lossy(&support::read_all(&mut stream).await).into_owned();
+    assert_eq!(status(&answer), 200, "{answer}");
+    running.stop().await;
+    serving.await.unwrap();
+}
