@@ -35,7 +35,7 @@ pub use load::LoadError;
 pub use manifest::{Configuration, ContainerConfig, ManifestError};
 pub use pull::PullError;
 pub use reference::{InvalidReference, Reference};
-pub use registry::RegistryError;
+pub use registry::{Destinations, RegistryError};
 pub use store::{Image, Removed, StoreError, Summary};
 pub use unpack::UnpackError;
 pub use users::{Accounts, User, UserError};
@@ -53,6 +53,8 @@ pub struct Settings {
     pub directory: PathBuf,
     /// Registries beyond loopback that may be reached without encryption, as `host` or `host:port`.
     pub plain_registries: Vec<String>,
+    /// Which registries may be reached at all.
+    pub destinations: Destinations,
     /// The unpacked size of one image.
     pub image_bytes_max: u64,
     /// The files of one image.
@@ -64,6 +66,7 @@ impl Settings {
         Self {
             directory: directory.into(),
             plain_registries: Vec::new(),
+            destinations: Destinations::Any,
             image_bytes_max: 32 << 30,
             image_entries_max: 2_000_000,
         }
@@ -99,7 +102,10 @@ impl Images {
     pub fn open(settings: Settings) -> Result<Self, OpenError> {
         let puller = Puller {
             store: Store::open(&settings.directory)?,
-            registries: registry::Registries::new(settings.plain_registries)?,
+            registries: registry::Registries::new(
+                settings.plain_registries,
+                settings.destinations,
+            )?,
             budget: Budget {
                 bytes: settings.image_bytes_max,
                 entries: settings.image_entries_max,
@@ -109,6 +115,11 @@ impl Images {
             puller: Arc::new(puller),
             pulls: Mutex::default(),
         })
+    }
+
+    /// Keeps every pull from pods' addresses, unless the operator allows the registry. The first word counts.
+    pub fn keep_from(&self, is_pods: impl Fn(std::net::IpAddr) -> bool + Send + Sync + 'static) {
+        self.puller.registries.keep_from(Box::new(is_pods));
     }
 
     /// The image that is here under this name.

@@ -12,7 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use agent_sandbox_images::{Credential, Image, Images, PullError, Reference, Settings, StoreError};
+use agent_sandbox_images::{
+    Credential, Destinations, Image, Images, PullError, Reference, Settings, StoreError,
+};
 use jiff::SignedDuration;
 use serde_json::json;
 use support::{
@@ -616,4 +618,96 @@ async fn only_registries_that_are_listed_are_reached_without_encryption() {
         let asked = !registry.paths("/v2/").is_empty();
         assert_eq!(asked, pulled, "{listed:?}: nothing is said in plain text");
     }
+}
+
+/// A machine on which images are pulled from the registries that the operator has named, and from elsewhere.
+fn machine_that_allows(allowed: Vec<String>) -> Machine {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        destinations: Destinations::Elsewhere { allowed },
+        ..Settings::new(directory.path())
+    };
+    let images = Arc::new(Images::open(settings).unwrap());
+    Machine { directory, images }
+}
+
+/// A service of this machine that nobody who names images should reach.
+async fn victim() -> FakeServer {
+    let secret = br#"{"errors": [{"message": "SECRET"}], "token": "SECRET"}"#;
+    FakeServer::start(|_| Answer {
+        body: secret.to_vec(),
+        ..Answer::status(418)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_image_that_names_this_machine_is_refused_without_a_word_to_it() {
+    let victim = victim().await;
+    let port = victim.address.port();
+    let machine = machine_that_allows(Vec::new());
+    for host in [
+        "127.0.0.1",
+        "localhost",
+        "0.0.0.0",
+        "127.1.2.3",
+        "[::ffff:127.0.0.1]",
+    ] {
+        let name = format!("{host}:{port}/a/b:v1");
+        let Ok(name) = Reference::parse(&name) else {
+            continue;
+        };
+        let refused = machine.images.pull(&name, Vec::new()).await.unwrap_err();
+        let refused = chain(&refused);
+        assert!(refused.contains("--allow-registry"), "{host}: {refused}");
+        assert!(!refused.contains("SECRET"), "{host}: {refused}");
+    }
+    assert_eq!(victim.paths("/"), Vec::<String>::new());
+    machine.assert_empty();
+}
+
+#[tokio::test]
+async fn a_registry_leads_to_this_machine_neither_by_redirects_nor_by_its_token_server() {
+    let victim = victim().await;
+    let target = victim.address;
+    let redirecting = FakeServer::start(move |_| {
+        Answer::status(307).header("location", &format!("http://{target}/secrets"))
+    })
+    .await;
+    let challenging = FakeServer::start(move |_| {
+        let realm = format!("Bearer realm=\"http://{target}/token\",service=\"x\"");
+        Answer::status(401).header("www-authenticate", &realm)
+    })
+    .await;
+    let allowed = [&redirecting, &challenging].map(|server| server.address.to_string());
+    let machine = machine_that_allows(allowed.to_vec());
+    for server in [&redirecting, &challenging] {
+        let refused = machine.pull(&server.image(":v1")).await.unwrap_err();
+        assert!(refused.contains("--allow-registry"), "{refused}");
+        assert!(!server.paths("/v2/").is_empty(), "the registry was asked");
+    }
+    assert_eq!(victim.paths("/"), Vec::<String>::new());
+
+    // Where the operator allows the place that a registry leads to, its words are still not for whoever named the image.
+    let everything = machine_that_allows(vec!["127.0.0.1".to_owned()]);
+    for server in [&redirecting, &challenging] {
+        let failed = everything.pull(&server.image(":v1")).await.unwrap_err();
+        assert!(
+            failed.contains("418") && !failed.contains("SECRET"),
+            "{failed}"
+        );
+    }
+    assert!(!victim.paths("/").is_empty());
+    let own = everything.pull(&victim.image(":v1")).await.unwrap_err();
+    assert!(
+        own.contains("SECRET"),
+        "a registry's own words are shown: {own}"
+    );
+}
+
+#[tokio::test]
+async fn a_registry_that_the_operator_has_named_is_reached_on_this_machine() {
+    let registry = FakeServer::registry(content_of("v1", &image(b"x"))).await;
+    let machine = machine_that_allows(vec![registry.address.to_string()]);
+    machine.pull(&registry.image(":v1")).await.unwrap();
 }

@@ -8,7 +8,7 @@ use http::{Request, StatusCode};
 use http_body_util::Full;
 use serde::Deserialize;
 
-use super::{MANIFEST_BYTES_MAX, RegistryError, Session, error_text, host_and_scheme, read};
+use super::{MANIFEST_BYTES_MAX, RegistryError, Session, host_and_scheme, read};
 use crate::credentials::Credential;
 
 const CLIENT: &str = "agent-sandbox";
@@ -179,13 +179,13 @@ impl Session<'_> {
         match answer.status() {
             status if status.is_success() => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST => {
-                return Err(self.denied(error_text(answer).await));
+                return Err(self.denied(self.error_text(realm.to_owned(), answer).await));
             }
             status => {
                 return Err(RegistryError::Status {
                     url: realm.to_owned(),
                     status,
-                    detail: error_text(answer).await,
+                    detail: self.error_text(realm.to_owned(), answer).await,
                 });
             }
         }

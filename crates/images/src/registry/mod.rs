@@ -3,9 +3,11 @@
 //! What is done with the bytes, and whether they are the right ones, is decided elsewhere.
 
 mod authorization;
+mod destinations;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::error::Error as _;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,18 +17,21 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 
 use crate::credentials::Credential;
 use crate::digest::Digest;
 use crate::manifest::{DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST};
 use crate::reference::{Reference, is_loopback};
+pub use destinations::{Destinations, IsPods, Refused};
+use destinations::{Guard, GuardedConnector};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const MANIFEST_BYTES_MAX: usize = 4 << 20;
 const ERROR_BYTES_MAX: usize = 16 << 10;
+/// What is shown of a registry's own words.
+const ERROR_TEXT_MAX: usize = 300;
 const REDIRECTS_MAX: usize = 5;
 
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +44,8 @@ pub enum RegistryError {
         #[source]
         source: hyper_util::client::legacy::Error,
     },
+    #[error(transparent)]
+    Refused(#[from] Refused),
     #[error("{0} does not answer")]
     Timeout(String),
     #[error("{what} is not found at {registry}")]
@@ -105,17 +112,17 @@ impl Scheme {
 /// Everything about registries that outlives one image.
 #[derive(Debug)]
 pub struct Registries {
-    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: Client<HttpsConnector<GuardedConnector>, Full<Bytes>>,
+    guard: Arc<Guard>,
     /// Registries beyond loopback that may be reached without encryption.
     plain: Vec<String>,
     schemes: Mutex<HashMap<String, Scheme>>,
 }
 
 impl Registries {
-    pub fn new(plain: Vec<String>) -> Result<Self, RegistryError> {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        connector.enforce_http(false);
+    pub fn new(plain: Vec<String>, destinations: Destinations) -> Result<Self, RegistryError> {
+        let guard = Arc::new(Guard::new(destinations));
+        let connector = GuardedConnector::new(Arc::clone(&guard));
         let https = hyper_rustls::HttpsConnectorBuilder::new()
             .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
             .map_err(RegistryError::Authorities)?
@@ -124,9 +131,15 @@ impl Registries {
             .wrap_connector(connector);
         Ok(Self {
             http: Client::builder(TokioExecutor::new()).build(https),
+            guard,
             plain,
             schemes: Mutex::default(),
         })
+    }
+
+    /// Keeps every pull from where pods have their addresses.
+    pub fn keep_from(&self, is_pods: Box<IsPods>) {
+        self.guard.keep_from(is_pods);
     }
 
     fn may_be_plain(&self, registry: &str) -> bool {
@@ -173,9 +186,12 @@ impl Registries {
     ) -> Result<Response<Incoming>, RegistryError> {
         match tokio::time::timeout(ANSWER_TIMEOUT, self.http.request(request)).await {
             Err(_) => Err(RegistryError::Timeout(url.to_owned())),
-            Ok(answer) => answer.map_err(|source| RegistryError::Connect {
-                url: url.to_owned(),
-                source,
+            Ok(answer) => answer.map_err(|source| match refusal(&source) {
+                Some(refused) => refused.into(),
+                None => RegistryError::Connect {
+                    url: url.to_owned(),
+                    source,
+                },
             }),
         }
     }
@@ -274,7 +290,7 @@ impl Session<'_> {
             return self.check(path, answer).await;
         }
         let challenges = authorization::challenges(answer.1.headers());
-        let detail = error_text(answer.1).await;
+        let detail = self.error_text(answer.0, answer.1).await;
         let Some(granted) = self.authorize(&challenges).await? else {
             return Err(self.denied(detail));
         };
@@ -313,13 +329,31 @@ impl Session<'_> {
                 registry: self.reference.registry().to_owned(),
             }),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                Err(self.denied(error_text(answer).await))
+                Err(self.denied(self.error_text(url, answer).await))
             }
             status => Err(RegistryError::Status {
+                detail: self.error_text(url.clone(), answer).await,
                 url,
                 status,
-                detail: error_text(answer).await,
             }),
+        }
+    }
+
+    /// What the image's registry says of a failure, on one line. Of others, which the registry has led to, only the status is shown:
+    /// their words are not for whoever named the image.
+    async fn error_text(&self, url: String, answer: Response<Incoming>) -> String {
+        let status = answer.status();
+        let is_own =
+            host_and_scheme(&url).is_some_and(|(_, host)| host == self.reference.api_host());
+        if !is_own {
+            return status.to_string();
+        }
+        let Ok(bytes) = read("", answer.into_body(), ERROR_BYTES_MAX).await else {
+            return status.to_string();
+        };
+        match error_message(&bytes) {
+            Some(message) => format!("{message} ({status})"),
+            None => status.to_string(),
         }
     }
 
@@ -410,21 +444,25 @@ async fn read(url: &str, body: Incoming, limit: usize) -> Result<Bytes, Registry
     }
 }
 
-/// What a registry says of a failure, on one line.
-async fn error_text(answer: Response<Incoming>) -> String {
-    let status = answer.status();
-    let Ok(bytes) = read("", answer.into_body(), ERROR_BYTES_MAX).await else {
-        return status.to_string();
-    };
-    let parsed: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
-    let message = parsed
-        .as_ref()
-        .and_then(|value| value["errors"][0]["message"].as_str())
-        .filter(|message| !message.is_empty());
-    message.map_or_else(
-        || status.to_string(),
-        |message| format!("{message} ({status})"),
-    )
+/// The refusal among an error's causes.
+fn refusal(error: &hyper_util::client::legacy::Error) -> Option<Refused> {
+    let mut cause = error.source();
+    while let Some(current) = cause {
+        if let Some(refused) = current.downcast_ref::<Refused>() {
+            return Some(refused.clone());
+        }
+        cause = current.source();
+    }
+    None
+}
+
+/// The message in a registry's answer, bounded, and without what a terminal would obey.
+fn error_message(bytes: &[u8]) -> Option<String> {
+    let parsed: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+    let message = parsed["errors"][0]["message"].as_str()?;
+    let shown = message.chars().filter(|character| !character.is_control());
+    let shown: String = shown.take(ERROR_TEXT_MAX).collect();
+    Some(shown).filter(|shown| !shown.is_empty())
 }
 
 #[cfg(test)]
@@ -467,7 +505,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let host = address.to_string();
         drop(listener);
-        let registries = Registries::new(Vec::new()).unwrap();
+        let registries = Registries::new(Vec::new(), Destinations::Any).unwrap();
         let down = ask(&registries, &host).await.unwrap_err();
         assert!(matches!(down, RegistryError::Connect { .. }), "{down}");
         assert_eq!(known(&registries, &host), None, "nobody answered");
