@@ -13,6 +13,11 @@ pub struct NodeFlags {
     #[arg(long, value_name = "REGISTRY", value_parser = registry_address)]
     plain_http_registry: Vec<String>,
 
+    /// A registry on this machine, its link or its pods' network that images may be pulled from, as HOST or HOST:PORT; may be
+    /// repeated. Those of --plain-http-registry are allowed, too
+    #[arg(long, value_name = "REGISTRY", value_parser = registry_address)]
+    allow_registry: Vec<String>,
+
     /// Run an image as another one, whatever its tag: `NAME=IMAGE`, where NAME is a repository or its last part and IMAGE may be
     /// `host`; may be repeated
     #[arg(long, value_name = "NAME=IMAGE", value_parser = image_alias)]
@@ -32,6 +37,7 @@ impl Default for NodeFlags {
         Self {
             unselected_pods: UnselectedPods::Isolated,
             plain_http_registry: Vec::new(),
+            allow_registry: Vec::new(),
             image_alias: Vec::new(),
             allow_host_path: false,
             pod_cidr: None,
@@ -44,6 +50,7 @@ impl NodeFlags {
     pub fn apply(self, config: &mut node::Config) {
         config.unselected_pods = self.unselected_pods.into();
         config.plain_registries = self.plain_http_registry;
+        config.allowed_registries = self.allow_registry;
         config.image_aliases = self.image_alias.into_iter().collect();
         config.allow_host_path = self.allow_host_path;
         config.pod_network = self.pod_cidr;

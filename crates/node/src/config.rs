@@ -91,6 +91,9 @@ pub struct Config {
     pub image_aliases: BTreeMap<String, String>,
     /// Registries beyond loopback that may be reached without encryption, as `host` or `host:port`.
     pub plain_registries: Vec<String>,
+    /// Registries on this machine, its link or its pods' network that images are pulled from, as `host` or `host:port`. Those of
+    /// `plain_registries` are, too.
+    pub allowed_registries: Vec<String>,
     /// When the disk is fuller than the first, images nobody uses are removed until it is no fuller than the second.
     pub image_high_percent: u8,
     pub image_low_percent: u8,
@@ -119,6 +122,8 @@ pub struct Config {
     pub firewall_program: PathBuf,
     /// What holds for pods that no network policy selects.
     pub unselected_pods: Unselected,
+    /// The users of this machine whose processes reach pods by their addresses; every user when absent.
+    pub local_users: Option<Vec<u32>>,
     /// Other runtimes to look for, for runtime classes that name them.
     pub runtime_drivers: Vec<Driver>,
     /// Where logs, exec, attach and port-forward are served; nowhere when absent.
@@ -136,6 +141,7 @@ impl Config {
             allow_host_path: false,
             image_aliases: BTreeMap::new(),
             plain_registries: Vec::new(),
+            allowed_registries: Vec::new(),
             image_high_percent: 85,
             image_low_percent: 80,
             image_minimum_age: jiff::SignedDuration::from_secs(120),
@@ -152,6 +158,7 @@ impl Config {
             cluster_domain: "cluster.local".to_owned(),
             firewall_program: "nft".into(),
             unselected_pods: Unselected::default(),
+            local_users: None,
             runtime_drivers: Driver::ALL.to_vec(),
             kubelet: None,
         }

@@ -5,11 +5,13 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
 const SERVING: u8 = 1;
+/// An answer has a handful of bytes; a pod that goes on does not fill the node's memory.
+const MOST_BYTES: usize = 4096;
 
 /// Passes when the service answers that it serves.
 pub async fn check(address: SocketAddr, service: &str) -> Result<(), String> {
@@ -35,8 +37,7 @@ pub async fn check(address: SocketAddr, service: &str) -> Result<(), String> {
             .headers()
             .get("grpc-status")
             .is_some_and(|status| status != "0");
-        let body = response
-            .into_body()
+        let body = Limited::new(response.into_body(), MOST_BYTES)
             .collect()
             .await
             .map_err(|error| error.to_string())?;

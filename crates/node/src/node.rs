@@ -97,10 +97,15 @@ impl Node {
         let programs = assets::unpack(&config.data_dir.join("bin")).map_err(io)?;
         let images = Arc::new(images::Images::open(images::Settings {
             plain_registries: config.plain_registries.clone(),
+            destinations: images::Destinations::Elsewhere {
+                allowed: [&config.allowed_registries[..], &config.plain_registries].concat(),
+            },
             ..images::Settings::new(image_directory(&config.data_dir))
         })?);
         let runtime =
             Arc::new(NativeRuntime::open(config.clone(), programs, images.clone()).await?);
+        let pods = runtime.network().layout().ranges();
+        images.keep_from(move |address| pods.iter().any(|block| block.contains(address)));
         let volumes =
             Volumes::open(&config.data_dir, config.allow_host_path, client.clone()).map_err(io)?;
         let recovered = runtime.recover().await?;
@@ -202,7 +207,9 @@ fn enforcer(config: &Config, runtime: &NativeRuntime) -> Enforcer {
     };
     Enforcer::new(
         config.node_name.clone(),
-        layout.surroundings(config.firewall_program.clone()),
+        layout
+            .surroundings(config.firewall_program.clone())
+            .reached_by(config.local_users.clone()),
         config.unselected_pods,
         works,
     )

@@ -3,6 +3,9 @@
 //! A kubelet's first probe waits up to a period. Here the first comes at once and is repeated after milliseconds until
 //! the container first answers, so that a pod is ready as soon as it is; only then, and for counting failures, does the
 //! period rule.
+//!
+//! A probe of the pod's own address is sent by the node. One that names another host is sent from inside the pod's network, and so
+//! reaches what the pod itself reaches: not this machine's loopback, nor what policies keep the pod from (SSRF).
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -189,12 +192,11 @@ async fn ask<R: Runtime>(
     }
     let asked = async {
         if let Some(action) = &probe.http_get {
-            http_get(action, container, address).await
+            http_get(runtime, id, action, container, address).await
         } else if let Some(action) = &probe.tcp_socket {
             let target =
                 Target::of(action.host.as_deref(), &action.port, container, address).await?;
-            let connected = TcpStream::connect(target.address).await;
-            connected.map(drop).map_err(|error| error.to_string())
+            target.connect(runtime, id).await.map(drop)
         } else if let Some(action) = &probe.grpc {
             let port = u16::try_from(action.port).map_err(|_| "no such port".to_owned())?;
             let service = action.service.as_deref().unwrap_or_default();
@@ -285,10 +287,32 @@ struct Target {
     address: SocketAddr,
     /// As an URL would have it.
     host: String,
+    sender: Sender,
+}
+
+/// From whose network a probe is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sender {
+    Node,
+    Pod,
 }
 
 impl Target {
-    /// The pod's own address, unless the probe names another host; a name is looked up as the machine does.
+    fn new(address: SocketAddr, host: String, pod: IpAddr) -> Self {
+        let sender = if address.ip() == pod {
+            Sender::Node
+        } else {
+            Sender::Pod
+        };
+        Self {
+            address,
+            host,
+            sender,
+        }
+    }
+
+    /// The pod's own address, unless the probe names another host; a name is looked up as the machine does, and what its resolver
+    /// says of a failure is not passed on.
     async fn of(
         host: Option<&str>,
         port: &IntOrString,
@@ -298,24 +322,31 @@ impl Target {
         let port = port_number(port, container).ok_or_else(|| "no such port".to_owned())?;
         let Some(name) = host.filter(|host| !host.is_empty()) else {
             let address = SocketAddr::new(pod, port);
-            let host = address.to_string();
-            return Ok(Self { address, host });
+            return Ok(Self::new(address, address.to_string(), pod));
         };
         if let Ok(address) = name.parse() {
             let address = SocketAddr::new(address, port);
-            let host = address.to_string();
-            return Ok(Self { address, host });
+            return Ok(Self::new(address, address.to_string(), pod));
         }
-        let mut found = tokio::net::lookup_host((name, port))
-            .await
-            .map_err(|error| format!("looking up {name}: {error}"))?;
-        let address = found
-            .next()
-            .ok_or_else(|| format!("looking up {name}: it has no address"))?;
-        Ok(Self {
-            address,
-            host: format!("{name}:{port}"),
-        })
+        let found = tokio::net::lookup_host((name, port)).await;
+        let address = found.ok().and_then(|mut found| found.next());
+        let address = address.ok_or_else(|| format!("looking up {name}: it has no address"))?;
+        Ok(Self::new(address, format!("{name}:{port}"), pod))
+    }
+
+    async fn connect<R: Runtime>(
+        &self,
+        runtime: &R,
+        id: &ContainerId,
+    ) -> Result<TcpStream, String> {
+        let connected = match self.sender {
+            Sender::Node => TcpStream::connect(self.address).await,
+            Sender::Pod => runtime
+                .connect_from(&id.pod, self.address)
+                .await
+                .map_err(|error| crate::errors::chain(&error))?,
+        };
+        connected.map_err(|error| error.to_string())
     }
 }
 
@@ -343,15 +374,15 @@ trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
 
 /// An HTTP request; it passes with a status below 400.
-pub async fn http_get(
+pub async fn http_get<R: Runtime>(
+    runtime: &R,
+    id: &ContainerId,
     action: &HTTPGetAction,
     container: &Container,
     address: IpAddr,
 ) -> Result<(), String> {
     let target = Target::of(action.host.as_deref(), &action.port, container, address).await?;
-    let stream = TcpStream::connect(target.address)
-        .await
-        .map_err(|error| error.to_string())?;
+    let stream = target.connect(runtime, id).await?;
     let stream: Box<dyn Stream> = if action.scheme.as_deref() == Some("HTTPS") {
         let secured = unverified_tls::connect(stream, target.address.ip()).await;
         Box::new(secured.map_err(|error| error.to_string())?)

@@ -528,3 +528,79 @@ open('/tmp/done', 'w').close(); time.sleep(1000)
     machine.delete("deep").await;
     machine.finish().await;
 }
+
+/// A server on this machine's loopback that answers every HTTP request, and counts its clients.
+async fn service_of_the_machine() -> (u16, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+    use tokio::io::AsyncWriteExt;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let clients = std::sync::Arc::<std::sync::atomic::AtomicUsize>::default();
+    let counted = clients.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            let _ = stream.write_all(answer).await;
+        }
+    });
+    (port, clients)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_and_hooks_that_name_a_host_do_not_reach_the_machines_loopback() {
+    let machine = Machine::start().await;
+    let (port, clients) = service_of_the_machine().await;
+    let loopback = json!({"host": "127.0.0.1", "port": port});
+    let by_name = json!({"host": "localhost", "port": port});
+    let probe = |kind: &str, action: &Value| json!({kind: action, "periodSeconds": 1, "failureThreshold": 1});
+    let pod = |extra: Value| {
+        let mut container = json!({"name": "c", "image": "host", "command": ["sleep", "1000"]});
+        let fields = extra.as_object().unwrap().clone();
+        container.as_object_mut().unwrap().extend(fields);
+        json!({"terminationGracePeriodSeconds": 0, "containers": [container]})
+    };
+    let attacks = [
+        (
+            "http",
+            pod(json!({"readinessProbe": probe("httpGet", &loopback)})),
+            "Unhealthy",
+        ),
+        (
+            "name",
+            pod(json!({"readinessProbe": probe("httpGet", &by_name)})),
+            "Unhealthy",
+        ),
+        (
+            "tcp",
+            pod(json!({"livenessProbe": probe("tcpSocket", &loopback)})),
+            "Unhealthy",
+        ),
+        (
+            "hook",
+            pod(json!({"lifecycle": {"postStart": {"httpGet": loopback}}})),
+            "FailedPostStartHook",
+        ),
+    ];
+    for (name, spec, _) in &attacks {
+        machine.create(name, spec.clone()).await;
+    }
+    // The pod's own loopback is within its reach, and a probe of it passes.
+    let mut own = pod(
+        json!({"readinessProbe": probe("httpGet", &json!({"host": "127.0.0.1", "port": 8000}))}),
+    );
+    own["containers"][0]["command"] = json!([
+        "python3",
+        "-m",
+        "http.server",
+        "--bind",
+        "127.0.0.1",
+        "8000"
+    ]);
+    machine.create("own", own).await;
+    machine.ready("own").await;
+    for (name, _, event) in &attacks {
+        machine.has_event(name, event, "").await;
+    }
+    assert_eq!(clients.load(std::sync::atomic::Ordering::SeqCst), 0);
+    machine.finish().await;
+}

@@ -377,6 +377,7 @@ mod tests {
             links: "as1".to_owned(),
             ranges: vec![range],
             resolver: Vec::new(),
+            local_users: None,
         };
         Enforcer::new(
             "here".to_owned(),

@@ -7,6 +7,7 @@
 //! forward  ──► judge ──► outgoing ──► chain of the pod that opened the connection      (egress)
 //!                    └─► incoming ──► chain of the pod it was opened to               (ingress)
 //! input        pods reach nothing of the machine itself, but answer it and ask its resolver
+//! output       which users of the machine reach pods
 //! postrouting  what leaves the machine leaves with its address
 //! ```
 //!
@@ -85,6 +86,10 @@ const FRAME: &str = r#"table inet TABLE {
     type filter hook input priority filter - 5; policy accept;
     iifname "LINKS*" jump machine
   }
+  chain output {
+    type filter hook output priority filter - 5; policy accept;
+    OTHER_USERS
+  }
   chain postrouting {
     type nat hook postrouting priority srcnat; policy accept;
     LEAVING
@@ -112,6 +117,8 @@ pub struct Surroundings {
     pub ranges: Vec<AddressBlock>,
     /// Where the node's resolver answers.
     pub resolver: Vec<IpAddr>,
+    /// Which users of this machine reach pods by their addresses; every one when absent.
+    pub local_users: Option<Vec<u32>>,
 }
 
 impl Surroundings {
@@ -127,6 +134,16 @@ impl Surroundings {
             links: names.link_prefix(),
             ranges,
             resolver,
+            local_users: None,
+        }
+    }
+
+    /// Lets these users of the machine alone reach pods.
+    #[must_use]
+    pub fn reached_by(self, local_users: Option<Vec<u32>>) -> Self {
+        Self {
+            local_users,
+            ..self
         }
     }
 
@@ -159,7 +176,16 @@ impl Surroundings {
             let word = Family::of_block(range).word;
             format!("{word} saddr {range} oifname != \"LINKS*\" masquerade")
         });
+        // Answers to pods pass, and so does what the kernel itself sends: it has no socket, and a rule on a socket's user does not match.
+        let other_users = Self::lines(self.local_users.as_slice(), |users| {
+            let users: Vec<String> = users.iter().map(ToString::to_string).collect();
+            let users = users.join(", ");
+            format!(
+                "oifname \"LINKS*\" ct direction original meta skuid != {{ {users} }} reject with icmpx admin-prohibited"
+            )
+        });
         FRAME
+            .replace("    OTHER_USERS\n", &other_users)
             .replace("    UNKNOWN_OPENERS\n", &unknown("saddr"))
             .replace("    UNKNOWN_TARGETS\n", &unknown("daddr"))
             .replace("    QUESTIONS\n", &asked)
@@ -444,6 +470,7 @@ mod tests {
                 "fd00:1::/64".parse().unwrap(),
             ],
             resolver: vec!["10.200.0.1".parse().unwrap()],
+            local_users: None,
         }
     }
 
@@ -504,6 +531,22 @@ delete chain inet t c
 delete set inet t s4
 delete set inet t s6
 "
+        );
+    }
+
+    #[test]
+    fn other_users_of_the_machine_are_kept_from_pods_where_some_are_named() {
+        let output = |users: Option<Vec<u32>>| {
+            let whole = surroundings().reached_by(users).whole(&Rules::default());
+            let skuid = whole.lines().find(|line| line.contains("skuid"));
+            skuid.map(|line| line.trim().to_owned())
+        };
+        assert_eq!(output(None), None);
+        assert_eq!(
+            output(Some(vec![0, 1000])).as_deref(),
+            Some(
+                "oifname \"as1*\" ct direction original meta skuid != { 0, 1000 } reject with icmpx admin-prohibited"
+            )
         );
     }
 

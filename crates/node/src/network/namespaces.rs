@@ -1,10 +1,11 @@
 //! Work that has to be done inside a pod's network namespace, from outside of the pod.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::thread::LinkNameSpaceType;
 
 use super::links::NetworkError;
@@ -50,4 +51,29 @@ pub async fn connect_inside(
         std::net::TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), timeout)
     })
     .await
+}
+
+/// Opens a TCP connection from inside a pod's network namespace to anywhere. A socket stays in the namespace that it was made in,
+/// so only making it takes a thread there.
+pub async fn connect_from(
+    pin: &Path,
+    target: SocketAddr,
+) -> Result<std::io::Result<tokio::net::TcpStream>, NetworkError> {
+    let namespace = open_namespace(pin)?;
+    let made = in_namespace(namespace, move || {
+        let family = match target {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+    })
+    .await?;
+    let socket = match made {
+        Ok(socket) => std::net::TcpStream::from(socket),
+        Err(error) => return Ok(Err(error.into())),
+    };
+    Ok(tokio::net::TcpSocket::from_std_stream(socket)
+        .connect(target)
+        .await)
 }

@@ -499,7 +499,7 @@ async fn run_hook<R: Runtime>(
     }
     let other = async {
         if let Some(action) = &hook.http_get {
-            return probes::http_get(action, container, address).await;
+            return probes::http_get(runtime, id, action, container, address).await;
         }
         if let Some(action) = &hook.sleep {
             tokio::time::sleep(Duration::from_secs(action.seconds.unsigned_abs())).await;

@@ -16,12 +16,13 @@ pub mod shares;
 pub mod slots;
 
 use std::future::Future;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use shim_protocol::Mount;
+use tokio::net::TcpStream;
 
 use self::control_groups::Limits;
 use crate::throttling::Periods;
@@ -314,6 +315,12 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
         id: &ContainerId,
         request: shim_protocol::ExecRequest,
     ) -> impl Future<Output = Result<agent::Session, RuntimeError>> + Send;
+    /// Opens a TCP connection from inside the pod's network.
+    fn connect_from(
+        &self,
+        pod: &str,
+        target: SocketAddr,
+    ) -> impl Future<Output = Result<std::io::Result<TcpStream>, RuntimeError>> + Send;
     /// How a running container's work compares with its limit on processor time; nothing once it has ended, and where that is
     /// not counted.
     fn processor_periods(&self, id: &ContainerId) -> Option<Periods>;

@@ -21,6 +21,7 @@ mod starting;
 use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -138,7 +139,9 @@ impl NativeRuntime {
         let used = recovery::used_slots(&pods)?;
         slots::check_range(&run.join("slots"), &used, range)?;
         let layout = Layout::new(names.clone(), range);
-        let surroundings = layout.surroundings(config.firewall_program.clone());
+        let surroundings = layout
+            .surroundings(config.firewall_program.clone())
+            .reached_by(config.local_users.clone());
         let firewall = blocking(move || Ok(firewall::open(&surroundings)))
             .await?
             .err()
@@ -263,9 +266,14 @@ impl NativeRuntime {
         pod: &str,
         port: u16,
     ) -> Result<io::Result<std::net::TcpStream>, RuntimeError> {
+        Ok(namespaces::connect_inside(&self.network_of(pod)?, port).await?)
+    }
+
+    /// Where the pod's network namespace is pinned.
+    fn network_of(&self, pod: &str) -> Result<PathBuf, RuntimeError> {
         let slot = self.sandbox_record(pod).and_then(|record| record.slot);
         let slot = slot.ok_or_else(|| RuntimeError::NoSandbox(pod.to_owned()))?;
-        Ok(namespaces::connect_inside(&self.slots.pins(slot).network, port).await?)
+        Ok(self.slots.pins(slot).network)
     }
 
     pub async fn attach(&self, id: &ContainerId, stdin: bool) -> Result<Session, RuntimeError> {
@@ -471,6 +479,14 @@ impl Runtime for NativeRuntime {
 
     async fn exec(&self, id: &ContainerId, request: ExecRequest) -> Result<Session, RuntimeError> {
         Ok(agent::exec(&self.container_directory(id), &request).await?)
+    }
+
+    async fn connect_from(
+        &self,
+        pod: &str,
+        target: SocketAddr,
+    ) -> Result<io::Result<tokio::net::TcpStream>, RuntimeError> {
+        Ok(namespaces::connect_from(&self.network_of(pod)?, target).await?)
     }
 
     fn processor_periods(&self, id: &ContainerId) -> Option<Periods> {

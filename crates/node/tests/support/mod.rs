@@ -113,6 +113,8 @@ impl Machine {
         "test-node".clone_into(&mut config.node_name);
         // Trying other runtimes out takes time, which only the tests of those have reason to spend.
         config.runtime_drivers.clear();
+        // The registries of tests are on loopback.
+        config.allowed_registries = vec!["127.0.0.1".to_owned()];
         // How full the disk is concerns only the tests that fill one.
         config.storage_check = Duration::from_secs(3600);
         adjust(&mut config);
