@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -17,6 +17,8 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 
 /// Names flags and the descriptors of the sockets that were opened for them.
 const LISTENERS: &str = "AGENT_SANDBOX_LISTENERS";
+/// The descriptor of the socket that knows the owners of connections to those, and the user who started this process.
+const OUTSIDE: &str = "AGENT_SANDBOX_OUTSIDE";
 
 /// Starts this process again with the powers a node needs, unless it has them. The sockets of `listeners` are opened
 /// first. `programs` is where the node's programs are kept.
@@ -44,12 +46,20 @@ fn become_root_of_own(
         names.push(format!("{flag}={}", socket.as_fd().as_raw_fd()));
         opened.push(socket);
     }
+    let socket_owners = router::socket_owners::open()?;
+    let mut outside = None;
+    if !opened.is_empty() {
+        rustix::io::fcntl_setfd(&socket_owners, FdFlags::empty())?;
+        let user = rustix::process::geteuid().as_raw();
+        outside = Some(format!("{},{user}", socket_owners.as_raw_fd()));
+    }
     let program = std::env::current_exe().context("cannot find this program")?;
     let error = Command::new(programs.shim)
         .arg("rootless")
         .arg(program)
         .args(std::env::args_os().skip(1))
         .env(LISTENERS, names.join(","))
+        .envs(outside.map(|outside| (OUTSIDE, outside)))
         .exec();
     bail!("cannot start again without root: {error}");
 }
@@ -67,10 +77,36 @@ pub fn listener(flag: &str) -> anyhow::Result<Option<std::net::TcpListener>> {
     let Some(number) = number else {
         return Ok(None);
     };
-    // The kernel's way to another process's descriptors leads to one's own, too.
-    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-    let socket = rustix::process::pidfd_getfd(&own, number, PidfdGetfdFlags::empty())
-        .with_context(|| format!("the socket of {flag} is gone"))?;
-    rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+    let socket = inherited(number).with_context(|| format!("the socket of {flag} is gone"))?;
     Ok(Some(socket.into()))
+}
+
+/// What is known of the network in which this process's listeners were opened, before it had one of its own.
+pub struct Outside {
+    /// Opened there by [`router::socket_owners::open`].
+    pub socket_owners: OwnedFd,
+    /// The user who started this process, as the rest of the machine knows it.
+    pub user: u32,
+}
+
+/// Absent where listeners are opened in the network that this process has.
+pub fn outside() -> anyhow::Result<Option<Outside>> {
+    let Ok(outside) = std::env::var(OUTSIDE) else {
+        return Ok(None);
+    };
+    let (number, user) = outside
+        .split_once(',')
+        .with_context(|| format!("{OUTSIDE} is not of this program"))?;
+    Ok(Some(Outside {
+        socket_owners: inherited(number.parse()?).context("the socket for owners is gone")?,
+        user: user.parse()?,
+    }))
+}
+
+/// A descriptor by its number. The kernel's way to another process's descriptors leads to one's own, too.
+fn inherited(number: RawFd) -> anyhow::Result<OwnedFd> {
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
+    let descriptor = rustix::process::pidfd_getfd(&own, number, PidfdGetfdFlags::empty())?;
+    rustix::io::fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
+    Ok(descriptor)
 }

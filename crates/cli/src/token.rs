@@ -1,4 +1,5 @@
-//! `agent-sandbox token`: keys of one sandbox for a router that asks for them (`--authz-mode=scoped-token`).
+//! `agent-sandbox token`: keys of one sandbox, for the router of `up` and for any other that asks for them
+//! (`--authz-mode=scoped-token`).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,15 +10,18 @@ use clap::Args;
 use router::authorize::scoped_token::{Scope, TokenKey};
 
 use crate::output::{parse_duration, print_text};
+use crate::{data_directory, up};
 
 /// Mint a token that opens one sandbox on some ports until a time
 ///
-/// The router accepts it as `Authorization: Bearer …` when it runs with --authz-mode=scoped-token and the same key, or its public half.
+/// The router of `up` accepts it as `Authorization: Bearer …`; another does when it runs with --authz-mode=scoped-token and the same key,
+/// or its public half.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The key: a file with a secret of at least 32 bytes, or an Ed25519 private key as PEM
+    /// The key: a file with a secret of at least 32 bytes, or an Ed25519 private key as PEM [default: that of `up`, in its data
+    /// directory]
     #[arg(long, value_name = "FILE", env = "AGENT_SANDBOX_TOKEN_KEY_FILE")]
-    key_file: PathBuf,
+    key_file: Option<PathBuf>,
 
     /// Namespace of the sandbox
     #[arg(short, long, default_value = "default")]
@@ -36,8 +40,12 @@ pub struct Arguments {
 }
 
 pub fn print(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let described = || format!("cannot use the key in {}", arguments.key_file.display());
-    let key = std::fs::read(&arguments.key_file).with_context(described)?;
+    let key_file = match &arguments.key_file {
+        Some(path) => path.clone(),
+        None => up::token_key(&data_directory::default_path()?),
+    };
+    let described = || format!("cannot use the key in {}", key_file.display());
+    let key = std::fs::read(&key_file).with_context(described)?;
     let key = TokenKey::parse(&key).with_context(described)?;
     for name in [&arguments.sandbox, &arguments.namespace] {
         name.parse::<api::names::ObjectName>()

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::router_access::RouterAccess;
 use super::{API_LISTEN, METRICS_LISTEN, Options, Quickstart, ROUTER_LISTEN, Up};
 use crate::data_directory::{self, Running};
 use crate::node_flags::NodeFlags;
@@ -27,6 +28,9 @@ pub struct Arguments {
     /// Where the router listens
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     router_listen: SocketAddr,
+
+    #[command(flatten)]
+    router_access: RouterAccess,
 
     /// Route <port>-<sandbox>.<domain> to sandboxes, for browsers, and let the router itself be called <domain>; `localhost` needs no DNS. Whoever can send requests from a browser on
     /// this machine, pages of strangers included, can then send them to sandboxes
@@ -86,6 +90,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         data_directory,
         api_listen: arguments.api_listen,
         router_listen: arguments.router_listen,
+        router_access: arguments.router_access,
         host_domains: arguments.host_domain,
         metrics_listen: arguments.metrics_bind_address,
         audit: arguments

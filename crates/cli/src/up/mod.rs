@@ -8,6 +8,7 @@ mod first_observed;
 mod installation;
 mod metrics;
 mod quickstart;
+mod router_access;
 mod router_service;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -22,6 +23,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
+use router::socket_owners::SocketOwners;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -33,10 +35,12 @@ use quickstart::Enforcement;
 pub use command::{Arguments, execute};
 pub use installation::install as install_kinds;
 pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
+pub use router_access::token_key;
 
 use crate::data_directory::{self, Running};
 use crate::node_flags::NodeFlags;
 use crate::{rootless, sandboxes};
+use router_access::RouterAccess;
 use router_service::RouterService;
 
 /// The flags that say where to listen.
@@ -56,6 +60,7 @@ pub struct Options {
     pub data_directory: PathBuf,
     pub api_listen: SocketAddr,
     pub router_listen: SocketAddr,
+    pub router_access: RouterAccess,
     /// Below which the router finds sandboxes by the names of hosts.
     pub host_domains: Vec<String>,
     pub metrics_listen: SocketAddr,
@@ -74,6 +79,7 @@ impl Options {
             data_directory: data_directory.into(),
             api_listen: any_port,
             router_listen: any_port,
+            router_access: RouterAccess::default(),
             host_domains: Vec::new(),
             metrics_listen: any_port,
             audit: None,
@@ -144,8 +150,12 @@ impl Up {
         installation::install(&up.client).await?;
         let controllers = up.start_controllers().await?;
         let router = router_listener.local_addr()?;
-        up.start_node(router, options.node).await?;
-        let proxy = up.start_router(router_listener, options.host_domains)?;
+        let local_users = router_access::local_users()?;
+        let authorization = options
+            .router_access
+            .mode(&up.data_directory, &local_users)?;
+        up.start_node(router, options.node, local_users).await?;
+        let proxy = up.start_router(router_listener, options.host_domains, authorization)?;
         up.serve_router_to_the_bridge(&proxy).await?;
         up.announce_router(router).await?;
         up.serve_metrics(metrics_listener, metrics::routes(controllers, proxy));
@@ -281,7 +291,12 @@ impl Up {
         }
     }
 
-    async fn start_node(&mut self, router: SocketAddr, flags: NodeFlags) -> anyhow::Result<()> {
+    async fn start_node(
+        &mut self,
+        router: SocketAddr,
+        flags: NodeFlags,
+        local_users: Vec<u32>,
+    ) -> anyhow::Result<()> {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let certificate = self
             .server
@@ -295,6 +310,7 @@ impl Up {
                 key_pem: certificate.key_pem,
                 host_services: vec![reachable(router)],
             }),
+            local_users: Some(local_users),
             ..node::Config::new(self.data_directory.join("node"))
         };
         flags.apply(&mut config);
@@ -341,6 +357,7 @@ impl Up {
         &mut self,
         listener: TcpListener,
         host_domains: Vec<String>,
+        authorization: router::AuthorizationMode,
     ) -> anyhow::Result<router::Router> {
         // Whoever serves the network cannot know by which names it is called.
         let own_names = if listener.local_addr()?.ip().is_loopback() {
@@ -351,11 +368,16 @@ impl Up {
         let config = router::Config {
             host_domains,
             own_names,
+            authorization,
             ..router::Config::default()
         };
         let router = router::Router::new(config, Some(self.client()))?;
         let shutdown = self.shutdown.clone();
-        let serving = router.clone();
+        // A listener that was opened outside of this process's own network has its clients there.
+        let serving = match rootless::outside()? {
+            Some(outside) => router.with_socket_owners(SocketOwners::over(outside.socket_owners)?),
+            None => router.clone(),
+        };
         self.parts.spawn(async move {
             serving.serve_on_threads(listener, shutdown).await;
             Ok(())

@@ -1,4 +1,4 @@
-//! The objects that make a fresh system useful at once: a Python template and a small warm pool of it.
+//! The objects that make a fresh system useful at once: a Python template with a small warm pool, and a hardened template to build on.
 
 use api::template::NetworkPolicyManagement;
 use api::{SandboxTemplate, SandboxWarmPool};
@@ -12,6 +12,11 @@ use serde_json::json;
 pub const NAMESPACE: &str = "default";
 pub const TEMPLATE: &str = "python-runtime-template";
 pub const WARM_POOL: &str = "python-warmpool";
+/// The template to build on: it fits the restricted Pod Security profile.
+pub const SECURE_TEMPLATE: &str = "secure-runtime-template";
+
+/// The user `sandbox` of the image `host`.
+const SANDBOX_USER: u32 = 1000;
 
 const WARM_SANDBOXES: u32 = 2;
 
@@ -52,6 +57,7 @@ pub async fn install(
         create_if_missing(client, &template(network_policy(quickstart, enforcement))).await?;
     }
     if quickstart == Quickstart::TemplateAndPool {
+        create_if_missing(client, &secure_template()).await?;
         create_if_missing(client, &warm_pool()).await?;
     }
     Ok(())
@@ -87,6 +93,50 @@ fn template(network_policy: NetworkPolicyManagement) -> SandboxTemplate {
         },
     });
     serde_json::from_value(template).expect("the quickstart's template is a SandboxTemplate")
+}
+
+/// Without root, capabilities or a root file system that can be written to. What programs write goes to volumes with a bound.
+fn secure_template() -> SandboxTemplate {
+    let template = json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+        "kind": "SandboxTemplate",
+        "metadata": {"name": SECURE_TEMPLATE, "namespace": NAMESPACE},
+        "spec": {
+            "podTemplate": {
+                "spec": {
+                    "automountServiceAccountToken": false,
+                    "securityContext": {
+                        "runAsNonRoot": true,
+                        "runAsUser": SANDBOX_USER,
+                        "runAsGroup": SANDBOX_USER,
+                        "fsGroup": SANDBOX_USER,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    "containers": [{
+                        "name": "runtime",
+                        "image": "host",
+                        "ports": [{"containerPort": 8888, "protocol": "TCP"}],
+                        "readinessProbe": {"httpGet": {"path": "/", "port": 8888}, "periodSeconds": 1},
+                        "resources": {"limits": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}},
+                        "securityContext": {
+                            "allowPrivilegeEscalation": false,
+                            "capabilities": {"drop": ["ALL"]},
+                            "readOnlyRootFilesystem": true,
+                        },
+                        "volumeMounts": [
+                            {"name": "work", "mountPath": "/app"},
+                            {"name": "temporary", "mountPath": "/tmp"},
+                        ],
+                    }],
+                    "volumes": [
+                        {"name": "work", "emptyDir": {"sizeLimit": "1Gi"}},
+                        {"name": "temporary", "emptyDir": {"sizeLimit": "1Gi"}},
+                    ],
+                },
+            },
+        },
+    });
+    serde_json::from_value(template).expect("the secure template is a SandboxTemplate")
 }
 
 fn warm_pool() -> SandboxWarmPool {

@@ -5,6 +5,7 @@
 mod crash;
 mod interrupts;
 mod load;
+mod local_users;
 mod machine;
 mod node_flags;
 mod outcomes;
@@ -44,6 +45,18 @@ fn a_command_runs_in_a_claimed_sandbox_and_its_exit_code_is_ours() {
 
     let claims = stdout_of(up.command().args(["list", "-o", "name"]));
     assert_eq!(claims, "", "every claim was released");
+}
+
+#[test]
+fn a_sandbox_of_the_secure_template_runs_commands_without_root_on_a_read_only_root() {
+    let up = Up::start(&[]);
+    let script = "id -u; id -g; grep -E '^(CapBnd|NoNewPrivs|Seccomp):' /proc/self/status; \
+                  touch /usr/x /etc/x /x 2>/dev/null && echo wrote; \
+                  echo kept > /app/note && cat /app/note && touch /tmp/note && python3 -c 'print(6*7)'";
+    let arguments = ["run", "--template", "secure-runtime-template", "--"];
+    let answer = stdout_of(up.command().args(arguments).args(["sh", "-c", script]));
+    let expected = "1000\n1000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\nkept\n42\n";
+    assert_eq!(answer, expected);
 }
 
 #[test]

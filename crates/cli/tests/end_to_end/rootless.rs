@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::local_users::send_as;
 use crate::support::{require_root, run, stdout_of};
 
 /// A user nobody knows.
@@ -142,6 +143,18 @@ fn an_unprivileged_up_serves_its_machine_and_says_on_the_node_what_it_lacks() {
             .args(["run", "--", "echo", "through", "the", "API"]),
     );
     assert_eq!(answer, "through the API\n");
+    // The router's port is in the machine's network, which is not that of the process. Its clients are known there.
+    let router = running.ready["router"].as_str().expect("a URL");
+    let router = router.trim_start_matches("http://");
+    let asked =
+        "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Sandbox-ID: none\r\n\r\n";
+    for (user, status) in [(USER, "404"), (0, "404"), (USER + 1, "401")] {
+        let answer = send_as(user, router, asked);
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{user}: {answer}"
+        );
+    }
     let kubeconfig = running.ready["kubeconfig"]
         .as_str()
         .expect("a path")

@@ -158,7 +158,7 @@ fn what_is_not_there_is_answered_with_what_is() {
     );
     let error = up.complains(&["claim", "--template", "nope"]);
     assert!(
-        error.ends_with("templates here: python-runtime-template\n"),
+        error.ends_with("templates here: python-runtime-template, secure-runtime-template\n"),
         "{error}"
     );
     let error = up.complains(&["claim", "mine"]);

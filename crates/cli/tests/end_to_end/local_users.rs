@@ -1,0 +1,129 @@
+//! Other users of the machine beside the one who started `up`. The tests are root's, to become such a user.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use api::SandboxClaim;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
+
+use crate::streams::{client, within};
+use crate::support::{Up, stdout_of};
+
+/// A user nobody knows.
+const STRANGER: u32 = 54_322;
+const ROOT: u32 = 0;
+
+/// Sends bytes to an address as a user of this machine, and says what came back. Empty when nobody may connect.
+pub fn send_as(user: u32, address: &str, bytes: &str) -> String {
+    let script = "exec 3<>/dev/tcp/$HOST/$PORT && printf %s \"$BYTES\" >&3 && cat <&3";
+    let output = shell_as(user, address, bytes, script).output();
+    let output = output.expect("bash starts");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn shell_as(user: u32, address: &str, bytes: &str, script: &str) -> Command {
+    let (host, port) = address.rsplit_once(':').expect("an address");
+    let mut command = Command::new("timeout");
+    command
+        .args(["20", "bash", "-c", script])
+        .env("HOST", host)
+        .env("PORT", port)
+        .env("BYTES", bytes)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .uid(user)
+        .gid(user);
+    command
+}
+
+/// A command for the sandbox, with more header lines.
+fn execute(sandbox: &str, command: &str, more: &str) -> String {
+    let body = format!(r#"{{"command": "{command}"}}"#);
+    format!(
+        "POST /execute HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Sandbox-ID: {sandbox}\r\n\
+         Content-Type: application/json\r\n{more}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The sandbox of a claim, and its pod's address.
+async fn sandbox_of(client: &Client, claim: &str) -> (String, String) {
+    let claims: Api<SandboxClaim> = Api::default_namespaced(client.clone());
+    let claim = within(claims.get(claim)).await.expect("the claim");
+    let claim = serde_json::to_value(claim).expect("a claim is JSON");
+    let sandbox = claim["status"]["sandbox"]["name"]
+        .as_str()
+        .expect("a sandbox");
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let pod = within(pods.get(sandbox)).await.expect("its pod");
+    let address = pod
+        .status
+        .and_then(|status| status.pod_ip)
+        .expect("an address");
+    (sandbox.to_owned(), address)
+}
+
+#[tokio::test]
+async fn another_user_of_the_machine_runs_nothing_in_a_sandbox_without_a_token() {
+    let up = Up::start(&[]);
+    stdout_of(up.command().args(["claim", "mine"]));
+    let (sandbox, pod) = sandbox_of(&client(&up).await, "mine").await;
+    let router = up.ready()["router"].as_str().unwrap();
+    let router = router.trim_start_matches("http://");
+
+    let asked = execute(&sandbox, "echo in", "");
+    let refused = send_as(STRANGER, router, &asked);
+    assert!(refused.starts_with("HTTP/1.1 401 "), "{refused}");
+    assert!(refused.contains("agent-sandbox token"), "{refused}");
+    let answer = send_as(ROOT, router, &asked);
+    assert!(answer.contains(r#""stdout":"in\n""#), "{answer}");
+
+    // By the pod's own address neither, whatever listens there.
+    let direct = format!("{pod}:8888");
+    assert_eq!(send_as(STRANGER, &direct, &asked), "");
+    let answer = send_as(ROOT, &direct, &asked);
+    assert!(answer.contains(r#""stdout":"in\n""#), "{answer}");
+
+    // A socket that was closed meanwhile has no owner, which must not count as root.
+    let mark = execute(&sandbox, "touch /tmp/broken-in", "");
+    let script = "exec 3<>/dev/tcp/$HOST/$PORT && printf %s \"$BYTES\" >&3";
+    for _ in 0..20 {
+        shell_as(STRANGER, router, &mark, script)
+            .status()
+            .expect("bash starts");
+    }
+    let answer = send_as(ROOT, router, &execute(&sandbox, "ls /tmp", ""));
+    assert!(!answer.contains("broken-in"), "{answer}");
+
+    // What a proxy passes on speaks for somebody else.
+    let passed_on = execute(&sandbox, "echo in", "X-Forwarded-For: 192.0.2.1\r\n");
+    let answer = send_as(ROOT, router, &passed_on);
+    assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+
+    let with = |token: &str| {
+        let line = format!("Authorization: Bearer {}\r\n", token.trim());
+        execute(&sandbox, "echo in", &line)
+    };
+    let scoped = stdout_of(up.command().args(["token", &sandbox]));
+    let elsewhere = stdout_of(up.command().args(["token", "another"]));
+    let kubeconfig = std::fs::read_to_string(up.home().join("kubeconfig")).unwrap();
+    let administrator = kubeconfig.split_once("token").expect("a token").1;
+    let administrator = administrator.trim_start_matches(['"', ':', ' ']);
+    let administrator = administrator.split(['"', '\n']).next().unwrap_or_default();
+    for (token, status) in [
+        (scoped.as_str(), "200"),
+        (administrator, "200"),
+        (&elsewhere, "403"),
+        ("no-token-of-ours", "401"),
+    ] {
+        let answer = send_as(STRANGER, router, &with(token));
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{token}: {answer}"
+        );
+    }
+    let echo = ["exec", "mine", "--", "echo", "by the API"];
+    assert_eq!(stdout_of(up.command().args(echo)), "by the API\n");
+}
