@@ -1,6 +1,6 @@
 //! Kubernetes API semantics as pure functions over JSON: no I/O, no clock, no async.
 //!
-//! An API server composes these: decode strictly ([`strict`]), find the object, apply a patch ([`patch`], [`apply`]), prune,
+//! An API server composes these: decode strictly ([`strict`], [`yaml`]), find the object, apply a patch ([`patch`], [`apply`]), prune,
 //! default and validate ([`schema`]), record who owns what ([`apply`]), and answer failures as a [`status::Status`].
 
 #![expect(
@@ -14,6 +14,7 @@ pub mod duration;
 pub mod field;
 pub mod go;
 pub mod jsonpath;
+pub mod memory_budget;
 pub mod names;
 pub mod nesting;
 pub mod patch;
@@ -25,3 +26,4 @@ pub mod strict;
 pub mod table;
 pub mod time;
 pub mod types;
+pub mod yaml;

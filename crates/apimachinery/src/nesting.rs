@@ -8,9 +8,15 @@ pub const MOST_LEVELS: usize = 120;
 
 /// The levels of maps and lists in a value.
 pub fn levels(value: &Value) -> usize {
-    let mut deepest = 0;
+    measure(value).0
+}
+
+/// The levels of maps and lists in a value, and the number of values.
+pub fn measure(value: &Value) -> (usize, usize) {
+    let (mut deepest, mut values) = (0, 0);
     let mut rest = vec![(value, 0)];
     while let Some((value, above)) = rest.pop() {
+        values += 1;
         let level = above + 1;
         match value {
             Value::Array(items) => rest.extend(items.iter().map(|item| (item, level))),
@@ -19,7 +25,7 @@ pub fn levels(value: &Value) -> usize {
         }
         deepest = deepest.max(level);
     }
-    deepest
+    (deepest, values)
 }
 
 #[cfg(test)]

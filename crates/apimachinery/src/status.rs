@@ -3,6 +3,7 @@
 //! Messages are kube-apiserver's, to the letter: clients match on them. HTTP itself is not known here beyond the
 //! status code that every `Status` carries.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -215,13 +216,18 @@ impl Status {
 
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let subject = format!("{} \"{name}\" is invalid", qualified(group, kind));
-        let message = match aggregate(errors) {
+        // A small body can hold a million mistakes, and the answer would be many times its size.
+        let reported = &errors[..errors.len().min(MOST_REPORTED_ERRORS)];
+        let mut message = match aggregate(reported) {
             Some(all) => format!("{subject}: {all}"),
             None => subject,
         };
+        if reported.len() < errors.len() {
+            message.push_str(&format!(" and {} more", errors.len() - reported.len()));
+        }
         Self::failure(422, "Invalid", message)
             .about(group, kind, name)
-            .with_causes(errors.iter().map(Cause::from).collect())
+            .with_causes(reported.iter().map(Cause::from).collect())
     }
 
     pub fn bad_request(message: impl Into<String>) -> Self {
@@ -342,15 +348,16 @@ impl Status {
     }
 }
 
+/// Errors of one object that an answer lists.
+const MOST_REPORTED_ERRORS: usize = 1000;
+
 /// Several errors as one message: alone, or in brackets with duplicates dropped.
 pub fn aggregate(errors: &[FieldError]) -> Option<String> {
-    let mut messages: Vec<String> = Vec::with_capacity(errors.len());
-    for error in errors {
-        let message = error.to_string();
-        if !messages.contains(&message) {
-            messages.push(message);
-        }
-    }
+    let mut seen = HashSet::new();
+    let messages = errors.iter().map(ToString::to_string);
+    let mut messages: Vec<String> = messages
+        .filter(|message| seen.insert(message.clone()))
+        .collect();
     match messages.len() {
         0 => None,
         1 => messages.pop(),
@@ -370,6 +377,17 @@ impl std::error::Error for Status {}
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn an_object_with_a_million_mistakes_gets_a_short_answer() {
+        let errors: Vec<FieldError> = (0..300_000)
+            .map(|index| FieldError::required(format!("spec.list[{index}].name"), ""))
+            .collect();
+        let status = Status::invalid("", "Pod", "p", &errors);
+        assert!(status.message.ends_with("] and 299000 more"));
+        assert_eq!(status.details.unwrap().causes.len(), 1000);
+        assert!(aggregate(&errors).is_some());
+    }
 
     #[test]
     fn not_found_serialises_as_kubernetes_does() {

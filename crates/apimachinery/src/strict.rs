@@ -9,9 +9,10 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use serde_json::{Map, Number, Value};
 
 use crate::field::Path;
+use crate::memory_budget::MemoryBudget;
 
 /// More than this is no mistake but an attack.
-const MAX_DUPLICATES: usize = 100;
+pub(crate) const MAX_DUPLICATES: usize = 100;
 
 /// A decoded body and what was wrong with it.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,13 +22,19 @@ pub struct Decoded {
     pub duplicates: Vec<String>,
 }
 
-/// Decodes a JSON document.
+/// Decodes a JSON document that takes no more memory than a body may.
 pub fn decode(body: &[u8]) -> Result<Decoded, serde_json::Error> {
+    decode_within(body, &mut MemoryBudget::default())
+}
+
+/// Decodes a JSON document that is part of a body, within what is left of the body's memory.
+pub fn decode_within(body: &[u8], budget: &mut MemoryBudget) -> Result<Decoded, serde_json::Error> {
     let mut duplicates = Vec::new();
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let seed = Seed {
         path: Path::ROOT,
         duplicates: &mut duplicates,
+        budget,
     };
     let value = seed.deserialize(&mut deserializer)?;
     deserializer.end()?;
@@ -54,6 +61,15 @@ pub fn problems(duplicates: &[String], unknown: &[String]) -> Vec<String> {
 struct Seed<'a> {
     path: Path<'a>,
     duplicates: &'a mut Vec<String>,
+    budget: &'a mut MemoryBudget,
+}
+
+impl Seed<'_> {
+    fn kept<E: serde::de::Error>(self, value: Value) -> Result<Value, E> {
+        let text_bytes = value.as_str().map_or(0, str::len);
+        self.budget.value(text_bytes).map_err(E::custom)?;
+        Ok(value)
+    }
 }
 
 impl<'de> DeserializeSeed<'de> for Seed<'_> {
@@ -71,42 +87,43 @@ impl<'de> Visitor<'de> for Seed<'_> {
         f.write_str("a JSON value")
     }
 
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Value, E> {
+        self.kept(Value::Null)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Value, E> {
+        self.kept(Value::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(Value::from(value))
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Value, E> {
+        self.kept(Value::from(value))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(Value::from(value))
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Value, E> {
+        self.kept(Value::from(value))
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
-        Number::from_f64(value)
-            .map(Value::Number)
-            .ok_or_else(|| E::custom("number out of range"))
+        let number = Number::from_f64(value).ok_or_else(|| E::custom("number out of range"))?;
+        self.kept(Value::Number(number))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::from(value))
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Value, E> {
+        self.kept(Value::from(value))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(Value::String(value))
+    fn visit_string<E: serde::de::Error>(self, value: String) -> Result<Value, E> {
+        self.kept(Value::String(value))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
         let mut items = Vec::new();
+        self.budget.value(0).map_err(A::Error::custom)?;
         loop {
             let seed = Seed {
                 path: self.path.index(items.len()),
                 duplicates: self.duplicates,
+                budget: self.budget,
             };
             match access.next_element_seed(seed)? {
                 Some(item) => items.push(item),
@@ -117,7 +134,11 @@ impl<'de> Visitor<'de> for Seed<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
         let mut members = Map::new();
+        self.budget.value(0).map_err(A::Error::custom)?;
         while let Some(key) = access.next_key::<String>()? {
+            self.budget
+                .member(members.len(), key.len())
+                .map_err(A::Error::custom)?;
             if members.contains_key(&key) {
                 let path = self.path.child(&key).to_string();
                 if !self.duplicates.contains(&path) {
@@ -130,6 +151,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
             let seed = Seed {
                 path: self.path.child(&key),
                 duplicates: self.duplicates,
+                budget: self.budget,
             };
             let value = access.next_value_seed(seed)?;
             members.insert(key, value);
@@ -166,5 +188,21 @@ mod tests {
         }
         let deep = "[".repeat(100_000);
         assert!(decode(deep.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_body_that_would_take_too_much_memory_is_refused_while_it_is_read() {
+        let maps = format!("[{}0]", r#"{"":0},"#.repeat(200_000));
+        let error = decode(maps.as_bytes()).unwrap_err();
+        assert!(error.is_data(), "{error}");
+        assert!(error.to_string().contains("too many values"), "{error}");
+        let large = format!(
+            "[{}\"\"]",
+            format!("\"{}\",", "x".repeat(1000)).repeat(3000)
+        );
+        assert!(
+            decode(large.as_bytes()).is_ok(),
+            "as many bytes as a body may have"
+        );
     }
 }

@@ -12,6 +12,8 @@ mod update;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
+
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
@@ -325,7 +327,7 @@ fn not_from_last_applied(
     for changed in [&comparison.modified, &comparison.added, &comparison.removed] {
         unchanged.subtract(changed);
     }
-    let allowed = unchanged.paths();
+    let allowed: HashSet<String> = unchanged.paths().into_iter().collect();
     conflicts
         .into_iter()
         .filter(|conflict| !allowed.contains(&conflict.path))

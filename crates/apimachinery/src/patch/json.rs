@@ -6,13 +6,18 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::nesting::{MOST_LEVELS, levels};
+use crate::nesting::{MOST_LEVELS, measure};
 use crate::status::Status;
+use crate::strict;
 
 /// kube-apiserver's bound on operations in one patch.
 pub const MAX_OPERATIONS: usize = 10_000;
 /// kube-apiserver's bound on what `copy` may add in total.
 pub const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
+/// Values that the operations of one patch may look at or shift in total: ten thousand of them can each move a large subtree.
+const MAX_VISITED_VALUES: usize = 20_000_000;
+/// Items of a list that shift in the time in which one value is looked at.
+const SHIFTED_AT_ONCE: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -40,6 +45,8 @@ pub enum Error {
         "Unable to copy, accumulated size increase of copy exceeds the limit {MAX_COPIED_BYTES}"
     )]
     CopiesTooLarge,
+    #[error("the operations of the patch visit more than {MAX_VISITED_VALUES} values")]
+    TooMuchWork,
     #[error("{path}: an object cannot have more than {MOST_LEVELS} levels of maps and lists")]
     TooDeep { path: String },
 }
@@ -80,37 +87,59 @@ impl JsonPatch {
     }
 
     pub fn from_slice(patch: &[u8]) -> Result<Self, Error> {
-        Self::from_value(serde_json::from_slice(patch).map_err(Error::Malformed)?)
+        Self::from_value(strict::decode(patch).map_err(Error::Malformed)?.value)
     }
 
     /// The object after every operation, or the first error.
     pub fn apply(&self, object: &Value) -> Result<Value, Error> {
         let mut document = object.clone();
-        let mut copied = 0;
+        let mut spent = Spent::default();
         for operation in &self.operations {
-            run(&mut document, operation, &mut copied)?;
+            run(&mut document, operation, &mut spent)?;
         }
         Ok(document)
     }
 }
 
-fn run(document: &mut Value, operation: &Operation, copied: &mut usize) -> Result<(), Error> {
+/// What the operations of a patch have cost so far.
+#[derive(Default)]
+struct Spent {
+    copied_bytes: usize,
+    visited_values: usize,
+}
+
+impl Spent {
+    fn copy(&mut self, bytes: usize) -> Result<(), Error> {
+        self.copied_bytes += bytes;
+        if self.copied_bytes > MAX_COPIED_BYTES {
+            return Err(Error::CopiesTooLarge);
+        }
+        Ok(())
+    }
+
+    fn visit(&mut self, values: usize) -> Result<(), Error> {
+        self.visited_values += values;
+        if self.visited_values > MAX_VISITED_VALUES {
+            return Err(Error::TooMuchWork);
+        }
+        Ok(())
+    }
+}
+
+fn run(document: &mut Value, operation: &Operation, spent: &mut Spent) -> Result<(), Error> {
     let path = operation.path.as_str();
     match operation.op.as_str() {
-        "add" => add(document, path, operation.value.clone(), "add"),
-        "remove" => remove(document, path, "remove").map(drop),
-        "replace" => replace(document, path, operation.value.clone()),
+        "add" => add(document, path, operation.value.clone(), "add", spent),
+        "remove" => remove(document, path, "remove", spent).map(drop),
+        "replace" => replace(document, path, operation.value.clone(), spent),
         "move" => {
-            let value = remove(document, &operation.from, "move")?;
-            add(document, path, value, "move")
+            let value = remove(document, &operation.from, "move", spent)?;
+            add(document, path, value, "move", spent)
         }
         "copy" => {
             let value = find(document, &operation.from, "copy")?.clone();
-            *copied += value.to_string().len();
-            if *copied > MAX_COPIED_BYTES {
-                return Err(Error::CopiesTooLarge);
-            }
-            add(document, path, value, "copy")
+            spent.copy(value.to_string().len())?;
+            add(document, path, value, "copy", spent)
         }
         "test" => test(document, path, &operation.value),
         other => Err(Error::UnknownOperation(other.to_owned())),
@@ -197,8 +226,9 @@ fn add(
     path: &str,
     value: Value,
     operation: &'static str,
+    spent: &mut Spent,
 ) -> Result<(), Error> {
-    check_levels(path, &value)?;
+    check_levels(path, &value, spent)?;
     if path.is_empty() {
         *document = value;
         return Ok(());
@@ -209,6 +239,7 @@ fn add(
         Value::Array(items) => {
             // Inserting at the end is allowed, and -1 inserts there too.
             let position = index(&last, items.len() + 1)?;
+            spent.visit((items.len() - position) / SHIFTED_AT_ONCE)?;
             items.insert(position, value);
         }
         Value::Object(members) => {
@@ -219,7 +250,12 @@ fn add(
     Ok(())
 }
 
-fn remove(document: &mut Value, path: &str, operation: &'static str) -> Result<Value, Error> {
+fn remove(
+    document: &mut Value,
+    path: &str,
+    operation: &'static str,
+    spent: &mut Spent,
+) -> Result<Value, Error> {
     let missing = || Error::MissingKey {
         operation,
         path: path.to_owned(),
@@ -228,6 +264,7 @@ fn remove(document: &mut Value, path: &str, operation: &'static str) -> Result<V
     match parent {
         Value::Array(items) => {
             let position = index(&last, items.len())?;
+            spent.visit((items.len() - position) / SHIFTED_AT_ONCE)?;
             Ok(items.remove(position))
         }
         Value::Object(members) => members.remove(&last).ok_or_else(missing),
@@ -236,16 +273,18 @@ fn remove(document: &mut Value, path: &str, operation: &'static str) -> Result<V
 }
 
 /// Refuses to put a value where it would make the document too deep: `copy` and `move` could double that with each operation.
-fn check_levels(path: &str, value: &Value) -> Result<(), Error> {
-    if path.matches('/').count() + levels(value) > MOST_LEVELS {
+fn check_levels(path: &str, value: &Value, spent: &mut Spent) -> Result<(), Error> {
+    let (levels, values) = measure(value);
+    spent.visit(values)?;
+    if path.matches('/').count() + levels > MOST_LEVELS {
         let path = path.to_owned();
         return Err(Error::TooDeep { path });
     }
     Ok(())
 }
 
-fn replace(document: &mut Value, path: &str, value: Value) -> Result<(), Error> {
-    check_levels(path, &value)?;
+fn replace(document: &mut Value, path: &str, value: Value, spent: &mut Spent) -> Result<(), Error> {
+    check_levels(path, &value, spent)?;
     if path.is_empty() {
         *document = value;
         return Ok(());
@@ -296,6 +335,18 @@ fn equal(left: &Value, right: &Value) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_patch_cannot_move_a_large_subtree_thousands_of_times() {
+        let object = json!({"a": vec![0; 50_000]});
+        let back_and_forth = [
+            json!({"op": "move", "from": "/a", "path": "/b"}),
+            json!({"op": "move", "from": "/b", "path": "/a"}),
+        ];
+        let patch: Vec<Value> = back_and_forth.into_iter().cycle().take(10_000).collect();
+        let patch = JsonPatch::from_value(Value::Array(patch)).unwrap();
+        assert!(matches!(patch.apply(&object), Err(Error::TooMuchWork)));
+    }
 
     fn patched(object: &Value, patch: Value) -> Result<Value, String> {
         JsonPatch::from_value(patch)

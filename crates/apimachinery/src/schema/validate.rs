@@ -2,6 +2,8 @@
 //!
 //! The path is a chain on the stack, so that an object without errors costs no allocation.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::{Additional, Bound, Checks, Node, Type, list_type};
@@ -19,13 +21,13 @@ pub(super) fn validate_resource(
     let before = errors.len();
     validate(object, old, root, &Path::ROOT, errors);
     lists(object, root, true, &Path::ROOT, errors);
-    let mut unique: Vec<FieldError> = Vec::new();
-    for error in errors.drain(before..) {
-        if !unique.contains(&error) {
-            unique.push(error);
-        }
-    }
-    errors.append(&mut unique);
+    let found = errors.split_off(before);
+    let mut seen = HashSet::new();
+    errors.extend(
+        found
+            .into_iter()
+            .filter(|error| seen.insert(error.to_string())),
+    );
 }
 
 /// Every default in the schema must itself satisfy the schema.
