@@ -6,11 +6,12 @@ use apimachinery::status::Status;
 use arc_swap::ArcSwapOption;
 use http::{HeaderMap, header};
 use jiff::Timestamp;
-use serde_json::Value;
 
 use super::{
-    MASTERS, User, impersonation,
-    rbac::{Attributes, Policy, Rule, Sources, rules_of_cluster_role},
+    MASTERS, User,
+    escalation::{self, Attempt},
+    impersonation,
+    rbac::{Attributes, Policy, Sources},
     tokens::{Claims, ISSUER, Signer},
 };
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
     transport::identity::Identity,
 };
 
-const RBAC: &str = "rbac.authorization.k8s.io";
+pub(super) const RBAC: &str = "rbac.authorization.k8s.io";
 const TABLES: [&str; 4] = [
     "roles",
     "rolebindings",
@@ -79,9 +80,8 @@ impl Access {
             .and_then(|value| value.to_str().ok())
             .and_then(|value| {
                 let (scheme, token) = value.split_once(' ')?;
-                scheme
-                    .eq_ignore_ascii_case("bearer")
-                    .then_some(token.trim())
+                let token = token.trim();
+                (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
             });
         token
             .and_then(|token| self.user_of(api, token))
@@ -168,83 +168,17 @@ impl Access {
     }
 
     /// Refuses a role or binding that grants what its writer does not hold.
-    pub fn check_escalation(
-        &self,
-        api: &Api,
-        user: &User,
-        rules: Rules,
-        object: &Value,
-    ) -> Result<(), Status> {
+    pub fn check_escalation(&self, api: &Api, attempt: &Attempt<'_>) -> Result<(), Status> {
+        let is_access = matches!(
+            attempt.rules,
+            Rules::Role | Rules::ClusterRole | Rules::RoleBinding | Rules::ClusterRoleBinding
+        );
+        if !is_access || attempt.user.groups.iter().any(|group| group == MASTERS) {
+            return Ok(());
+        }
         let policy = &self.policy(&api.store).1;
-        let text = |pointer: &str| {
-            object
-                .pointer(pointer)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
-        let (granted, exempting, resource) = match rules {
-            Rules::Role => (Rule::parse_all(object), "escalate", "roles"),
-            Rules::ClusterRole => (
-                rules_of_cluster_role(object, &Self::sources(&api.store).cluster_roles),
-                "escalate",
-                "clusterroles",
-            ),
-            Rules::RoleBinding | Rules::ClusterRoleBinding => {
-                let referenced = Self::sources(&api.store)
-                    .referenced(object)
-                    .unwrap_or_default();
-                let cluster = text("/roleRef/kind") == "ClusterRole";
-                (
-                    referenced,
-                    "bind",
-                    if cluster { "clusterroles" } else { "roles" },
-                )
-            }
-            _ => return Ok(()),
-        };
-        let exempt = Attributes {
-            verb: exempting.into(),
-            group: RBAC.into(),
-            resource: resource.into(),
-            namespace: namespace.clone(),
-            name: if exempting == "bind" {
-                text("/roleRef/name")
-            } else {
-                name.clone()
-            },
-            path: String::new(),
-        };
-        if policy.allows(user, &exempt) {
-            return Ok(());
-        }
-        let missing = policy.missing(user, &namespace, &granted);
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let listed: Vec<String> = missing.iter().map(describe).collect();
-        let cause = format!(
-            "user \"{}\" (groups={:?}) is attempting to grant RBAC permissions not currently held:\n{}",
-            user.name,
-            user.groups,
-            listed.join("\n")
-        );
-        Err(Status::forbidden(RBAC, resource, &name, &cause))
+        escalation::check(attempt, policy, &Self::sources(&api.store))
     }
-}
-
-fn describe(missing: &Attributes) -> String {
-    if missing.resource.is_empty() {
-        return format!(
-            "{{NonResourceURLs:[\"{}\"], Verbs:[\"{}\"]}}",
-            missing.path, missing.verb
-        );
-    }
-    format!(
-        "{{APIGroups:[\"{}\"], Resources:[\"{}\"], Verbs:[\"{}\"]}}",
-        missing.group, missing.resource, missing.verb
-    )
 }
 
 fn service_account(claims: &Claims) -> User {

@@ -1,6 +1,6 @@
 //! Acting as somebody else: what the `Impersonate-*` headers ask for, and the permissions it takes.
 
-use apimachinery::status::Status;
+use apimachinery::{names, status::Status};
 use http::HeaderMap;
 
 use super::{AUTHENTICATED, User, rbac::Attributes};
@@ -16,23 +16,19 @@ const UNAUTHENTICATED: &str = "system:unauthenticated";
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
 /// The user that a request wants to be, and what its sender must be allowed for that; nothing without such headers.
+///
+/// A header that cannot be read refuses the request. A proxy that names its user by it must not act as itself instead.
 pub fn wanted(headers: &HeaderMap) -> Result<Option<(User, Vec<Attributes>)>, Status> {
-    let texts = |name: &str| -> Vec<String> {
-        let values = headers.get_all(name).iter();
-        values
-            .filter_map(|value| value.to_str().ok())
-            .map(ToOwned::to_owned)
-            .collect()
-    };
     let mut user = User {
-        name: texts(USER).into_iter().next().unwrap_or_default(),
-        uid: texts(UID).into_iter().next().unwrap_or_default(),
-        groups: texts(GROUP),
+        name: single(headers, USER)?,
+        uid: single(headers, UID)?,
+        groups: texts(headers, GROUP)?,
         ..User::default()
     };
     for name in headers.keys() {
         if let Some(key) = name.as_str().strip_prefix(EXTRA) {
-            user.extra.insert(key.to_owned(), texts(name.as_str()));
+            let values = texts(headers, name.as_str())?;
+            user.extra.entry(unescape(key)).or_default().extend(values);
         }
     }
     if user == User::default() {
@@ -47,6 +43,35 @@ pub fn wanted(headers: &HeaderMap) -> Result<Option<(User, Vec<Attributes>)>, St
     let permissions = permissions(&user);
     complete_groups(&mut user);
     Ok(Some((user, permissions)))
+}
+
+/// The values of a header, none of them empty.
+fn texts(headers: &HeaderMap, name: &str) -> Result<Vec<String>, Status> {
+    let values = headers.get_all(name).iter();
+    values
+        .map(|value| match std::str::from_utf8(value.as_bytes()) {
+            Ok(text) if !text.is_empty() => Ok(text.to_owned()),
+            _ => Err(Status::bad_request(format!(
+                "the header {name} is empty or not UTF-8"
+            ))),
+        })
+        .collect()
+}
+
+/// The one value of a header; empty without it.
+fn single(headers: &HeaderMap, name: &str) -> Result<String, Status> {
+    let mut values = texts(headers, name)?;
+    match values.len() {
+        0 | 1 => Ok(values.pop().unwrap_or_default()),
+        _ => Err(Status::bad_request(format!(
+            "the header {name} is given more than once"
+        ))),
+    }
+}
+
+/// Keys of extra fields are percent-encoded, because names of headers cannot hold every character.
+fn unescape(key: &str) -> String {
+    crate::http::path::decode(key)
 }
 
 fn permissions(user: &User) -> Vec<Attributes> {
@@ -80,8 +105,13 @@ fn permissions(user: &User) -> Vec<Attributes> {
     permissions
 }
 
-fn service_account(name: &str) -> Option<(&str, &str)> {
-    name.strip_prefix(SERVICE_ACCOUNT)?.split_once(':')
+/// The namespace and name of a service account. What only looks like one is an ordinary user, whom a right to impersonate service
+/// accounts does not cover.
+fn service_account(user: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = user.strip_prefix(SERVICE_ACCOUNT)?.split_once(':')?;
+    let is_valid =
+        names::dns_1123_label(namespace).is_empty() && names::dns_1123_subdomain(name).is_empty();
+    is_valid.then_some((namespace, name))
 }
 
 /// The groups that come with being this user.
@@ -157,6 +187,52 @@ mod tests {
             AUTHENTICATED,
         ];
         assert_eq!(user.groups, groups);
+    }
+
+    #[test]
+    fn what_only_looks_like_a_service_account_is_a_user() {
+        for name in [
+            "system:serviceaccount:n:a:b",
+            "system:serviceaccount::a",
+            "system:serviceaccount:n:",
+            "system:serviceaccount:n:A",
+            "system:serviceaccount:n/..:a",
+            "system:serviceaccount:n",
+            "system:serviceaccount:*:a",
+        ] {
+            let (user, permissions) = asked(&[(USER, name)]).unwrap();
+            assert_eq!(permissions, [format!("//users/{name}")]);
+            assert_eq!(user.groups, [AUTHENTICATED], "{name}");
+        }
+    }
+
+    #[test]
+    fn a_header_that_cannot_be_read_does_not_leave_the_sender_as_the_user() {
+        let mut headers = HeaderMap::new();
+        headers.insert(USER, http::HeaderValue::from_bytes(b"\xff").unwrap());
+        assert_eq!(wanted(&headers).unwrap_err().code, 400);
+        headers.insert(USER, http::HeaderValue::from_static(""));
+        assert_eq!(wanted(&headers).unwrap_err().code, 400);
+        headers.insert(USER, "ann".parse().unwrap());
+        headers.append(USER, "root".parse().unwrap());
+        assert_eq!(wanted(&headers).unwrap_err().code, 400);
+        let name = http::HeaderValue::from_bytes("jörg".as_bytes()).unwrap();
+        headers.insert(USER, name);
+        assert_eq!(wanted(&headers).unwrap().unwrap().0.name, "jörg");
+    }
+
+    #[test]
+    fn keys_of_extra_fields_are_decoded() {
+        let (user, permissions) = asked(&[
+            (USER, "ann"),
+            ("impersonate-extra-example.com%2fscope", "a"),
+        ])
+        .unwrap();
+        assert_eq!(user.extra["example.com/scope"], ["a"]);
+        assert_eq!(
+            permissions[1],
+            "authentication.k8s.io//userextras/example.com/scope/a"
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod defaults;
+pub(crate) mod escalation;
 pub(crate) mod impersonation;
 pub(crate) mod rbac;
 pub(crate) mod reviews;

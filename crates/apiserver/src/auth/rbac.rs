@@ -201,7 +201,7 @@ pub struct Sources {
 }
 
 /// The rules of a cluster role, those it aggregates included.
-pub fn rules_of_cluster_role(role: &Value, all: &[Value]) -> Vec<Rule> {
+fn rules_of_cluster_role(role: &Value, all: &[Value]) -> Vec<Rule> {
     let Some(selectors) = role
         .pointer("/aggregationRule/clusterRoleSelectors")
         .and_then(Value::as_array)

@@ -102,23 +102,26 @@ fn user_info(user: &User) -> Value {
 }
 
 fn token_review(api: &Api, access: &Access, spec: &Value) -> Value {
-    let wanted = metadata::list_of_text(spec.get("audiences"));
+    let mut wanted = metadata::list_of_text(spec.get("audiences"));
+    if wanted.is_empty() {
+        // A review that names no audience asks for the API server's own. Any other reading would let a service that checks tokens this
+        // way accept one that was made for another service (confused deputy).
+        wanted.push(ISSUER);
+    }
     let Some((user, audiences)) = access.user_of(api, spec["token"].as_str().unwrap_or_default())
     else {
-        return json!({"authenticated": false, "error": "[invalid bearer token]", "user": {}});
+        return json!({"error": "[invalid bearer token]", "user": {}});
     };
     let shared: Vec<&String> = audiences
         .iter()
         .filter(|audience| wanted.contains(&audience.as_str()))
         .collect();
-    if !wanted.is_empty() && shared.is_empty() {
-        return json!({"authenticated": false, "error": "[token audiences do not match]", "user": {}});
+    if shared.is_empty() {
+        let error = format!(
+            "[invalid bearer token, token audiences {audiences:?} is invalid for the target audiences {wanted:?}]"
+        );
+        return json!({"error": error, "user": {}});
     }
-    let shared: Vec<String> = if wanted.is_empty() {
-        audiences.clone()
-    } else {
-        shared.into_iter().cloned().collect()
-    };
     json!({"authenticated": true, "user": user_info(&user), "audiences": shared})
 }
 

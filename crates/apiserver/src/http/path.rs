@@ -72,7 +72,7 @@ pub fn parse(path: &str) -> Path {
 }
 
 /// Percent-decodes one segment; malformed escapes stay as they are.
-fn decode(segment: &str) -> String {
+pub fn decode(segment: &str) -> String {
     decode_with(segment, false)
 }
 
@@ -132,15 +132,14 @@ impl Query {
         self.get(name).filter(|value| !value.is_empty())
     }
 
-    /// A Go boolean; absent is false.
+    /// A boolean parameter; absent is false.
     pub fn flag(&self, name: &str) -> bool {
         self.tri_state(name).unwrap_or_default()
     }
 
-    /// A Go boolean that may be absent.
+    /// A boolean parameter that may be absent. As in Kubernetes, only `false` and `0` are false: `?watch` is true.
     pub fn tri_state(&self, name: &str) -> Option<bool> {
-        self.get(name)
-            .map(|value| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True"))
+        self.get(name).map(|value| !matches!(value, "false" | "0"))
     }
 
     /// Every value of a name.
@@ -212,6 +211,16 @@ mod tests {
         let query = Query::parse(Some("labelSelector=a%3Db%2Cc+in+(d)&watch=1&limit=&x=%zz"));
         assert_eq!(query.get("labelSelector"), Some("a=b,c in (d)"));
         assert!(query.flag("watch"));
+        for (value, expected) in [
+            ("watch", true),
+            ("watch=", true),
+            ("watch=yes", true),
+            ("watch=0", false),
+            ("watch=false", false),
+            ("", false),
+        ] {
+            assert_eq!(Query::parse(Some(value)).flag("watch"), expected, "{value}");
+        }
         assert_eq!(query.text("limit"), None);
         assert_eq!(query.get("x"), Some("%zz"));
     }

@@ -118,7 +118,7 @@ impl Api {
                 &errors,
             ));
         }
-        self.check_escalation(resource, &object, options)?;
+        self.check_escalation(resource, &object, None, options)?;
         if !options.applies {
             strategy::ownership::track(
                 resource,

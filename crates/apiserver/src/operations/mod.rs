@@ -30,7 +30,7 @@ pub use self::{
 };
 use crate::{
     admission::{Admission, AdmissionRequest, GroupVersionResource, Operation},
-    auth::{User, access::Access},
+    auth::{User, access::Access, escalation::Attempt},
     registry::{Registry, Resource, Rules},
     store::{Draft, Key, Object, Range, ResourceId, Store, WriteError},
     strategy,
@@ -259,12 +259,19 @@ impl Api {
         &self,
         resource: &Resource,
         object: &Value,
+        old: Option<&Value>,
         options: &WriteOptions,
     ) -> Result<(), Status> {
-        match self.access.get() {
-            Some(access) => access.check_escalation(self, &options.user, resource.rules, object),
-            None => Ok(()),
-        }
+        let Some(access) = self.access.get() else {
+            return Ok(());
+        };
+        let attempt = Attempt {
+            user: &options.user,
+            rules: resource.rules,
+            object,
+            old,
+        };
+        access.check_escalation(self, &attempt)
     }
 
     /// Refuses what nobody could read again. What is that deep already may still be changed and deleted.

@@ -175,7 +175,7 @@ impl Api {
                 &errors,
             ));
         }
-        self.check_escalation(resource, &object, options)?;
+        self.check_escalation(resource, &object, Some(old), options)?;
         if !options.applies {
             strategy::ownership::track(resource, &mut object, Some(old), options, part, self.now());
         }

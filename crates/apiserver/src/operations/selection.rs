@@ -71,16 +71,6 @@ impl Selection {
         self.fields.required_value("metadata.name")
     }
 
-    /// Narrows the selection to one name.
-    #[must_use]
-    pub fn named(mut self, name: &str) -> Self {
-        if let Ok(fields) = FieldSelector::parse(&format!("metadata.name={name}")) {
-            self.fields = fields;
-            self.reads_content = false;
-        }
-        self
-    }
-
     /// Whether an object is selected.
     pub fn matches(&self, object: &Object) -> bool {
         let labels = object.facts.labels.as_deref();

@@ -348,12 +348,13 @@ pub fn default_binding(binding: &mut Value) {
 pub fn validate_binding(binding: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let role = &binding["roleRef"];
-    one_of(
-        &role["kind"],
-        "roleRef.kind",
-        &["Role", "ClusterRole"],
-        &mut errors,
-    );
+    let kinds: &[&str] = if binding["kind"] == "ClusterRoleBinding" {
+        &["ClusterRole"]
+    } else {
+        &["Role", "ClusterRole"]
+    };
+    one_of(&role["kind"], "roleRef.kind", kinds, &mut errors);
+    one_of(&role["apiGroup"], "roleRef.apiGroup", &[RBAC], &mut errors);
     if text(role, "name").is_empty() {
         errors.push(FieldError::required("roleRef.name", ""));
     }

@@ -36,6 +36,22 @@ pub enum IdentityError {
         #[source]
         source: io::Error,
     },
+    /// The token is too short to be one that this server made. An empty one would let in whoever sends an empty one.
+    #[error(
+        "{path} holds no token of at least {LEAST_TOKEN_BYTES} characters: restore it, or remove the directory it is in to start with new keys"
+    )]
+    WeakToken {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// Only a part of the files is there.
+    #[error(
+        "{path} is missing beside other keys: restore it, or remove the directory to start with new keys"
+    )]
+    MissingPart {
+        /// Which file.
+        path: PathBuf,
+    },
     /// A certificate or key.
     #[error("cannot make or read a certificate")]
     Certificate(#[from] rcgen::Error),
@@ -71,6 +87,12 @@ struct Subject<'a> {
 
 const YEARS: i64 = 10;
 
+/// The file that is written last: with it, an identity is complete.
+const COMPLETE: &str = "ca.crt";
+
+/// Half of what the server makes itself. Service-account tokens are signed with a key that is derived from it.
+const LEAST_TOKEN_BYTES: usize = 20;
+
 impl Identity {
     /// Reads the identity in `directory`, or makes one and keeps it there.
     pub fn load_or_create(directory: Option<&Path>) -> Result<Self, IdentityError> {
@@ -78,16 +100,8 @@ impl Identity {
             return Self::create();
         };
         let file = |name: &str| directory.join(name);
-        if let (Ok(authority_pem), Ok(key), Ok(token)) = (
-            std::fs::read_to_string(file("ca.crt")),
-            std::fs::read_to_string(file("ca.key")),
-            std::fs::read_to_string(file("admin.token")),
-        ) {
-            return Ok(Self {
-                authority_pem,
-                authority_key: KeyPair::from_pem(&key)?,
-                token: token.trim().to_owned(),
-            });
+        if file(COMPLETE).exists() {
+            return Self::load(directory);
         }
         let made = Self::create()?;
         std::fs::create_dir_all(directory).map_err(|source| IdentityError::File {
@@ -95,9 +109,9 @@ impl Identity {
             source,
         })?;
         let contents = [
-            ("ca.crt", made.authority_pem.clone()),
             ("ca.key", made.authority_key.serialize_pem()),
             ("admin.token", made.token.clone()),
+            (COMPLETE, made.authority_pem.clone()),
         ];
         for (name, text) in contents {
             let path = file(name);
@@ -105,6 +119,26 @@ impl Identity {
                 .map_err(|source| IdentityError::File { path, source })?;
         }
         Ok(made)
+    }
+
+    fn load(directory: &Path) -> Result<Self, IdentityError> {
+        let read = |name: &str| {
+            let path = directory.join(name);
+            std::fs::read_to_string(&path).map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => IdentityError::MissingPart { path },
+                _ => IdentityError::File { path, source },
+            })
+        };
+        let token = read("admin.token")?.trim().to_owned();
+        if token.len() < LEAST_TOKEN_BYTES {
+            let path = directory.join("admin.token");
+            return Err(IdentityError::WeakToken { path });
+        }
+        Ok(Self {
+            authority_pem: read(COMPLETE)?,
+            authority_key: KeyPair::from_pem(&read("ca.key")?)?,
+            token,
+        })
     }
 
     fn create() -> Result<Self, IdentityError> {
@@ -244,7 +278,8 @@ impl Identity {
     /// Whether `token` is the administrator's.
     pub fn is_admin_token(&self, token: &str) -> bool {
         // Digests are compared, so the time taken says nothing about the token.
-        Sha256::digest(token.as_bytes()) == Sha256::digest(self.token.as_bytes())
+        !token.is_empty()
+            && Sha256::digest(token.as_bytes()) == Sha256::digest(self.token.as_bytes())
     }
 
     /// The certificate of the authority.
