@@ -34,6 +34,7 @@ pub mod auth;
 mod background;
 #[cfg(feature = "bench")]
 pub mod bench;
+mod fair_queue;
 mod http;
 mod kubelet;
 mod local;

@@ -11,7 +11,7 @@ use http::{Request, Response};
 
 use crate::{
     auth::User,
-    http::{Frontend, body::Body},
+    http::{Frontend, body::Body, request_info::RequestInfo},
 };
 
 /// Answers the requests of one user in process.
@@ -42,6 +42,10 @@ impl tower::Service<Request<kube::client::Body>> for Local {
 
     fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
         let Self { frontend, user } = self.clone();
-        async move { Ok(frontend.handle(&user, request).await) }.boxed()
+        async move {
+            let info = RequestInfo::of(&request);
+            Ok(frontend.handle(&user, info, request, None).await)
+        }
+        .boxed()
     }
 }

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::{
-    auth::{User, rbac::Attributes},
-    http::path::Path,
+    auth::User,
+    http::{path::Path, request_info::RequestInfo},
 };
 
 /// What is known of a request before it is looked at. The transport leaves it among the request's extensions.
@@ -40,13 +40,7 @@ fn user(user: &User) -> Value {
 
 impl Record {
     /// A request that was just received; `user` is who it acts as, if that is known.
-    pub fn new(
-        parts: &Parts,
-        path: &Path,
-        wanted: &Attributes,
-        acting: Option<&User>,
-        now: Timestamp,
-    ) -> Self {
+    pub fn new(parts: &Parts, info: &RequestInfo, acting: Option<&User>, now: Timestamp) -> Self {
         let origin = parts.extensions.get::<Origin>();
         let address = origin.and_then(|origin| origin.address);
         let target = parts
@@ -56,7 +50,7 @@ impl Record {
         let mut event = json!({
             "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": "Metadata",
             "auditID": origin.map_or_else(|| uuid::Uuid::new_v4().to_string(), |origin| origin.audit_id.clone()),
-            "requestURI": target, "verb": wanted.verb,
+            "requestURI": target, "verb": info.attributes.verb,
             // Requests of this process itself have no address.
             "sourceIPs": [address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.to_canonical().to_string())],
             "requestReceivedTimestamp": time::format_micro(now),
@@ -76,7 +70,7 @@ impl Record {
         {
             event["userAgent"] = Value::from(agent);
         }
-        if let Path::Resource(found) = path {
+        if let Path::Resource(found) = &info.path {
             let fields = [
                 ("resource", &found.resource),
                 ("namespace", &found.namespace),

@@ -1,21 +1,32 @@
 //! Bodies: reading a request's within bounds and in any format, and building answers.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures::{StreamExt, stream::BoxStream};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited, StreamBody};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 
 use apimachinery::{
     status::Status,
     strict::{self, Decoded},
+    yaml,
 };
 
 /// Most bytes of a request's body, as in kube-apiserver.
 pub const BODY_BYTES: usize = 3 << 20;
+
+/// How long a client may take to send its body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Larger bodies are decoded on a blocking thread: an async worker that decodes serves nobody else meanwhile.
+const LARGE_BYTES: usize = 32 << 10;
+
+/// Large bodies that are decoded at a time. It bounds the memory and the CPUs that decoding takes.
+static LARGE_BODIES: Semaphore = Semaphore::const_new(2);
 
 /// The body of an answer: all at once, or a stream for lists and watches.
 pub type Body =
@@ -95,22 +106,57 @@ pub fn page_not_found() -> Answer {
     answer
 }
 
-/// Reads a whole body, up to the limit.
-pub async fn read<B>(body: B) -> Result<Bytes, Status>
+/// Reads a whole body, up to the limits of length and time; `charge` is told of each piece and may refuse it.
+pub async fn read<B>(
+    body: B,
+    charge: impl FnMut(usize) -> Result<(), Status>,
+) -> Result<Bytes, Status>
 where
     B: http_body::Body,
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    match Limited::new(body, BODY_BYTES).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Status::request_entity_too_large(
-            format_args!("limit is {BODY_BYTES}"),
+    match tokio::time::timeout(BODY_TIMEOUT, collect(body, charge)).await {
+        Ok(read) => read,
+        Err(_) => Err(Status::timeout(
+            "the request's body did not arrive within the allotted time",
+            0,
         )),
-        Err(error) => Err(Status::bad_request(format!(
-            "cannot read the request's body: {error}"
-        ))),
     }
+}
+
+async fn collect<B>(
+    body: B,
+    mut charge: impl FnMut(usize) -> Result<(), Status>,
+) -> Result<Bytes, Status>
+where
+    B: http_body::Body,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut body = std::pin::pin!(Limited::new(body, BODY_BYTES));
+    let mut collected = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| unreadable(error.as_ref()))?;
+        let Ok(mut data) = frame.into_data() else {
+            continue;
+        };
+        let length = data.remaining();
+        charge(length)?;
+        // Most bodies come in one piece, which need not be copied.
+        if collected.is_empty() && body.is_end_stream() {
+            return Ok(data.copy_to_bytes(length));
+        }
+        collected.put(data);
+    }
+    Ok(collected.freeze())
+}
+
+fn unreadable(error: &(dyn std::error::Error + 'static)) -> Status {
+    if error.is::<LengthLimitError>() {
+        return Status::request_entity_too_large(format_args!("limit is {BODY_BYTES}"));
+    }
+    Status::bad_request(format!("cannot read the request's body: {error}"))
 }
 
 /// The formats a body of an object may have.
@@ -152,25 +198,59 @@ pub fn format(headers: &HeaderMap) -> Result<Format, Status> {
 }
 
 /// Parses the object in a body.
-pub fn decode(bytes: &[u8], format: Format) -> Result<Decoded, Status> {
+pub async fn decode(bytes: &Bytes, format: Format) -> Result<Decoded, Status> {
+    off_worker(bytes, move |bytes| decode_now(bytes, format)).await
+}
+
+/// Runs a parser over a body: in place over a small one, on a blocking thread over a large one.
+pub async fn off_worker<T: Send + 'static>(
+    bytes: &Bytes,
+    parse: impl FnOnce(&[u8]) -> Result<T, Status> + Send + 'static,
+) -> Result<T, Status> {
+    if bytes.len() <= LARGE_BYTES {
+        return parse(bytes);
+    }
+    let interrupted = |error: &dyn std::fmt::Display| {
+        Status::internal(format_args!("decoding the body was interrupted: {error}"))
+    };
+    let _permit = LARGE_BODIES
+        .acquire()
+        .await
+        .map_err(|error| interrupted(&error))?;
+    let bytes = bytes.clone();
+    tokio::task::spawn_blocking(move || parse(&bytes))
+        .await
+        .map_err(|error| interrupted(&error))?
+}
+
+fn decode_now(bytes: &[u8], format: Format) -> Result<Decoded, Status> {
     match format {
         Format::Json => strict::decode(bytes).map_err(|error| {
             Status::bad_request(format!(
                 "the object provided is unrecognized (must be of type JSON): {error}"
             ))
         }),
-        Format::Yaml => {
-            let value = serde_yaml_ng::from_slice(bytes).map_err(|error| {
-                Status::bad_request(format!("error converting YAML to JSON: {error}"))
-            })?;
-            Ok(Decoded {
-                value,
-                duplicates: Vec::new(),
-            })
-        }
+        Format::Yaml => yaml::decode(bytes).map_err(|error| {
+            Status::bad_request(format!("error converting YAML to JSON: {error}"))
+        }),
         Format::Protobuf => Ok(Decoded {
             value: crate::protobuf::decode(bytes)?,
             duplicates: Vec::new(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_never_ends_is_given_up() {
+        let first = futures::stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from("{")))]);
+        let endless = StreamBody::new(first.chain(futures::stream::pending()));
+        let started = tokio::time::Instant::now();
+        let read = read(endless, |_| Ok(())).await;
+        assert_eq!(read.unwrap_err().code, 504);
+        assert_eq!(started.elapsed(), BODY_TIMEOUT);
     }
 }

@@ -11,6 +11,7 @@ use http::{HeaderValue, StatusCode, header, request::Parts};
 use super::{
     body::{self, Answer},
     path::{Path, ResourcePath},
+    request_info::RequestInfo,
 };
 use crate::registry::{Registry, Resource};
 
@@ -38,10 +39,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// What is known of a request before it is answered; `verb` is in the words of authorization.
-    pub fn new(registry: &Registry, parts: &Parts, path: &Path, verb: &str) -> Self {
-        let verb = metric_verb(verb, parts);
-        let Path::Resource(path) = path else {
+    /// What is known of a request before it is answered.
+    pub fn new(registry: &Registry, parts: &Parts, info: &RequestInfo) -> Self {
+        let verb = metric_verb(&info.attributes.verb, parts);
+        let Path::Resource(path) = &info.path else {
             return Self {
                 resource: None,
                 subresource: "",

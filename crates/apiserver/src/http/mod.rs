@@ -10,6 +10,7 @@ mod options;
 mod patch;
 pub mod path;
 mod render;
+pub mod request_info;
 
 use std::sync::Arc;
 
@@ -22,12 +23,14 @@ use serde_json::json;
 
 use self::{
     body::Answer,
-    path::{Path, Query, ResourcePath},
+    path::{Path, ResourcePath},
+    request_info::RequestInfo,
 };
 pub use self::{metrics::Requests, openapi::Documents};
 use crate::{
     audit::{self, Record},
-    auth::{User, access::Access, rbac::Attributes, reviews},
+    auth::{User, access::Access, reviews},
+    fair_queue::{FairQueue, Upload},
     kubelet::{self, Dialer, Stream},
     operations::{Api, Target},
     registry::Rules,
@@ -51,30 +54,36 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// Answers one request of an authenticated user, and records it.
-    pub async fn handle<B>(&self, user: &User, request: Request<B>) -> Answer
+    /// Answers one request of an authenticated user, and records it. Requests of clients wait in `queue` for their turn; those of this
+    /// process have none.
+    pub async fn handle<B>(
+        &self,
+        user: &User,
+        info: RequestInfo,
+        request: Request<B>,
+        queue: Option<&Arc<FairQueue>>,
+    ) -> Answer
     where
         B: http_body::Body + Send,
         B::Data: Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (mut parts, body) = request.into_parts();
-        let path = path::parse(parts.uri.path());
-        let wanted = attributes(&parts, &path);
         let audited = self.audit.as_ref().map(|log| {
-            let record = Record::new(&parts, &path, &wanted, Some(user), self.api.now());
+            let record = Record::new(&parts, &info, Some(user), self.api.now());
             (log, record)
         });
-        let request = metrics::Request::new(&self.api.registry(), &parts, &path, &wanted.verb);
-        let answered = match self.access.authorize(&self.api, user, &wanted) {
-            Ok(()) => self.answer(user, &mut parts, path, body).await,
+        let request = metrics::Request::new(&self.api.registry(), &parts, &info);
+        let is_watch = info.is_watch();
+        let answered = match self.authorize(user, &info) {
+            Ok(()) => self.answer(user, &mut parts, info.path, body, queue).await,
             Err(status) => Err(status),
         };
         let answer = answered.unwrap_or_else(|status| body::failure(&status));
         self.requests.answered(request, answer.status());
         match audited {
             None => answer,
-            Some((log, record)) if wanted.verb == "watch" => {
+            Some((log, record)) if is_watch => {
                 let line = record.line("ResponseStarted", answer.status(), self.api.now());
                 log.write(line).await;
                 self.record_end(log.clone(), record, answer)
@@ -88,17 +97,28 @@ impl Frontend {
     }
 
     /// Refuses a request whose sender is not known or may not be whom they want to be, and records it.
-    pub async fn refuse<B>(&self, request: Request<B>, status: &Status) -> Answer {
+    pub async fn refuse<B>(
+        &self,
+        info: &RequestInfo,
+        request: Request<B>,
+        status: &Status,
+    ) -> Answer {
         let answer = body::failure(status);
         if let Some(log) = &self.audit {
             let (parts, _) = request.into_parts();
-            let path = path::parse(parts.uri.path());
-            let wanted = attributes(&parts, &path);
-            let record = Record::new(&parts, &path, &wanted, None, self.api.now());
+            let record = Record::new(&parts, info, None, self.api.now());
             let line = record.line("ResponseComplete", answer.status(), self.api.now());
             log.write(line).await;
         }
         answer
+    }
+
+    fn authorize(&self, user: &User, info: &RequestInfo) -> Result<(), Status> {
+        self.access.authorize(&self.api, user, &info.attributes)?;
+        match info.upgrade_attributes() {
+            Some(create) => self.access.authorize(&self.api, user, &create),
+            None => Ok(()),
+        }
     }
 
     /// An answer that is recorded when it ends or its reader goes.
@@ -126,12 +146,30 @@ impl Frontend {
         parts: &mut Parts,
         path: Path,
         body: B,
+        queue: Option<&Arc<FairQueue>>,
     ) -> Result<Answer, Status>
     where
         B: http_body::Body + Send,
         B::Data: Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        // A node may take long to answer, and is not the server's own work.
+        if let Path::Resource(found) = &path
+            && let Some((target, stream)) = self.node_stream(found)
+        {
+            return kubelet::proxy(&self.api, &self.dialer, &target, stream, parts).await;
+        }
+        let has_body = matches!(path, Path::Resource(_))
+            && !matches!(parts.method, Method::GET | Method::HEAD);
+        let (bytes, _upload) = if has_body {
+            read_body(user, body, queue).await?
+        } else {
+            (Bytes::new(), None)
+        };
+        let _seat = match queue {
+            Some(queue) => Some(queue.seat(&user.name).await?),
+            None => None,
+        };
         let found = match path {
             Path::Discovery(segments) => {
                 return Ok(discovery::answer(
@@ -151,23 +189,15 @@ impl Frontend {
             }
             Path::Resource(found) => found,
         };
-        if let Some((target, stream)) = self.node_stream(&found) {
-            return kubelet::proxy(&self.api, &self.dialer, &target, stream, parts).await;
-        }
-        let reads = matches!(parts.method, Method::GET | Method::HEAD);
-        let bytes = if reads {
-            Bytes::new()
-        } else {
-            body::read(body).await?
-        };
         if reviews::is_review(&found.group, &found.version, &found.resource) {
-            return self.review(user, parts, &found, &bytes);
+            return self.review(user, parts, &found, &bytes).await;
         }
         if let Some(target) = self.token_target(&found) {
             if parts.method != Method::POST {
                 return Err(Status::method_not_allowed());
             }
-            let request = body::decode(&bytes, body::format(&parts.headers)?)?.value;
+            let format = body::format(&parts.headers)?;
+            let request = body::decode(&bytes, format).await?.value;
             let answer = reviews::request_token(&self.api, &self.access, &target, request)?;
             return Ok(body::json(StatusCode::CREATED, &answer));
         }
@@ -201,17 +231,18 @@ impl Frontend {
         }
     }
 
-    fn review(
+    async fn review(
         &self,
         user: &User,
         parts: &Parts,
         found: &ResourcePath,
-        bytes: &[u8],
+        bytes: &Bytes,
     ) -> Result<Answer, Status> {
         if parts.method != Method::POST || !found.name.is_empty() {
             return Err(Status::method_not_allowed());
         }
-        let review = body::decode(bytes, body::format(&parts.headers)?)?.value;
+        let review = body::decode(bytes, body::format(&parts.headers)?).await?;
+        let review = review.value;
         let answer = reviews::answer(&self.api, &self.access, user, &found.resource, review)?;
         Ok(body::json(StatusCode::CREATED, &answer))
     }
@@ -234,45 +265,25 @@ impl Drop for End {
     }
 }
 
-/// What a request wants, in the words of authorization.
-fn attributes(parts: &Parts, path: &Path) -> Attributes {
-    let Path::Resource(found) = path else {
-        let verb = parts.method.as_str().to_ascii_lowercase();
-        return Attributes {
-            verb,
-            path: parts.uri.path().to_owned(),
-            ..Attributes::default()
-        };
+/// Reads a request's body. A client that sends slowly keeps none of the server's seats meanwhile. The bytes count against the user until
+/// the second value is dropped.
+async fn read_body<B>(
+    user: &User,
+    body: B,
+    queue: Option<&Arc<FairQueue>>,
+) -> Result<(Bytes, Option<Upload>), Status>
+where
+    B: http_body::Body + Send,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let Some(queue) = queue else {
+        return Ok((body::read(body, |_| Ok(())).await?, None));
     };
-    let watches = Query::parse(parts.uri.query()).flag("watch");
-    let verb = match (parts.method.as_str(), found.name.is_empty()) {
-        ("GET" | "HEAD", _) if watches => "watch",
-        ("GET" | "HEAD", false) => "get",
-        ("GET" | "HEAD", true) => "list",
-        ("POST", _) => "create",
-        ("PUT", _) => "update",
-        ("PATCH", _) => "patch",
-        ("DELETE", false) => "delete",
-        ("DELETE", true) => "deletecollection",
-        (other, _) => other,
-    };
-    let resource = if found.subresource.is_empty() {
-        found.resource.clone()
-    } else {
-        format!("{}/{}", found.resource, found.subresource)
-    };
-    Attributes {
-        verb: verb.to_owned(),
-        group: found.group.clone(),
-        resource,
-        namespace: if found.resource == "namespaces" {
-            found.name.clone()
-        } else {
-            found.namespace.clone()
-        },
-        name: found.name.clone(),
-        path: String::new(),
-    }
+    let mut upload = queue.upload(&user.name)?;
+    let bytes = body::read(body, |length| upload.charge(length)).await?;
+    upload.arrived();
+    Ok((bytes, Some(upload)))
 }
 
 /// This machine, as Go names it.

@@ -113,13 +113,15 @@ impl Call<'_> {
         options::write(&self.query, &self.parts.headers, self.user)
     }
 
-    fn decoded(&self) -> Result<Value, Status> {
-        Ok(body::decode(&self.bytes, body::format(&self.parts.headers)?)?.value)
+    async fn decoded(&self) -> Result<Value, Status> {
+        let format = body::format(&self.parts.headers)?;
+        Ok(body::decode(&self.bytes, format).await?.value)
     }
 
     /// The object of a write, and options that know what its body gave twice.
-    fn decoded_for_write(&self) -> Result<(Value, WriteOptions), Status> {
-        let decoded = body::decode(&self.bytes, body::format(&self.parts.headers)?)?;
+    async fn decoded_for_write(&self) -> Result<(Value, WriteOptions), Status> {
+        let format = body::format(&self.parts.headers)?;
+        let decoded = body::decode(&self.bytes, format).await?;
         let options = WriteOptions {
             duplicate_fields: decoded.duplicates,
             ..self.write_options()?
@@ -133,7 +135,7 @@ impl Call<'_> {
 
     async fn object(self) -> Result<Answer, Status> {
         match (&self.parts.method, self.target.name.is_empty()) {
-            (&(Method::GET | Method::HEAD), _) if self.query.flag("watch") => self.watch(),
+            (&(Method::GET | Method::HEAD), true) if self.query.flag("watch") => self.watch(),
             (&(Method::GET | Method::HEAD), true) => {
                 let options = options::list(self.resource(), &self.query)?;
                 let listed = self.api.list(&self.target, &options)?;
@@ -144,7 +146,7 @@ impl Call<'_> {
                 Ok(self.renderer.answer(StatusCode::OK, &object))
             }
             (&Method::POST, true) => {
-                let (object, options) = self.decoded_for_write()?;
+                let (object, options) = self.decoded_for_write().await?;
                 let written = self.api.create(&self.target, object, &options).await?;
                 Ok(self.written(&written))
             }
@@ -159,12 +161,8 @@ impl Call<'_> {
     }
 
     fn watch(self) -> Result<Answer, Status> {
-        let options = options::watch(self.resource(), &self.query, &self.target.name)?;
-        let target = Target {
-            name: String::new(),
-            ..self.target.clone()
-        };
-        match self.api.watch(&target, &options) {
+        let options = options::watch(self.resource(), &self.query)?;
+        match self.api.watch(&self.target, &options) {
             Ok(watching) => Ok(self.renderer.answer_watch(watching)),
             Err(status) if status.code == 410 => Ok(Renderer::answer_failed_watch(&status)),
             Err(status) => Err(status),
@@ -191,7 +189,7 @@ impl Call<'_> {
                 Ok(self.renderer.answer(StatusCode::OK, &object))
             }
             Method::PUT => {
-                let (object, options) = self.decoded_for_write()?;
+                let (object, options) = self.decoded_for_write().await?;
                 let written = self
                     .api
                     .modify(&self.target, part, &Replace(object), &options)
@@ -205,7 +203,7 @@ impl Call<'_> {
 
     async fn patch(self, part: Part) -> Result<Answer, Status> {
         let (patch, duplicate_fields) =
-            Patch::parse(&self.parts.headers, &self.query, &self.bytes)?;
+            Patch::parse(&self.parts.headers, &self.query, &self.bytes).await?;
         let applies = matches!(patch, Patch::Apply { .. });
         let options = WriteOptions {
             duplicate_fields,
@@ -257,13 +255,14 @@ impl Call<'_> {
                 subresource::scale_of(paths, &Api::value_of(self.resource(), &object))
             }
             Method::PUT => {
-                let wanted = self.decoded()?;
+                let wanted = self.decoded().await?;
                 self.api
                     .modify_scale(&self.target, |_| Ok(wanted.clone()), &options)
                     .await?
             }
             Method::PATCH => {
-                let (patch, _) = Patch::parse(&self.parts.headers, &self.query, &self.bytes)?;
+                let (patch, _) =
+                    Patch::parse(&self.parts.headers, &self.query, &self.bytes).await?;
                 let bound = patch.bind(self.resource(), Part::Main, &options, self.api.now());
                 self.api
                     .modify_scale(&self.target, |scale| bound.apply(&scale), &options)
@@ -279,7 +278,7 @@ impl Call<'_> {
             return Err(Status::method_not_allowed());
         }
         self.api
-            .bind_pod(&self.target, &self.decoded()?, &self.write_options()?)
+            .bind_pod(&self.target, &self.decoded().await?, &self.write_options()?)
             .await?;
         Ok(created_status())
     }
@@ -289,17 +288,17 @@ impl Call<'_> {
             return Err(Status::method_not_allowed());
         }
         self.api
-            .evict_pod(&self.target, &self.decoded()?, &self.write_options()?)
+            .evict_pod(&self.target, &self.decoded().await?, &self.write_options()?)
             .await?;
         Ok(created_status())
     }
 
-    fn delete_options(&self) -> Result<DeleteOptions, Status> {
+    async fn delete_options(&self) -> Result<DeleteOptions, Status> {
         let body =
             if self.bytes.iter().all(u8::is_ascii_whitespace) {
                 None
             } else {
-                let decoded = self.decoded()?;
+                let decoded = self.decoded().await?;
                 Some(serde_json::from_value(decoded).map_err(|error| {
                     Status::bad_request(format!("invalid DeleteOptions: {error}"))
                 })?)
@@ -312,7 +311,7 @@ impl Call<'_> {
             .api
             .delete(
                 &self.target,
-                &self.delete_options()?,
+                &self.delete_options().await?,
                 &self.write_options()?,
             )
             .await?;
@@ -331,7 +330,7 @@ impl Call<'_> {
 
     async fn delete_collection(self) -> Result<Answer, Status> {
         let list = options::list(self.resource(), &self.query)?;
-        let options = self.delete_options()?;
+        let options = self.delete_options().await?;
         let objects = self
             .api
             .delete_collection(&self.target, &list, &options, &self.write_options()?)

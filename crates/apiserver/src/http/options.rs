@@ -90,13 +90,9 @@ fn check_list(
 }
 
 /// Options of a watch.
-pub fn watch(resource: &Resource, query: &Query, name: &str) -> Result<WatchOptions, Status> {
-    let mut list = list(resource, query)?;
-    if !name.is_empty() {
-        list.selection = list.selection.named(name);
-    }
+pub fn watch(resource: &Resource, query: &Query) -> Result<WatchOptions, Status> {
     Ok(WatchOptions {
-        list,
+        list: list(resource, query)?,
         bookmarks: query.flag("allowWatchBookmarks"),
         initial_events: query.tri_state("sendInitialEvents"),
         timeout: parse_number(query, "timeoutSeconds")?

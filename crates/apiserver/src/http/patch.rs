@@ -5,6 +5,7 @@ use apimachinery::{
     patch::{json::JsonPatch, merge, strategic},
     status::Status,
 };
+use bytes::Bytes;
 use http::HeaderMap;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -47,23 +48,26 @@ pub enum Patch {
 
 impl Patch {
     /// Parses a patch by its media type; the second value lists fields given twice.
-    pub fn parse(
+    pub async fn parse(
         headers: &HeaderMap,
         query: &Query,
-        bytes: &[u8],
+        bytes: &Bytes,
     ) -> Result<(Self, Vec<String>), Status> {
         match body::media_type(headers).as_str() {
             "application/json-patch+json" => {
-                let patch = JsonPatch::from_slice(bytes)
-                    .map_err(|error| Status::bad_request(error.to_string()))?;
+                let parse = |bytes: &[u8]| {
+                    JsonPatch::from_slice(bytes)
+                        .map_err(|error| Status::bad_request(error.to_string()))
+                };
+                let patch = body::off_worker(bytes, parse).await?;
                 Ok((Self::Json(patch), Vec::new()))
             }
             "application/merge-patch+json" => {
-                let decoded = body::decode(bytes, Format::Json)?;
+                let decoded = body::decode(bytes, Format::Json).await?;
                 Ok((Self::Merge(decoded.value), decoded.duplicates))
             }
             "application/strategic-merge-patch+json" => {
-                let decoded = body::decode(bytes, Format::Json)?;
+                let decoded = body::decode(bytes, Format::Json).await?;
                 Ok((Self::Strategic(decoded.value), decoded.duplicates))
             }
             "application/apply-patch+yaml" | "application/apply-patch+json" => {
@@ -71,7 +75,7 @@ impl Patch {
                     let error = FieldError::required("fieldManager", "is required for apply patch");
                     return Err(options::invalid_options("PatchOptions", &[error]));
                 }
-                let decoded = body::decode(bytes, Format::Yaml)?;
+                let decoded = body::decode(bytes, Format::Yaml).await?;
                 Ok((
                     Self::Apply {
                         configuration: decoded.value,

@@ -8,7 +8,7 @@ pub mod wire;
 
 use std::{collections::HashMap, sync::LazyLock};
 
-use apimachinery::status::Status;
+use apimachinery::{memory_budget::MemoryBudget, status::Status, strict};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -18,6 +18,7 @@ use self::wire::{Part, Reader, Scalar};
 const MAGIC: &[u8] = b"k8s\0";
 /// Deeper nesting than any built-in kind has.
 const DEPTH: usize = 32;
+const TOO_LARGE: &str = "the body holds too many values";
 
 /// Structs that JSON shows as part of what holds them.
 const INLINE: &[&str] = &[
@@ -131,7 +132,8 @@ pub fn decode(bytes: &[u8]) -> Result<Value, Status> {
     let mut object = Map::new();
     object.insert("apiVersion".into(), Value::from(version.as_str()));
     object.insert("kind".into(), Value::from(kind.as_str()));
-    object.extend(message_fields(message, raw, 0).map_err(malformed)?);
+    let mut budget = MemoryBudget::default();
+    object.extend(message_fields(message, raw, 0, &mut budget).map_err(malformed)?);
     Ok(Value::Object(object))
 }
 
@@ -139,6 +141,7 @@ fn message_fields(
     message: &str,
     bytes: &[u8],
     depth: usize,
+    budget: &mut MemoryBudget,
 ) -> Result<Map<String, Value>, &'static str> {
     if depth > DEPTH {
         return Err("the object is nested too deeply");
@@ -150,9 +153,12 @@ fn message_fields(
         let Some(field) = fields.get(&number) else {
             continue;
         };
+        budget
+            .member(object.len(), field.name.len())
+            .map_err(|_| TOO_LARGE)?;
         match field.shape {
             Shape::One => {
-                let value = single(field.kind, scalar, depth)?;
+                let value = single(field.kind, scalar, depth, budget)?;
                 if INLINE.contains(&field.name)
                     && let Value::Object(inner) = value
                 {
@@ -162,7 +168,7 @@ fn message_fields(
                 }
             }
             Shape::List => {
-                let value = single(field.kind, scalar, depth)?;
+                let value = single(field.kind, scalar, depth, budget)?;
                 if let Value::Array(list) = object
                     .entry(field.name)
                     .or_insert_with(|| Value::Array(Vec::new()))
@@ -171,7 +177,7 @@ fn message_fields(
                 }
             }
             Shape::Map => {
-                let (key, value) = map_entry(field.kind, scalar, depth)?;
+                let (key, value) = map_entry(field.kind, scalar, depth, budget)?;
                 if let Value::Object(map) = object
                     .entry(field.name)
                     .or_insert_with(|| Value::Object(Map::new()))
@@ -197,6 +203,7 @@ fn map_entry(
     kind: &'static str,
     scalar: Scalar<'_>,
     depth: usize,
+    budget: &mut MemoryBudget,
 ) -> Result<(String, Value), &'static str> {
     let Scalar::Bytes(entry) = scalar else {
         return Err("a map has no entry");
@@ -206,7 +213,7 @@ fn map_entry(
         let part = part?;
         match (part.number, part.scalar) {
             (1, Scalar::Bytes(text)) => key = String::from_utf8_lossy(text).into_owned(),
-            (2, scalar) => value = Some(single(kind, scalar, depth)?),
+            (2, scalar) => value = Some(single(kind, scalar, depth, budget)?),
             _ => {}
         }
     }
@@ -220,7 +227,17 @@ fn map_entry(
     Ok((key, value.unwrap_or_else(empty)))
 }
 
-fn single(kind: &'static str, scalar: Scalar<'_>, depth: usize) -> Result<Value, &'static str> {
+fn single(
+    kind: &'static str,
+    scalar: Scalar<'_>,
+    depth: usize,
+    budget: &mut MemoryBudget,
+) -> Result<Value, &'static str> {
+    let text_bytes = match scalar {
+        Scalar::Bytes(bytes) if matches!(kind, "string" | "bytes") => bytes.len(),
+        _ => 0,
+    };
+    budget.value(text_bytes).map_err(|_| TOO_LARGE)?;
     Ok(match (kind, scalar) {
         ("string", Scalar::Bytes(bytes)) => {
             Value::from(std::str::from_utf8(bytes).map_err(|_| "a text is not UTF-8")?)
@@ -240,17 +257,18 @@ fn single(kind: &'static str, scalar: Scalar<'_>, depth: usize) -> Result<Value,
             wire::first_text(bytes)?.map_or_else(|| Value::from("0"), Value::from)
         }
         ("raw", Scalar::Bytes(bytes)) => wire::first_bytes(bytes)?
-            .and_then(|raw| serde_json::from_slice(raw).ok())
+            .and_then(|raw| strict::decode_within(raw, budget).ok())
+            .map(|decoded| decoded.value)
             .unwrap_or_default(),
         ("intorstring", Scalar::Bytes(bytes)) => int_or_string(bytes)?,
         (message, Scalar::Bytes(bytes)) if message.ends_with(".ExtraValue") => {
-            let mut fields = message_fields(message, bytes, depth + 1)?;
+            let mut fields = message_fields(message, bytes, depth + 1, budget)?;
             fields
                 .remove("items")
                 .unwrap_or_else(|| Value::Array(Vec::new()))
         }
         (message, Scalar::Bytes(bytes)) => {
-            Value::Object(message_fields(message, bytes, depth + 1)?)
+            Value::Object(message_fields(message, bytes, depth + 1, budget)?)
         }
         _ => return Err("a field has another type than its message says"),
     })

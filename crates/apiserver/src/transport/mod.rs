@@ -15,7 +15,6 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
@@ -25,24 +24,25 @@ use self::identity::{Identity, IdentityError};
 use crate::{
     audit::Origin,
     auth::User,
+    fair_queue::{FairQueue, Limits},
     http::{
         Frontend,
         body::{self, Answer},
-        path::Query,
         public,
+        request_info::RequestInfo,
     },
     server::ServeError,
 };
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a client may take to send a request's line and headers.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 const DRAIN: Duration = Duration::from_secs(2);
-/// Requests at a time, watches not counted, as kube-apiserver bounds them by default.
-const REQUESTS_AT_ONCE: usize = 400;
 
 struct Gate {
     frontend: Arc<Frontend>,
-    requests: Semaphore,
+    queue: Arc<FairQueue>,
 }
 
 /// Serves HTTPS until `shutdown`.
@@ -59,7 +59,7 @@ pub async fn serve(
     )?;
     let gate = Arc::new(Gate {
         frontend,
-        requests: Semaphore::new(REQUESTS_AT_ONCE),
+        queue: FairQueue::new(Limits::default()),
     });
     let mut connections = JoinSet::new();
     loop {
@@ -109,6 +109,7 @@ async fn connection(
     else {
         return;
     };
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let certificates = stream.get_ref().1.peer_certificates();
     let peer = Arc::new(Peer {
         address,
@@ -120,8 +121,17 @@ async fn connection(
         let (gate, peer) = (gate.clone(), peer.clone());
         async move { Ok::<_, Infallible>(gate.answer(&peer, request).await) }
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new());
+    let builder = auto::Builder::new(TokioExecutor::new());
+    // TLS has settled the protocol. To find it out from the first bytes would wait for them without end.
+    let mut builder = if is_http2 {
+        builder.http2_only()
+    } else {
+        builder.http1_only()
+    };
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -156,11 +166,15 @@ impl Gate {
         {
             return answer;
         }
+        if let Err(status) = check_hosts(&request) {
+            return body::failure(&status);
+        }
         // From the thread's own generator: the system's costs a call for each request.
         let audit_id = uuid::Builder::from_random_bytes(rand::random())
             .into_uuid()
             .to_string();
         let frontend = &self.frontend;
+        let info = RequestInfo::of(&request);
         let authenticated =
             frontend
                 .access
@@ -176,27 +190,19 @@ impl Gate {
         });
         let user = match authenticated {
             Ok((user, _)) => user,
-            Err(status) => return frontend.refuse(request, &status).await,
+            Err(status) => return frontend.refuse(&info, request, &status).await,
         };
-        let compress = gzip::is_accepted(request.headers()) && request.method() == Method::GET;
-        let mut answer = if Query::parse(request.uri().query()).flag("watch") {
-            self.frontend.handle(&user, request).await
-        } else {
-            let Ok(_permit) = self.requests.try_acquire() else {
-                return body::failure(&Status::too_many_requests(
-                    "too many requests, please try again later",
-                    1,
-                ));
-            };
-            match tokio::time::timeout(REQUEST_TIMEOUT, self.frontend.handle(&user, request)).await
-            {
-                Ok(answer) if compress => gzip::compress(answer),
-                Ok(answer) => answer,
-                Err(_) => body::failure(&Status::timeout(
-                    "request did not complete within the allotted timeout",
-                    0,
-                )),
-            }
+        let compress = gzip::is_accepted(request.headers())
+            && request.method() == Method::GET
+            && !info.is_watch();
+        let answering = frontend.handle(&user, info, request, Some(&self.queue));
+        let mut answer = match tokio::time::timeout(REQUEST_TIMEOUT, answering).await {
+            Ok(answer) if compress => gzip::compress(answer),
+            Ok(answer) => answer,
+            Err(_) => body::failure(&Status::timeout(
+                "request did not complete within the allotted timeout",
+                0,
+            )),
         };
         if let Ok(value) = audit_id.parse() {
             answer
@@ -209,5 +215,28 @@ impl Gate {
             .entry(header::CACHE_CONTROL)
             .or_insert(http::HeaderValue::from_static("no-cache, private"));
         answer
+    }
+}
+
+/// Refuses a request that two readers could understand differently (request smuggling). The HTTP parser itself refuses conflicting lengths,
+/// and closes the connection after a request with both `Transfer-Encoding` and `Content-Length`.
+fn check_hosts<B>(request: &Request<B>) -> Result<(), Status> {
+    if request.headers().get_all(header::HOST).iter().count() > 1 {
+        return Err(Status::bad_request("more than one Host header"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_with_two_hosts_is_refused() {
+        let request = Request::get("/api").header(header::HOST, "a");
+        let twice = request.header(header::HOST, "b").body(()).unwrap();
+        assert_eq!(check_hosts(&twice).unwrap_err().code, 400);
+        let once = Request::get("/api").header(header::HOST, "a").body(());
+        assert!(check_hosts(&once.unwrap()).is_ok());
     }
 }
