@@ -128,7 +128,7 @@ fn request(step: &Step, kept: &BTreeMap<String, String>) -> anyhow::Result<Reque
             step.accept.as_deref().unwrap_or("application/json"),
         );
     if let Some(user) = &step.user {
-        builder = builder.header("Impersonate-User", user);
+        builder = builder.header("Impersonate-User", filled(user, kept));
     }
     let body = match (&step.body, &step.text) {
         (Some(body), _) => Some(filled(&body.to_string(), kept)),
