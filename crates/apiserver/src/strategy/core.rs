@@ -353,8 +353,8 @@ pub fn validate_binding(binding: &Value, old: Option<&Value>) -> Vec<FieldError>
     } else {
         &["Role", "ClusterRole"]
     };
-    one_of(&role["kind"], "roleRef.kind", kinds, &mut errors);
     one_of(&role["apiGroup"], "roleRef.apiGroup", &[RBAC], &mut errors);
+    one_of(&role["kind"], "roleRef.kind", kinds, &mut errors);
     if text(role, "name").is_empty() {
         errors.push(FieldError::required("roleRef.name", ""));
     }
