@@ -223,7 +223,8 @@ impl Status {
             None => subject,
         };
         if reported.len() < errors.len() {
-            message.push_str(&format!(" and {} more", errors.len() - reported.len()));
+            let more = errors.len() - reported.len();
+            message = format!("{message} and {more} more");
         }
         Self::failure(422, "Invalid", message)
             .about(group, kind, name)

@@ -8,6 +8,7 @@
 //! are maps) and tags of applications are refused.
 
 use std::collections::HashMap;
+use std::fmt::Write;
 
 use granit_parser::{Event, Options, Parser, ScalarStyle, Tag};
 use serde_json::{Map, Number, Value};
@@ -224,7 +225,10 @@ impl Loader {
         let mut path = String::new();
         for open in &self.open {
             match &open.value {
-                Partial::List(items) => path.push_str(&format!("[{}]", items.len())),
+                Partial::List(items) => {
+                    // Writing into a string cannot fail.
+                    let _ = write!(path, "[{}]", items.len());
+                }
                 Partial::Map { key, .. } => {
                     if !path.is_empty() {
                         path.push('.');
@@ -467,7 +471,7 @@ mod tests {
         let mut laughs = String::from("a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n");
         for level in 1..12 {
             let repeated = format!("*a{},", level - 1).repeat(9);
-            laughs.push_str(&format!("a{level}: &a{level} [{repeated}]\n"));
+            writeln!(laughs, "a{level}: &a{level} [{repeated}]").unwrap();
         }
         assert!(refused(&laughs).contains("excessive aliasing"));
         let scalar = "x".repeat(100_000);

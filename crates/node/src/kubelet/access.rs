@@ -32,7 +32,7 @@ impl Authenticator for ApiAuthority {
         let Some(subject) = self.identify(request).await else {
             return Access::Unauthenticated;
         };
-        let verb = verb(&request.method);
+        let verb = verb(&request.method, request.uri.path());
         match self.may(&subject, verb).await {
             Ok(true) => Access::Allowed,
             Ok(false) => Access::Forbidden(format!(
@@ -98,7 +98,14 @@ impl ApiAuthority {
     }
 }
 
-fn verb(method: &Method) -> &'static str {
+/// The verb that a request needs on `nodes/proxy`. What opens a stream into a container runs commands, also by a GET, which is how a
+/// WebSocket begins: a role that may only read, such as one that scrapes metrics, must not.
+fn verb(method: &Method, path: &str) -> &'static str {
+    const STREAMS: [&str; 4] = ["exec", "attach", "portForward", "run"];
+    let first = path.split('/').find(|segment| !segment.is_empty());
+    if first.is_some_and(|first| STREAMS.contains(&first)) {
+        return "create";
+    }
     match *method {
         Method::POST => "create",
         Method::PUT => "update",
@@ -125,6 +132,22 @@ fn subject_of(certificate: &[u8]) -> Option<Subject> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stream_into_a_container_takes_the_right_to_create() {
+        for path in [
+            "/exec/n/p/c",
+            "/attach/n/p/c",
+            "/portForward/n/p",
+            "//exec/n/p/c",
+        ] {
+            assert_eq!(verb(&Method::GET, path), "create", "{path}");
+            assert_eq!(verb(&Method::POST, path), "create", "{path}");
+        }
+        for path in ["/containerLogs/n/p/c", "/pods", "/"] {
+            assert_eq!(verb(&Method::GET, path), "get", "{path}");
+        }
+    }
 
     #[test]
     fn a_certificate_names_its_user_and_groups() {
