@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::labels::ROUTER_APP;
 use crate::names::{LabelValue, MetadataKey, NameError};
 use crate::sandbox::PodMetadata;
 
@@ -50,6 +51,10 @@ pub enum MetadataError {
     #[error("spec.additionalPodMetadata.labels: {key:?} has an invalid value: {cause}")]
     InvalidLabelValue { key: String, cause: NameError },
     #[error(
+        "spec.additionalPodMetadata.labels: {:?} may not be {:?}: that label is the router's; choose another value", ROUTER_APP.0, ROUTER_APP.1
+    )]
+    RouterLabel,
+    #[error(
         "spec.additionalPodMetadata.{section}: {key:?} is {wanted:?} but the template already sets it to {existing:?}; \
          a claim cannot override the template"
     )]
@@ -71,11 +76,19 @@ pub fn validate(additional: &PodMetadata) -> Result<(), MetadataError> {
                 key: key.clone(),
                 cause,
             })?;
+        if is_router_label(key, value) {
+            return Err(MetadataError::RouterLabel);
+        }
     }
     for key in additional.annotations.iter().flat_map(BTreeMap::keys) {
         validate_key(Section::Annotations, key)?;
     }
     Ok(())
+}
+
+/// Whether a label would make a pod an endpoint of the router's service, or a peer that network policies admit as the router.
+pub fn is_router_label(key: &str, value: &str) -> bool {
+    (key, value) == ROUTER_APP
 }
 
 /// Adds a claim's metadata to the template's. A key that both set must have the same value.
@@ -180,6 +193,19 @@ mod tests {
             labels: None,
             annotations: Some(pairs(entries)),
         }
+    }
+
+    #[test]
+    fn a_claim_cannot_pass_its_pod_off_as_the_router() {
+        let labelled = |value: &str| PodMetadata {
+            labels: Some(BTreeMap::from([("app".to_owned(), value.to_owned())])),
+            annotations: None,
+        };
+        assert_eq!(
+            validate(&labelled("sandbox-router")),
+            Err(MetadataError::RouterLabel)
+        );
+        assert_eq!(validate(&labelled("sandbox-router-2")), Ok(()));
     }
 
     #[test]

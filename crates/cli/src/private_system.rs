@@ -44,7 +44,7 @@ impl PrivateSystem {
         .await?;
         if up.unenforced_policies().is_some() {
             eprintln!(
-                "without nft no network policy holds for the sandbox: it may reach services of this machine, and nothing beyond; \
+                "without nft the sandbox has no network but its resolver: it reaches neither this machine nor anything beyond; \
                  install nftables"
             );
         }

@@ -6,6 +6,8 @@ use kube::Client;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
+use crate::runtime::PodIdentity;
+
 /// Whether an event is news or a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
@@ -48,6 +50,32 @@ impl EventSink {
         self.tell_doing(reason, pod, container, severity, reason, note);
     }
 
+    /// Reports something about a pod of which only the identity is known.
+    pub fn tell_of_pod(&self, pod: &PodIdentity, severity: Severity, reason: &str, note: String) {
+        let subject = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.namespace.clone()),
+            name: Some(pod.name.clone()),
+            uid: Some(pod.uid.clone()),
+            ..ObjectReference::default()
+        };
+        self.publish(subject, severity, reason, reason, note);
+    }
+
+    /// Reports something about the node itself.
+    pub fn tell_of_node(&self, name: &str, severity: Severity, reason: &str, note: String) {
+        // As the kubelet has it: a node is known by its name.
+        let subject = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(name.to_owned()),
+            uid: Some(name.to_owned()),
+            ..ObjectReference::default()
+        };
+        self.publish(subject, severity, reason, reason, note);
+    }
+
     /// Tells what came of doing something. Events of one reason and one such action are counted as one, whatever else they say.
     pub fn tell_doing(
         &self,
@@ -60,6 +88,17 @@ impl EventSink {
     ) {
         let mut subject: ObjectReference = pod.object_ref(&());
         subject.field_path = container.map(|name| field_of(pod, name));
+        self.publish(subject, severity, action, reason, note);
+    }
+
+    fn publish(
+        &self,
+        subject: ObjectReference,
+        severity: Severity,
+        action: &str,
+        reason: &str,
+        note: String,
+    ) {
         let event = Event {
             type_: match severity {
                 Severity::Normal => EventType::Normal,

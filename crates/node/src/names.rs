@@ -51,10 +51,13 @@ impl Names {
 
     /// Whether an interface is one of this node's.
     pub fn is_link(&self, name: &str) -> bool {
-        name == self.holder
-            || name
-                .strip_prefix(&self.link_prefix())
-                .is_some_and(|slot| u32::from_str_radix(slot, 16).is_ok())
+        name == self.holder || self.slot_of(name).is_some()
+    }
+
+    /// The slot whose link has this name.
+    pub fn slot_of(&self, link: &str) -> Option<u32> {
+        let slot = link.strip_prefix(&self.link_prefix())?;
+        u32::from_str_radix(slot, 16).ok()
     }
 
     /// The host's end of a pod's link; interface names hold 15 bytes.

@@ -202,7 +202,7 @@ fn prepare_data_dir(config: &mut Config) -> std::io::Result<()> {
 fn enforcer(config: &Config, runtime: &NativeRuntime) -> Enforcer {
     let layout = runtime.network().layout();
     let works = match &runtime.shortcomings().firewall {
-        None => Ok(()),
+        None => Ok(0),
         Some(reason) => Err(reason.clone()),
     };
     Enforcer::new(
@@ -220,7 +220,7 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
     let mut problems = Vec::new();
     if let Some(reason) = &shortcomings.firewall {
         problems.push(format!(
-            "pods reach nobody but the node, since nothing can judge their traffic: {reason}"
+            "pods answer the node and reach nobody else, since nothing can judge their traffic: {reason}"
         ));
     }
     let without_ipv6 = runtime.network().layout().without_ipv6();
@@ -301,6 +301,13 @@ async fn serve(
         {
             runtime.rotate_logs().await;
         }
+    });
+    let (repairing, stop) = (shared.clone(), shutdown.clone());
+    tasks.spawn(async move {
+        let Shared {
+            runtime, events, ..
+        } = &*repairing;
+        runtime.repair_network(events, stop).await;
     });
     let groups = shared.runtime.control_groups().clone();
     tasks.spawn(turns::run(groups, shutdown.clone()));

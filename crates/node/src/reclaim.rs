@@ -77,7 +77,8 @@ pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
     .map_err(|_| ReclaimError::Died)??;
     // Where nodes mount. Elsewhere below the directory there may be another node's.
     let mounts = unmount_below(&data_dir.join("run"))? + unmount_below(&data_dir.join("memory"))?;
-    let links = links::remove_all(&names).await?;
+    let number = share.as_ref().map(Share::number);
+    let links = links::remove_all(&names, number, &shares::rules_lock(&registry)).await?;
     Ok(Reclaimed {
         groups,
         mounts,

@@ -201,11 +201,11 @@ fn conditions(
         ("NetworkUnavailable", "False", "Degraded", problems)
     };
     let policies = match &condition.enforcement {
-        Ok(()) => (
+        Ok(restored) => (
             "NetworkPolicyEnforced",
             "True",
             "RulesInForce",
-            "network policies are enforced".to_owned(),
+            in_force_message(*restored),
         ),
         Err(reason) => (
             "NetworkPolicyEnforced",
@@ -275,6 +275,19 @@ fn conditions(
             }
         })
         .collect()
+}
+
+/// What the node says of its rules, which had to be restored that many times.
+fn in_force_message(restored: u64) -> String {
+    const ENFORCED: &str = "network policies are enforced";
+    let times = match restored {
+        0 => return ENFORCED.to_owned(),
+        1 => "once".to_owned(),
+        more => format!("{more} times"),
+    };
+    format!(
+        "{ENFORCED}; another program removed or changed the rules {times} since the node started, and they were restored"
+    )
 }
 
 fn go_architecture() -> &'static str {
@@ -497,7 +510,7 @@ mod tests {
         };
         let disk = |pressure, previous: Option<&NodeStatus>, second| {
             let condition = Condition {
-                enforcement: Ok(()),
+                enforcement: Ok(0),
                 pressure,
             };
             let now = Timestamp::from_second(second).unwrap();

@@ -12,7 +12,9 @@ use k8s_openapi::api::networking::v1::{
     IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer,
     NetworkPolicyPort, NetworkPolicySpec,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    LabelSelector, LabelSelectorRequirement, ObjectMeta,
+};
 
 use crate::owner::{controller_of, controller_reference, is_controlled_by};
 
@@ -212,10 +214,18 @@ fn with_protocols(ports: Option<Vec<NetworkPolicyPort>>) -> Option<Vec<NetworkPo
     ports.map(|ports| ports.into_iter().map(fill).collect())
 }
 
-/// Only the router gets in, from the sandbox's own namespace or from the system's.
+/// Only the router gets in, from the sandbox's own namespace or from the system's. The pod of a sandbox is not the router, however it is
+/// labelled: a tenant chooses some of its labels. It always has the label of its name, which only the controllers write.
 fn router_ingress() -> NetworkPolicyIngressRule {
     let (key, value) = labels::ROUTER_APP;
-    let router = selector(key, value);
+    let router = LabelSelector {
+        match_expressions: Some(vec![LabelSelectorRequirement {
+            key: labels::SANDBOX_NAME_HASH.to_owned(),
+            operator: "DoesNotExist".to_owned(),
+            values: None,
+        }]),
+        ..selector(key, value)
+    };
     NetworkPolicyIngressRule {
         from: Some(vec![
             NetworkPolicyPeer {
@@ -329,6 +339,13 @@ mod tests {
         for peer in &peers {
             let matched = peer.pod_selector.as_ref().unwrap().match_labels.as_ref();
             assert_eq!(matched.unwrap()["app"], "sandbox-router");
+            let excluded = &peer.pod_selector.as_ref().unwrap().match_expressions;
+            let excluded = &excluded.as_ref().unwrap()[0];
+            assert_eq!(
+                (excluded.key.as_str(), excluded.operator.as_str()),
+                (labels::SANDBOX_NAME_HASH, "DoesNotExist"),
+                "a sandbox is not the router, whatever labels its tenant chose"
+            );
         }
         assert_eq!(peers[0].namespace_selector, None);
         let blocks: Vec<_> = spec.egress.unwrap()[0]

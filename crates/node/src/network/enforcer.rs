@@ -1,11 +1,15 @@
 //! Keeps the rules in force in step with the API: watches network policies, namespaces and pods, compiles, and applies the
 //! difference.
 //!
+//! Another program may remove or change the table (`nft flush ruleset`). That is noticed ([`table_monitor`](super::table_monitor)), and all
+//! rules are put into force again; the node's condition and an event report it.
+//!
 //! A pod whose address the rules do not know gets nowhere and is reached only by the node, so it does not matter how late a watch
 //! is. An address is given up only when no rule names it any more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,14 +23,28 @@ use tokio_util::sync::CancellationToken;
 
 use super::firewall::{self, FirewallError, Surroundings};
 use super::policy::{self, PodFacts, Rules, Unselected, World};
+use super::table_monitor::{Change, MARKER, Monitor};
 use super::watched::{NotAllowed, Watched, follow, key};
 use crate::errors::chain;
+use crate::events::{EventSink, Severity};
 use crate::kubelet::is_mirror;
 
 /// How long after a failure the rules are tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long an ended pod's address is kept from others for want of rules that no longer name it.
 const FORGET: Duration = Duration::from_secs(10);
+
+/// How often this process restored rules that another program had removed or changed.
+static RESTORED: AtomicU64 = AtomicU64::new(0);
+
+/// What the node counts of its rules, in Prometheus' text.
+pub fn render_metrics() -> String {
+    const NAME: &str = "agent_sandbox_network_rules_restored_total";
+    let restored = RESTORED.load(Ordering::Relaxed);
+    format!(
+        "# HELP {NAME} How often nftables rules were restored that another program had removed or changed.\n# TYPE {NAME} counter\n{NAME} {restored}\n"
+    )
+}
 
 /// A pod as the watch shows it.
 #[derive(Debug)]
@@ -84,8 +102,15 @@ impl State {
     }
 }
 
-/// Whether policies hold on this node; the reason when they do not.
-pub type Enforcement = Result<(), String>;
+/// Whether policies hold on this node: how often the rules had to be restored since it started, or the reason why they do not.
+pub type Enforcement = Result<u64, String>;
+
+/// The rules that this process has put into force.
+#[derive(Debug)]
+struct InForce {
+    rules: Rules,
+    marker: String,
+}
 
 #[derive(Debug)]
 pub struct Enforcer {
@@ -96,6 +121,19 @@ pub struct Enforcer {
     changed: Notify,
     in_force: watch::Sender<u64>,
     enforcement: watch::Sender<Enforcement>,
+    /// Markers of transactions that the kernel has not reported yet.
+    unreported: Mutex<BTreeSet<String>>,
+    /// Another program has changed the table since the rules were last put into force.
+    disturbed: AtomicBool,
+    /// Tells the markers of this process from those of others.
+    run: u64,
+}
+
+/// Tells one run of the node from the next.
+fn random_number() -> u64 {
+    let mut bytes = [0; 8];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    u64::from_ne_bytes(bytes)
 }
 
 impl Enforcer {
@@ -114,6 +152,9 @@ impl Enforcer {
             changed: Notify::new(),
             in_force: watch::Sender::new(0),
             enforcement: watch::Sender::new(usable),
+            unreported: Mutex::default(),
+            disturbed: AtomicBool::new(false),
+            run: random_number(),
         }
     }
 
@@ -188,18 +229,68 @@ impl Enforcer {
     pub async fn run(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
         // Before watches tell of more. Without it pods' links lead nowhere for this run of the node, and nothing is to be judged.
         let rules_can_be_opened = self.enforcement.borrow().is_ok();
-        let watching = self.clone().watch(client);
+        let watching = self.clone().watch(client.clone());
         let enforcing = async {
             if !rules_can_be_opened {
                 std::future::pending::<()>().await;
             }
-            self.enforce().await;
+            let events = EventSink::new(client, "kubelet", &self.node_name);
+            tokio::join!(self.enforce(&events), self.monitor());
         };
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = watching => {}
             () = enforcing => {}
         }
+    }
+
+    /// Has all rules replaced whenever another program has changed the table.
+    async fn monitor(&self) {
+        loop {
+            match Monitor::open(&self.surroundings.table) {
+                Ok(mut monitor) => {
+                    // What happened until now was not heard.
+                    if *self.in_force.borrow() > 0 {
+                        self.disturb();
+                    }
+                    let error = loop {
+                        match monitor.next().await {
+                            Ok(change) if self.is_own(&change) => {}
+                            Ok(_) => self.disturb(),
+                            Err(error) => break error,
+                        }
+                    };
+                    tracing::warn!(%error, "changes of nftables by others are not seen for a moment");
+                }
+                Err(error) => tracing::warn!(%error, "changes of nftables by others are not seen"),
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    fn is_own(&self, change: &Change) -> bool {
+        let mut unreported = self
+            .unreported
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        matches!(change, Change::Marked(marker) if unreported.remove(marker))
+    }
+
+    fn disturb(&self) {
+        self.disturbed.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
+    /// A name for the next transaction that no transaction of this or an earlier process had.
+    fn next_marker(&self) -> String {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let marker = format!("{MARKER}{:x}_{number:x}", self.run);
+        self.unreported
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(marker.clone());
+        marker
     }
 
     async fn watch(self: Arc<Self>, client: Client) {
@@ -287,8 +378,9 @@ impl Enforcer {
         Some((state.wanted, world))
     }
 
-    async fn enforce(&self) {
-        let mut in_force: Option<Rules> = None;
+    async fn enforce(&self, events: &EventSink) {
+        let mut in_force: Option<InForce> = None;
+        let mut restored = 0_u64;
         let mut known_problems = std::collections::BTreeSet::new();
         loop {
             self.changed.notified().await;
@@ -300,11 +392,33 @@ impl Enforcer {
                 tracing::warn!("{problem}");
             }
             known_problems = compiled.problems;
-            match apply(&self.surroundings, in_force.as_ref(), &compiled.rules).await {
-                Ok(()) => {
-                    in_force = Some(compiled.rules);
+            let disturbed = self.disturbed.swap(false, Ordering::AcqRel) && in_force.is_some();
+            if disturbed {
+                tracing::warn!(
+                    table = self.surroundings.table,
+                    "another program removed or changed the nftables table; it is restored"
+                );
+                in_force = None;
+            }
+            match self.apply(in_force.take(), compiled.rules).await {
+                Ok(applied) => {
+                    in_force = Some(applied);
                     self.in_force.send_replace(number);
-                    self.tell(&Ok(()));
+                    if disturbed {
+                        restored += 1;
+                        RESTORED.fetch_add(1, Ordering::Relaxed);
+                        let note = format!(
+                            "another program removed or changed the nftables table {}; it was restored",
+                            self.surroundings.table
+                        );
+                        events.tell_of_node(
+                            &self.node_name,
+                            Severity::Warning,
+                            "NetworkRulesRestored",
+                            note,
+                        );
+                    }
+                    self.tell(&Ok(restored));
                 }
                 Err(error) => {
                     in_force = None;
@@ -316,13 +430,41 @@ impl Enforcer {
         }
     }
 
+    /// Puts rules into force: the difference to what is in force, or all of them where that is not known or the difference is refused.
+    async fn apply(
+        &self,
+        in_force: Option<InForce>,
+        rules: Rules,
+    ) -> Result<InForce, FirewallError> {
+        let surroundings = &self.surroundings;
+        let change = match &in_force {
+            None => None,
+            Some(known) => surroundings.change(&known.rules, &rules),
+        };
+        let (change, marker) = match (in_force, change) {
+            (Some(known), None) => return Ok(known),
+            (Some(known), Some(change)) => {
+                let marker = self.next_marker();
+                let mark = surroundings.mark(&marker, Some(&known.marker));
+                (Some(change + &mark), marker)
+            }
+            (None, _) => (None, self.next_marker()),
+        };
+        let whole = surroundings.whole(&rules) + &surroundings.mark(&marker, None);
+        if let Err(error) = run(surroundings, change, whole).await {
+            self.is_own(&Change::Marked(marker));
+            return Err(error);
+        }
+        Ok(InForce { rules, marker })
+    }
+
     fn tell(&self, enforcement: &Enforcement) {
         self.enforcement.send_if_modified(|known| {
             if *known == *enforcement {
                 return false;
             }
             match enforcement {
-                Ok(()) => tracing::info!("network policies are enforced"),
+                Ok(_) => tracing::info!("network policies are enforced"),
                 Err(reason) => tracing::error!(reason, "network policies cannot be enforced"),
             }
             known.clone_from(enforcement);
@@ -331,20 +473,12 @@ impl Enforcer {
     }
 }
 
-/// Puts rules into force: the difference to what is in force, or all of them where that is not known or the difference is refused.
-async fn apply(
+/// Runs one of two transactions: the difference, or all rules where there is no difference or it is refused.
+async fn run(
     surroundings: &Surroundings,
-    in_force: Option<&Rules>,
-    rules: &Rules,
+    change: Option<String>,
+    whole: String,
 ) -> Result<(), FirewallError> {
-    let change = match in_force {
-        None => None,
-        Some(in_force) => match surroundings.change(in_force, rules) {
-            None => return Ok(()),
-            Some(change) => Some(change),
-        },
-    };
-    let whole = surroundings.whole(rules);
     let program = surroundings.program.clone();
     let work = move || {
         if let Some(change) = change {
@@ -379,12 +513,7 @@ mod tests {
             resolver: Vec::new(),
             local_users: None,
         };
-        Enforcer::new(
-            "here".to_owned(),
-            surroundings,
-            Unselected::Isolated,
-            Ok(()),
-        )
+        Enforcer::new("here".to_owned(), surroundings, Unselected::Isolated, Ok(0))
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! The text is pure. Everything of a node is in one table:
 //!
 //! ```text
-//! prerouting   a pod sends only from its own addresses; opens only so many connections at once
+//! prerouting   a pod sends only from its own addresses; a neighbour reaches none of the node's
+//! admit        marks what the routing rules are to let pass (see routing_rules)
 //! forward  ──► judge ──► outgoing ──► chain of the pod that opened the connection      (egress)
 //!                    └─► incoming ──► chain of the pod it was opened to               (ingress)
 //! input        pods reach nothing of the machine itself, but answer it and ask its resolver
@@ -25,6 +26,7 @@ use std::process::{Command, Stdio};
 
 use super::address_block::AddressBlock;
 use super::policy::{Chain, Direction, Peers, Rule, Rules};
+use super::routing_rules::ADMITTED;
 use crate::names::Names;
 
 /// Connections that one pod may have at once. The kernel's table of connections is everybody's, and whoever fills it cuts
@@ -44,6 +46,12 @@ const FRAME: &str = r#"table inet TABLE {
   chain prerouting {
     type filter hook prerouting priority raw; policy accept;
     iifname "LINKS*" fib saddr . iif oif missing drop
+    OWN_ADDRESSES
+  }
+  chain admit {
+    type filter hook prerouting priority dstnat + 10; policy accept;
+    iifname "LINKS*" meta mark set meta mark | ADMITTED
+    TO_PODS
   }
   chain outgoing {
     ct original ip saddr vmap @egress4
@@ -158,6 +166,15 @@ impl Surroundings {
         text
     }
 
+    /// Gives a transaction its marker, an empty set of this name, in place of the last one's.
+    pub fn mark(&self, marker: &str, last: Option<&str>) -> String {
+        let table = &self.table;
+        let removed = last.map_or_else(String::new, |last| {
+            format!("delete set inet {table} {last}\n")
+        });
+        format!("{removed}add set inet {table} {marker} {{ type mark; }}\n")
+    }
+
     /// What never changes. By itself it lets pods answer the node, and nothing else.
     fn frame(&self) -> String {
         // An address of the range that no pod is known to have gets nowhere. What a pod's chain lets pass does not come by here: it
@@ -171,6 +188,15 @@ impl Surroundings {
         let asked = Self::lines(&self.resolver, |address| {
             let word = Family::of(address).word;
             format!("{word} daddr {address} meta l4proto {{ tcp, udp }} th dport 53 jump asked")
+        });
+        // Linux takes packets for any of its addresses on any interface (the weak host model).
+        let own = Self::lines(&self.resolver, |address| {
+            let word = Family::of(address).word;
+            format!("iifname != \"lo\" iifname != \"LINKS*\" {word} daddr {address} drop")
+        });
+        let to_pods = Self::lines(&self.ranges, |range| {
+            let word = Family::of_block(range).word;
+            format!("{word} daddr {range} meta mark set meta mark | ADMITTED")
         });
         let leaving = Self::lines(&self.ranges, |range| {
             let word = Family::of_block(range).word;
@@ -190,6 +216,9 @@ impl Surroundings {
             .replace("    UNKNOWN_TARGETS\n", &unknown("daddr"))
             .replace("    QUESTIONS\n", &asked)
             .replace("    LEAVING\n", &leaving)
+            .replace("    OWN_ADDRESSES\n", &own)
+            .replace("    TO_PODS\n", &to_pods)
+            .replace("ADMITTED", &format!("{ADMITTED:#x}"))
             .replace("CONNECTIONS_PER_POD", &CONNECTIONS_PER_POD.to_string())
             .replace("TABLE", &self.table)
             .replace("LINKS", &self.links)
@@ -571,6 +600,9 @@ delete set inet t s6
             "ct original ip6 daddr fd00:1::/64 drop",
             "ip daddr 10.200.0.1 meta l4proto { tcp, udp } th dport 53 jump asked",
             "ip6 saddr fd00:1::/64 oifname != \"as1*\" masquerade",
+            "iifname != \"lo\" iifname != \"as1*\" ip daddr 10.200.0.1 drop",
+            "iifname \"as1*\" meta mark set meta mark | 0x10000000",
+            "ip6 daddr fd00:1::/64 meta mark set meta mark | 0x10000000",
         ] {
             assert!(whole.contains(needed), "{needed} in {whole}");
         }

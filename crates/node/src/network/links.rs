@@ -4,28 +4,42 @@
 //! share no wire, so that neither can pretend to be the other or the node on it, and everything between them passes the
 //! node's rules ([`firewall`](super::firewall)). Both ends know each other's hardware address beforehand; nothing is asked.
 //!
+//! Each link has a packet filter ([`link_filter`](super::link_filter)), and routing rules see to it that nothing passes that nobody has judged
+//! ([`routing_rules`](super::routing_rules)).
+//!
 //! All is done over netlink. Which traffic may pass is not known here.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use futures::TryStreamExt;
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::{StreamExt, TryStreamExt};
+use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
+use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::packet_route::route::RouteScope;
-use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
+use rtnetlink::sys::SocketAddr;
+use rtnetlink::{
+    Handle, LinkBridge, LinkUnspec, LinkVeth, MulticastGroup, RouteMessageBuilder, new_connection,
+    new_multicast_connection,
+};
 use serde::{Deserialize, Serialize};
 
 use super::address_block::AddressBlock;
 use super::firewall::Surroundings;
+use super::link_filter::{self, Ends};
 use super::namespaces::{in_namespace, open_namespace};
+use super::routing_rules::{self, Scope};
 use crate::config::PodNetwork;
 use crate::names::{Names, short_hash};
 
 /// A link has two ends and no third, so that all pods can have the same hardware addresses; the second digit says that they
 /// are made up.
 const NODE_END: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
+/// Changes with what [`link_filter`] and the sysctls of a link do, so that links of earlier versions are made again.
+const FILTER_VERSION: u32 = 1;
 const POD_END: [u8; 6] = [0x02, 0, 0, 0, 0, 0x02];
 
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +62,8 @@ pub enum NetworkError {
         #[source]
         source: std::io::Error,
     },
+    #[error("locking the routing rules of this machine")]
+    RulesLock(#[source] std::io::Error),
     #[error("the thread that configures a pod's network died")]
     ThreadDied,
     #[error(transparent)]
@@ -117,22 +133,28 @@ pub struct Wiring {
     pub range: String,
     range6: Option<String>,
     forwarding: Forwarding,
+    /// The version of the packet filter; links of nodes that had none say nothing.
+    #[serde(default)]
+    filter: u32,
 }
 
 /// Which addresses a node and its pods have. Pure but for asking whether there is IPv6.
 #[derive(Debug, Clone)]
 pub struct Layout {
     pub names: Names,
+    /// The node's number on its machine.
+    pub share: u32,
     pub range: PodNetwork,
     /// Absent where there is no IPv6, with the reason.
     range6: Result<PodNetwork6, String>,
 }
 
 impl Layout {
-    pub fn new(names: Names, range: PodNetwork) -> Self {
+    pub fn new(names: Names, share: u32, range: PodNetwork) -> Self {
         let range6 = ipv6_is_usable().map(|()| PodNetwork6::of(&names));
         Self {
             names,
+            share,
             range,
             range6,
         }
@@ -176,11 +198,19 @@ pub struct Network {
     handle: Handle,
     holder: u32,
     forwarding: Forwarding,
+    /// Held while routing rules are changed.
+    rules_lock: PathBuf,
 }
 
 impl Network {
     /// Makes the interface that holds the node's addresses, or finds the one an earlier run left.
-    pub async fn open(layout: Layout, forwarding: Forwarding) -> Result<Self, NetworkError> {
+    ///
+    /// `rules_lock` is the file that all nodes of the machine lock while they change its routing rules.
+    pub async fn open(
+        layout: Layout,
+        forwarding: Forwarding,
+        rules_lock: PathBuf,
+    ) -> Result<Self, NetworkError> {
         let (connection, handle, _) = new_connection().map_err(NetworkError::Socket)?;
         tokio::spawn(connection);
         let name = &layout.names.holder;
@@ -203,15 +233,31 @@ impl Network {
                 .await
                 .naming("giving the node its address among pods")?;
         }
-        if forwarding == Forwarding::On {
-            forward_everything(layout.range6.is_ok());
-        }
-        Ok(Self {
+        let network = Self {
             layout,
             handle,
             holder,
             forwarding,
-        })
+            rules_lock,
+        };
+        network.install_rules().await?;
+        // Only now: nothing is forwarded that the rules would not see.
+        if forwarding == Forwarding::On {
+            use_marks_in_source_checks();
+            forward_everything(network.layout.range6.is_ok());
+        }
+        Ok(network)
+    }
+
+    /// Puts the routing rules into force that drop what nobody has judged. Repeating it changes nothing.
+    pub async fn install_rules(&self) -> Result<(), NetworkError> {
+        let scope = Scope {
+            share: self.layout.share,
+            ranges: self.layout.ranges(),
+            node: self.layout.node_addresses(),
+            forwarding: self.forwarding,
+        };
+        routing_rules::install(&self.handle, &self.rules_lock, &scope).await
     }
 
     pub fn layout(&self) -> &Layout {
@@ -225,6 +271,7 @@ impl Network {
             range: self.range().to_string(),
             range6: range6.map(|range| range.block().to_string()),
             forwarding: self.forwarding,
+            filter: FILTER_VERSION,
         }
     }
 
@@ -298,6 +345,8 @@ impl Network {
             format!("/proc/sys/net/ipv4/conf/{name}/forwarding"),
             forward,
         );
+        // Before the link is up: no packet passes unfiltered.
+        self.filter(name, index, slot).await?;
         up(&self.handle, index).await?;
         let node = self.layout.node_addresses();
         for address in self.addresses(slot) {
@@ -309,6 +358,32 @@ impl Network {
             neighbour(&self.handle, index, address, POD_END).await?;
         }
         Ok(())
+    }
+
+    async fn filter(&self, name: &str, index: u32, slot: u32) -> Result<(), NetworkError> {
+        let range6 = self.layout.range6.as_ref().ok();
+        let ends = Ends {
+            pod: self.address(slot),
+            node: self.gateway(),
+            six: range6.map(|range| (range.host(slot + 2), range.host(1))),
+        };
+        let attached = link_filter::attach(&self.handle, index, &ends, self.forwarding).await;
+        match attached.naming(format_args!(
+            "attaching a packet filter to link {name} (the kernel needs CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF)"
+        )) {
+            // The table judges what comes from the link, forged addresses included.
+            Err(error) if self.forwarding == Forwarding::On => {
+                tracing::warn!(error = %crate::errors::chain(&error), "only nftables keeps this pod from forging addresses");
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Whether a slot has its link.
+    pub async fn has_link(&self, slot: u32) -> bool {
+        let name = self.layout.names.link(slot);
+        index_of(&self.handle, &name).await.is_ok()
     }
 
     /// Removes a pod's link, if there is one. Its routes go with it.
@@ -326,8 +401,9 @@ impl Network {
         }
     }
 
-    /// Removes the node's own interface; every pod must be gone.
+    /// Removes the node's own interface and its routing rules; every pod must be gone.
     pub async fn close(&self) -> Result<(), NetworkError> {
+        routing_rules::remove(&self.handle, &self.rules_lock, self.layout.share).await?;
         self.handle
             .link()
             .del(self.holder)
@@ -337,10 +413,77 @@ impl Network {
     }
 }
 
-/// Removes every link of a node whose process is gone; how many there were.
-pub async fn remove_all(names: &Names) -> Result<usize, NetworkError> {
+/// What another program took away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// The link of a slot.
+    Link(u32),
+    /// A routing rule, of whomever.
+    Rule,
+}
+
+/// Hears of losses.
+#[derive(Debug)]
+pub struct Losses {
+    names: Names,
+    messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
+}
+
+impl Losses {
+    /// Hears of what happens from now on.
+    pub fn open(names: Names) -> Result<Self, NetworkError> {
+        let groups = [
+            MulticastGroup::Link,
+            MulticastGroup::Ipv4Rule,
+            MulticastGroup::Ipv6Rule,
+        ];
+        let opened = new_multicast_connection(&groups);
+        let (connection, _, messages) = opened.map_err(NetworkError::Socket)?;
+        tokio::spawn(connection);
+        Ok(Self { names, messages })
+    }
+
+    /// The next loss, also of what the node removed itself; nothing once the socket is closed.
+    pub async fn next(&mut self) -> Option<Loss> {
+        loop {
+            let (message, _) = self.messages.next().await?;
+            let NetlinkPayload::InnerMessage(message) = message.payload else {
+                continue;
+            };
+            match message {
+                RouteNetlinkMessage::DelLink(link) => {
+                    let slot = name_of(&link).and_then(|name| self.names.slot_of(name));
+                    if let Some(slot) = slot {
+                        return Some(Loss::Link(slot));
+                    }
+                }
+                RouteNetlinkMessage::DelRule(_) => return Some(Loss::Rule),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn name_of(link: &LinkMessage) -> Option<&str> {
+    link.attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.as_str()),
+            _ => None,
+        })
+}
+
+/// Removes every link of a node whose process is gone, and the routing rules of its share if it has one; how many links there were.
+pub async fn remove_all(
+    names: &Names,
+    share: Option<u32>,
+    rules_lock: &Path,
+) -> Result<usize, NetworkError> {
     let (connection, handle, _) = new_connection().map_err(NetworkError::Socket)?;
     let connection = tokio::spawn(connection);
+    if let Some(share) = share {
+        routing_rules::remove(&handle, rules_lock, share).await?;
+    }
     let links: Vec<LinkMessage> = handle
         .link()
         .get()
@@ -350,14 +493,7 @@ pub async fn remove_all(names: &Names) -> Result<usize, NetworkError> {
         .naming("listing links")?;
     let mut removed = 0;
     for link in links {
-        let name = link
-            .attributes
-            .iter()
-            .find_map(|attribute| match attribute {
-                LinkAttribute::IfName(name) => Some(name.as_str()),
-                _ => None,
-            });
-        if name.is_some_and(|name| names.is_link(name)) {
+        if name_of(&link).is_some_and(|name| names.is_link(name)) {
             let deleted = handle.link().del(link.header.index).execute().await;
             // One end of a pair goes with the other.
             removed += usize::from(deleted.is_ok());
@@ -374,6 +510,12 @@ fn set_ipv6(interface: &str) {
     let _ = std::fs::write(format!("{base}/addr_gen_mode"), NO_ADDRESS_OF_ITS_OWN);
     let _ = std::fs::write(format!("{base}/accept_ra"), "0");
     let _ = std::fs::write(format!("{base}/disable_ipv6"), "0");
+}
+
+/// Has the kernel's reverse path check look routes up with a packet's mark, as the packet itself is routed. Without it a machine that
+/// checks (`rp_filter`) would find no way back to a pod and drop what comes from it.
+fn use_marks_in_source_checks() {
+    let _ = std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1");
 }
 
 /// Makes the machine forward packets, without which pods reach nobody. Rules keep it to pods' own traffic.

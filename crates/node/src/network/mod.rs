@@ -2,9 +2,12 @@
 //!
 //! ```text
 //! links      one routed link per pod; no two pods share a wire
+//! link_filter    a packet filter on each link: a pod sends from its own addresses only
+//! routing_rules  policy routing: what the table has not marked does not pass
 //! policy     network policies → rules (pure)
 //! firewall   rules → one nftables transaction (pure), and the program that puts it into force
 //! enforcer   watches policies, pods and namespaces, and keeps the two above in step
+//! table_monitor  notices when another program changes the table
 //! resolver   the cluster's names for pods, on the node's own address
 //! ```
 //!
@@ -14,8 +17,11 @@
 pub mod address_block;
 pub mod enforcer;
 pub mod firewall;
+mod link_filter;
 pub mod links;
 pub mod namespaces;
 pub mod policy;
 pub mod resolver;
+pub mod routing_rules;
+mod table_monitor;
 mod watched;

@@ -12,6 +12,7 @@
 mod ending;
 mod image_root;
 mod launching;
+mod network_repair;
 mod process_holder;
 mod records;
 mod recovery;
@@ -138,7 +139,7 @@ impl NativeRuntime {
         });
         let used = recovery::used_slots(&pods)?;
         slots::check_range(&run.join("slots"), &used, range)?;
-        let layout = Layout::new(names.clone(), range);
+        let layout = Layout::new(names.clone(), share.number(), range);
         let surroundings = layout
             .surroundings(config.firewall_program.clone())
             .reached_by(config.local_users.clone());
@@ -150,7 +151,7 @@ impl NativeRuntime {
             None => Forwarding::On,
             Some(_) => Forwarding::Off,
         };
-        let network = Network::open(layout, forwarding).await?;
+        let network = Network::open(layout, forwarding, shares::rules_lock(&registry)).await?;
         let shortcomings = Shortcomings {
             firewall,
             controllers: control_groups.missing(),

@@ -55,6 +55,11 @@ pub fn registry(data_dir: &Path) -> PathBuf {
     }
 }
 
+/// The file that all nodes of a machine lock while they change its routing rules.
+pub fn rules_lock(registry: &Path) -> PathBuf {
+    registry.join("routing-rules.lock")
+}
+
 /// A claimed share.
 #[derive(Debug)]
 pub struct Share {

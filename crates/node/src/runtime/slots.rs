@@ -68,6 +68,8 @@ struct State {
     next: u32,
     taken: BTreeSet<u32>,
     ready: VecDeque<u32>,
+    /// Slots that have a link and are to keep it.
+    linked: BTreeSet<u32>,
     launchers: BTreeMap<u32, Launcher>,
 }
 
@@ -120,9 +122,12 @@ impl Slots {
         for slot in slots.existing() {
             let is_wired = wired(&slots.path(slot)).as_ref() == Some(&wiring);
             if used.contains(&slot) {
-                // Also one of a version that did not write down what it was made for.
-                if !is_wired && slots.is_pinned(slot) {
+                // Also one of a version that did not write down what it was made for, or whose link somebody removed.
+                let is_linked = is_wired && slots.network.has_link(slot).await;
+                if !is_linked && slots.is_pinned(slot) {
                     slots.connect(slot).await?;
+                } else if is_linked {
+                    slots.with_state(|state| state.linked.insert(slot));
                 }
                 continue;
             }
@@ -130,6 +135,7 @@ impl Slots {
             if is_ready && is_wired && slots.is_intact(slot) {
                 slots.with_state(|state| {
                     state.taken.insert(slot);
+                    state.linked.insert(slot);
                     state.ready.push_back(slot);
                 });
             } else {
@@ -319,11 +325,31 @@ impl Slots {
         let failed = |source| io_error("a slot", source);
         let wiring = serde_json::to_vec(&self.network.wiring());
         let wiring = wiring.map_err(|error| failed(error.into()))?;
-        write_whole(&self.path(slot).join(WIRING), &wiring).map_err(failed)
+        write_whole(&self.path(slot).join(WIRING), &wiring).map_err(failed)?;
+        self.with_state(|state| state.linked.insert(slot));
+        Ok(())
+    }
+
+    fn is_linked(&self, slot: u32) -> bool {
+        self.with_state(|state| state.linked.contains(&slot))
+    }
+
+    /// Makes a slot's link again if another program removed it; whether it did.
+    pub async fn restore_link(&self, slot: u32) -> Result<bool, RuntimeError> {
+        if !self.is_linked(slot) || self.network.has_link(slot).await {
+            return Ok(false);
+        }
+        self.network.connect(slot, &self.pins(slot).network).await?;
+        // The slot may have been torn down meanwhile.
+        if !self.is_linked(slot) {
+            self.network.disconnect(slot).await?;
+        }
+        Ok(true)
     }
 
     /// Frees what a slot holds of the machine. Its number stays taken.
     pub async fn tear_down(&self, slot: u32) -> Result<(), RuntimeError> {
+        self.with_state(|state| state.linked.remove(&slot));
         self.network.disconnect(slot).await?;
         let (path, groups, launcher) = (
             self.path(slot),

@@ -15,3 +15,4 @@ mod secure_default;
 #[path = "../support/mod.rs"]
 mod support;
 mod unenforced;
+mod without_table;

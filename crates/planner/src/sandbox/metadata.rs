@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::labels;
+use api::metadata::is_router_label;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
@@ -28,6 +29,8 @@ pub(super) struct Wanted {
 pub(super) fn wanted(observed: &Observed) -> Wanted {
     let template = &observed.sandbox.spec.pod_template.metadata;
     let mut pod_labels = template.labels.clone().unwrap_or_default();
+    // The pod would get the requests, and with them the tokens, that are meant for the router.
+    pod_labels.retain(|key, value| !is_router_label(key, value));
     let mut annotations = template.annotations.clone().unwrap_or_default();
     for key in TRACKING {
         annotations.remove(key);

@@ -17,7 +17,7 @@ use crate::runtime::{
     Termination,
 };
 
-fn entries(path: &Path) -> Vec<String> {
+pub(super) fn entries(path: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(path)
         .into_iter()
         .flatten()

@@ -58,6 +58,8 @@ fn invalid_fields_are_refused_by_name() {
     };
     let mut restricted = claim();
     restricted.spec.additional_pod_metadata = Some(metadata(&[("kubernetes.io/x", "y")]));
+    let mut router = claim();
+    router.spec.additional_pod_metadata = Some(metadata(&[("app", "sandbox-router")]));
     let mut conflicting = claim();
     conflicting.spec.additional_pod_metadata = Some(metadata(&[("app", "other")]));
     let mut sourceless = claim();
@@ -73,6 +75,7 @@ fn invalid_fields_are_refused_by_name() {
     with_volumes.spec.volume_claim_templates = Some(vec![PersistentVolumeClaimTemplate::default()]);
     let table = [
         (restricted, Reason::InvalidMetadata, "kubernetes.io/x"),
+        (router, Reason::InvalidMetadata, "the router's"),
         (conflicting, Reason::InvalidMetadata, "\"app\""),
         (
             sourceless,

@@ -123,3 +123,17 @@ fn a_template_cannot_take_over_the_identity_or_the_bookkeeping() {
     world.settle();
     assert_eq!(labels(&world)["agents.x-k8s.io/sandbox-name-hash"], HASH);
 }
+
+#[test]
+fn a_sandbox_never_carries_the_label_of_the_router() {
+    let mut world = World::new(sandbox(SandboxSpec::default()));
+    let template = &mut world.spec_mut().pod_template.metadata;
+    template.labels = pairs("app=sandbox-router tier=web");
+    world.settle();
+    assert_eq!(
+        Some(labels(&world)),
+        pairs(&format!(
+            "tier=web agents.x-k8s.io/sandbox-name-hash={HASH}"
+        ))
+    );
+}

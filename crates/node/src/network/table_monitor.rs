@@ -1,0 +1,239 @@
+//! Notices when another program removes or changes the node's nftables table.
+//!
+//! The kernel multicasts every change of nftables over netlink, and ends each transaction with a new generation. A transaction
+//! of the node's own defines a set with a name that the node has just made up (its marker), so that it is told from others' without
+//! process numbers, which differ between PID namespaces.
+//!
+//! Reading messages is pure ([`Transactions`]); [`Monitor`] is the socket.
+
+use std::io;
+
+use rtnetlink::sys::protocols::NETLINK_NETFILTER;
+use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+
+/// How the markers' names begin.
+pub const MARKER: &str = "applied_";
+
+/// `NFNLGRP_NFTABLES`.
+const GROUP: u32 = 7;
+/// Large transactions of others should not make the kernel drop messages.
+const RECEIVE_BUFFER: i32 = 1 << 20;
+
+const NETLINK_HEADER: usize = 16;
+const NETFILTER_HEADER: usize = 4;
+const ATTRIBUTE_HEADER: usize = 4;
+/// `NFNL_SUBSYS_NFTABLES`, the upper byte of a message's type.
+const SUBSYSTEM: u16 = 10;
+const NEW_SET: u16 = 9;
+const NEW_GENERATION: u16 = 15;
+/// Every kind of object names its table by this attribute. A generation has its number there.
+const TABLE: u16 = 1;
+const SET_NAME: u16 = 2;
+
+/// What one transaction did to the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// It carries this marker.
+    Marked(String),
+    Unmarked,
+    /// The kernel dropped messages: anything may have happened.
+    Unknown,
+}
+
+/// Puts messages together to transactions that concern one table.
+#[derive(Debug)]
+struct Transactions {
+    table: String,
+    current: Option<Change>,
+}
+
+impl Transactions {
+    /// Takes in what was read; the changes of the table that it completes.
+    fn take(&mut self, mut messages: &[u8]) -> Vec<Change> {
+        let mut complete = Vec::new();
+        while let Some((message, rest)) = split(messages, NETLINK_HEADER) {
+            messages = rest;
+            let kind = u16::from_ne_bytes([message[4], message[5]]);
+            if kind >> 8 != SUBSYSTEM {
+                continue;
+            }
+            let attributes = message.get(NETLINK_HEADER + NETFILTER_HEADER..);
+            let attributes = attributes.unwrap_or_default();
+            if kind & 0xff == NEW_GENERATION {
+                complete.extend(self.current.take());
+            } else if text(attributes, TABLE) == Some(self.table.as_bytes()) {
+                let name = text(attributes, SET_NAME).and_then(|name| str::from_utf8(name).ok());
+                let marker = name.filter(|name| kind & 0xff == NEW_SET && name.starts_with(MARKER));
+                match marker {
+                    Some(marker) => self.current = Some(Change::Marked(marker.to_owned())),
+                    None => _ = self.current.get_or_insert(Change::Unmarked),
+                }
+            }
+        }
+        complete
+    }
+}
+
+/// Splits the first message or attribute off: both begin with their length and are padded to four bytes.
+fn split(bytes: &[u8], header: usize) -> Option<(&[u8], &[u8])> {
+    let length = match header {
+        NETLINK_HEADER => u32::from_ne_bytes(*bytes.first_chunk()?) as usize,
+        _ => usize::from(u16::from_ne_bytes(*bytes.first_chunk()?)),
+    };
+    if length < header {
+        return None;
+    }
+    let first = bytes.get(..length)?;
+    let rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((first, rest))
+}
+
+/// The text of an attribute.
+fn text(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    const KIND: u16 = 0x3fff;
+    while let Some((attribute, rest)) = split(attributes, ATTRIBUTE_HEADER) {
+        let kind = u16::from_ne_bytes([attribute[2], attribute[3]]) & KIND;
+        if kind == wanted {
+            let value = &attribute[ATTRIBUTE_HEADER..];
+            return Some(value.strip_suffix(&[0]).unwrap_or(value));
+        }
+        attributes = rest;
+    }
+    None
+}
+
+/// Hears of changes of one table.
+pub struct Monitor {
+    socket: TokioSocket,
+    transactions: Transactions,
+    heard: std::collections::VecDeque<Change>,
+}
+
+impl Monitor {
+    /// Hears of what happens from now on.
+    pub fn open(table: &str) -> io::Result<Self> {
+        let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
+        socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
+        socket.socket_mut().set_rx_buf_sz(RECEIVE_BUFFER)?;
+        socket.socket_mut().add_membership(GROUP)?;
+        Ok(Self {
+            socket,
+            transactions: Transactions {
+                table: table.to_owned(),
+                current: None,
+            },
+            heard: std::collections::VecDeque::new(),
+        })
+    }
+
+    /// The next change of the table.
+    pub async fn next(&mut self) -> io::Result<Change> {
+        const NO_BUFFER_SPACE: i32 = 105;
+        loop {
+            if let Some(change) = self.heard.pop_front() {
+                return Ok(change);
+            }
+            match self.socket.recv_from_full().await {
+                Ok((messages, _)) => self.heard.extend(self.transactions.take(&messages)),
+                Err(error) if error.raw_os_error() == Some(NO_BUFFER_SPACE) => {
+                    self.transactions.current = None;
+                    return Ok(Change::Unknown);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(ATTRIBUTE_HEADER + value.len()).unwrap();
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn message(kind: u16, attributes: &[Vec<u8>]) -> Vec<u8> {
+        let body = attributes.concat();
+        let length = NETLINK_HEADER + NETFILTER_HEADER + body.len();
+        let mut bytes = u32::try_from(length).unwrap().to_ne_bytes().to_vec();
+        bytes.extend((SUBSYSTEM << 8 | kind).to_ne_bytes());
+        bytes.extend([0; NETLINK_HEADER - 6 + NETFILTER_HEADER]);
+        bytes.extend(body);
+        bytes
+    }
+
+    fn generation() -> Vec<u8> {
+        message(NEW_GENERATION, &[attribute(1, &[0, 0, 0, 9])])
+    }
+
+    fn object(kind: u16, table: &str, name: &str) -> Vec<u8> {
+        let terminated = |text: &str| [text.as_bytes(), &[0]].concat();
+        message(
+            kind,
+            &[
+                attribute(TABLE, &terminated(table)),
+                attribute(SET_NAME, &terminated(name)),
+            ],
+        )
+    }
+
+    fn transactions() -> Transactions {
+        Transactions {
+            table: "own".to_owned(),
+            current: None,
+        }
+    }
+
+    const DELETE_TABLE: u16 = 2;
+    const NEW_RULE: u16 = 6;
+
+    #[test]
+    fn a_transaction_is_known_by_its_marker_wherever_that_is() {
+        let own = [
+            object(DELETE_TABLE, "own", "x"),
+            object(NEW_SET, "own", "applied_1_2"),
+            object(NEW_RULE, "own", "judge"),
+        ]
+        .concat();
+        let mut transactions = transactions();
+        assert_eq!(transactions.take(&own), []);
+        assert_eq!(
+            transactions.take(&generation()),
+            [Change::Marked("applied_1_2".to_owned())]
+        );
+    }
+
+    #[test]
+    fn changes_of_others_are_noticed_and_those_of_other_tables_are_not() {
+        let mut transactions = transactions();
+        let seen = [
+            object(NEW_RULE, "other", "c"),
+            object(NEW_SET, "other", "applied_1_2"),
+            generation(),
+            object(DELETE_TABLE, "own", "x"),
+            generation(),
+            object(NEW_SET, "own", "s4"),
+            object(NEW_RULE, "other", "c"),
+            generation(),
+            generation(),
+        ]
+        .concat();
+        assert_eq!(
+            transactions.take(&seen),
+            [Change::Unmarked, Change::Unmarked]
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_confuse_it(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+            transactions().take(&bytes);
+        }
+    }
+}
