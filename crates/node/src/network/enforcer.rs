@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::firewall::{self, FirewallError, Surroundings};
 use super::policy::{self, PodFacts, Rules, Unselected, World};
-use super::table_monitor::{Change, MARKER, Monitor};
+use super::table_monitor::{Change, Monitor};
 use super::watched::{NotAllowed, Watched, follow, key};
 use crate::errors::chain;
 use crate::events::{EventSink, Severity};
@@ -105,13 +105,6 @@ impl State {
 /// Whether policies hold on this node: how often the rules had to be restored since it started, or the reason why they do not.
 pub type Enforcement = Result<u64, String>;
 
-/// The rules that this process has put into force.
-#[derive(Debug)]
-struct InForce {
-    rules: Rules,
-    marker: String,
-}
-
 #[derive(Debug)]
 pub struct Enforcer {
     node_name: String,
@@ -122,18 +115,15 @@ pub struct Enforcer {
     in_force: watch::Sender<u64>,
     enforcement: watch::Sender<Enforcement>,
     /// Markers of transactions that the kernel has not reported yet.
-    unreported: Mutex<BTreeSet<String>>,
+    unreported: Mutex<BTreeSet<u32>>,
     /// Another program has changed the table since the rules were last put into force.
     disturbed: AtomicBool,
-    /// Tells the markers of this process from those of others.
-    run: u64,
 }
 
-/// Tells one run of the node from the next.
-fn random_number() -> u64 {
-    let mut bytes = [0; 8];
+fn random_number() -> u32 {
+    let mut bytes = [0; 4];
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    u64::from_ne_bytes(bytes)
+    u32::from_ne_bytes(bytes)
 }
 
 impl Enforcer {
@@ -154,7 +144,6 @@ impl Enforcer {
             enforcement: watch::Sender::new(usable),
             unreported: Mutex::default(),
             disturbed: AtomicBool::new(false),
-            run: random_number(),
         }
     }
 
@@ -281,15 +270,13 @@ impl Enforcer {
         self.changed.notify_one();
     }
 
-    /// A name for the next transaction that no transaction of this or an earlier process had.
-    fn next_marker(&self) -> String {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let marker = format!("{MARKER}{:x}_{number:x}", self.run);
+    /// A number for the next transaction that no recent one had, of this process or another.
+    fn next_marker(&self) -> u32 {
+        let marker = random_number();
         self.unreported
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(marker.clone());
+            .insert(marker);
         marker
     }
 
@@ -379,7 +366,7 @@ impl Enforcer {
     }
 
     async fn enforce(&self, events: &EventSink) {
-        let mut in_force: Option<InForce> = None;
+        let mut in_force: Option<Rules> = None;
         let mut restored = 0_u64;
         let mut known_problems = std::collections::BTreeSet::new();
         loop {
@@ -431,31 +418,24 @@ impl Enforcer {
     }
 
     /// Puts rules into force: the difference to what is in force, or all of them where that is not known or the difference is refused.
-    async fn apply(
-        &self,
-        in_force: Option<InForce>,
-        rules: Rules,
-    ) -> Result<InForce, FirewallError> {
+    async fn apply(&self, in_force: Option<Rules>, rules: Rules) -> Result<Rules, FirewallError> {
         let surroundings = &self.surroundings;
-        let change = match &in_force {
+        let change = match in_force {
             None => None,
-            Some(known) => surroundings.change(&known.rules, &rules),
+            Some(in_force) => match surroundings.change(&in_force, &rules) {
+                None => return Ok(rules),
+                change => change,
+            },
         };
-        let (change, marker) = match (in_force, change) {
-            (Some(known), None) => return Ok(known),
-            (Some(known), Some(change)) => {
-                let marker = self.next_marker();
-                let mark = surroundings.mark(&marker, Some(&known.marker));
-                (Some(change + &mark), marker)
-            }
-            (None, _) => (None, self.next_marker()),
-        };
-        let whole = surroundings.whole(&rules) + &surroundings.mark(&marker, None);
+        let marker = self.next_marker();
+        let mark = surroundings.mark(marker);
+        let change = change.map(|change| change + &mark);
+        let whole = surroundings.whole(&rules) + &mark;
         if let Err(error) = run(surroundings, change, whole).await {
             self.is_own(&Change::Marked(marker));
             return Err(error);
         }
-        Ok(InForce { rules, marker })
+        Ok(rules)
     }
 
     fn tell(&self, enforcement: &Enforcement) {

@@ -27,6 +27,7 @@ use std::process::{Command, Stdio};
 use super::address_block::AddressBlock;
 use super::policy::{Chain, Direction, Peers, Rule, Rules};
 use super::routing_rules::ADMITTED;
+use super::table_monitor::MARKERS;
 use crate::names::Names;
 
 /// Connections that one pod may have at once. The kernel's table of connections is everybody's, and whoever fills it cuts
@@ -43,6 +44,7 @@ const FRAME: &str = r#"table inet TABLE {
   map egress6 { type ipv6_addr : verdict; }
   set connections4 { type ipv4_addr; size 65535; flags dynamic; }
   set connections6 { type ipv6_addr; size 65535; flags dynamic; }
+  set MARKERS { type mark; flags timeout; timeout 60s; }
   chain prerouting {
     type filter hook prerouting priority raw; policy accept;
     iifname "LINKS*" fib saddr . iif oif missing drop
@@ -166,13 +168,12 @@ impl Surroundings {
         text
     }
 
-    /// Gives a transaction its marker, an empty set of this name, in place of the last one's.
-    pub fn mark(&self, marker: &str, last: Option<&str>) -> String {
-        let table = &self.table;
-        let removed = last.map_or_else(String::new, |last| {
-            format!("delete set inet {table} {last}\n")
-        });
-        format!("{removed}add set inet {table} {marker} {{ type mark; }}\n")
+    /// Gives a transaction its marker.
+    pub fn mark(&self, marker: u32) -> String {
+        format!(
+            "add element inet {} {MARKERS} {{ {marker:#x} }}\n",
+            self.table
+        )
     }
 
     /// What never changes. By itself it lets pods answer the node, and nothing else.
@@ -220,6 +221,7 @@ impl Surroundings {
             .replace("    TO_PODS\n", &to_pods)
             .replace("ADMITTED", &format!("{ADMITTED:#x}"))
             .replace("CONNECTIONS_PER_POD", &CONNECTIONS_PER_POD.to_string())
+            .replace("MARKERS", MARKERS)
             .replace("TABLE", &self.table)
             .replace("LINKS", &self.links)
     }

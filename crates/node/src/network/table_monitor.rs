@@ -1,7 +1,7 @@
 //! Notices when another program removes or changes the node's nftables table.
 //!
 //! The kernel multicasts every change of nftables over netlink, and ends each transaction with a new generation. A transaction
-//! of the node's own defines a set with a name that the node has just made up (its marker), so that it is told from others' without
+//! of the node's own adds a number that the node has just made up (its marker) to a set, so that it is told from others' without
 //! process numbers, which differ between PID namespaces.
 //!
 //! Reading messages is pure ([`Transactions`]); [`Monitor`] is the socket.
@@ -11,8 +11,8 @@ use std::io;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 
-/// How the markers' names begin.
-pub const MARKER: &str = "applied_";
+/// The set that markers are added to. They expire: deleting them would make every transaction wait for a grace period of RCU.
+pub const MARKERS: &str = "applied";
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
@@ -24,17 +24,20 @@ const NETFILTER_HEADER: usize = 4;
 const ATTRIBUTE_HEADER: usize = 4;
 /// `NFNL_SUBSYS_NFTABLES`, the upper byte of a message's type.
 const SUBSYSTEM: u16 = 10;
-const NEW_SET: u16 = 9;
+const NEW_ELEMENT: u16 = 12;
 const NEW_GENERATION: u16 = 15;
 /// Every kind of object names its table by this attribute. A generation has its number there.
 const TABLE: u16 = 1;
-const SET_NAME: u16 = 2;
+const SET: u16 = 2;
+const ELEMENTS: u16 = 3;
+/// What leads from the list of elements to the value of the first one's key.
+const FIRST_KEY: [u16; 3] = [1, 1, 1];
 
 /// What one transaction did to the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// It carries this marker.
-    Marked(String),
+    Marked(u32),
     Unmarked,
     /// The kernel dropped messages: anything may have happened.
     Unknown,
@@ -62,10 +65,9 @@ impl Transactions {
             if kind & 0xff == NEW_GENERATION {
                 complete.extend(self.current.take());
             } else if text(attributes, TABLE) == Some(self.table.as_bytes()) {
-                let name = text(attributes, SET_NAME).and_then(|name| str::from_utf8(name).ok());
-                let marker = name.filter(|name| kind & 0xff == NEW_SET && name.starts_with(MARKER));
-                match marker {
-                    Some(marker) => self.current = Some(Change::Marked(marker.to_owned())),
+                let marker = (kind & 0xff == NEW_ELEMENT).then(|| marker(attributes));
+                match marker.flatten() {
+                    Some(marker) => self.current = Some(Change::Marked(marker)),
                     None => _ = self.current.get_or_insert(Change::Unmarked),
                 }
             }
@@ -88,14 +90,30 @@ fn split(bytes: &[u8], header: usize) -> Option<(&[u8], &[u8])> {
     Some((first, rest))
 }
 
+/// The marker that a new element of a set is.
+fn marker(attributes: &[u8]) -> Option<u32> {
+    if text(attributes, SET) != Some(MARKERS.as_bytes()) {
+        return None;
+    }
+    let elements = attribute(attributes, ELEMENTS)?;
+    let mut path = FIRST_KEY.into_iter();
+    let key = path.try_fold(elements, attribute)?;
+    Some(u32::from_ne_bytes(key.try_into().ok()?))
+}
+
 /// The text of an attribute.
-fn text(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+fn text(attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    let value = attribute(attributes, wanted)?;
+    Some(value.strip_suffix(&[0]).unwrap_or(value))
+}
+
+/// The value of an attribute.
+fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     const KIND: u16 = 0x3fff;
     while let Some((attribute, rest)) = split(attributes, ATTRIBUTE_HEADER) {
         let kind = u16::from_ne_bytes([attribute[2], attribute[3]]) & KIND;
         if kind == wanted {
-            let value = &attribute[ATTRIBUTE_HEADER..];
-            return Some(value.strip_suffix(&[0]).unwrap_or(value));
+            return Some(&attribute[ATTRIBUTE_HEADER..]);
         }
         attributes = rest;
     }
@@ -172,13 +190,23 @@ mod tests {
         message(NEW_GENERATION, &[attribute(1, &[0, 0, 0, 9])])
     }
 
-    fn object(kind: u16, table: &str, name: &str) -> Vec<u8> {
-        let terminated = |text: &str| [text.as_bytes(), &[0]].concat();
+    fn terminated(text: &str) -> Vec<u8> {
+        [text.as_bytes(), &[0]].concat()
+    }
+
+    fn object(kind: u16, table: &str) -> Vec<u8> {
+        message(kind, &[attribute(TABLE, &terminated(table))])
+    }
+
+    fn element(table: &str, set: &str, value: u32) -> Vec<u8> {
+        let nested = |value: &[u8]| attribute(1 | 0x8000, value);
+        let key = nested(&nested(&attribute(1, &value.to_ne_bytes())));
         message(
-            kind,
+            NEW_ELEMENT,
             &[
                 attribute(TABLE, &terminated(table)),
-                attribute(SET_NAME, &terminated(name)),
+                attribute(SET, &terminated(set)),
+                attribute(ELEMENTS | 0x8000, &key),
             ],
         )
     }
@@ -196,16 +224,16 @@ mod tests {
     #[test]
     fn a_transaction_is_known_by_its_marker_wherever_that_is() {
         let own = [
-            object(DELETE_TABLE, "own", "x"),
-            object(NEW_SET, "own", "applied_1_2"),
-            object(NEW_RULE, "own", "judge"),
+            object(DELETE_TABLE, "own"),
+            element("own", MARKERS, 0xdead_beef),
+            object(NEW_RULE, "own"),
         ]
         .concat();
         let mut transactions = transactions();
         assert_eq!(transactions.take(&own), []);
         assert_eq!(
             transactions.take(&generation()),
-            [Change::Marked("applied_1_2".to_owned())]
+            [Change::Marked(0xdead_beef)]
         );
     }
 
@@ -213,13 +241,13 @@ mod tests {
     fn changes_of_others_are_noticed_and_those_of_other_tables_are_not() {
         let mut transactions = transactions();
         let seen = [
-            object(NEW_RULE, "other", "c"),
-            object(NEW_SET, "other", "applied_1_2"),
+            object(NEW_RULE, "other"),
+            element("other", MARKERS, 7),
             generation(),
-            object(DELETE_TABLE, "own", "x"),
+            object(DELETE_TABLE, "own"),
             generation(),
-            object(NEW_SET, "own", "s4"),
-            object(NEW_RULE, "other", "c"),
+            element("own", "s4", 7),
+            object(NEW_RULE, "other"),
             generation(),
             generation(),
         ]

@@ -5,9 +5,11 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
+use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
+use rtnetlink::packet_route::rule::RuleMessage;
 use testkit::eventually;
 
 use crate::fixture::{Network, addresses, open, to, to_each};
@@ -307,5 +309,40 @@ fn a_pods_deleted_link_is_made_again_and_reported() {
         })
         .await;
         network.finish().await;
+    });
+}
+
+async fn routing_rules() -> Vec<RuleMessage> {
+    let (connection, handle, _) = rtnetlink::new_connection().unwrap();
+    let connection = tokio::spawn(connection);
+    let mut rules = Vec::new();
+    for version in [rtnetlink::IpVersion::V4, rtnetlink::IpVersion::V6] {
+        let listed = handle.rule().get(version).execute();
+        rules.extend(listed.try_collect::<Vec<_>>().await.unwrap());
+    }
+    connection.abort();
+    rules
+}
+
+#[test]
+fn routing_rules_that_another_program_removes_are_restored_and_none_is_left_in_the_end() {
+    on_own_network(|| async {
+        let before = routing_rules().await;
+        let network = Network::start().await;
+        let installed = routing_rules().await;
+        assert_ne!(installed, before);
+        // As `ip rule flush` does: all that the machine did not have, the local table's included.
+        let (connection, handle, _) = rtnetlink::new_connection().unwrap();
+        tokio::spawn(connection);
+        for rule in installed.iter().filter(|rule| !before.contains(rule)) {
+            // The node may be there first and repair while this goes on.
+            let _ = handle.rule().del(rule.clone()).execute().await;
+        }
+        eventually("the rules to be back", || async {
+            (routing_rules().await == installed).then_some(())
+        })
+        .await;
+        network.finish().await;
+        assert_eq!(routing_rules().await, before);
     });
 }
