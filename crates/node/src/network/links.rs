@@ -13,18 +13,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use futures::channel::mpsc::UnboundedReceiver;
-use futures::{StreamExt, TryStreamExt};
-use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
-use rtnetlink::packet_route::RouteNetlinkMessage;
+use futures::TryStreamExt;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::packet_route::route::RouteScope;
-use rtnetlink::sys::SocketAddr;
-use rtnetlink::{
-    Handle, LinkBridge, LinkUnspec, LinkVeth, MulticastGroup, RouteMessageBuilder, new_connection,
-    new_multicast_connection,
-};
+use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
 use serde::{Deserialize, Serialize};
 
 use super::address_block::AddressBlock;
@@ -32,6 +25,7 @@ use super::firewall::Surroundings;
 use super::link_filter::{self, Ends};
 use super::namespaces::{in_namespace, open_namespace};
 use super::routing_rules::{self, Scope};
+use super::sysctls::{forward_everything, ipv6_is_usable, set_ipv6, use_marks_in_source_checks};
 use crate::config::PodNetwork;
 use crate::names::{Names, short_hash};
 
@@ -104,17 +98,6 @@ impl PodNetwork6 {
 
     pub fn block(&self) -> AddressBlock {
         AddressBlock::new(self.host(0).into(), 64)
-    }
-}
-
-/// Whether the kernel's settings let the node use IPv6; the reason when they do not.
-fn ipv6_is_usable() -> Result<(), String> {
-    match std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6") {
-        Err(_) => Err("this kernel has no IPv6".to_owned()),
-        Ok(text) if text.trim() != "0" => {
-            Err("IPv6 is switched off (net.ipv6.conf.default.disable_ipv6)".to_owned())
-        }
-        Ok(_) => Ok(()),
     }
 }
 
@@ -413,58 +396,7 @@ impl Network {
     }
 }
 
-/// What another program took away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loss {
-    /// The link of a slot.
-    Link(u32),
-    /// A routing rule, of whomever.
-    Rule,
-}
-
-/// Hears of losses.
-#[derive(Debug)]
-pub struct Losses {
-    names: Names,
-    messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
-}
-
-impl Losses {
-    /// Hears of what happens from now on.
-    pub fn open(names: Names) -> Result<Self, NetworkError> {
-        let groups = [
-            MulticastGroup::Link,
-            MulticastGroup::Ipv4Rule,
-            MulticastGroup::Ipv6Rule,
-        ];
-        let opened = new_multicast_connection(&groups);
-        let (connection, _, messages) = opened.map_err(NetworkError::Socket)?;
-        tokio::spawn(connection);
-        Ok(Self { names, messages })
-    }
-
-    /// The next loss, also of what the node removed itself; nothing once the socket is closed.
-    pub async fn next(&mut self) -> Option<Loss> {
-        loop {
-            let (message, _) = self.messages.next().await?;
-            let NetlinkPayload::InnerMessage(message) = message.payload else {
-                continue;
-            };
-            match message {
-                RouteNetlinkMessage::DelLink(link) => {
-                    let slot = name_of(&link).and_then(|name| self.names.slot_of(name));
-                    if let Some(slot) = slot {
-                        return Some(Loss::Link(slot));
-                    }
-                }
-                RouteNetlinkMessage::DelRule(_) => return Some(Loss::Rule),
-                _ => {}
-            }
-        }
-    }
-}
-
-fn name_of(link: &LinkMessage) -> Option<&str> {
+pub(super) fn name_of(link: &LinkMessage) -> Option<&str> {
     link.attributes
         .iter()
         .find_map(|attribute| match attribute {
@@ -501,41 +433,6 @@ pub async fn remove_all(
     }
     connection.abort();
     Ok(removed)
-}
-
-/// Lets an interface carry IPv6 without taking an address of its own: that would be a way from pods to the machine.
-fn set_ipv6(interface: &str) {
-    const NO_ADDRESS_OF_ITS_OWN: &str = "1";
-    let base = format!("/proc/sys/net/ipv6/conf/{interface}");
-    let _ = std::fs::write(format!("{base}/addr_gen_mode"), NO_ADDRESS_OF_ITS_OWN);
-    let _ = std::fs::write(format!("{base}/accept_ra"), "0");
-    let _ = std::fs::write(format!("{base}/disable_ipv6"), "0");
-}
-
-/// Has the kernel's reverse path check look routes up with a packet's mark, as the packet itself is routed. Without it a machine that
-/// checks (`rp_filter`) would find no way back to a pod and drop what comes from it.
-fn use_marks_in_source_checks() {
-    let _ = std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1");
-}
-
-/// Makes the machine forward packets, without which pods reach nobody. Rules keep it to pods' own traffic.
-fn forward_everything(ipv6: bool) {
-    const HEED_ALL_THE_SAME: &str = "2";
-    let _ = std::fs::write("/proc/sys/net/ipv4/ip_forward", "1");
-    let all = "/proc/sys/net/ipv6/conf/all/forwarding";
-    if !ipv6 || std::fs::read_to_string(all).is_ok_and(|text| text.trim() == "1") {
-        return;
-    }
-    // A machine that forwards ignores the router advertisements that gave it its own address and route, unless it is told
-    // to heed them all the same.
-    let interfaces = std::fs::read_dir("/proc/sys/net/ipv6/conf");
-    for interface in interfaces.into_iter().flatten().flatten() {
-        let setting = interface.path().join("accept_ra");
-        if std::fs::read_to_string(&setting).is_ok_and(|text| text.trim() == "1") {
-            let _ = std::fs::write(&setting, HEED_ALL_THE_SAME);
-        }
-    }
-    let _ = std::fs::write(all, "1");
 }
 
 async fn add_address(handle: &Handle, link: u32, address: IpAddr) -> Result<(), rtnetlink::Error> {

@@ -6,7 +6,7 @@ use super::NativeRuntime;
 use super::recovery::entries;
 use crate::errors::chain;
 use crate::events::{EventSink, Severity};
-use crate::network::links::{Loss, Losses};
+use crate::network::losses::{Loss, Losses};
 use crate::runtime::PodIdentity;
 
 impl NativeRuntime {

@@ -1,0 +1,47 @@
+//! The kernel settings that the pods' network needs of its machine.
+
+/// Whether the kernel's settings let the node use IPv6; the reason when they do not.
+pub(super) fn ipv6_is_usable() -> Result<(), String> {
+    match std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6") {
+        Err(_) => Err("this kernel has no IPv6".to_owned()),
+        Ok(text) if text.trim() != "0" => {
+            Err("IPv6 is switched off (net.ipv6.conf.default.disable_ipv6)".to_owned())
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Lets an interface carry IPv6 without taking an address of its own: that would be a way from pods to the machine.
+pub(super) fn set_ipv6(interface: &str) {
+    const NO_ADDRESS_OF_ITS_OWN: &str = "1";
+    let base = format!("/proc/sys/net/ipv6/conf/{interface}");
+    let _ = std::fs::write(format!("{base}/addr_gen_mode"), NO_ADDRESS_OF_ITS_OWN);
+    let _ = std::fs::write(format!("{base}/accept_ra"), "0");
+    let _ = std::fs::write(format!("{base}/disable_ipv6"), "0");
+}
+
+/// Has the kernel's reverse path check look routes up with a packet's mark, as the packet itself is routed. Without it a machine that
+/// checks (`rp_filter`) would find no way back to a pod and drop what comes from it.
+pub(super) fn use_marks_in_source_checks() {
+    let _ = std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1");
+}
+
+/// Makes the machine forward packets, without which pods reach nobody. Rules keep it to pods' own traffic.
+pub(super) fn forward_everything(ipv6: bool) {
+    const HEED_ALL_THE_SAME: &str = "2";
+    let _ = std::fs::write("/proc/sys/net/ipv4/ip_forward", "1");
+    let all = "/proc/sys/net/ipv6/conf/all/forwarding";
+    if !ipv6 || std::fs::read_to_string(all).is_ok_and(|text| text.trim() == "1") {
+        return;
+    }
+    // A machine that forwards ignores the router advertisements that gave it its own address and route, unless it is told
+    // to heed them all the same.
+    let interfaces = std::fs::read_dir("/proc/sys/net/ipv6/conf");
+    for interface in interfaces.into_iter().flatten().flatten() {
+        let setting = interface.path().join("accept_ra");
+        if std::fs::read_to_string(&setting).is_ok_and(|text| text.trim() == "1") {
+            let _ = std::fs::write(&setting, HEED_ALL_THE_SAME);
+        }
+    }
+    let _ = std::fs::write(all, "1");
+}
