@@ -40,6 +40,12 @@ const MAY_USE: [(&str, &[&str]); 10] = [
     ),
 ];
 
+/// What every crate may use.
+const FOR_ALL: [&str; 1] = ["saturating-time"];
+
+/// Product code refuses operators on times, which panic on overflow.
+const TIME_LINT: &str = "#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]";
+
 /// Crates that only decide: no runtime, no network, no client.
 const PURE: [&str; 3] = ["api", "apimachinery", "planner"];
 const IMPURE_DEPENDENCIES: [&str; 5] = ["tokio", "hyper", "axum", "reqwest", "rusqlite"];
@@ -156,7 +162,10 @@ fn check_package(package: &Value) -> Vec<String> {
     let mut complaints: Vec<String> = dependencies
         .iter()
         .filter(|dependency| {
-            dependency.starts_with("agent-sandbox-") && !may_use.contains(&short_name(dependency))
+            let own = short_name(dependency);
+            dependency.starts_with("agent-sandbox-")
+                && !may_use.contains(&own)
+                && !FOR_ALL.contains(&own)
         })
         .map(|dependency| format!("{name} must not use {dependency}: see ARCHITECTURE.md"))
         .collect();
@@ -220,6 +229,11 @@ fn check_source(path: &str, text: &str) -> Vec<String> {
     if EMPTY_NAMES.contains(&stem) {
         complaints.push(format!("{path}: name the module for what it owns"));
     }
+    let is_root = path.ends_with("/src/lib.rs") || path.ends_with("/src/main.rs");
+    let is_product = path.starts_with("crates/") && !path.starts_with("crates/testkit/");
+    if is_root && is_product && !text.contains(TIME_LINT) {
+        complaints.push(format!("{path}: say `{TIME_LINT}`"));
+    }
     for (forbidden, instead) in FORBIDDEN {
         if text.contains(forbidden) {
             complaints.push(format!("{path}: {forbidden:?}: {instead}"));
@@ -251,8 +265,14 @@ mod tests {
 
     #[test]
     fn each_habit_is_checked() {
-        assert!(check_source("crates/a/src/lib.rs", "//! Owns a.\n").is_empty());
-        assert_eq!(check_source("crates/a/src/lib.rs", "fn f() {}\n").len(), 1);
+        let root = format!("//! Owns a.\n{TIME_LINT}\n");
+        assert!(check_source("crates/a/src/lib.rs", &root).is_empty());
+        assert_eq!(
+            check_source("crates/a/src/lib.rs", "//! Owns a.\n").len(),
+            1
+        );
+        assert!(check_source("crates/a/src/a.rs", "//! Owns a.\n").is_empty());
+        assert_eq!(check_source("crates/a/src/a.rs", "fn f() {}\n").len(), 1);
         assert_eq!(
             check_source("crates/a/src/utils.rs", "//! Owns a.\n").len(),
             1

@@ -15,6 +15,7 @@
 //! | [`events`], [`addresses`] | what fits into an event; which addresses a pod can have |
 //! | [`rbac`] | how a controller declares the permissions it needs |
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![expect(
     clippy::duplicated_attributes,
     reason = "a kind repeats `derive` and `printcolumn` inside its `kube` attribute"

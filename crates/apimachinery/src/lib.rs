@@ -3,6 +3,7 @@
 //! An API server composes these: decode strictly ([`strict`], [`yaml`]), find the object, apply a patch ([`patch`], [`apply`]), prune,
 //! default and validate ([`schema`]), record who owns what ([`apply`]), and answer failures as a [`status::Status`].
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![expect(
     clippy::result_large_err,
     reason = "a Status is the answer itself, serialised at once: boxing it would only add an allocation"

@@ -23,6 +23,7 @@
 //! The layers, from the bottom: [`store`] (durable, revisioned, knows no kinds), `registry` (what is served), `strategy` (the rules of
 //! each kind), `operations` (create to watch), `http` (requests and answers), `background` (collectors), and the transports on top.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![expect(
     clippy::result_large_err,
     reason = "a Status is the answer itself: it is serialised at once, and boxing it would only add an allocation"
@@ -33,6 +34,10 @@ pub mod audit;
 pub mod auth;
 mod background;
 #[cfg(feature = "bench")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a benchmark that panics says so to whoever runs it"
+)]
 pub mod bench;
 mod fair_queue;
 mod http;

@@ -10,6 +10,7 @@ use futures::StreamExt;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
+use saturating_time::SaturatingTime;
 use tokio::sync::Notify;
 
 /// When each claim was first seen Ready.
@@ -49,7 +50,7 @@ impl Arrivals {
 
     /// Waits until all of these are Ready, or the time is up.
     pub async fn wait_for(&self, names: &[&str], deadline: Duration) {
-        let until = tokio::time::Instant::now() + deadline;
+        let until = tokio::time::Instant::now().later_by(deadline);
         let mut missing = names;
         loop {
             let changed = self.changed.notified();

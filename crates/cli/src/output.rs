@@ -144,7 +144,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         let number: u64 = number.parse().map_err(|_| expected())?;
         let seconds = match unit {
             "ms" => {
-                total += Duration::from_millis(number);
+                total = total.saturating_add(Duration::from_millis(number));
                 0
             }
             "s" => 1,
@@ -154,7 +154,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             _ => return Err(expected()),
         };
         let seconds = number.checked_mul(seconds).ok_or_else(expected)?;
-        total += Duration::from_secs(seconds);
+        total = total.saturating_add(Duration::from_secs(seconds));
         rest = left;
     }
     if total.is_zero() {

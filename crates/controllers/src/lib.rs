@@ -23,7 +23,13 @@
 //! | `bench` | measuring how fast claims are met (feature `bench`) |
 //! | [`rbac`] | the permissions of all of them |
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 #[cfg(feature = "bench")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a benchmark that panics says so to whoever runs it"
+)]
 pub mod bench;
 pub mod cache;
 pub mod cached;

@@ -29,6 +29,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::Resource;
+use saturating_time::SaturatingTime;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -228,7 +229,7 @@ impl Queue {
 
     fn add_for(&self, key: ObjectKey, delay: Duration, urgency: Urgency) {
         let mut state = self.state();
-        let due = Instant::now() + delay;
+        let due = Instant::now().later_by(delay);
         match state.entries.get(&key).map(|entry| entry.phase) {
             Some(Phase::Waiting {
                 due: Some(existing),
@@ -400,11 +401,21 @@ impl Queue {
                 state.entries.remove(&key);
             }
             Verdict::After(delay) => {
-                self.wait_until(&mut state, key, Instant::now() + delay, Urgency::Now);
+                self.wait_until(
+                    &mut state,
+                    key,
+                    Instant::now().later_by(delay),
+                    Urgency::Now,
+                );
             }
             Verdict::Retry => {
                 let delay = self.retry_delay(failures);
-                self.wait_until(&mut state, key, Instant::now() + delay, Urgency::Now);
+                self.wait_until(
+                    &mut state,
+                    key,
+                    Instant::now().later_by(delay),
+                    Urgency::Now,
+                );
             }
         }
     }

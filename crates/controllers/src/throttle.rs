@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kube::Client;
+use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 use tower::service_fn;
 
@@ -46,7 +47,8 @@ impl Bucket {
     /// Takes a token and answers when it may be used.
     fn take(&self, now: Instant) -> Instant {
         let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let after = full_at.map_or(now, |full_at| full_at.max(now)) + self.interval;
+        let after = full_at.map_or(now, |full_at| full_at.max(now));
+        let after = after.later_by(self.interval);
         *full_at = Some(after);
         after
             .checked_sub(self.capacity)

@@ -4,6 +4,8 @@
 //! It knows nothing of pods or containers. Whoever runs containers asks for an image by name, says who uses it, and gets
 //! directories to stack and the image's configuration.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod collect;
 mod compression;
 mod credentials;

@@ -222,7 +222,7 @@ where
         match request().await {
             Err(error) if error.is_transient() => {
                 tokio::time::sleep(pause).await;
-                pause *= 2;
+                pause = pause.saturating_mul(2);
             }
             other => return other,
         }
@@ -293,7 +293,11 @@ async fn download(
                 }
                 tracing::debug!(blob = %layer.digest, at = transfer.written, %error, "a download broke and is resumed");
                 tokio::time::sleep(pause).await;
-                pause = if idle == 0 { FIRST_PAUSE } else { pause * 2 };
+                pause = if idle == 0 {
+                    FIRST_PAUSE
+                } else {
+                    pause.saturating_mul(2)
+                };
             }
             Err(error) => return Err(error),
         }

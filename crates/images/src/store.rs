@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
+use saturating_time::SaturatingTime;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -174,7 +175,7 @@ impl Store {
 
     /// Blocks until pulls have ended, within reason.
     pub fn exclusive(&self) -> Result<ExclusiveLock, StoreError> {
-        let deadline = Instant::now() + EXCLUSIVE_PATIENCE;
+        let deadline = Instant::now().later_by(EXCLUSIVE_PATIENCE);
         loop {
             match self.try_exclusive() {
                 Err(StoreError::Busy) if Instant::now() < deadline => {

@@ -15,6 +15,7 @@ use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use saturating_time::SaturatingTime;
 use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout};
@@ -150,7 +151,10 @@ impl Counter {
             return self.timing.period;
         }
         let pause = self.retry.min(self.timing.period);
-        self.retry = (self.retry + self.retry / RETRY_GROWTH).min(self.timing.period);
+        self.retry = self
+            .retry
+            .saturating_add(self.retry.checked_div(RETRY_GROWTH).unwrap_or_default())
+            .min(self.timing.period);
         pause
     }
 }
@@ -240,7 +244,7 @@ pub async fn exec<R: Runtime>(
         stdin: false,
         window: None,
     };
-    let deadline = limit.map(|limit| (limit, Instant::now() + limit));
+    let deadline = limit.map(|limit| (limit, Instant::now().later_by(limit)));
     let left = || deadline.map(|(_, deadline)| deadline.saturating_duration_since(Instant::now()));
     let late = |_| timed_out(limit.unwrap_or_default());
     let mut session = within(left(), runtime.exec(id, request))

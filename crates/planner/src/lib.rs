@@ -18,6 +18,8 @@
 //! | [`warm_pool`] | what a SandboxWarmPool needs |
 //! | [`warm_queue`] | which warm sandbox the next claim gets |
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod blueprint;
 pub mod claim;
 pub mod env_injection;

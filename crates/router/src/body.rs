@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use saturating_time::SaturatingTime;
 use tokio::time::{Instant, Sleep};
 
 use crate::access::Tracked;
@@ -316,7 +317,7 @@ impl AnswerBody {
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
         if !self.is_silent {
             // Silence begins when something is waited for: a client that does not read is not a sandbox that is silent.
-            silence.as_mut().reset(Instant::now() + patience);
+            silence.as_mut().reset(Instant::now().later_by(patience));
             self.is_silent = true;
         }
         std::task::ready!(silence.as_mut().poll(context));

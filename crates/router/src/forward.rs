@@ -9,6 +9,7 @@ use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
+use saturating_time::SaturatingTime;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -188,12 +189,12 @@ impl Forwarder {
         target: &Target,
         patience: Duration,
     ) -> Result<(Arc<Upstream>, TcpStream), Failure> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now().later_by(patience);
         let mut pause = FIRST_PAUSE;
         for attempt in 0..=self.dial_retries {
             if attempt > 0 {
-                tokio::time::sleep_until((Instant::now() + pause).min(deadline)).await;
-                pause *= 2;
+                tokio::time::sleep_until(Instant::now().later_by(pause).min(deadline)).await;
+                pause = pause.saturating_mul(2);
                 upstream = self.resolver.resolve(&target.sandbox).await?;
             }
             let remaining = deadline.saturating_duration_since(Instant::now());

@@ -10,12 +10,18 @@
 //! and `upstream` touch a sandbox's sockets. The router knows nothing of claims, templates or pools: SDKs send the name
 //! of a Sandbox, and unclaimed warm ones are not routable.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod access;
 mod activity;
 mod answer;
 mod args;
 pub mod authorize;
 #[cfg(feature = "bench")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a benchmark that panics says so to whoever runs it"
+)]
 pub mod bench;
 mod body;
 mod config;

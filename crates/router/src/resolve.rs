@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::addresses::is_a_pods;
+use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 
 use crate::answer::Failure;
@@ -65,7 +66,9 @@ impl Resolver {
                 Lookup::Routable(upstream) => return Ok(upstream),
                 lookup => describe(key, lookup, self.wait),
             };
-            let remaining = (started + patience).saturating_duration_since(Instant::now());
+            let remaining = started
+                .later_by(patience)
+                .saturating_duration_since(Instant::now());
             if remaining.is_zero() || tokio::time::timeout(remaining, changed).await.is_err() {
                 return Err(failure);
             }
@@ -113,7 +116,7 @@ impl Resolver {
         };
         named.insert(
             key.as_str().to_owned(),
-            (Arc::clone(&upstream), now + DNS_LIFETIME),
+            (Arc::clone(&upstream), now.later_by(DNS_LIFETIME)),
         );
         Ok(upstream)
     }
@@ -122,7 +125,7 @@ impl Resolver {
     pub fn close_idle(&self, now: Instant) {
         self.registry.close_idle(now);
         let named = self.named.pin();
-        named.retain(|_, (_, until)| *until + Duration::from_secs(60) > now);
+        named.retain(|_, (_, until)| until.later_by(Duration::from_secs(60)) > now);
         for (upstream, _) in named.values() {
             upstream.close_idle(now);
         }

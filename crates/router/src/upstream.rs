@@ -16,6 +16,7 @@ use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use saturating_time::SaturatingTime;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
@@ -254,7 +255,7 @@ impl Link {
         let passage = request.body().passage();
         let mut answer = std::pin::pin!(self.sender.try_send_request(request));
         let (connection, ended, alarm) = (&mut self.connection, &mut self.ended, &mut self.alarm);
-        alarm.as_mut().reset(Instant::now() + timeout);
+        alarm.as_mut().reset(Instant::now().later_by(timeout));
         let answered = poll_fn(|context| {
             if !*ended && connection.as_mut().poll(context).is_ready() {
                 *ended = true;

@@ -7,11 +7,17 @@
 //! [`protocol`] holds the wire format of interactive execution and depends on serde alone, so that clients can use it
 //! without the server (`default-features = false`).
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod protocol;
 
 #[cfg(feature = "server")]
 mod api;
 #[cfg(feature = "bench")]
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a benchmark that panics says so to whoever runs it"
+)]
 pub mod bench;
 #[cfg(feature = "server")]
 mod browsers;

@@ -13,6 +13,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
@@ -160,7 +161,7 @@ impl Connector {
     /// Sends a request, as often as it takes and may be, and returns the first answer that is a success.
     pub(crate) async fn send(&self, call: Call) -> Result<Answer, ErrorKind> {
         let limit = call.timeout.unwrap_or(self.access.options.request_timeout);
-        let deadline = Instant::now() + limit;
+        let deadline = Instant::now().later_by(limit);
         let mut headers = self.headers();
         if let Some(content_type) = &call.content_type
             && let Ok(value) = HeaderValue::from_str(content_type)
@@ -217,7 +218,7 @@ impl Connector {
         Ok(Answer {
             operation: call.operation,
             response,
-            deadline: Instant::now() + limit,
+            deadline: Instant::now().later_by(limit),
             limit,
         })
     }

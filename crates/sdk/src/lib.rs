@@ -1,6 +1,8 @@
 //! The high-level client of agent-sandbox: claim a sandbox, run commands in it, move files, talk to processes, suspend it, take
 //! it up again from elsewhere, end it.
 //!
+
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![doc = concat!("```no_run\n", include_str!("../examples/first_sandbox.rs"), "```")]
 //!
 //! The control plane is reached through `kube`, the sandbox through a router (or straight, inside a cluster): see

@@ -372,7 +372,8 @@ impl Sandbox {
     /// Ends the sandbox: waits for running operations, though not for long, and deletes the claim.
     pub async fn terminate(&self) -> Result<(), Error> {
         let cleanup = self.options().cleanup_timeout;
-        let _lifecycle = self.interrupt(cleanup * 2).await?;
+        let half = cleanup.checked_div(2).unwrap_or_default();
+        let _lifecycle = self.interrupt(cleanup.saturating_mul(2)).await?;
         if matches!(self.state().stage, Stage::New | Stage::Closed) {
             // Nothing here is this handle's: a claim of the same name is someone else's.
             return Ok(());
@@ -388,19 +389,16 @@ impl Sandbox {
         };
         if let Some(operations) = operations {
             operations.close();
-            if tokio::time::timeout(cleanup / 2, operations.wait())
-                .await
-                .is_err()
-            {
+            if tokio::time::timeout(half, operations.wait()).await.is_err() {
                 tracing::warn!(sandbox = %self.key(), running = operations.len(), "operations are cut short");
             }
         }
         let deleting = self.shared.access.cluster.delete_claim(self.key(), None);
-        let deleted = match tokio::time::timeout(cleanup / 2, deleting).await {
+        let deleted = match tokio::time::timeout(half, deleting).await {
             Ok(result) => result.map_err(|cause| kubernetes("delete the claim", cause)),
             Err(_) => Err(ErrorKind::Timeout {
                 what: "deleting the claim",
-                limit: cleanup / 2,
+                limit: half,
             }),
         };
         self.state().stage = if deleted.is_ok() {

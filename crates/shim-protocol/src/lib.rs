@@ -4,6 +4,8 @@
 //! Only types and their encoding live here. How a container is made is the shim's business, and why it is made is the
 //! node's; this crate exists so that neither links the other.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod frame;
 mod launch;
 

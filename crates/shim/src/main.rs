@@ -11,6 +11,8 @@
 //!
 //! It knows nothing of pods, images or Kubernetes: requests arrive ready-made on standard input.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod agent;
 mod agent_guard;
 mod confine;

@@ -9,6 +9,8 @@
 //!
 //! Everything after an upgrade is a plain byte stream, so any byte-for-byte proxy (kube-apiserver's, for one) may stand between.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod kubelet;
 pub mod port_forward;
 pub mod remote_command;

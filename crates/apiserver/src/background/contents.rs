@@ -210,7 +210,7 @@ async fn pause(api: &Api, delay: &mut Duration) -> bool {
         .run_until_cancelled(tokio::time::sleep(*delay))
         .await
         .is_some();
-    *delay = (*delay * 2).min(LAST_LOOK_AGAIN);
+    *delay = delay.saturating_mul(2).min(LAST_LOOK_AGAIN);
     waited
 }
 

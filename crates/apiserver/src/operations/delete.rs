@@ -262,7 +262,10 @@ fn mark(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestam
 
 fn deletion_start(timestamp: Option<&Value>, grace: i64) -> Option<Timestamp> {
     let ends = apimachinery::time::parse(timestamp?.as_str()?).ok()?;
-    ends.saturating_sub(SignedDuration::from_secs(grace)).ok()
+    let started = ends.checked_sub(SignedDuration::from_secs(grace)).ok()?;
+    // An end that was cut at the last year there is does not tell when it began. A year before our era cannot even be written so
+    // that clients read it.
+    (started >= Timestamp::UNIX_EPOCH).then_some(started)
 }
 
 fn finalizers_for(old: &Value, options: &DeleteOptions) -> Vec<String> {
@@ -313,4 +316,25 @@ fn grace_seconds(resource: &Resource, old: &Value, options: &DeleteOptions) -> i
         .unwrap_or(DEFAULT_GRACE_SECONDS);
     // A negative period once meant "immediately"; kube-apiserver reads it as one second.
     if wanted < 0 { 1 } else { wanted }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grace_period_beyond_all_time_leaves_timestamps_that_clients_can_read() {
+        let start = |ends: &str, grace| deletion_start(Some(&Value::from(ends)), grace);
+        let time = |text: &str| text.parse::<Timestamp>().ok();
+        assert_eq!(
+            start("2026-01-01T00:00:30Z", 30),
+            time("2026-01-01T00:00:00Z")
+        );
+        // Cut at the last year there is when the deletion began.
+        let last = metadata::timestamp(Timestamp::MAX);
+        for grace in [i64::MAX, 1 << 40, 1 << 38, i64::MIN] {
+            let started = deletion_start(Some(&last), grace);
+            assert_eq!(started, None, "{grace}");
+        }
+    }
 }

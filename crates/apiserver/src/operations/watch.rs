@@ -9,6 +9,7 @@ use std::{
 };
 
 use apimachinery::{field::FieldError, status::Status};
+use saturating_time::SaturatingTime;
 
 use super::{Api, ListOptions, Target, VersionMatch, selection::Selection};
 use crate::store::{Event, EventKind, Expired, Object, Range, Revision, Watch};
@@ -106,13 +107,14 @@ impl Api {
             initial_end: (options.initial_events == Some(true) && options.bookmarks)
                 .then_some(after),
             bookmarks: options.bookmarks,
-            next_bookmark: now + BOOKMARK_INTERVAL,
+            next_bookmark: now.later_by(BOOKMARK_INTERVAL),
             // One that lies beyond what a clock can hold is as good as none.
-            deadline: now
-                + options
+            deadline: now.later_by(
+                options
                     .timeout
                     .unwrap_or(DEFAULT_TIMEOUT)
                     .min(LONGEST_TIMEOUT),
+            ),
             ended: false,
             shutdown: self.shutdown.clone(),
         })
@@ -177,7 +179,7 @@ impl Watching {
                 },
                 () = tokio::time::sleep_until(wake.into()) => {
                     self.ended = Instant::now() >= self.deadline;
-                    self.next_bookmark = Instant::now() + BOOKMARK_INTERVAL;
+                    self.next_bookmark = Instant::now().later_by(BOOKMARK_INTERVAL);
                     if !self.bookmarks {
                         return None;
                     }

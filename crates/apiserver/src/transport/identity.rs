@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use base64::{
@@ -21,6 +22,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
+use saturating_time::SaturatingTime;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -305,10 +307,9 @@ impl Identity {
 fn set_validity(params: &mut CertificateParams) {
     // Clocks of virtual machines jump; an hour of slack keeps a fresh certificate valid.
     let now = std::time::SystemTime::now();
-    params.not_before = (now - std::time::Duration::from_secs(3600)).into();
-    params.not_after = (now
-        + std::time::Duration::from_secs(u64::try_from(YEARS * 365 * 86_400).unwrap_or_default()))
-    .into();
+    let validity = Duration::from_secs(u64::try_from(YEARS * 365 * 86_400).unwrap_or_default());
+    params.not_before = now.earlier_by(Duration::from_secs(3600)).into();
+    params.not_after = now.later_by(validity).into();
 }
 
 /// The names a certificate needs for a listener at `address`.

@@ -16,6 +16,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -204,7 +205,7 @@ impl Candidate {
     pub async fn keep(&self, leadership: &mut Leadership) {
         loop {
             tokio::time::sleep(self.timing.renew_interval).await;
-            let deadline = leadership.renewed + self.timing.renew_deadline;
+            let deadline = leadership.renewed.later_by(self.timing.renew_deadline);
             let renewed = tokio::time::timeout_at(deadline, self.renew(leadership)).await;
             match renewed {
                 Ok(true) => {}
@@ -315,7 +316,11 @@ impl Candidate {
         &self,
         request: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, LeaseError> {
-        let limit = self.timing.renew_deadline / 2;
+        let limit = self
+            .timing
+            .renew_deadline
+            .checked_div(2)
+            .unwrap_or_default();
         match tokio::time::timeout(limit, request).await {
             Ok(answer) => answer.map_err(|error| LeaseError::Request(Box::new(error))),
             Err(_) => Err(LeaseError::TimedOut),

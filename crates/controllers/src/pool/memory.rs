@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use planner::expectations::Expectations;
+use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 
 use crate::context::Context;
@@ -49,8 +50,8 @@ impl Memory {
 
     /// Has the pool rest after a pass, by how long deciding took.
     pub fn worked(&mut self, took: Duration) {
-        let rest = (took * DUTY).min(LONGEST_REST);
-        self.rest_until = Some(Instant::now() + rest);
+        let rest = took.saturating_mul(DUTY).min(LONGEST_REST);
+        self.rest_until = Some(Instant::now().later_by(rest));
     }
 }
 

@@ -134,7 +134,7 @@ where
                     take(Err(not_allowed));
                 }
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_RETRY);
+                pause = pause.saturating_mul(2).min(LONGEST_RETRY);
                 failed_at = Some(Instant::now());
             }
         }

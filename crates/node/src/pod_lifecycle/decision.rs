@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
+use saturating_time::SaturatingTime;
 
 use super::outcome::RestartPolicy;
 use super::{
@@ -108,7 +109,7 @@ impl Decision<'_> {
             .deletion_timestamp
             .as_ref()
             .map_or(self.now, |time| time.0)
-            + Duration::from_secs(1);
+            .later_by(Duration::from_secs(1));
         let whole = Duration::from_secs(
             metadata
                 .deletion_grace_period_seconds
@@ -145,7 +146,7 @@ impl Decision<'_> {
             }
         }
         if live {
-            self.wake(self.now + KILL_AGAIN);
+            self.wake(self.now.later_by(KILL_AGAIN));
         } else {
             self.finish();
         }
@@ -240,11 +241,11 @@ impl Decision<'_> {
                 since, retry_at, ..
             } => {
                 // What is said of a failed pull changes before it is tried again.
-                let told = *since + PULL_FAILURE_SHOWN;
+                let told = since.later_by(PULL_FAILURE_SHOWN);
                 self.wake(if told > self.now { told } else { *retry_at });
             }
             Phase::Ended(termination) if policy.restarts(termination) => {
-                let due = termination.finished_at + back_off(state.crashes);
+                let due = termination.finished_at.later_by(back_off(state.crashes));
                 if due <= self.now {
                     self.actions.push(start(state.runs, state.crashes));
                 } else {

@@ -204,7 +204,7 @@ pub struct Plan {
 const BACK_OFF_FIRST: Duration = Duration::from_secs(10);
 const BACK_OFF_LAST: Duration = Duration::from_secs(300);
 /// A container that ran this long starts again without a delay.
-const BACK_OFF_FORGET: Duration = Duration::from_secs(600);
+pub const BACK_OFF_FORGET: Duration = Duration::from_secs(600);
 /// How long a failed pull is shown as such, before it is shown as waiting for the next.
 pub const PULL_FAILURE_SHOWN: Duration = Duration::from_secs(2);
 /// A kill that did not take is repeated after this.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
+use saturating_time::SaturatingTime;
 
 use super::{ContainerState, Observed, Phase, is_sidecar, state_of};
 use crate::runtime::Termination;
@@ -86,7 +87,8 @@ pub(super) fn of(
     }
     let deadline = spec
         .active_deadline_seconds
-        .map(|seconds| observed.accepted_at + Duration::from_secs(seconds.unsigned_abs()));
+        .map(|seconds| Duration::from_secs(seconds.unsigned_abs()))
+        .map(|active| observed.accepted_at.later_by(active));
     if deadline.is_some_and(|deadline| deadline <= now) {
         let failed = Outcome::Failed {
             reason: Some("DeadlineExceeded".to_owned()),

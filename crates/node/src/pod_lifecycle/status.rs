@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
     ContainerStateWaiting, ContainerStatus, HostIP, PodCondition, PodIP, PodSpec, PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use saturating_time::SaturatingTime;
 
 use super::{
     ContainerState, Observed, Outcome, PULL_FAILURE_SHOWN, Phase, Sandbox, back_off, is_sidecar,
@@ -208,7 +209,7 @@ fn states(
             message,
             since,
             ..
-        } if reason == "ErrImagePull" && now >= *since + PULL_FAILURE_SHOWN => {
+        } if reason == "ErrImagePull" && now >= since.later_by(PULL_FAILURE_SHOWN) => {
             let image = container.image.as_deref().unwrap_or_default();
             let message = format!("Back-off pulling image \"{image}\": {message}");
             waiting("ImagePullBackOff", Some(message))
@@ -239,7 +240,7 @@ fn states(
                 && !outcome.is_over()
                 && metadata.deletion_timestamp.is_none()
                 && !delay.is_zero()
-                && termination.finished_at + delay > now;
+                && termination.finished_at.later_by(delay) > now;
             if !backing_off {
                 return (ended(last_run, termination), previous);
             }

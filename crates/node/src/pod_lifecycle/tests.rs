@@ -686,3 +686,57 @@ proptest! {
         prop_assert!(world.finished, "a deleted pod is removed");
     }
 }
+
+/// The largest numbers that the API takes are legal, and mean "never".
+#[test]
+fn periods_beyond_all_time_saturate() {
+    let mut pod = pod(json!({"containers": [{"name": "main"}]}));
+    let spec = pod.spec.as_mut().unwrap();
+    spec.active_deadline_seconds = Some(i64::MAX);
+    spec.termination_grace_period_seconds = Some(i64::MAX);
+    for deletion in [
+        None,
+        Some((at(0), 0)),
+        Some((Timestamp::MAX, i64::MAX)),
+        Some((Timestamp::MIN, i64::MIN)),
+    ] {
+        pod.metadata.deletion_timestamp =
+            deletion.map(|(when, _)| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(when));
+        pod.metadata.deletion_grace_period_seconds = deletion.map(|(_, grace)| grace);
+        for now in [at(0), Timestamp::MIN, Timestamp::MAX] {
+            for phase in [
+                Phase::NotStarted,
+                Phase::Running { started_at: now },
+                Phase::Stopping {
+                    started_at: now,
+                    kill_at: Timestamp::MAX,
+                },
+                Phase::Refused {
+                    reason: String::new(),
+                    message: String::new(),
+                    since: now,
+                    retry_at: Timestamp::MAX,
+                },
+                Phase::Ended(Termination::not_started(String::new(), now)),
+            ] {
+                let state = ContainerState {
+                    phase,
+                    crashes: 9,
+                    runs: 1,
+                    unhealthy: Some(String::new()),
+                    ..ContainerState::default()
+                };
+                let containers = BTreeMap::from([("main".to_owned(), state)]);
+                let observed = Observed {
+                    pod: &pod,
+                    sandbox: &sandbox(),
+                    containers: &containers,
+                    verdict: None,
+                    accepted_at: now,
+                    node_address: String::new(),
+                };
+                decide(&observed, now);
+            }
+        }
+    }
+}

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use saturating_time::SaturatingTime;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -106,7 +107,7 @@ impl<P: Clone> Queue<P> {
         let pause = FIRST_PAUSE
             .saturating_mul(1 << failures.min(16))
             .min(LONGEST_PAUSE);
-        self.put_back(uid, pod, failures + 1, Some(now + pause));
+        self.put_back(uid, pod, failures + 1, Some(now.later_by(pause)));
     }
 
     /// A pod was seen on the node.

@@ -29,7 +29,8 @@ fn is_content(volume: &Volume) -> bool {
 /// As a kubelet has it: four fifths of its time, and no more than a day.
 fn is_old(age: Duration, lifetime: Duration) -> bool {
     const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-    age >= (lifetime / 5 * 4).min(LONGEST)
+    let four_fifths = Duration::from_secs(lifetime.as_secs() / 5 * 4);
+    age >= four_fifths.min(LONGEST)
 }
 
 fn has_token(volume: &Volume) -> bool {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use api::rbac::Rule;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use kube::api::{Api, ObjectMeta, PostParams};
+use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 
 const REMEMBER_VALID: Duration = Duration::from_secs(10);
@@ -89,7 +90,9 @@ impl TokenReviewer {
         } else {
             REMEMBER_INVALID
         };
-        self.remembered.pin().insert(digest, (valid, now + lasting));
+        self.remembered
+            .pin()
+            .insert(digest, (valid, now.later_by(lasting)));
         Ok(valid)
     }
 }

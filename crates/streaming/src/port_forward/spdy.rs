@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use saturating_time::SaturatingTime;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -27,7 +28,7 @@ where
         };
         match accepted {
             Ok(Some(incoming)) => {
-                let deadline = Instant::now() + settings.stream_creation;
+                let deadline = Instant::now().later_by(settings.stream_creation);
                 if let Some((port, complete)) = admit(&mut pairs, incoming, deadline) {
                     forwards.spawn(forward(port, complete, connect.clone()));
                 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use saturating_time::SaturatingTime;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
@@ -26,7 +27,7 @@ where
     let mut connection = Connection::serve(io, Limits::default(), settings.timeouts());
     let mut missing = expected(version, wanted);
     let mut streams: HashMap<&'static str, Stream> = HashMap::new();
-    let deadline = Instant::now() + settings.stream_creation;
+    let deadline = Instant::now().later_by(settings.stream_creation);
     while !missing.is_empty() {
         let incoming = timeout_at(deadline, connection.accept())
             .await

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
+use saturating_time::SaturatingTime;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tracing::debug;
@@ -319,7 +320,9 @@ impl<T: AsyncRead + AsyncWrite> Driver<T> {
                 Ok(()) if buffer.filled().is_empty() => return Poll::Ready(Ending::Peer),
                 Ok(()) => {
                     self.input.extend_from_slice(buffer.filled());
-                    self.idle.as_mut().reset(Instant::now() + self.idle_timeout);
+                    self.idle
+                        .as_mut()
+                        .reset(Instant::now().later_by(self.idle_timeout));
                 }
             }
         }
@@ -361,7 +364,9 @@ impl<T: AsyncRead + AsyncWrite> Driver<T> {
             }
             self.sending.advance(sent);
             self.unflushed = true;
-            self.idle.as_mut().reset(Instant::now() + self.idle_timeout);
+            self.idle
+                .as_mut()
+                .reset(Instant::now().later_by(self.idle_timeout));
         }
         if self.unflushed {
             ready!(self.io.as_mut().poll_flush(context))?;

@@ -16,6 +16,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{Sink, SinkExt, StreamExt};
+use saturating_time::SaturatingTime;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -142,7 +143,7 @@ impl Channels {
             reader.run().await;
         });
         let first_message = match encoding {
-            Encoding::BinaryWithClose => Instant::now() + settings.settle,
+            Encoding::BinaryWithClose => Instant::now().later_by(settings.settle),
             Encoding::Binary | Encoding::Base64 => Instant::now(),
         };
         let writer = write(
