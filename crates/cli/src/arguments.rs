@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::logging::{self, Audience};
-use crate::{bench, generate, image, parts, reset, run, sandboxes, token, up};
+use crate::{bench, generate, image, open_files, parts, reset, run, sandboxes, token, up};
 
 /// Names under which the binary is also installed, and the command each stands for.
 const OTHER_NAMES: [(&str, &str); 3] = [
@@ -111,7 +111,7 @@ impl Arguments {
         }
         // What runs in a sandbox has the sandbox's limits.
         if !matches!(self.command, Command::Sandboxd(_)) {
-            allow_open_files();
+            open_files::allow();
         }
         match self.command {
             Command::Up(arguments) => {
@@ -173,15 +173,6 @@ impl Arguments {
             }
         }
     }
-}
-
-/// Takes as many open files as the system lets a process have. Most systems let it have few unless it asks, for the sake of programs that
-/// cannot count further than 1024; a node with pods and a router with connections need more.
-fn allow_open_files() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// Runs a command on a runtime of its own, in a spawned task: the in-process client is slow on the thread that blocks.

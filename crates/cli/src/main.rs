@@ -1,17 +1,32 @@
 //! The `agent-sandbox` binary: composes the parts. What it does is in the modules.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod arguments;
 mod arrivals;
 mod assets;
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a measurement that panics says so to whoever runs it"
+)]
 mod bench;
 mod connection;
 mod data_directory;
 mod generate;
 mod image;
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a measurement that panics says so to whoever runs it"
+)]
 mod leaks;
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a measurement that panics says so to whoever runs it"
+)]
 mod load;
 mod logging;
 mod node_flags;
+mod open_files;
 mod output;
 mod parts;
 mod private_system;
@@ -19,6 +34,10 @@ mod reset;
 mod rootless;
 mod run;
 mod sandboxes;
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a measurement that panics says so to whoever runs it"
+)]
 mod scrape;
 mod signals;
 mod terminal;
@@ -37,6 +56,7 @@ fn main() -> ExitCode {
     if let Some(code) = sandboxd::run_terminal_helper() {
         return code;
     }
+    telemetry::panics::count();
     match arguments::parse().execute() {
         Ok(code) => code,
         Err(error) => {

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::data_directory;
 use crate::node_flags::NodeFlags;
+use crate::open_files;
 
 /// Run pods that are bound to this machine's node, for any Kubernetes API
 #[derive(Debug, Args)]
@@ -107,6 +108,7 @@ pub async fn router(arguments: router::Args) -> anyhow::Result<ExitCode> {
 }
 
 pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
+    open_files::require()?;
     let kubelet = arguments.kubelet()?;
     let client = client(arguments.kubeconfig).await?;
     let data_directory = match arguments.data_dir {
@@ -125,10 +127,19 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         .schedule
         .then(|| node::scheduler::run(client.clone(), config.node_name.clone(), shutdown.clone()));
     let node = node::Node::start(config, client.clone(), shutdown.clone()).await?;
-    if let Some(scheduler) = scheduler {
-        scheduler.await;
-    } else {
-        shutdown.cancelled().await;
+    let failed = node.failed();
+    let until_stopped = async {
+        match scheduler {
+            Some(scheduler) => scheduler.await,
+            None => shutdown.cancelled().await,
+        }
+    };
+    tokio::select! {
+        () = until_stopped => {}
+        () = failed => {
+            node.join().await;
+            anyhow::bail!("a part of the node panicked");
+        }
     }
     if is_idle(client, &name).await {
         node.dismantle().await?;

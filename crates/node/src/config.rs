@@ -111,6 +111,8 @@ pub struct Config {
     pub storage_check: Duration,
     /// How often containers' work is compared with their limits on processor time.
     pub processor_check: Duration,
+    /// How often the machine is swept for processes and files of pods that the node does not know.
+    pub stray_check: Duration,
     /// How long a container may take from its launch to the start of its command.
     pub launch_deadline: Duration,
     /// Where pods find the cluster's names; the node's own resolver when empty.
@@ -128,6 +130,9 @@ pub struct Config {
     pub runtime_drivers: Vec<Driver>,
     /// Where logs, exec, attach and port-forward are served; nowhere when absent.
     pub kubelet: Option<crate::kubelet::Endpoint>,
+    /// For tests.
+    #[doc(hidden)]
+    pub faults: crate::faults::Faults,
 }
 
 impl Config {
@@ -152,6 +157,7 @@ impl Config {
             volume_refresh: Duration::from_secs(60),
             storage_check: Duration::from_secs(10),
             processor_check: Duration::from_secs(10),
+            stray_check: Duration::from_secs(30),
             launch_deadline: Duration::from_secs(120),
             name_servers: Vec::new(),
             resolver_file: "/etc/resolv.conf".into(),
@@ -161,6 +167,7 @@ impl Config {
             local_users: None,
             runtime_drivers: Driver::ALL.to_vec(),
             kubelet: None,
+            faults: crate::faults::Faults::default(),
         }
     }
 }

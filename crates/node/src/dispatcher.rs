@@ -1,26 +1,45 @@
 //! Hands every pod that is bound to the node to a worker of its own, and clears away what is left of those that are gone.
+//!
+//! ```text
+//!  API: pod bound ──► worker ──► pod removed, worker ends
+//!                     ▲    │ panics
+//!                     │    ▼
+//!                     └─ recovered from the API's pod and what the runtime finds running
+//!
+//!  every so often:  on this machine, but no worker's, twice in a row ──► processes ended, files removed
+//! ```
 
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::errors::chain;
+use crate::events::Severity;
 use crate::kubelet;
-use crate::pod_lifecycle::Verdict;
-use crate::pod_worker::{self, PodWorker, Shared};
+use crate::pod_lifecycle::{BACK_OFF_FORGET, Verdict, back_off};
+use crate::pod_worker::{self, End, PodWorker, Shared};
 use crate::runtime::{RecoveredContainer, RecoveredPod, Runtime};
 
 /// How long a node that stops still clears away pods that are gone from the API.
 const CLEARING_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long actions of a worker that panicked may go on before the next one looks at what they left.
+const ACTIONS_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long to wait before the runtime is asked again what runs of a pod.
+const RECOVERY_PAUSE: Duration = Duration::from_secs(2);
 
 fn phase(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.phase.as_deref()
@@ -36,17 +55,47 @@ fn is_new(pod: &Pod) -> bool {
     matches!(phase(pod), None | Some("Pending")) && pod.metadata.deletion_timestamp.is_none()
 }
 
+/// A pod's worker, as the dispatcher knows it.
+struct Worker {
+    updates: watch::Sender<Option<Pod>>,
+    began: Instant,
+    /// How often it panicked in a row, each time too soon to forget the time before.
+    panics: u32,
+}
+
+/// How a task of the dispatcher ended.
+enum Ended {
+    /// Nothing is left of the pod.
+    Gone(String),
+    /// The pod's worker, or the removal of the pod, panicked. Actions of the worker may still be under way.
+    Panicked {
+        uid: String,
+        actions: TaskTracker,
+        message: String,
+    },
+    /// What the runtime found of a pod whose worker had panicked.
+    Recovered {
+        uid: String,
+        pod: Option<RecoveredPod>,
+    },
+    /// The pods of which something is on this machine.
+    Swept(Vec<String>),
+}
+
 /// The workers of the node's pods.
 pub struct Dispatcher<R> {
     shared: Arc<Shared<R>>,
     recovered: HashMap<String, RecoveredPod>,
-    workers: HashMap<String, watch::Sender<Option<Pod>>>,
+    workers: HashMap<String, Worker>,
     /// Pods that are gone from the API, and that an earlier run left: they are being removed.
     strays: HashSet<String>,
-    /// Tasks of workers, and of those who remove strays; each tells whose it was.
-    running: JoinSet<String>,
+    /// What the last sweep found of pods without a worker. What the next one finds again is a stray.
+    suspects: HashSet<String>,
+    running: JoinSet<Ended>,
     /// Pods seen since the last relist began.
     listed: Vec<String>,
+    /// Every pod of this node was seen at least once.
+    is_complete: bool,
 }
 
 impl<R: Runtime> Dispatcher<R> {
@@ -60,8 +109,10 @@ impl<R: Runtime> Dispatcher<R> {
             recovered,
             workers: HashMap::new(),
             strays: HashSet::new(),
+            suspects: HashSet::new(),
             running: JoinSet::new(),
             listed: Vec::new(),
+            is_complete: false,
         }
     }
 
@@ -70,6 +121,8 @@ impl<R: Runtime> Dispatcher<R> {
         let own = watcher::Config::default()
             .fields(&format!("spec.nodeName={}", self.shared.config.node_name));
         let mut events = std::pin::pin!(watcher::watcher(pods, own));
+        let mut sweeps = tokio::time::interval(self.shared.config.stray_check);
+        sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return self.clear_departed().await,
@@ -81,13 +134,111 @@ impl<R: Runtime> Dispatcher<R> {
                         tokio::time::sleep(Duration::from_millis(200)).await;
                     }
                 },
-                Some(ended) = self.running.join_next() => {
-                    if let Ok(uid) = ended {
-                        self.workers.remove(&uid);
-                        self.strays.remove(&uid);
-                    }
-                }
+                Some(Ok(ended)) = self.running.join_next() => self.ended(ended),
+                _ = sweeps.tick(), if self.is_complete => self.sweep(),
             }
+        }
+    }
+
+    fn ended(&mut self, ended: Ended) {
+        match ended {
+            Ended::Gone(uid) => {
+                self.workers.remove(&uid);
+                self.strays.remove(&uid);
+            }
+            Ended::Panicked {
+                uid,
+                actions,
+                message,
+            } => {
+                tracing::error!(
+                    uid,
+                    panic = message,
+                    "the task of a pod panicked; this is a bug, please report it"
+                );
+                // The next sweep finds a stray again.
+                self.strays.remove(&uid);
+                self.recover(uid, actions);
+            }
+            Ended::Recovered { uid, pod } => self.resume(uid, pod),
+            Ended::Swept(found) => self.swept(found),
+        }
+    }
+
+    /// Runs a task for a pod. A panic in it ends nothing but itself, and does not go unnoticed.
+    fn spawn(
+        &mut self,
+        uid: String,
+        actions: TaskTracker,
+        task: impl Future<Output = Ended> + Send + 'static,
+    ) {
+        let guarded = AssertUnwindSafe(task).catch_unwind();
+        self.running.spawn(async move {
+            guarded.await.unwrap_or_else(|panic| Ended::Panicked {
+                uid,
+                actions,
+                message: telemetry::panics::message(&*panic).to_owned(),
+            })
+        });
+    }
+
+    /// Finds out what runs of a pod whose worker has panicked, for another worker to go on with. One that panics again and again
+    /// is tried as seldom as a container that crashes.
+    fn recover(&mut self, uid: String, actions: TaskTracker) {
+        let Some(worker) = self.workers.get_mut(&uid) else {
+            return;
+        };
+        if worker.began.elapsed() >= BACK_OFF_FORGET {
+            worker.panics = 0;
+        }
+        worker.panics = worker.panics.saturating_add(1);
+        let pause = back_off(worker.panics);
+        telemetry::panics::worker_restarted();
+        if let Some(pod) = &*worker.updates.borrow() {
+            let note = "The node failed while it worked on this pod, and goes on from what runs of it. Its log says why".to_owned();
+            let events = &self.shared.events;
+            events.tell(pod, None, Severity::Warning, "PodWorkerPanicked", note);
+        }
+        let (shared, of_pod) = (self.shared.clone(), uid.clone());
+        self.spawn(of_pod, TaskTracker::new(), async move {
+            tokio::time::sleep(pause).await;
+            actions.close();
+            let _ = tokio::time::timeout(ACTIONS_DEADLINE, actions.wait()).await;
+            let pod = recover_pod(&shared, &uid).await;
+            Ended::Recovered { uid, pod }
+        });
+    }
+
+    /// Gives a pod another worker, or removes the pod if it is gone from the API by now.
+    fn resume(&mut self, uid: String, recovered: Option<RecoveredPod>) {
+        let Some(worker) = self.workers.get(&uid) else {
+            return;
+        };
+        let pod = worker.updates.borrow().clone();
+        if let Some(pod) = pod {
+            self.start(&uid, &pod, recovered, None);
+        } else {
+            self.workers.remove(&uid);
+            self.remove_stray(uid, recovered.map(|pod| pod.containers));
+        }
+    }
+
+    /// Looks for what is on this machine of pods that have no worker.
+    fn sweep(&mut self) {
+        let shared = self.shared.clone();
+        self.spawn(String::new(), TaskTracker::new(), async move {
+            Ended::Swept(shared.runtime.sweep().await)
+        });
+    }
+
+    /// A pod may have been removed while the sweep looked, so it takes two sweeps to find a stray.
+    fn swept(&mut self, found: Vec<String>) {
+        let mut unknown: HashSet<String> = found.into_iter().collect();
+        unknown.retain(|uid| !self.workers.contains_key(uid) && !self.strays.contains(uid));
+        let before = std::mem::replace(&mut self.suspects, unknown.clone());
+        for uid in unknown.into_iter().filter(|uid| before.contains(uid)) {
+            tracing::warn!(uid, "ending processes and removing files of no known pod");
+            self.remove_stray(uid, None);
         }
     }
 
@@ -110,6 +261,7 @@ impl<R: Runtime> Dispatcher<R> {
                 }
                 self.shared.enforcer.all_are_attached();
                 self.remove_strays();
+                self.is_complete = true;
             }
             Event::Apply(pod) => self.apply(pod),
             Event::Delete(pod) => self.forget(pod.metadata.uid.as_deref().unwrap_or_default()),
@@ -131,7 +283,7 @@ impl<R: Runtime> Dispatcher<R> {
             return;
         }
         if let Some(worker) = self.workers.get(&uid) {
-            worker.send_replace(Some(pod));
+            worker.updates.send_replace(Some(pod));
             return;
         }
         let recovered = self.recovered.remove(&uid);
@@ -140,12 +292,44 @@ impl<R: Runtime> Dispatcher<R> {
         } else {
             None
         };
-        let worker = PodWorker::new(self.shared.clone(), &pod, recovered, refusal);
-        let (sender, receiver) = watch::channel(Some(pod));
-        self.workers.insert(uid.clone(), sender);
-        self.running.spawn(async move {
-            worker.run(receiver).await;
-            uid
+        let worker = Worker {
+            updates: watch::Sender::new(Some(pod.clone())),
+            began: Instant::now(),
+            panics: 0,
+        };
+        self.workers.insert(uid.clone(), worker);
+        self.start(&uid, &pod, recovered, refusal);
+    }
+
+    /// Starts the worker of a pod.
+    fn start(
+        &mut self,
+        uid: &str,
+        pod: &Pod,
+        recovered: Option<RecoveredPod>,
+        refusal: Option<Verdict>,
+    ) {
+        let Some(known) = self.workers.get_mut(uid) else {
+            return;
+        };
+        known.began = Instant::now();
+        let updates = known.updates.subscribe();
+        let (shared, actions) = (self.shared.clone(), TaskTracker::new());
+        let of_worker = actions.clone();
+        // Here and not in the task: the pod is attached to the network's rules when this returns.
+        let new = || PodWorker::new(shared, pod, recovered, refusal, of_worker);
+        let made = std::panic::catch_unwind(AssertUnwindSafe(new));
+        let (uid, lost) = (uid.to_owned(), actions.clone());
+        self.spawn(uid.clone(), actions, async move {
+            let worker = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            match worker.run(updates).await {
+                End::Gone => Ended::Gone(uid),
+                End::Panicked(message) => Ended::Panicked {
+                    uid,
+                    actions: lost,
+                    message,
+                },
+            }
         });
     }
 
@@ -155,8 +339,8 @@ impl<R: Runtime> Dispatcher<R> {
         if self.workers.len() < capacity {
             return None;
         }
-        let used = self.workers.values().filter(|pod| {
-            let pod = pod.borrow();
+        let used = self.workers.values().filter(|worker| {
+            let pod = worker.updates.borrow();
             pod.as_ref().is_some_and(|pod| !is_over(pod))
         });
         let used = used.count();
@@ -188,7 +372,10 @@ impl<R: Runtime> Dispatcher<R> {
             while !departed.is_empty()
                 && let Some(ended) = self.running.join_next().await
             {
-                departed.remove(&ended.unwrap_or_default());
+                match ended {
+                    Ok(Ended::Gone(uid) | Ended::Panicked { uid, .. }) => departed.remove(&uid),
+                    _ => false,
+                };
             }
         };
         if tokio::time::timeout(CLEARING_DEADLINE, cleared)
@@ -201,7 +388,7 @@ impl<R: Runtime> Dispatcher<R> {
 
     fn forget(&mut self, uid: &str) {
         if let Some(worker) = self.workers.get(uid) {
-            worker.send_replace(None);
+            worker.updates.send_replace(None);
         }
     }
 
@@ -221,17 +408,41 @@ impl<R: Runtime> Dispatcher<R> {
                 uid,
                 "removing what is left of a pod that is gone from the API"
             );
-            self.strays.insert(uid.clone());
-            let shared = self.shared.clone();
-            self.running.spawn(async move {
-                remove_stray(&shared, &uid, containers).await;
-                uid
-            });
+            self.remove_stray(uid, Some(containers));
+        }
+    }
+
+    /// Ends and removes a pod that is gone from the API; which containers it has is for the runtime to find out, unless that is known.
+    fn remove_stray(&mut self, uid: String, containers: Option<Vec<RecoveredContainer>>) {
+        self.strays.insert(uid.clone());
+        let shared = self.shared.clone();
+        self.spawn(uid.clone(), TaskTracker::new(), async move {
+            let containers = match containers {
+                Some(containers) => containers,
+                None => recover_pod(&shared, &uid)
+                    .await
+                    .map_or_else(Vec::new, |pod| pod.containers),
+            };
+            end_and_remove(&shared, &uid, containers).await;
+            Ended::Gone(uid)
+        });
+    }
+}
+
+/// What the runtime knows of a pod, as soon as it can tell.
+async fn recover_pod<R: Runtime>(shared: &Shared<R>, uid: &str) -> Option<RecoveredPod> {
+    loop {
+        match shared.runtime.recover_pod(uid).await {
+            Ok(pod) => return pod,
+            Err(error) => {
+                tracing::warn!(uid, error = %chain(&error), "cannot find out what runs of a pod");
+                tokio::time::sleep(RECOVERY_PAUSE).await;
+            }
         }
     }
 }
 
-async fn remove_stray<R: Runtime>(
+async fn end_and_remove<R: Runtime>(
     shared: &Shared<R>,
     uid: &str,
     containers: Vec<RecoveredContainer>,

@@ -3,6 +3,8 @@
 //! It speaks to the rest of the system only through a [`kube::Client`], so that the API may be the embedded one or a
 //! cluster's. Decisions about a pod are pure ([`pod_lifecycle`]); containers are behind [`runtime::Runtime`].
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod api_objects;
 pub mod assets;
 #[cfg(feature = "bench")]
@@ -15,6 +17,8 @@ mod environment;
 mod errors;
 mod events;
 mod eviction;
+#[doc(hidden)]
+pub mod faults;
 mod grpc_health;
 mod image_report;
 pub mod kubelet;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
+use telemetry::panics::restarting;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -59,6 +60,7 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Node {
     task: JoinHandle<()>,
+    failed: CancellationToken,
     runtime: Arc<NativeRuntime>,
     volumes: Volumes,
 }
@@ -150,6 +152,7 @@ impl Node {
             },
             config,
         });
+        let failed = CancellationToken::new();
         let task = tokio::spawn(serve(
             shared,
             recovered,
@@ -160,11 +163,14 @@ impl Node {
                 probed,
                 listening,
                 resolver,
+                failed: failed.clone(),
             },
-            shutdown,
+            // A part that panics stops the node, and nothing beside it.
+            shutdown.child_token(),
         ));
         Ok(Self {
             task,
+            failed,
             runtime,
             volumes,
         })
@@ -173,6 +179,11 @@ impl Node {
     /// The runtime, for what reaches into containers: exec, attach, logs, port forwarding.
     pub fn runtime(&self) -> &Arc<NativeRuntime> {
         &self.runtime
+    }
+
+    /// Resolves when a part of the node has panicked, and the node stops for it.
+    pub fn failed(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.failed.clone().cancelled_owned()
     }
 
     /// Waits until the node has stopped. Its pods go on, and another process may be the node.
@@ -255,6 +266,7 @@ struct Serving {
     probed: watch::Sender<Option<Arc<Vec<Finding>>>>,
     listening: Option<kubelet::Listening>,
     resolver: Option<Resolver>,
+    failed: CancellationToken,
 }
 
 /// Opens the cluster's DNS for pods, unless there is another. Where it cannot be had, pods ask the machine's resolvers.
@@ -289,6 +301,7 @@ async fn serve(
     shutdown: CancellationToken,
 ) {
     let mut tasks = JoinSet::new();
+    let (failed, stop_all) = (serving.failed, shutdown.clone());
     let runtime = shared.runtime.clone();
     let stop = shutdown.clone();
     tasks.spawn(async move { runtime.keep_slots_ready(stop).await });
@@ -299,7 +312,7 @@ async fn serve(
             .await
             .is_some()
         {
-            runtime.rotate_logs().await;
+            restarting("rotating logs", || runtime.rotate_logs()).await;
         }
     });
     let (repairing, stop) = (shared.clone(), shutdown.clone());
@@ -318,11 +331,18 @@ async fn serve(
             config,
             client,
             images,
+            runtime,
             ..
         } = &*evicting;
-        evictions.run(config, client, &images.images, stop).await;
+        // What it looks at, pods have made.
+        let look = || evictions.run(config, client, &images.images, runtime, stop.clone());
+        restarting("evictions", look).await;
     });
-    tasks.spawn(collect_images(shared.clone(), shutdown.clone()));
+    let (collecting, stop) = (shared.clone(), shutdown.clone());
+    tasks.spawn(async move {
+        let collect = || collect_images(collecting.clone(), stop.clone());
+        restarting("collecting images", collect).await;
+    });
     tasks.spawn(image_report::run(
         shared.client.clone(),
         shared.config.node_name.clone(),
@@ -363,7 +383,21 @@ async fn serve(
         dispatcher.run(shutdown).await;
         drop(until_all_are_cleared);
     });
-    while tasks.join_next().await.is_some() {}
+    while let Some(ended) = tasks.join_next().await {
+        // Without one of them the node would go on and look as if all were well: no heartbeat, say, or no worker for new pods.
+        if let Err(panicked) = ended
+            && panicked.is_panic()
+        {
+            let panic = panicked.into_panic();
+            let panic = telemetry::panics::message(&*panic);
+            tracing::error!(
+                panic,
+                "a part of the node panicked, so the node stops; this is a bug, please report it"
+            );
+            failed.cancel();
+            stop_all.cancel();
+        }
+    }
     // Without root, the namespaces that pods live in end with this process.
     if Privileges::current() == Privileges::Rootless {
         runtime.kill_everything();

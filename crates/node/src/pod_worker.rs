@@ -9,17 +9,20 @@ mod preparing;
 mod publishing;
 
 use std::collections::{BTreeMap, HashMap};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use futures::FutureExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 pub use self::actions::remove;
 use self::happenings::Event;
@@ -78,6 +81,15 @@ enum Audience {
     Gone,
 }
 
+/// How a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// Nothing is left of the pod, or the node stops.
+    Gone,
+    /// A task of the worker panicked, so that what the worker knows may not be so.
+    Panicked(String),
+}
+
 /// One pod's task.
 pub struct PodWorker<R> {
     shared: Arc<Shared<R>>,
@@ -89,6 +101,10 @@ pub struct PodWorker<R> {
     accepted_at: Timestamp,
     sender: mpsc::UnboundedSender<Event>,
     receiver: mpsc::UnboundedReceiver<Event>,
+    /// What is being done. It goes on to its end when the worker is lost: half of a sandbox would help no other worker.
+    actions: TaskTracker,
+    /// What only looks on. It ends with the worker.
+    followers: JoinSet<()>,
     probes: HashMap<String, Vec<JoinHandle<()>>>,
     /// Each gives up the start of a container.
     starting: HashMap<String, CancellationToken>,
@@ -113,6 +129,7 @@ impl<R> Drop for PodWorker<R> {
         self.shared.evictions.forget(uid);
         self.probes.values().flatten().for_each(JoinHandle::abort);
         self.refreshing.iter().for_each(JoinHandle::abort);
+        self.starting.values().for_each(CancellationToken::cancel);
     }
 }
 
@@ -125,6 +142,7 @@ impl<R: Runtime> PodWorker<R> {
         pod: &Pod,
         recovered: Option<RecoveredPod>,
         refusal: Option<Verdict>,
+        actions: TaskTracker,
     ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let started = pod
@@ -142,6 +160,8 @@ impl<R: Runtime> PodWorker<R> {
             accepted_at: started.unwrap_or_else(Timestamp::now),
             sender,
             receiver,
+            actions,
+            followers: JoinSet::new(),
             probes: HashMap::new(),
             starting: HashMap::new(),
             decided: None,
@@ -177,16 +197,27 @@ impl<R: Runtime> PodWorker<R> {
     }
 
     /// Lets the node say when the pod holds too much of the disk.
-    fn watch_storage(&self) {
+    fn watch_storage(&mut self) {
         let (sender, mut verdicts) = mpsc::unbounded_channel();
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         self.shared.evictions.watch(uid, &self.pod, sender);
         let events = self.sender.clone();
-        tokio::spawn(async move {
+        self.follow(async move {
             while let Some(verdict) = verdicts.recv().await {
                 let _ = events.send(Event::Condemned(verdict));
             }
         });
+    }
+
+    /// Does something that has to come to an end, also without this worker.
+    fn act(&self, action: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.actions.spawn(guarded(self.sender.clone(), action))
+    }
+
+    /// Looks on until the worker ends.
+    fn follow(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        while self.followers.try_join_next().is_some() {}
+        self.followers.spawn(guarded(self.sender.clone(), task));
     }
 
     /// Takes over what an earlier run of the node left.
@@ -257,8 +288,9 @@ impl<R: Runtime> PodWorker<R> {
     }
 
     /// Runs until the pod is gone.
-    pub async fn run(mut self, mut updates: watch::Receiver<Option<Pod>>) {
+    pub async fn run(mut self, mut updates: watch::Receiver<Option<Pod>>) -> End {
         loop {
+            self.shared.config.faults.strike();
             let now = Timestamp::now();
             let plan = self.decide(now);
             let (last, others): (Vec<_>, Vec<_>) = plan
@@ -287,14 +319,14 @@ impl<R: Runtime> PodWorker<R> {
                 .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO));
             tokio::select! {
                 event = self.receiver.recv() => {
-                    let Some(event) = event else { return };
-                    if self.take(event) {
-                        return;
+                    let Some(event) = event else { return End::Gone };
+                    if let Some(end) = self.take(event) {
+                        return end;
                     }
                 }
                 changed = updates.changed() => {
                     if changed.is_err() {
-                        return;
+                        return End::Gone;
                     }
                     let update = updates.borrow_and_update().clone();
                     self.update(update);
@@ -302,8 +334,8 @@ impl<R: Runtime> PodWorker<R> {
                 () = sleep_for(pause) => {}
             }
             while let Ok(event) = self.receiver.try_recv() {
-                if self.take(event) {
-                    return;
+                if let Some(end) = self.take(event) {
+                    return end;
                 }
             }
         }
@@ -340,6 +372,14 @@ impl<R: Runtime> PodWorker<R> {
             self.pod.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
             self.pod.metadata.deletion_grace_period_seconds = Some(0);
         }
+    }
+}
+
+/// Tells the worker of a panic in one of its tasks, for whose result it would wait forever.
+async fn guarded(events: mpsc::UnboundedSender<Event>, task: impl Future<Output = ()> + Send) {
+    if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+        let message = telemetry::panics::message(&*panic).to_owned();
+        let _ = events.send(Event::Panicked(message));
     }
 }
 

@@ -278,7 +278,12 @@ impl Router {
         }
         let resolver = Arc::clone(&self.shared.forwarder.resolver);
         if let Some(client) = self.shared.client.clone() {
-            tokio::spawn(watch::run(client, Arc::clone(&resolver), shutdown.clone()));
+            let (resolver, shutdown) = (Arc::clone(&resolver), shutdown.clone());
+            // Without it the router would go on with what it knew.
+            tokio::spawn(async move {
+                let watch = || watch::run(client.clone(), Arc::clone(&resolver), shutdown.clone());
+                telemetry::panics::restarting("the watch of sandboxes", watch).await;
+            });
         }
         let stop = shutdown.clone();
         tokio::spawn(async move {

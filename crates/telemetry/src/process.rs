@@ -19,6 +19,7 @@ pub fn render() -> String {
             "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}"
         );
     }
+    crate::panics::render(&mut text);
     text
 }
 

@@ -39,7 +39,7 @@ pub use router_access::token_key;
 
 use crate::data_directory::{self, Running};
 use crate::node_flags::NodeFlags;
-use crate::{rootless, sandboxes};
+use crate::{open_files, rootless, sandboxes};
 use router_access::RouterAccess;
 use router_service::RouterService;
 
@@ -106,6 +106,7 @@ pub struct Up {
 impl Up {
     /// Starts every part and returns when all of them serve. Pools may still be filling.
     pub async fn start(options: Options) -> anyhow::Result<Self> {
+        open_files::require()?;
         let data_directory = options.data_directory.clone();
         data_directory::create(&data_directory)?;
         let api_listener = listen(API_LISTEN, options.api_listen).await?;
@@ -314,7 +315,15 @@ impl Up {
             ..node::Config::new(self.data_directory.join("node"))
         };
         flags.apply(&mut config);
-        self.node = Some(node::Node::start(config, self.client(), self.shutdown.clone()).await?);
+        let node = node::Node::start(config, self.client(), self.shutdown.clone()).await?;
+        let (failed, shutdown) = (node.failed(), self.shutdown.clone());
+        self.parts.spawn(async move {
+            match shutdown.run_until_cancelled(failed).await {
+                Some(()) => Err(anyhow::anyhow!("a part of the node panicked")),
+                None => Ok(()),
+            }
+        });
+        self.node = Some(node);
         let schedule =
             node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
         self.run_part(schedule);

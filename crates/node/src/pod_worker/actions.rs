@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
+use saturating_time::SaturatingTime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -71,7 +72,7 @@ impl<R: Runtime> PodWorker<R> {
             };
             let _ = sender.send(event);
         };
-        tokio::spawn(prepared.instrument(span));
+        self.act(prepared.instrument(span));
     }
 
     /// Follows the objects that the pod's volumes show, from now until the pod has ended.
@@ -82,7 +83,8 @@ impl<R: Runtime> PodWorker<R> {
         let (shown, pod) = watch::channel(self.pod.clone());
         self.shown = Some(shown);
         let (shared, sandbox) = (self.shared.clone(), sandbox.clone());
-        let task = tokio::spawn(async move { refresh_volumes(&shared, &pod, &sandbox).await });
+        let refresh = async move { refresh_volumes(&shared, &pod, &sandbox).await };
+        let task = tokio::spawn(super::guarded(self.sender.clone(), refresh));
         if let Some(earlier) = self.refreshing.replace(task) {
             earlier.abort();
         }
@@ -128,7 +130,7 @@ impl<R: Runtime> PodWorker<R> {
             };
             let _ = sender.send(event);
         };
-        tokio::spawn(started.instrument(span));
+        self.act(started.instrument(span));
     }
 
     /// A container has come to run: follow its end, run its hook, ask its probes. One that was `found` running is not new: its hook
@@ -141,7 +143,7 @@ impl<R: Runtime> PodWorker<R> {
             container.to_owned(),
         );
         let waited = id.clone();
-        tokio::spawn(async move {
+        self.follow(async move {
             let termination = shared.runtime.wait(&waited).await;
             let _ = sender.send(Event::Ended {
                 container: name,
@@ -176,7 +178,7 @@ impl<R: Runtime> PodWorker<R> {
                 container.to_owned(),
             );
             let address = self.address();
-            tokio::spawn(async move {
+            self.follow(async move {
                 let ran = run_hook(&*shared.runtime, &id, &definition, &hook, address, None);
                 if let Err(message) = ran.await {
                     let _ = sender.send(Event::HookFailed {
@@ -191,9 +193,9 @@ impl<R: Runtime> PodWorker<R> {
     }
 
     /// Follows whether a container is held back by its limit on processor time, until it has ended.
-    fn watch_processor(&self, id: &ContainerId, run: u32) {
+    fn watch_processor(&mut self, id: &ContainerId, run: u32) {
         let (shared, sender, id) = (self.shared.clone(), self.sender.clone(), id.clone());
-        tokio::spawn(async move {
+        self.follow(async move {
             let interval = shared.config.processor_check;
             let tell = |throttled| {
                 let container = id.container.clone();
@@ -236,7 +238,8 @@ impl<R: Runtime> PodWorker<R> {
         for (kind, probe) in wanted {
             let (shared, sender) = (self.shared.clone(), self.sender.clone());
             let (id, definition, name) = (id.clone(), definition.clone(), container.to_owned());
-            let task = tokio::spawn(async move {
+            let events = self.sender.clone();
+            let task = tokio::spawn(super::guarded(events, async move {
                 probes::watch(
                     &*shared.runtime,
                     &id,
@@ -253,7 +256,7 @@ impl<R: Runtime> PodWorker<R> {
                     },
                 )
                 .await;
-            });
+            }));
             self.probes
                 .entry(container.to_owned())
                 .or_default()
@@ -271,7 +274,7 @@ impl<R: Runtime> PodWorker<R> {
         };
         state.phase = Phase::Stopping {
             started_at,
-            kill_at: now + grace,
+            kill_at: now.later_by(grace),
         };
         let run = state.runs - 1;
         if self.pod.metadata.deletion_timestamp.is_some() {
@@ -303,7 +306,7 @@ impl<R: Runtime> PodWorker<R> {
             .and_then(signals::number)
             .unwrap_or(libc::SIGTERM);
         let (shared, pod) = (self.shared.clone(), self.pod.clone());
-        tokio::spawn(async move {
+        self.follow(async move {
             if let Some((definition, hook)) = hook {
                 let hook = run_hook(
                     &*shared.runtime,
@@ -343,12 +346,12 @@ impl<R: Runtime> PodWorker<R> {
         if let Phase::Running { started_at } | Phase::Stopping { started_at, .. } = state.phase {
             state.phase = Phase::Stopping {
                 started_at,
-                kill_at: now + KILL_AGAIN,
+                kill_at: now.later_by(KILL_AGAIN),
             };
         }
         let run = state.runs - 1;
         let (shared, id) = (self.shared.clone(), self.id(container, run));
-        tokio::spawn(async move {
+        self.act(async move {
             if let Err(error) = shared.runtime.kill(&id).await {
                 tracing::warn!(container = id.container, error = %chain(&error), "cannot kill a container");
             }
@@ -366,7 +369,7 @@ impl<R: Runtime> PodWorker<R> {
         self.shared.evictions.forget(uid);
         self.sandbox = Sandbox::Stopped { address };
         let (shared, pod) = (self.shared.clone(), self.pod.clone());
-        self.stopping = Some(tokio::spawn(async move {
+        self.stopping = Some(self.act(async move {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             end(refreshing).await;
             shared.enforcer.detach(&uid).await;
@@ -392,7 +395,7 @@ impl<R: Runtime> PodWorker<R> {
             self.sender.clone(),
             self.audience == Audience::Gone,
         );
-        tokio::spawn(async move {
+        self.act(async move {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let mut done = true;
             end(refreshing).await;

@@ -2,8 +2,9 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
+use saturating_time::SaturatingTime;
 
-use super::{PodWorker, RETRY};
+use super::{End, PodWorker, RETRY};
 use crate::events::Severity;
 use crate::pod_lifecycle::{self, ContainerState, Phase, Sandbox, Verdict};
 use crate::probes;
@@ -51,6 +52,8 @@ pub(super) enum Event {
     Condemned(Verdict),
     Published(Box<Result<PodStatus, kube::Error>>),
     Finished(bool),
+    /// A task of the worker panicked with a message.
+    Panicked(String),
 }
 
 impl<R: Runtime> PodWorker<R> {
@@ -60,8 +63,8 @@ impl<R: Runtime> PodWorker<R> {
             .filter(|state| state.runs == run + 1)
     }
 
-    /// Takes an event in; true when the pod is gone for good.
-    pub(super) fn take(&mut self, event: Event) -> bool {
+    /// Takes an event in; the worker ends when the pod is gone for good, and when a task of its own was lost.
+    pub(super) fn take(&mut self, event: Event) -> Option<End> {
         match event {
             Event::SandboxReady(sandbox) => {
                 self.keep_volumes_fresh(&sandbox);
@@ -83,7 +86,7 @@ impl<R: Runtime> PodWorker<R> {
                 self.sandbox = Sandbox::Waiting {
                     reason: waiting,
                     message,
-                    retry_at: Timestamp::now() + RETRY,
+                    retry_at: Timestamp::now().later_by(RETRY),
                 };
             }
             Event::Started {
@@ -151,10 +154,11 @@ impl<R: Runtime> PodWorker<R> {
             Event::Published(result) => self.status_published(*result),
             Event::Finished(done) => {
                 self.finishing = false;
-                return done;
+                return done.then_some(End::Gone);
             }
+            Event::Panicked(message) => return Some(End::Panicked(message)),
         }
-        false
+        None
     }
 
     /// The node ends the pod on its own account.
@@ -231,7 +235,7 @@ impl<R: Runtime> PodWorker<R> {
                     reason: (*reason).to_owned(),
                     message: message.clone(),
                     since: now,
-                    retry_at: now + delay,
+                    retry_at: now.later_by(delay),
                 };
                 "Failed"
             }

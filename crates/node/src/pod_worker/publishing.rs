@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use saturating_time::SaturatingTime;
 use serde_json::{Value, json};
 
 use super::{Audience, Event, PodWorker, RETRY, Shared};
@@ -77,7 +78,7 @@ impl<R: Runtime> PodWorker<R> {
         let Some(status) = self.decided.clone() else {
             return;
         };
-        let told_from = self.accepted_at + START_UNTOLD;
+        let told_from = self.accepted_at.later_by(START_UNTOLD);
         if is_starting(&status) && now < told_from {
             self.untold_until = Some(told_from);
             return;
@@ -92,7 +93,7 @@ impl<R: Runtime> PodWorker<R> {
             self.pod.metadata.clone(),
             self.sender.clone(),
         );
-        tokio::spawn(async move {
+        self.act(async move {
             let result = write(&shared, &pod, &status).await;
             let _ = sender.send(Event::Published(Box::new(result.map(|()| status))));
         });
@@ -117,11 +118,11 @@ impl<R: Runtime> PodWorker<R> {
                 if self.audience == Audience::Watching {
                     self.audience = Audience::Leaving;
                 }
-                self.publish_after = Some(Timestamp::now() + RETRY);
+                self.publish_after = Some(Timestamp::now().later_by(RETRY));
             }
             Err(error) => {
                 tracing::warn!(pod = self.pod.metadata.name, error = %chain(&error), "cannot report a pod's status");
-                self.publish_after = Some(Timestamp::now() + RETRY);
+                self.publish_after = Some(Timestamp::now().later_by(RETRY));
             }
         }
     }

@@ -65,12 +65,16 @@ enum Controller {
     Memory,
     Processes,
     Cpu,
+    /// Only for what the v2 hierarchy does by itself once it counts: every pod has an equal share of the disk, all of them together
+    /// as much as another group beside the node's, and writeback is charged to the pod whose pages they are.
+    Io,
 }
 
-const CONTROLLERS: [(Controller, &str); 3] = [
+const CONTROLLERS: [(Controller, &str); 4] = [
     (Controller::Memory, "memory"),
     (Controller::Processes, "pids"),
     (Controller::Cpu, "cpu"),
+    (Controller::Io, "io"),
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,7 +127,8 @@ impl ControlGroups {
         };
         CONTROLLERS
             .iter()
-            .filter(|(controller, _)| !has(*controller))
+            // No limit hangs on this one.
+            .filter(|(controller, _)| *controller != Controller::Io && !has(*controller))
             .map(|(_, name)| *name)
             .collect()
     }
@@ -262,6 +267,17 @@ impl ControlGroups {
             })
     }
 
+    /// How long a container's processes have run on a CPU. The v2 hierarchy counts it also without the controller.
+    pub fn cpu_time_us(&self, pod: &str, container: &str) -> Option<u64> {
+        let unified = self
+            .hierarchies
+            .iter()
+            .find(|hierarchy| hierarchy.unified)?;
+        let path = unified.mount.join(&self.parent).join(pod).join(container);
+        let text = fs::read_to_string(path.join("cpu.stat")).ok()?;
+        Some(counter(&text, "usage_usec"))
+    }
+
     /// How often a container was at work, and held back by its limit on processor time, where that is counted.
     pub fn processor_periods(&self, pod: &str, container: &str) -> Option<Periods> {
         let hierarchy = self
@@ -353,7 +369,7 @@ fn remove_when_empty(path: &Path) -> io::Result<()> {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
                 std::thread::sleep(pause);
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => return other,
@@ -450,6 +466,7 @@ fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setti
     const PERIOD_US: u64 = 100_000;
     let mut settings = Vec::new();
     match controller {
+        Controller::Io => {}
         Controller::Memory => {
             if let Some(bytes) = limits.memory_bytes {
                 settings.extend(memory_bound(unified, bytes));
@@ -557,7 +574,12 @@ mod tests {
         });
         assert_eq!(
             found[0].controllers,
-            [Controller::Memory, Controller::Processes, Controller::Cpu]
+            [
+                Controller::Memory,
+                Controller::Processes,
+                Controller::Cpu,
+                Controller::Io
+            ]
         );
     }
 

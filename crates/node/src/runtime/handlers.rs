@@ -227,7 +227,7 @@ async fn try_out<R: Runtime>(
 ) -> Result<(), String> {
     let id = ContainerId {
         // A node that was killed leaves its own trial, which the next one clears away as any pod it does not know.
-        pod: format!("probe-{}-{}", driver.program(), std::process::id()),
+        pod: format!("{TRIAL}{}-{}", driver.program(), std::process::id()),
         container: "probe".to_owned(),
         attempt: 0,
     };
@@ -254,6 +254,17 @@ async fn try_out<R: Runtime>(
         tracing::warn!(error = %chain(&error), "cannot clear a runtime's trial away");
     }
     tried
+}
+
+/// How the pods begin in which runtimes are tried out.
+const TRIAL: &str = "probe-";
+
+/// Whether a pod is a trial of this process: no pod of the API, and not a stray either.
+pub fn is_trial(pod: &str) -> bool {
+    let number = pod
+        .strip_prefix(TRIAL)
+        .and_then(|trial| trial.rsplit_once('-'));
+    number.is_some_and(|(_, process)| process.parse() == Ok(std::process::id()))
 }
 
 fn verdict(ended: &Termination, log: &Path) -> Result<(), String> {
@@ -311,6 +322,14 @@ mod tests {
             Some("running container: creating container: EOF")
         );
         assert_eq!(last_words(""), None);
+    }
+
+    #[test]
+    fn trials_are_known_by_their_process() {
+        let own = std::process::id();
+        assert!(is_trial(&format!("probe-runc-{own}")));
+        assert!(!is_trial(&format!("probe-runc-{}", own + 1)));
+        assert!(!is_trial("2c1a7b0e-0000-4000-8000-000000000000"));
     }
 
     #[test]

@@ -230,6 +230,13 @@ pub struct RecoveredPod {
     pub containers: Vec<RecoveredContainer>,
 }
 
+/// The processes of a container that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerProcesses {
+    pub container: String,
+    pub processes: Vec<rustix::process::Pid>,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     #[error("preparing {what}")]
@@ -330,4 +337,16 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     fn remove_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
     /// The pods that an earlier run of the node left.
     fn recover(&self) -> impl Future<Output = Result<Vec<RecoveredPod>, RuntimeError>> + Send;
+    /// What there is of one pod, none of which may be under way; nothing if nothing was ever prepared of it.
+    fn recover_pod(
+        &self,
+        pod: &str,
+    ) -> impl Future<Output = Result<Option<RecoveredPod>, RuntimeError>> + Send;
+    /// The processes of a pod, by its containers.
+    fn processes(&self, pod: &str) -> Vec<ContainerProcesses>;
+    /// How long a pod's processes have run on a CPU, in microseconds; nothing where that is not counted. A pod for which it has not
+    /// changed has done nothing.
+    fn cpu_time_us(&self, pod: &str) -> Option<u64>;
+    /// The pods of which something is on this machine. What belongs to no pod at all is removed.
+    fn sweep(&self) -> impl Future<Output = Vec<String>> + Send;
 }

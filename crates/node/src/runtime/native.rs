@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use self::launching::view;
 pub(super) use self::records::write_whole;
-use self::records::{ContainerRecord, SandboxRecord, write_record};
+use self::records::{ContainerRecord, Group, SandboxRecord, write_durably, write_record};
 use super::agent::{self, Session};
 use super::control_groups::ControlGroups;
 use super::host_image::{self, HostImage};
@@ -43,8 +43,8 @@ use super::machine_tables::{Demand, Shares, Tables};
 use super::shares::{self, Share};
 use super::slots::{self, Slots};
 use super::{
-    ContainerId, ContainerSpec, PodSandbox, PodSandboxSpec, RecoveredPod, Runtime, RuntimeError,
-    StartError, StartedContainer, Termination, seccomp,
+    ContainerId, ContainerProcesses, ContainerSpec, PodSandbox, PodSandboxSpec, RecoveredPod,
+    Runtime, RuntimeError, StartError, StartedContainer, Termination, seccomp,
 };
 use crate::assets::Programs;
 use crate::config::{Config, PodNetwork};
@@ -116,7 +116,7 @@ impl NativeRuntime {
         let had = fs::read_to_string(&kept).ok();
         let had = had.and_then(|text| text.trim().parse().ok());
         let share = shares::claim(&registry, &data_dir, had.unwrap_or(names.preferred_share))?;
-        write_whole(&kept, share.number().to_string().as_bytes())
+        write_durably(&kept, share.number().to_string().as_bytes())
             .map_err(failure("the number of the share"))?;
         let (pods, run) = (data_dir.join("pods"), data_dir.join("run"));
         fs::create_dir_all(&pods).map_err(failure("the pods' directory"))?;
@@ -137,7 +137,7 @@ impl NativeRuntime {
             ),
             prefix_length: 16,
         });
-        let used = recovery::used_slots(&pods)?;
+        let used = recovery::used_slots(&pods, share.number())?;
         slots::check_range(&run.join("slots"), &used, range)?;
         let layout = Layout::new(names.clone(), share.number(), range);
         let surroundings = layout
@@ -291,6 +291,15 @@ impl NativeRuntime {
         self.control_groups.memory_bytes(&group.parent, &group.name)
     }
 
+    /// The control groups of a pod's containers that run.
+    fn groups_of(&self, pod: &str) -> Vec<(ContainerId, Group)> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_pod = running.iter().filter(|(id, _)| id.pod == pod);
+        of_pod
+            .map(|(id, container)| (id.clone(), container.record.group.clone()))
+            .collect()
+    }
+
     /// Kills every container at once, for a node whose pods cannot outlive it.
     pub fn kill_everything(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -320,6 +329,11 @@ impl NativeRuntime {
             .unwrap_or_else(PoisonError::into_inner)
             .insert(id.clone(), running);
         Ok(())
+    }
+
+    fn forget(&self, id: &ContainerId) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.remove(id);
     }
 
     fn with_starting<T>(
@@ -394,13 +408,21 @@ impl Runtime for NativeRuntime {
                     Some(slot) => slot,
                     None => self.slots.acquire().await?,
                 };
-                fs::create_dir_all(&directory).map_err(failure("a pod's directory"))?;
                 let record = SandboxRecord {
                     slot: Some(slot),
                     spec: spec.clone(),
                     made_at: Timestamp::now(),
                 };
-                write_record(&directory, &record)?;
+                let recorded = fs::create_dir_all(&directory)
+                    .map_err(failure("a pod's directory"))
+                    .and_then(|()| write_record(&directory, &record));
+                if let Err(error) = recorded {
+                    // No record says whose it is.
+                    if lost.is_none() && self.slots.tear_down(slot).await.is_ok() {
+                        self.slots.give_back(slot);
+                    }
+                    return Err(error);
+                }
                 // After it is written down that what ran before ran in another.
                 if lost.is_some() {
                     self.slots.restore(slot).await?;
@@ -449,10 +471,7 @@ impl Runtime for NativeRuntime {
             WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
         );
         let termination = self.conclude(id, Some(&running.record)).await;
-        self.running
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(id);
+        self.forget(id);
         termination
     }
 
@@ -497,12 +516,13 @@ impl Runtime for NativeRuntime {
     }
 
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
+        self.end_process_holder(pod).await;
+        // Also of a pod that nothing is written down of.
+        let (groups, uid) = (self.control_groups.clone(), pod.to_owned());
+        blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
         let Some(mut record) = self.sandbox_record(pod) else {
             return Ok(());
         };
-        self.end_process_holder(pod).await;
-        let (groups, uid) = (self.control_groups.clone(), pod.to_owned());
-        blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
         if let Some(slot) = record.slot.take() {
             // The number is another pod's to have only once it is written down that it is no longer this one's.
             self.slots.tear_down(slot).await?;
@@ -525,6 +545,32 @@ impl Runtime for NativeRuntime {
     }
 
     async fn recover(&self) -> Result<Vec<RecoveredPod>, RuntimeError> {
-        self.recover_pods()
+        self.recover_pods().await
+    }
+
+    fn processes(&self, pod: &str) -> Vec<ContainerProcesses> {
+        let of_group = |(id, group): (ContainerId, Group)| {
+            let processes = self.control_groups.processes(&group.parent, &group.name);
+            ContainerProcesses {
+                container: id.container,
+                processes,
+            }
+        };
+        self.groups_of(pod).into_iter().map(of_group).collect()
+    }
+
+    fn cpu_time_us(&self, pod: &str) -> Option<u64> {
+        let groups = self.groups_of(pod).into_iter();
+        groups
+            .map(|(_, group)| self.control_groups.cpu_time_us(&group.parent, &group.name))
+            .sum()
+    }
+
+    async fn recover_pod(&self, pod: &str) -> Result<Option<RecoveredPod>, RuntimeError> {
+        self.recover_one(pod).await
+    }
+
+    async fn sweep(&self) -> Vec<String> {
+        self.sweep_groups().await
     }
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use saturating_time::SaturatingTime;
 use shim_protocol::{
     IdentityRange, NamespacePins, NamespacesAnswer, NamespacesRequest, Preparation,
 };
@@ -56,6 +57,15 @@ pub const WAITING_GROUP: &str = "first";
 /// The control group that a slot's first container may be in, in place of its pod's.
 pub fn slot_group(slot: u32) -> String {
     format!("{GROUP_PREFIX}{slot}")
+}
+
+/// The slot whose identities a file on disk belongs to.
+pub fn slot_of_identity(share: u32, identity: u32) -> Option<u32> {
+    let first = share
+        .checked_mul(SLOTS_PER_SHARE)?
+        .checked_add(FIRST_RANGE)?;
+    let slot = (identity / IDENTITIES_PER_POD).checked_sub(first)?;
+    (slot < SLOTS_PER_SHARE).then_some(slot)
 }
 
 /// The slot whose control group has this name.
@@ -254,6 +264,17 @@ impl Slots {
         Ok(())
     }
 
+    /// Frees what is on this machine of a slot that neither a pod has nor waits for one.
+    pub async fn reclaim(&self, slot: u32) -> Result<(), RuntimeError> {
+        // Taken meanwhile, so that no pod gets it while it is torn down.
+        if !self.with_state(|state| state.taken.insert(slot)) {
+            return Ok(());
+        }
+        self.tear_down(slot).await?;
+        self.give_back(slot);
+        Ok(())
+    }
+
     /// Lets another pod have the number of a slot that was torn down.
     pub fn give_back(&self, slot: u32) {
         self.with_state(|state| state.taken.remove(&slot));
@@ -409,7 +430,7 @@ impl Slots {
     /// Whoever took a slot starts a container now, and making another slot would slow that down. It can wait for a moment, unless
     /// the stock runs low.
     async fn let_pods_start(&self) {
-        let until = Instant::now() + REFILL_PAUSE;
+        let until = Instant::now().later_by(REFILL_PAUSE);
         while self.with_state(|state| state.ready.len()) * 2 >= self.keep_ready {
             if timeout_at(until, self.refill.notified()).await.is_err() {
                 return;
@@ -432,7 +453,7 @@ fn is_pinned(pin: &Path) -> bool {
 }
 
 /// Whether a path is on a file system of a kind.
-fn is_on(kind: i64, path: &Path) -> bool {
+pub fn is_on(kind: i64, path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|found| {
         #[expect(
             clippy::unnecessary_cast,

@@ -66,10 +66,58 @@ pub(super) fn write_record(directory: &Path, record: &SandboxRecord) -> Result<(
     write_whole(&directory.join("sandbox.json"), &text).map_err(failure("a pod's record"))
 }
 
-/// Writes a file where a crash cannot leave half of it.
+/// What is to be read of a record.
+pub(super) enum Recorded<T> {
+    Known(T),
+    Absent,
+    /// There is a file, and it says nothing: a crash of the machine may leave one empty.
+    Unreadable,
+}
+
+/// Reads a record. A disk that fails is an error and no reason to think that there is none.
+pub(super) fn read_record<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<Recorded<T>> {
+    match fs::read(path) {
+        Ok(text) => Ok(serde_json::from_slice(&text).map_or(Recorded::Unreadable, Recorded::Known)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Recorded::Absent),
+        Err(error) => Err(error),
+    }
+}
+
+/// Puts a record that says nothing out of the way, for somebody to look at, and reports it.
+pub(super) fn set_aside(path: &Path) {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".unreadable");
+    let moved = fs::rename(path, &aside);
+    tracing::error!(
+        record = %path.display(),
+        kept = moved.is_ok(),
+        "a record cannot be read, as after a crash of the machine; the pod starts over with its volumes"
+    );
+}
+
+/// Writes a file where a crash of this process cannot leave half of it.
+///
+/// A crash of the machine may leave the file empty, or its predecessor, since nothing is flushed: an `fsync` costs milliseconds on
+/// many disks, and these records are written while a container starts. Nothing is lost by it. After such a crash no process runs
+/// that the records could tell of; the numbers that files belong to are read from the files (`recovery::slot_of_files`); and a
+/// record that says nothing never makes the node delete what it was about.
 pub(in crate::runtime) fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     fs::write(&temporary, text)?;
     fs::rename(&temporary, path)
+}
+
+/// The same for what must outlast a crash of the machine, where nobody waits for it.
+pub(in crate::runtime) fn write_durably(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let mut file = fs::File::create(&temporary)?;
+    io::Write::write_all(&mut file, text)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    match path.parent() {
+        Some(directory) => fs::File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
 }
