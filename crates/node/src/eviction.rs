@@ -7,9 +7,11 @@
 //!                 the disk is short? ──► images nobody uses go ──► still short? ──► the pod that holds the most goes
 //! ```
 //!
-//! Who is over what is decided in [`judgement`], which touches nothing; [`usage`] does the measuring.
+//! Who is over what is decided in [`judgement`], which touches nothing; [`usage`] measures trees, and [`open_files`] what is in none.
+//! A pod that has not run since it was measured holds what it held, so that idle pods cost nothing.
 
 mod judgement;
+mod open_files;
 mod usage;
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,6 +30,8 @@ use self::usage::Claim;
 use crate::config::Config;
 use crate::errors::chain;
 use crate::pod_lifecycle::Verdict;
+use crate::runtime::Runtime;
+use crate::trees::Usage;
 
 /// Claims may hold very many files, so they are looked at in one of so many checks only.
 const CHECKS_PER_CLAIM: u64 = 6;
@@ -41,6 +45,14 @@ struct Watched {
     claims: Option<Arc<Vec<Claim>>>,
     /// What each of its claims held when they were looked at last.
     held: BTreeMap<String, u64>,
+    measured: Option<Measured>,
+}
+
+/// What a pod held beside its claims when it had run for this long.
+#[derive(Debug, Clone)]
+struct Measured {
+    cpu_time_us: u64,
+    usage: PodUsage,
 }
 
 /// The pods of a node, and how to tell each that it is to go.
@@ -68,6 +80,7 @@ impl Evictions {
             sender,
             claims: None,
             held: BTreeMap::new(),
+            measured: None,
         };
         self.with_pods(|pods| pods.insert(uid.to_owned(), watched));
     }
@@ -85,14 +98,16 @@ impl Evictions {
     }
 
     /// Looks at the disk now and then, until told to stop.
-    pub async fn run(
+    pub async fn run<R: Runtime>(
         &self,
         config: &Config,
         client: &Client,
         images: &Arc<images::Images>,
+        runtime: &Arc<R>,
         shutdown: CancellationToken,
     ) {
         let disk = Disk {
+            runtime: runtime.clone(),
             data_dir: config.data_dir.clone(),
             images: images.clone(),
             image_minimum_age: config.image_minimum_age,
@@ -113,6 +128,11 @@ impl Evictions {
                 for (uid, held) in found.held {
                     if let Some(watched) = pods.get_mut(&uid) {
                         watched.held = held;
+                    }
+                }
+                for (uid, measured) in found.measured {
+                    if let Some(watched) = pods.get_mut(&uid) {
+                        watched.measured = Some(measured);
                     }
                 }
             });
@@ -144,11 +164,23 @@ impl Evictions {
 }
 
 /// What is looked at, and what can be given up before a pod has to.
-#[derive(Debug, Clone)]
-struct Disk {
+#[derive(Debug)]
+struct Disk<R> {
+    runtime: Arc<R>,
     data_dir: PathBuf,
     images: Arc<images::Images>,
     image_minimum_age: jiff::SignedDuration,
+}
+
+impl<R> Clone for Disk<R> {
+    fn clone(&self) -> Self {
+        Self {
+            runtime: self.runtime.clone(),
+            data_dir: self.data_dir.clone(),
+            images: self.images.clone(),
+            image_minimum_age: self.image_minimum_age,
+        }
+    }
 }
 
 /// What a look at the disk has shown.
@@ -157,11 +189,13 @@ struct Found {
     verdicts: Vec<(UnboundedSender<Verdict>, Verdict)>,
     /// What pods' claims hold, where that was looked at.
     held: HashMap<String, BTreeMap<String, u64>>,
+    /// What pods hold that were measured anew.
+    measured: HashMap<String, Measured>,
     /// What the disk is short of, after whatever could be given up was.
     pressure: Option<Pressure>,
 }
 
-impl Disk {
+impl<R: Runtime> Disk<R> {
     fn pods(&self) -> PathBuf {
         self.data_dir.join("pods")
     }
@@ -182,10 +216,10 @@ impl Disk {
                 continue;
             }
             let mut usage = PodUsage::default();
-            if limited {
-                usage = usage::measure(&watched.pod, &self.pods().join(uid));
+            if limited || !claims.is_empty() {
+                usage = self.measure(uid, watched, &mut found);
             }
-            usage.claims = usage::measure_claims(&claims);
+            add_claims(&mut usage, usage::measure_claims(&claims));
             let verdict = judgement::exceeded(&watched.pod, &usage)
                 .or_else(|| judgement::overgrown(&claims, &usage.claims, &watched.held));
             found
@@ -199,24 +233,51 @@ impl Disk {
         }
         // Those free something; whether it is enough shows next time.
         if found.verdicts.is_empty() {
-            found.verdicts.extend(self.relieve(pods));
+            let heaviest = self.relieve(pods, &mut found);
+            found.verdicts.extend(heaviest);
         }
         found.pressure = self.pressure();
         found
+    }
+
+    /// What a pod holds beside its claims, measured unless it is known.
+    fn measure(&self, uid: &str, watched: &Watched, found: &mut Found) -> PodUsage {
+        // Before the rest, so that what is written meanwhile is measured next time.
+        let cpu_time_us = self.runtime.cpu_time_us(uid);
+        let known = [found.measured.get(uid), watched.measured.as_ref()];
+        for known in known.into_iter().flatten() {
+            if Some(known.cpu_time_us) == cpu_time_us {
+                return known.usage.clone();
+            }
+        }
+        let mut usage = usage::measure(&watched.pod, &self.pods().join(uid));
+        open_files::include(&mut usage, &watched.pod, &self.pods(), || {
+            self.runtime.processes(uid)
+        });
+        if let Some(cpu_time_us) = cpu_time_us {
+            let usage = usage.clone();
+            let measured = Measured { cpu_time_us, usage };
+            found.measured.insert(uid.to_owned(), measured);
+        }
+        usage
     }
 
     /// What has to go when the disk is short of something.
     fn relieve(
         &self,
         pods: &HashMap<String, Watched>,
+        found: &mut Found,
     ) -> Option<(UnboundedSender<Verdict>, Verdict)> {
         self.pressure()?;
         self.give_up_images();
         let pressure = self.pressure()?;
         let usages = pods.iter().map(|(uid, watched)| {
-            let mut usage = usage::measure(&watched.pod, &self.pods().join(uid));
+            let mut usage = self.measure(uid, watched, found);
             let claims = watched.claims.iter().flat_map(|claims| claims.iter());
-            usage.claims = usage::measure_claims(&claims.collect::<Vec<_>>());
+            add_claims(
+                &mut usage,
+                usage::measure_claims(&claims.collect::<Vec<_>>()),
+            );
             (uid.clone(), usage)
         });
         let usages = usages.collect();
@@ -241,6 +302,13 @@ impl Disk {
             Err(images::StoreError::Busy) => {}
             Err(error) => tracing::warn!(error = %chain(&error), "cannot remove images"),
         }
+    }
+}
+
+/// Adds what the trees of claims hold to what the pod holds of them otherwise.
+fn add_claims(usage: &mut PodUsage, claims: BTreeMap<String, Usage>) {
+    for (name, held) in claims {
+        usage.claims.entry(name).or_default().include(held);
     }
 }
 

@@ -220,6 +220,87 @@ async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn files_without_a_name_count_against_the_limits_of_whoever_holds_them() {
+    let disk = SmallDisk::new(c"size=2g");
+    let machine = Machine::start_with(|config| {
+        config.data_dir = disk.path().join("data");
+        config.storage_check = Duration::from_millis(100);
+    })
+    .await;
+    let neighbour = neighbour(&machine).await;
+    let limited = json!({"limits": {"ephemeral-storage": "8Mi"}});
+    let open = "import os, time\nf = open('/tmp/x', 'wb'); os.unlink('/tmp/x')\nfor _ in range(64): f.write(bytes(1 << 20)); f.flush()\ntime.sleep(1000)";
+    machine.create("open", hostile(open, &limited)).await;
+    // Held by nothing but a mapping. Python's own module would keep a copy of the descriptor.
+    let mapped = r"
+import ctypes, os, time
+f = open('/tmp/x', 'w+b'); f.write(bytes(64 << 20)); f.flush()
+mmap = ctypes.CDLL(None).mmap
+mmap.restype = ctypes.c_void_p
+mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+held = mmap(None, 64 << 20, 3, 1, f.fileno(), 0)
+f.close(); os.unlink('/tmp/x')
+time.sleep(1000)
+";
+    machine.create("mapped", hostile(mapped, &limited)).await;
+    let mut volume = hostile(&open.replace("/tmp/x", "/data/x"), &json!({}));
+    volume["volumes"] = json!([{"name": "data", "emptyDir": {"sizeLimit": "8Mi"}}]);
+    volume["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    machine.create("volume", volume).await;
+    // What is in memory is not on the disk.
+    let memory = "import os, time\nf = os.memfd_create('m'); os.write(f, bytes(32 << 20))\ng = open('/dev/shm/x', 'wb'); g.write(bytes(32 << 20)); os.unlink('/dev/shm/x')\ntime.sleep(1000)";
+    machine.create("memory", hostile(memory, &limited)).await;
+    let container = "Container c exceeded its local ephemeral storage limit \"8Mi\". ";
+    for (name, message) in [
+        ("open", container),
+        ("mapped", container),
+        (
+            "volume",
+            "Usage of EmptyDir volume \"data\" exceeds the limit \"8Mi\". ",
+        ),
+    ] {
+        let pod = machine.phase(name, "Failed").await;
+        assert_eq!(
+            reason(&pod),
+            (Some("Evicted".to_owned()), Some(message.to_owned())),
+            "{name}"
+        );
+    }
+    let memory = machine.pod("memory").await;
+    let phase = memory.status.and_then(|status| status.phase);
+    assert_eq!(phase.as_deref(), Some("Running"));
+    life_goes_on(&machine, &neighbour).await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_fills_the_disk_with_files_without_a_name_goes_before_innocents() {
+    let disk = SmallDisk::new(c"size=300m");
+    let machine = Machine::start_with(|config| {
+        config.data_dir = disk.path().join("data");
+        config.storage_check = Duration::from_millis(100);
+    })
+    .await;
+    // Holds more in files with a name than the other does.
+    let honest = "import time\nf = open('/tmp/x', 'wb'); f.write(bytes(16 << 20)); f.flush()\ntime.sleep(1000)";
+    machine.create("honest", hostile(honest, &json!({}))).await;
+    let honest = machine.ready("honest").await;
+    let fill = r"
+import os, time
+f = open('/tmp/x', 'wb'); os.unlink('/tmp/x')
+while True:
+    try:
+        f.write(bytes(1 << 20)); f.flush()
+    except OSError: time.sleep(0.01)
+";
+    machine.create("fill", hostile(fill, &json!({}))).await;
+    let pod = machine.phase("fill", "Failed").await;
+    assert_eq!(reason(&pod).0.as_deref(), Some("Evicted"));
+    life_goes_on(&machine, &honest).await;
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn whoever_takes_the_last_inodes_is_evicted() {
     let disk = SmallDisk::new(c"nr_inodes=6000,size=400m");
     let machine = Machine::start_with(|config| {
