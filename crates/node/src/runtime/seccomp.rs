@@ -1,9 +1,9 @@
 //! The system calls a container may make: an allow-list, compiled once to the kernel's own form.
 //!
-//! Two programs are installed, and the kernel takes the stricter answer. The first allows what is listed and answers
+//! Three programs are installed, and the kernel takes the stricter answer. The first allows what is listed and answers
 //! `ENOSYS` to everything else, so that programs which probe for a newer call fall back. The second, installed last and
-//! so the one whose error counts, answers `EPERM` to what is known and forbidden, as other runtimes do. The same lists make
-//! the profile that other runtimes are given.
+//! so the one whose error counts, answers `EPERM` to what is known and forbidden, as other runtimes do. A third one, installed
+//! after both, answers with success to what is not done at all. The same lists make the profile that other runtimes are given.
 
 use std::collections::BTreeMap;
 
@@ -45,6 +45,7 @@ pub fn default_profile() -> Result<Vec<Vec<u8>>, SeccompError> {
     Ok(vec![
         compile(allowed(), errno(libc::ENOSYS), SeccompAction::Allow)?,
         compile(forbidden()?, SeccompAction::Allow, errno(libc::EPERM))?,
+        compile(of(SKIPPED), SeccompAction::Allow, errno(0))?,
     ])
 }
 
@@ -65,7 +66,9 @@ pub fn oci_profile() -> Value {
             .map(|(_, name)| name.trim_start_matches("SYS_"));
         names.filter(|name| !exceptional.contains(name)).collect()
     };
+    let skipped = names(SKIPPED);
     let mut allowed = names(ALLOWED);
+    allowed.retain(|name| !skipped.contains(name));
     allowed.extend(names(ALLOWED_BY_ARCHITECTURE));
     let allow = |name: &str, operator: &str, argument: u8, value: i64| {
         json!({"names": [name], "action": "SCMP_ACT_ALLOW",
@@ -75,6 +78,7 @@ pub fn oci_profile() -> Value {
     let mut calls = vec![
         json!({"names": allowed, "action": "SCMP_ACT_ALLOW"}),
         json!({"names": names(FORBIDDEN), "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM}),
+        json!({"names": skipped, "action": "SCMP_ACT_ERRNO", "errnoRet": 0}),
         json!({"names": ["clone"], "action": "SCMP_ACT_ALLOW",
             "args": [{"index": 0, "value": namespaces, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]}),
         json!({"names": ["sched_setscheduler"], "action": "SCMP_ACT_ALLOW",
@@ -148,6 +152,16 @@ fn condition(
 fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, SeccompError> {
     SeccompRule::new(conditions).map_err(SeccompError::Compile)
 }
+
+/// Rules without conditions.
+fn of(calls: &[Call]) -> Rules {
+    calls.iter().map(|(call, _)| (*call, Vec::new())).collect()
+}
+
+/// Calls that succeed and do nothing. `sync` writes out the dirty pages of every file system of the machine, other tenants' and the
+/// API's store among them, and has no way to fail. `syncfs` does as much for one file system, and since it can fail it is not there
+/// at all (`ENOSYS`). `fsync`, `fdatasync` and `O_SYNC` are what they are everywhere (ADR 96).
+const SKIPPED: &[Call] = calls![SYS_sync];
 
 fn allowed() -> Rules {
     let calls = ALLOWED.iter().chain(ALLOWED_BY_ARCHITECTURE);
@@ -530,7 +544,6 @@ const ALLOWED: &[Call] = calls![
     SYS_symlinkat,
     SYS_sync,
     SYS_sync_file_range,
-    SYS_syncfs,
     SYS_sysinfo,
     SYS_tee,
     SYS_tgkill,
@@ -619,10 +632,67 @@ mod tests {
     #[test]
     fn the_profile_compiles_to_programs_the_kernel_accepts_in_size() {
         let programs = default_profile().unwrap();
-        assert_eq!(programs.len(), 2);
+        assert_eq!(programs.len(), 3);
         for program in programs {
             assert_eq!(program.len() % 8, 0);
             assert!(program.len() / 8 < 4096, "longer than the kernel's limit");
+        }
+    }
+
+    /// What a program of the kernel's filter language answers to a call without arguments.
+    fn answer(program: &[u8], call: c_long) -> u32 {
+        let word = |at: u32| match at {
+            0 => u32::try_from(call).unwrap(),
+            4 => match std::env::consts::ARCH {
+                "x86_64" => 0xc000_003e,
+                "aarch64" => 0xc000_00b7,
+                other => panic!("no audit number of {other} here"),
+            },
+            _ => 0,
+        };
+        let (mut at, mut accumulator) = (0, 0);
+        loop {
+            let code = u16::from_ne_bytes(program[at * 8..at * 8 + 2].try_into().unwrap());
+            let (yes, no) = (program[at * 8 + 2], program[at * 8 + 3]);
+            let value = u32::from_ne_bytes(program[at * 8 + 4..at * 8 + 8].try_into().unwrap());
+            let jump = |met: bool| usize::from(if met { yes } else { no });
+            at += 1;
+            match code {
+                0x20 => accumulator = word(value),
+                0x54 => accumulator &= value,
+                0x05 => at += value as usize,
+                0x15 => at += jump(accumulator == value),
+                0x25 => at += jump(accumulator > value),
+                0x35 => at += jump(accumulator >= value),
+                0x45 => at += jump(accumulator & value != 0),
+                0x06 => return value,
+                other => panic!("instruction {other:#x} is not known here"),
+            }
+        }
+    }
+
+    /// A refusal comes before a permission, and of several that of the program installed last.
+    fn verdict(call: c_long) -> Option<u32> {
+        const REFUSED: u32 = 0x0005_0000;
+        let programs = default_profile().unwrap();
+        let answers = programs.iter().rev().map(|program| answer(program, call));
+        let mut refusals = answers.filter(|answer| answer & 0xffff_0000 == REFUSED);
+        refusals.next().map(|answer| answer & 0xffff)
+    }
+
+    #[test]
+    fn a_sync_writes_out_no_other_tenants_files() {
+        let refused = |number: i32| Some(number.unsigned_abs());
+        for (call, expected) in [
+            (libc::SYS_sync, Some(0)),
+            (libc::SYS_syncfs, refused(libc::ENOSYS)),
+            (libc::SYS_fsync, None),
+            (libc::SYS_fdatasync, None),
+            (libc::SYS_sync_file_range, None),
+            (libc::SYS_mount, refused(libc::EPERM)),
+            (libc::SYS_read, None),
+        ] {
+            assert_eq!(verdict(call), expected, "system call {call}");
         }
     }
 }
