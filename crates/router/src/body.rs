@@ -47,7 +47,7 @@ impl Passage {
     /// since that deadline was set.
     pub fn later_deadline(&self, deadline: Instant, timeout: Duration) -> Option<Instant> {
         let moved = Duration::from_micros(self.moved_micros.load(Ordering::Relaxed));
-        let later = self.began + moved + timeout;
+        let later = self.began.later_by(moved).later_by(timeout);
         (later > deadline).then_some(later)
     }
 

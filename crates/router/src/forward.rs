@@ -245,7 +245,7 @@ pub async fn within<T>(
     answer: impl Future<Output = T>,
 ) -> Option<T> {
     let mut answer = std::pin::pin!(answer);
-    let mut deadline = Instant::now() + timeout;
+    let mut deadline = Instant::now().later_by(timeout);
     loop {
         if let Ok(answer) = tokio::time::timeout_at(deadline, answer.as_mut()).await {
             return Some(answer);
