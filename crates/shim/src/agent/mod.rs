@@ -281,7 +281,7 @@ impl Agent {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // The client stays in the queue, and the listener stays ready.
                 Err(_) => {
-                    self.rest = Some(Instant::now() + BACK_OFF);
+                    self.rest = Instant::now().checked_add(BACK_OFF);
                     return;
                 }
             }
