@@ -11,6 +11,7 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::api::{Api, PostParams};
+use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 
 use super::scoped_token::{TokenError, TokenKey};
@@ -132,7 +133,7 @@ impl Accounts {
             Access::Allowed => REMEMBER_ALLOWED,
             Access::Forbidden | Access::Unknown => REMEMBER_REFUSED,
         };
-        let until = now + lasting;
+        let until = now.later_by(lasting);
         self.remembered.pin().insert(question, (access, until));
         Ok(access)
     }
