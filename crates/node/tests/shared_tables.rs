@@ -292,12 +292,12 @@ async fn an_agent_without_descriptors_neither_spins_nor_misses_the_end_of_its_co
             .success()
     };
     assert!(limit(0));
-    let used = ticks(agent);
+    let ticks_before = ticks(agent);
     // It is asked for something that it has no descriptor for, and cannot even poll what it has.
     let asked = machine.exec(&pod, &["true"]);
     let asked = tokio::time::timeout(std::time::Duration::from_secs(2), asked).await;
     assert!(asked.is_err(), "there was no descriptor for a connection");
-    let spent = ticks(agent) - used;
+    let spent = ticks(agent) - ticks_before;
     assert!(spent < 50, "{spent} ticks of 10 ms in two seconds");
     assert!(limit(before));
     let (code, ..) = machine.exec(&pod, &["touch", "/tmp/end"]).await;
