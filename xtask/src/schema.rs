@@ -81,6 +81,7 @@ enum Origin {
 
 fn finish_schema(schema: &mut Map<String, Value>, origin: Origin) {
     drop_what_kubernetes_does_not_write(schema);
+    bound_integers(schema);
     if origin == Origin::Kubernetes {
         allow_empty_names(schema);
         schema.remove("description");
@@ -168,6 +169,24 @@ fn drop_what_kubernetes_does_not_write(schema: &mut Map<String, Value>) {
             "metadata".into(),
             json!({"type": "object", "properties": {"labels": text_map, "annotations": text_map}}),
         );
+    }
+}
+
+/// Gives a 32-bit integer the bounds of its type, so that no stored object holds a number that a typed client cannot read:
+/// kube-apiserver does not look at `format: int32`.
+///
+/// An `int64` gets none. kube-apiserver reads bounds as floats, for which 2^63 - 1 is 2^63, turns that into -2^63 and refuses every
+/// value; and it takes no number beyond an `int64` for an integer anyway.
+fn bound_integers(schema: &mut Map<String, Value>) {
+    let is_int32 = schema.get("type") == Some(&json!("integer"))
+        && schema.get("format") == Some(&json!("int32"));
+    // A quantity is no integer of Go's.
+    let is_int_or_string = schema.get("x-kubernetes-int-or-string") == Some(&json!(true))
+        && schema.get("pattern") != Some(&json!(QUANTITY_PATTERN));
+    if is_int32 || is_int_or_string {
+        for (bound, value) in [("minimum", i32::MIN), ("maximum", i32::MAX)] {
+            schema.entry(bound).or_insert_with(|| json!(value));
+        }
     }
 }
 

@@ -128,6 +128,7 @@ pub struct ClaimedSandbox {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct WarmPoolRef {
     /// The name of the SandboxWarmPool.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub name: String,
 }
 

@@ -141,6 +141,7 @@ pub struct SandboxSetStatus {
 #[serde(rename_all = "camelCase")]
 pub struct TemplateRef {
     /// The template's name.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub name: String,
 
     /// SandboxTemplate, which is also the default.

@@ -117,6 +117,7 @@ pub enum VolumeClaimTemplatesPolicy {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct SandboxTemplateRef {
     /// The name of the SandboxTemplate.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub name: String,
 }
 

@@ -222,6 +222,30 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
             r#"spec.shutdownTime: Invalid value: "tomorrow""#,
         ),
         (
+            extensions,
+            "SandboxClaim",
+            json!({"sandboxTemplateRef": {"name": ""}}),
+            r#"spec.sandboxTemplateRef.name: Invalid value: "": spec.sandboxTemplateRef.name in body should be at least 1 chars long"#,
+        ),
+        (
+            extensions,
+            "SandboxClaim",
+            json!({"warmPoolRef": {"name": ""}}),
+            r#"spec.warmPoolRef.name: Invalid value: "": spec.warmPoolRef.name in body should be at least 1 chars long"#,
+        ),
+        (
+            extensions,
+            "SandboxWarmPool",
+            json!({"sandboxTemplateRef": {"name": ""}}),
+            r#"spec.sandboxTemplateRef.name: Invalid value: "": spec.sandboxTemplateRef.name in body should be at least 1 chars long"#,
+        ),
+        (
+            kruise,
+            "SandboxSet",
+            json!({"replicas": 1, "templateRef": {"name": ""}}),
+            r#"spec.templateRef.name: Invalid value: "": spec.templateRef.name in body should be at least 1 chars long"#,
+        ),
+        (
             core,
             "Sandbox",
             json!({"podTemplate": {"spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "much"}}}]}}}),
@@ -363,6 +387,139 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
             "{object}\nexpected {expected}\nfound {messages:?}"
         );
     }
+}
+
+#[test]
+fn a_number_that_its_go_type_cannot_hold_is_refused_by_the_schema() {
+    let schemas = schemas();
+    let core = "agents.x-k8s.io/v1beta1";
+    let extensions = "extensions.agents.x-k8s.io/v1beta1";
+    let big = 3_000_000_000_u64;
+    let pod = |spec: Value| json!({"podTemplate": {"spec": spec}});
+    let containers = json!([{"name": "c"}]);
+    let template = json!({"name": "t"});
+    let cases = [
+        (
+            core,
+            "Sandbox",
+            pod(json!({"containers": [{"name": "c", "ports": [{"containerPort": big}]}]})),
+            "spec.podTemplate.spec.containers[0].ports[0].containerPort",
+        ),
+        (
+            core,
+            "Sandbox",
+            pod(
+                json!({"containers": [{"name": "c", "livenessProbe": {"periodSeconds": -3_000_000_000_i64}}]}),
+            ),
+            "spec.podTemplate.spec.containers[0].livenessProbe.periodSeconds",
+        ),
+        (
+            core,
+            "Sandbox",
+            pod(
+                json!({"containers": [{"name": "c", "livenessProbe": {"httpGet": {"port": big}}}]}),
+            ),
+            "spec.podTemplate.spec.containers[0].livenessProbe.httpGet.port",
+        ),
+        (
+            core,
+            "Sandbox",
+            pod(serde_json::from_str(
+                r#"{"containers": [{"name": "c"}], "activeDeadlineSeconds": 99999999999999999999}"#,
+            )
+            .unwrap()),
+            "spec.podTemplate.spec.activeDeadlineSeconds",
+        ),
+        (
+            core,
+            "Sandbox",
+            pod(
+                json!({"containers": containers, "activeDeadlineSeconds": 9_223_372_036_854_775_808_u64}),
+            ),
+            "spec.podTemplate.spec.activeDeadlineSeconds",
+        ),
+        (
+            core,
+            "Sandbox",
+            pod(json!({"containers": containers, "priority": 1.5})),
+            "spec.podTemplate.spec.priority",
+        ),
+        (
+            extensions,
+            "SandboxClaim",
+            json!({"sandboxTemplateRef": template, "lifecycle": {"ttlSecondsAfterFinished": 2_147_483_648_u64}}),
+            "spec.lifecycle.ttlSecondsAfterFinished",
+        ),
+        (
+            extensions,
+            "SandboxWarmPool",
+            json!({"sandboxTemplateRef": template, "replicas": big}),
+            "spec.replicas",
+        ),
+        (
+            extensions,
+            "SandboxWarmPool",
+            json!({"sandboxTemplateRef": template, "updateStrategy": {"maxUnavailable": big}}),
+            "spec.updateStrategy.maxUnavailable",
+        ),
+        (
+            extensions,
+            "SandboxTemplate",
+            json!({"podTemplate": {"spec": {"containers": containers}}, "networkPolicy": {"egress": [{"ports": [{"port": big}]}]}}),
+            "spec.networkPolicy.egress[0].ports[0].port",
+        ),
+        (
+            extensions,
+            "SandboxTemplate",
+            json!({"podTemplate": {"spec": {"containers": containers}}, "networkPolicy": {"ingress": [{"ports": [{"endPort": big}]}]}}),
+            "spec.networkPolicy.ingress[0].ports[0].endPort",
+        ),
+        (
+            "agents.kruise.io/v1alpha1",
+            "SandboxClaim",
+            json!({"templateName": "t", "replicas": big}),
+            "spec.replicas",
+        ),
+    ];
+    for (api_version, kind, spec, field) in cases {
+        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": "x"}, "spec": spec});
+        let schema = schema_of(&schemas, &object);
+        let errors = schema.validate(&object);
+        assert!(
+            errors.iter().any(|error| error.field == field),
+            "{object}: {errors:?}"
+        );
+        // What an earlier version let in can still be changed elsewhere.
+        let mut changed = object.clone();
+        changed["status"] = json!({});
+        assert_eq!(schema.validate_update(&changed, &object), [], "{object}");
+    }
+}
+
+#[test]
+fn a_time_that_means_never_is_accepted() {
+    let schemas = schemas();
+    let sandbox = json!({"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": "x"},
+        "spec": {"podTemplate": {"spec": {"containers": [{"name": "c"}]}}, "shutdownTime": "9999-12-31T23:59:59Z"}});
+    assert_eq!(schema_of(&schemas, &sandbox).validate(&sandbox), []);
+}
+
+#[test]
+fn a_whole_float_is_stored_as_an_integer() {
+    let schemas = schemas();
+    let mut pool: Value = serde_json::from_str(
+        r#"{"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "metadata": {"name": "x"},
+            "spec": {"sandboxTemplateRef": {"name": "t"}, "replicas": 2.0, "updateStrategy": {"maxUnavailable": 1e1}}}"#,
+    )
+    .unwrap();
+    let schema = schema_of(&schemas, &pool);
+    schema.prune(&mut pool);
+    assert_eq!(schema.validate(&pool), []);
+    assert_eq!(pool["spec"]["replicas"].as_i64(), Some(2));
+    assert_eq!(
+        pool["spec"]["updateStrategy"]["maxUnavailable"].as_i64(),
+        Some(10)
+    );
 }
 
 #[test]

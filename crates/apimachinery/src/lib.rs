@@ -20,6 +20,7 @@ pub mod names;
 pub mod nesting;
 pub mod patch;
 pub mod quantity;
+pub mod rfc3339;
 pub mod schema;
 pub mod selector;
 pub mod status;
@@ -28,3 +29,19 @@ pub mod table;
 pub mod time;
 pub mod types;
 pub mod yaml;
+
+/// The largest whole number that JavaScript, and so a JSON document, tells from its neighbours: 2^53 - 1.
+const MAX_SAFE_INTEGER: f64 = 9_007_199_254_740_991.0;
+
+/// A number as an integer, if it is one: `1` and `1.0` are. A whole float beyond 2^53 is none, as kube-apiserver sees it.
+fn whole_number(value: &serde_json::Value) -> Option<i64> {
+    if let Some(integer) = value.as_i64() {
+        return Some(integer);
+    }
+    let float = value.as_f64().filter(|_| value.is_f64())?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the number is whole and within 2^53"
+    )]
+    (float.fract() == 0.0 && float.abs() <= MAX_SAFE_INTEGER).then_some(float as i64)
+}

@@ -1,5 +1,5 @@
 //! The string formats that CRD schemas enforce. Unknown formats (`int32`, `int64` and `double` among them) are ignored,
-//! as Kubernetes ignores them.
+//! as Kubernetes ignores them: only `minimum` and `maximum` bound a number.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
@@ -40,7 +40,7 @@ impl Format {
             "isbn13" => is_isbn13,
             "byte" => is_base64,
             "password" => |_| true,
-            "date" => |text| text.parse::<jiff::civil::Date>().is_ok() && text.len() == 10,
+            "date" => is_date,
             "datetime" => is_date_time,
             "duration" => is_duration,
             _ => return None,
@@ -56,12 +56,21 @@ impl Format {
     }
 }
 
+/// What Kubernetes takes: a date, `T`, and a time of day with an offset. There is no range, so `9999-12-31T23:59:59Z`, a usual
+/// "never", is one, although no [`jiff::Timestamp`] can hold it.
 fn is_date_time(text: &str) -> bool {
-    // A time zone is required, which a lenient parser would not insist on; and a space is not a separator.
-    text.len() >= 20
-        && matches!(text.as_bytes()[10], b'T' | b't')
-        && !text.contains('[')
-        && text.parse::<jiff::Timestamp>().is_ok()
+    static TIME: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(
+            "^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](.[0-9]+)?([zZ]|[+-][0-9]{2}:[0-9]{2})$",
+        )
+        .expect("the pattern is a constant")
+    });
+    text.split_once(['T', 't'])
+        .is_some_and(|(date, time)| is_date(date) && TIME.is_match(time))
+}
+
+fn is_date(text: &str) -> bool {
+    text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok()
 }
 
 fn is_duration(text: &str) -> bool {
@@ -255,6 +264,13 @@ mod tests {
     fn formats_accept_and_refuse() {
         let cases = [
             ("date-time", "2026-11-15T20:00:00Z", "2026-11-15 20:00:00"),
+            ("date-time", "9999-12-31T23:59:59Z", "10000-01-01T00:00:00Z"),
+            (
+                "date-time",
+                "2026-11-15t20:00:00.1234567890+23:59",
+                "2026-11-15T20:00:60Z",
+            ),
+            ("date-time", "0000-01-01T00:00:00Z", "2026-02-30T00:00:00Z"),
             ("date", "2026-11-15", "15.11.2026"),
             ("ipv4", "10.0.0.1", "10.0.0"),
             ("ipv6", "fe80::1", "10.0.0.1"),

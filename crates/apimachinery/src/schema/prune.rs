@@ -1,11 +1,12 @@
-//! Pruning: what the schema does not describe is removed, and named if somebody asks.
+//! Pruning: what the schema does not describe is removed, and named if somebody asks. Where it describes an integer, `1.0` becomes
+//! `1`, as it does in kube-apiserver, whose JSON encoder writes whole floats so: typed clients cannot read the other form.
 //!
 //! `apiVersion`, `kind` and `metadata` of a resource, embedded ones included, are never pruned: they are described
 //! implicitly.
 
 use serde_json::Value;
 
-use super::{Additional, Node};
+use super::{Additional, Node, Type};
 use crate::field::Path;
 
 type Unknown<'a> = Option<&'a mut Vec<String>>;
@@ -76,7 +77,19 @@ fn prune_value(
                 prune_node(item, schema, &path.index(position), unknown);
             }
         }
+        Value::Number(_) => write_whole_floats_as_integers(value, node),
         _ => {}
+    }
+}
+
+fn write_whole_floats_as_integers(value: &mut Value, node: Option<&Node>) {
+    let is_integer =
+        node.is_some_and(|node| node.int_or_string || node.kind == Some(Type::Integer));
+    if is_integer
+        && value.is_f64()
+        && let Some(integer) = crate::whole_number(value)
+    {
+        *value = Value::from(integer);
     }
 }
 

@@ -99,12 +99,7 @@ fn has_type(value: &Value, kind: Type) -> bool {
         Type::String => value.is_string(),
         Type::Boolean => value.is_boolean(),
         Type::Number => value.is_number(),
-        Type::Integer => match value {
-            Value::Number(number) => {
-                number.is_i64() || number.as_f64().is_some_and(|float| float.fract() == 0.0)
-            }
-            _ => false,
-        },
+        Type::Integer => crate::whole_number(value).is_some(),
     }
 }
 

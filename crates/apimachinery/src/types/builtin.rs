@@ -3,8 +3,8 @@
 //! `builtin.txt` holds the facts, taken from Kubernetes' published OpenAPI document. A line is a kind
 //! (`kind v1 Pod Pod`) or a type with its fields (`Toleration effect:s tolerationSeconds:i`). A field is
 //!
-//! - a scalar: `s` string, `i` integer, `n` number, `b` boolean, `q` quantity, `x` integer or string, `t` time, `y` bytes
-//!   in base64, `o` anything; `s=TCP` has a default;
+//! - a scalar: `s` string, `i` an `int32`, `l` an `int64`, `n` number, `b` boolean, `q` quantity, `x` integer or string, `t`
+//!   time, `u` time with microseconds, `y` bytes in base64, `o` anything; `s=TCP` has a default;
 //! - a type by its name, `!` in front if it is owned as a whole;
 //! - `{}` and what the map's values are, `!` in front if it is owned as a whole;
 //! - `[` list type `|` patch key `]` and what the items are: list type `s` is a set, `m=a,b` a map by those keys, nothing
@@ -49,11 +49,15 @@ pub(super) enum Spec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scalar {
     String,
-    Integer,
+    Int32,
+    Int64,
     Number,
     Boolean,
     Quantity,
     IntOrString,
+    Time,
+    MicroTime,
+    Bytes,
 }
 
 #[derive(Debug, Default)]
@@ -127,8 +131,12 @@ fn parse(text: &'static str) -> Spec {
         None => (rest, None),
     };
     let kind = match scalar {
-        "s" | "t" | "y" => Scalar::String,
-        "i" => Scalar::Integer,
+        "s" => Scalar::String,
+        "t" => Scalar::Time,
+        "u" => Scalar::MicroTime,
+        "y" => Scalar::Bytes,
+        "i" => Scalar::Int32,
+        "l" => Scalar::Int64,
         "n" => Scalar::Number,
         "b" => Scalar::Boolean,
         "q" => Scalar::Quantity,

@@ -4,13 +4,15 @@
 //! merge patches need not know which kind of object they work on.
 
 mod builtin;
+mod decode;
 mod unknown;
 
 use serde_json::Value;
 
 use crate::schema::{ListType, Node, Schema};
-use builtin::{Scalar, Spec, Struct};
+use builtin::{Spec, Struct};
 
+pub use decode::{DecodeError, decode};
 pub use unknown::unknown_fields;
 
 /// The type of a value, borrowed from the schema or the table that describes it.
@@ -83,7 +85,8 @@ impl<'a> TypeRef<'a> {
         TypeRef(Inner::Unknown)
     }
 
-    fn object_meta() -> Self {
+    /// The type of every object's metadata.
+    pub fn object_meta() -> Self {
         builtin::by_name("ObjectMeta")
             .map_or(Self(Inner::Unknown), |meta| Self(Inner::Struct(meta)))
     }
@@ -232,51 +235,4 @@ impl<'a> TypeRef<'a> {
             _ => PatchList::Replace,
         }
     }
-
-    /// Whether a JSON value can be of this type at all; what is not known takes anything.
-    fn accepts(self, value: &Value) -> bool {
-        match self.0 {
-            Inner::Struct(_) | Inner::Spec(Spec::Struct { .. } | Spec::Map { .. }) => {
-                value.is_object()
-            }
-            Inner::Spec(Spec::List { .. }) => value.is_array(),
-            Inner::Spec(Spec::Scalar { kind, .. }) => match kind {
-                Scalar::String => value.is_string(),
-                Scalar::Integer => {
-                    value.is_i64() || value.as_f64().is_some_and(|number| number.fract() == 0.0)
-                }
-                Scalar::Number => value.is_number(),
-                Scalar::Boolean => value.is_boolean(),
-                Scalar::Quantity | Scalar::IntOrString => value.is_string() || value.is_number(),
-            },
-            _ => true,
-        }
-    }
-
-    /// What the type is called in messages.
-    fn describe(self) -> String {
-        match self.0 {
-            Inner::Struct(definition) => definition.name.to_owned(),
-            Inner::Spec(Spec::Struct { name, .. }) => (*name).to_owned(),
-            Inner::Spec(Spec::Map { .. }) => "object".to_owned(),
-            Inner::Spec(Spec::List { .. }) => "array".to_owned(),
-            Inner::Spec(Spec::Scalar { kind, .. }) => match kind {
-                Scalar::String => "string",
-                Scalar::Integer => "integer",
-                Scalar::Number => "number",
-                Scalar::Boolean => "boolean",
-                Scalar::Quantity => "quantity",
-                Scalar::IntOrString => "integer or string",
-            }
-            .to_owned(),
-            _ => "value".to_owned(),
-        }
-    }
-}
-
-/// A field whose value cannot be of its type, as `path: reason`; null is absence and fits everywhere.
-pub fn type_errors(object: &Value, types: TypeRef<'_>) -> Vec<String> {
-    let mut errors = Vec::new();
-    unknown::mismatches(object, types, &mut String::new(), &mut errors);
-    errors
 }
