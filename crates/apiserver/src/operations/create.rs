@@ -34,6 +34,8 @@ impl Api {
             ));
         }
         metadata::check_identity(&mut object, resource, &target.namespace, "")?;
+        strategy::check_types(resource, &mut object, None)
+            .map_err(|error| strategy::undecodable(&resource.kind, &resource.version, &error))?;
         let warnings = strategy::check_fields(
             resource,
             &mut object,

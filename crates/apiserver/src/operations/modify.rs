@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use apimachinery::{field::FieldError, status::Status};
+use apimachinery::{field::FieldError, status::Status, types::DecodeError};
 use serde_json::Value;
 
 use super::{Api, Part, Target, WriteOptions, Written, metadata, storage_failure};
@@ -144,6 +144,13 @@ impl Api {
         let mut object = transform.apply(old)?;
         metadata::check_identity(&mut object, resource, &target.namespace, &target.name)?;
         check_version(target, &object, old, transform.replaces())?;
+        strategy::check_types(resource, &mut object, Some(old)).map_err(|error| {
+            if transform.replaces() || options.applies {
+                strategy::undecodable(&resource.kind, &resource.version, &error)
+            } else {
+                undecodable_patch(&error)
+            }
+        })?;
         let warnings = match part {
             Part::Main | Part::EphemeralContainers => strategy::check_fields(
                 resource,
@@ -181,6 +188,12 @@ impl Api {
         }
         Ok((object, warnings))
     }
+}
+
+/// The refusal of a patch whose outcome cannot be decoded. kube-apiserver repeats the object in it; who may patch may not always read.
+pub(super) fn undecodable_patch(error: &DecodeError) -> Status {
+    let error = FieldError::invalid("patch", "", error.to_string());
+    Status::invalid("", "", "", &[error])
 }
 
 /// Whether a deleted object has nothing left to wait for.

@@ -1,10 +1,17 @@
 //! The subresources that act on stored objects: `scale` of custom resources, `binding` and `eviction` of pods.
 
-use apimachinery::{field::FieldError, status::Status};
+use apimachinery::{
+    field::FieldError,
+    status::Status,
+    types::{self, TypeRef},
+};
 use serde_json::{Value, json};
 
 use super::{Api, DeleteOptions, Deleted, Part, Target, WriteOptions, Written, metadata};
-use crate::registry::{Resource, ScalePaths};
+use crate::{
+    registry::{Resource, ScalePaths},
+    strategy,
+};
 
 /// A stored object's `Scale`.
 pub fn scale_of(paths: &ScalePaths, object: &Value) -> Value {
@@ -53,7 +60,11 @@ impl Api {
         let resource = &target.resource;
         let paths = resource.scale.as_ref().ok_or_else(Status::unknown_path)?;
         let transform = |old: &Value| {
-            let scale = change(scale_of(paths, old))?;
+            let mut scale = change(scale_of(paths, old))?;
+            if let Some(types) = TypeRef::builtin("autoscaling/v1", "Scale") {
+                types::decode(&mut scale, types)
+                    .map_err(|error| strategy::undecodable("Scale", "v1", &error))?;
+            }
             let replicas = scale
                 .pointer("/spec/replicas")
                 .cloned()

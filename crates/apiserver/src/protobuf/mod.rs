@@ -10,7 +10,7 @@ use std::{collections::HashMap, sync::LazyLock};
 
 use apimachinery::{memory_budget::MemoryBudget, status::Status, strict};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use jiff::Timestamp;
+use jiff::{SignedDuration, civil::DateTime};
 use serde_json::{Map, Value};
 
 use self::wire::{Part, Reader, Scalar};
@@ -244,15 +244,12 @@ fn single(
         }
         ("bytes", Scalar::Bytes(bytes)) => Value::from(STANDARD.encode(bytes)),
         ("bool", Scalar::Number(number)) => Value::from(number != 0),
-        ("int32" | "int64", Scalar::Number(number)) => Value::from(number.cast_signed()),
+        ("int32", Scalar::Number(number)) => Value::from(int32(number)),
+        ("int64", Scalar::Number(number)) => Value::from(number.cast_signed()),
         ("uint32" | "uint64", Scalar::Number(number)) => Value::from(number),
         ("double", Scalar::Fixed(bits)) => Value::from(f64::from_bits(bits)),
-        ("time", Scalar::Bytes(bytes)) => time(bytes)?.map_or(Value::Null, |time| {
-            Value::from(apimachinery::time::format(time))
-        }),
-        ("microtime", Scalar::Bytes(bytes)) => time(bytes)?.map_or(Value::Null, |time| {
-            Value::from(apimachinery::time::format_micro(time))
-        }),
+        ("time", Scalar::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%SZ")?,
+        ("microtime", Scalar::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%S.%6fZ")?,
         ("quantity", Scalar::Bytes(bytes)) => {
             wire::first_text(bytes)?.map_or_else(|| Value::from("0"), Value::from)
         }
@@ -274,8 +271,15 @@ fn single(
     })
 }
 
-/// Seconds and nanoseconds; no time at all is an empty message.
-fn time(bytes: &[u8]) -> Result<Option<Timestamp>, &'static str> {
+/// The low 32 bits, which is what the decoders that are generated for Go keep of a longer number.
+#[expect(clippy::cast_possible_truncation, reason = "the rest is dropped")]
+fn int32(number: u64) -> i32 {
+    (number as u32).cast_signed()
+}
+
+/// Seconds and nanoseconds since 1970, as text; no time at all is an empty message. A [`jiff::Timestamp`] would end before 9999 does.
+fn time(bytes: &[u8], format: &str) -> Result<Value, &'static str> {
+    const EPOCH: DateTime = jiff::civil::date(1970, 1, 1).at(0, 0, 0, 0);
     let (mut seconds, mut nanoseconds) = (0, 0);
     for part in Reader::new(bytes) {
         let part = part?;
@@ -289,11 +293,11 @@ fn time(bytes: &[u8]) -> Result<Option<Timestamp>, &'static str> {
         }
     }
     if (seconds, nanoseconds) == (0, 0) {
-        return Ok(None);
+        return Ok(Value::Null);
     }
-    Timestamp::new(seconds, nanoseconds)
-        .map(Some)
-        .map_err(|_| "a time is out of range")
+    let time = EPOCH.checked_add(SignedDuration::new(seconds, nanoseconds));
+    let time = time.map_err(|_| "a time is out of range")?;
+    Ok(Value::from(time.strftime(format).to_string()))
 }
 
 fn int_or_string(bytes: &[u8]) -> Result<Value, &'static str> {
@@ -302,7 +306,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, &'static str> {
         let part = part?;
         match (part.number, part.scalar) {
             (1, Scalar::Number(kind)) => is_text = kind == 1,
-            (2, Scalar::Number(value)) => number = value.cast_signed(),
+            (2, Scalar::Number(value)) => number = int32(value),
             (3, Scalar::Bytes(value)) => text = String::from_utf8_lossy(value).into_owned(),
             _ => {}
         }
@@ -420,6 +424,21 @@ mod tests {
         {
             assert!(kinds.contains(kind), "{kind:?} is not compared");
         }
+    }
+
+    #[test]
+    fn integers_and_times_are_kept_as_go_keeps_them() {
+        // 3,000,000,000 as a varint: an int32 keeps its low 32 bits.
+        let number = [0x80, 0xbc, 0xc1, 0x96, 0x0b];
+        let probe = [&[0x20][..], &number].concat();
+        let container = [field(1, b"c"), field(10, &probe)].concat();
+        let pod = decode(&enveloped("v1", "Pod", &field(2, &field(2, &container)))).unwrap();
+        let probe = &pod["spec"]["containers"][0]["livenessProbe"];
+        assert_eq!(*probe, json!({"periodSeconds": -1_294_967_296}));
+        // 9999-12-31T23:59:59Z.
+        let seconds = [&[0x08][..], &[0xff, 0x82, 0xd1, 0xff, 0xaf, 0x07]].concat();
+        let event = decode(&enveloped("v1", "Event", &field(6, &seconds))).unwrap();
+        assert_eq!(event["firstTimestamp"], "9999-12-31T23:59:59Z", "{event}");
     }
 
     #[test]

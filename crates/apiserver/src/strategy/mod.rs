@@ -5,6 +5,7 @@
 mod core;
 pub mod definition;
 mod event;
+mod label_selector;
 mod network;
 pub mod ownership;
 mod pod;
@@ -42,24 +43,45 @@ pub fn needs_conversion(resource: &Resource) -> bool {
     resource.rules == Rules::Event && &*resource.group == "events.k8s.io"
 }
 
-/// Names the fields that the kind does not have: as warnings, as a refusal, or not at all. Refuses what cannot be decoded.
-/// Fields of a custom resource that were named are gone from it.
+/// Refuses what kube-apiserver cannot decode into its Go types. An object that was stored before this was checked stays writable:
+/// its finalizers must go, its status must be told.
+pub fn check_types(
+    resource: &Resource,
+    object: &mut Value,
+    old: Option<&Value>,
+) -> Result<(), types::DecodeError> {
+    let is_custom = resource.rules == Rules::Custom;
+    let decode = |object: &mut Value| match ownership::types_of(resource) {
+        // The schema judges the rest.
+        _ if is_custom => match object.get_mut("metadata") {
+            Some(metadata) => types::decode(metadata, types::TypeRef::object_meta()),
+            None => Ok(()),
+        },
+        Some(types) => types::decode(object, types),
+        None => Ok(()),
+    };
+    let decoded = decode(object);
+    match old {
+        Some(old) if decoded.is_err() && decode(&mut old.clone()) == decoded => Ok(()),
+        _ => decoded,
+    }
+}
+
+/// What the client is told about an object that cannot be decoded.
+pub fn undecodable(kind: &str, version: &str, error: &types::DecodeError) -> Status {
+    Status::bad_request(format!(
+        "{kind} in version \"{version}\" cannot be handled as a {kind}: {error}"
+    ))
+}
+
+/// Names the fields that the kind does not have: as warnings, as a refusal, or not at all. Fields of a custom resource that were
+/// named are gone from it.
 pub fn check_fields(
     resource: &Resource,
     object: &mut Value,
     duplicates: &[String],
     validation: FieldValidation,
 ) -> Result<Vec<String>, Status> {
-    if resource.rules != Rules::Custom
-        && let Some(types) = ownership::types_of(resource)
-        && let Some(first) = types::type_errors(object, types).first()
-    {
-        let version = &resource.version;
-        let kind = &resource.kind;
-        return Err(Status::bad_request(format!(
-            "{kind} in version \"{version}\" cannot be handled as a {kind}: json: cannot unmarshal {first}"
-        )));
-    }
     if validation == FieldValidation::Ignore {
         return Ok(Vec::new());
     }
@@ -240,7 +262,7 @@ pub fn validate(
         Rules::Lease => core::validate_lease(object),
         Rules::Event => event::validate(object, old),
         Rules::EndpointSlice => network::validate_slice(object, old),
-        Rules::NetworkPolicy => network::validate_policy(object),
+        Rules::NetworkPolicy => network::validate_policy(object, old),
         Rules::CustomResourceDefinition => definition::validate(api, object, old),
         Rules::RoleBinding | Rules::ClusterRoleBinding => core::validate_binding(object, old),
         _ => Vec::new(),

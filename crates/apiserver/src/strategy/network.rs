@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use apimachinery::{field::FieldError, names};
 use serde_json::{Value, json};
 
-use super::{default_field, default_text, immutable, items, items_mut, one_of, text};
+use super::{
+    default_field, default_text, immutable, items, items_mut, label_selector, one_of, text,
+};
 
 pub fn default_slice(slice: &mut Value) {
     for port in items_mut(slice, "ports") {
@@ -83,9 +85,22 @@ pub fn validate_slice(slice: &Value, old: Option<&Value>) -> Vec<FieldError> {
     errors
 }
 
-pub fn validate_policy(policy: &Value) -> Vec<FieldError> {
+/// What is wrong with a policy. A spec that an earlier version let in may stay as it is.
+pub fn validate_policy(policy: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &policy["spec"];
+    if old.is_some_and(|old| old["spec"] == *spec) {
+        return errors;
+    }
+    label_selector::validate(&spec["podSelector"], "spec.podSelector", &mut errors);
+    if items(spec, "policyTypes").len() > 2 {
+        errors.push(FieldError::invalid(
+            "spec.policyTypes",
+            spec["policyTypes"].clone(),
+            "may not specify more than two policyTypes",
+        ));
+        return errors;
+    }
     for (index, kind) in items(spec, "policyTypes").iter().enumerate() {
         one_of(
             kind,
@@ -116,17 +131,21 @@ pub fn validate_policy(policy: &Value) -> Vec<FieldError> {
 }
 
 fn validate_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    let selectors = ["podSelector", "namespaceSelector"]
-        .iter()
-        .filter(|field| peer.get(**field).is_some())
-        .count();
-    let Some(block) = peer.get("ipBlock") else {
-        if selectors == 0 {
+    let given = |field: &&str| peer.get(*field).is_some_and(Value::is_object);
+    let selectors: Vec<&str> = ["podSelector", "namespaceSelector"]
+        .into_iter()
+        .filter(given)
+        .collect();
+    for field in &selectors {
+        label_selector::validate(&peer[*field], &format!("{path}.{field}"), errors);
+    }
+    let Some(block) = peer.get("ipBlock").filter(|block| block.is_object()) else {
+        if selectors.is_empty() {
             errors.push(FieldError::required(path, "must specify a peer"));
         }
         return;
     };
-    if selectors > 0 {
+    if !selectors.is_empty() {
         errors.push(FieldError::forbidden(
             path,
             "may not specify both ipBlock and another peer",
@@ -186,6 +205,36 @@ fn validate_policy_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) 
         }
         _ => {}
     }
+    validate_end_port(port, path, errors);
+}
+
+fn validate_end_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let Some(end) = port["endPort"].as_i64() else {
+        return;
+    };
+    let path = format!("{path}.endPort");
+    match &port["port"] {
+        Value::Number(start) => {
+            let start = start.as_i64().unwrap_or_default();
+            if end < start {
+                // kube-apiserver shows the other number.
+                let detail = "must be greater than or equal to `port`";
+                errors.push(FieldError::invalid(&path, start, detail));
+            }
+            let problems = names::port_number(end).into_iter();
+            errors.extend(problems.map(|problem| FieldError::invalid(&path, end, problem)));
+        }
+        Value::String(_) => errors.push(FieldError::invalid(
+            path,
+            end,
+            "may not be specified when `port` is non-numeric",
+        )),
+        _ => errors.push(FieldError::invalid(
+            path,
+            end,
+            "may not be specified when `port` is not specified",
+        )),
+    }
 }
 
 /// Address bits, prefix length and width of a range.
@@ -226,10 +275,51 @@ mod tests {
     #[test]
     fn an_exception_must_lie_within_its_block() {
         let policy = |except: &str| json!({"spec": {"egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [except]}}]}]}});
-        assert!(validate_policy(&policy("10.0.0.0/8")).is_empty());
+        assert!(validate_policy(&policy("10.0.0.0/8"), None).is_empty());
         assert_eq!(
-            validate_policy(&policy("fe80::/10"))[0].field,
+            validate_policy(&policy("fe80::/10"), None)[0].field,
             "spec.egress[0].to[0].ipBlock.except[0]"
         );
+    }
+    #[test]
+    fn selectors_and_ports_that_no_packet_can_match_are_refused_in_kubernetes_words() {
+        let rule = |rule: Value| json!({"podSelector": {}, "ingress": [rule]});
+        for (spec, expected) in [
+            (
+                json!({"podSelector": {"matchLabels": {"": "x"}}}),
+                "spec.podSelector.matchLabels: Invalid value: \"\": name part must be non-empty",
+            ),
+            (
+                rule(
+                    json!({"from": [{"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}}]}),
+                ),
+                "spec.ingress[0].from[0].namespaceSelector.matchExpressions[0].operator: Invalid value: \"Like\": not a valid selector operator",
+            ),
+            (
+                rule(json!({"ports": [{"port": 80, "endPort": 79}]})),
+                "spec.ingress[0].ports[0].endPort: Invalid value: 80: must be greater than or equal to `port`",
+            ),
+            (
+                rule(json!({"ports": [{"port": 80, "endPort": 70_000}]})),
+                "spec.ingress[0].ports[0].endPort: Invalid value: 70000: must be between 1 and 65535, inclusive",
+            ),
+            (
+                rule(json!({"ports": [{"port": "web", "endPort": 90}]})),
+                "spec.ingress[0].ports[0].endPort: Invalid value: 90: may not be specified when `port` is non-numeric",
+            ),
+            (
+                rule(json!({"ports": [{"endPort": 90}]})),
+                "spec.ingress[0].ports[0].endPort: Invalid value: 90: may not be specified when `port` is not specified",
+            ),
+        ] {
+            let policy = json!({"spec": spec});
+            let errors = validate_policy(&policy, None);
+            assert!(!errors.is_empty(), "{policy}");
+            assert_eq!(errors[0].to_string(), expected, "{policy}");
+            assert!(
+                validate_policy(&policy, Some(&policy)).is_empty(),
+                "what is stored may stay"
+            );
+        }
     }
 }

@@ -6,12 +6,17 @@ use apimachinery::{field::FieldError, names};
 use serde_json::{Value, json};
 
 mod ephemeral;
+mod identities;
+mod probes;
 
 pub use self::ephemeral::restrict as restrict_to_ephemeral_containers;
-use super::{default_field, default_text, fields, items, one_of, text};
+use super::{default_field, default_text, fields, items, label_selector, one_of, text};
 use crate::operations::Part;
 
 const CHANGEABLE: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+
+/// Seconds: the most that kube-apiserver takes.
+const LONGEST_DEADLINE: i64 = 2_147_483_647;
 
 /// The state a new pod starts in, and what admission plugins add on every cluster.
 pub fn prepare_create(pod: &mut Value) {
@@ -85,17 +90,29 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
         if part == Part::EphemeralContainers {
             ephemeral::validate(spec, &old["spec"], &mut errors);
         }
-        if part == Part::Main && changeable_removed(spec) != changeable_removed(&old["spec"]) {
-            errors.push(FieldError::forbidden("spec", CHANGEABLE));
+        if part == Part::Main {
+            validate_deadline_change(spec, &old["spec"], &mut errors);
+            if changeable_removed(spec) != changeable_removed(&old["spec"]) {
+                errors.push(FieldError::forbidden("spec", CHANGEABLE));
+            }
         }
         return errors;
     }
     let volumes = validate_volumes(spec, &mut errors);
+    let grace = spec["terminationGracePeriodSeconds"]
+        .as_i64()
+        .filter(|grace| *grace >= 0);
+    identities::validate_pod(&spec["securityContext"], &mut errors);
     let mut container_names = BTreeSet::new();
     for list in ["initContainers", "containers"] {
         for (index, container) in items(spec, list).iter().enumerate() {
             let path = format!("spec.{list}[{index}]");
             validate_container(container, &path, &volumes, &mut errors);
+            if list == "containers" || text(container, "restartPolicy") == "Always" {
+                probes::validate(container, &path, grace, &mut errors);
+            } else {
+                probes::forbid(container, &path, &mut errors);
+            }
             let name = text(container, "name");
             if !name.is_empty() && !container_names.insert(name) {
                 errors.push(FieldError::duplicate(format!("{path}.name"), name));
@@ -150,24 +167,50 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
             );
         }
     }
-    for (field, path, least) in [
-        ("activeDeadlineSeconds", "spec.activeDeadlineSeconds", 1),
-        (
-            "terminationGracePeriodSeconds",
-            "spec.terminationGracePeriodSeconds",
-            0,
-        ),
-    ] {
-        if let Some(seconds) = spec
-            .get(field)
-            .and_then(Value::as_i64)
-            .filter(|seconds| *seconds < least)
-        {
-            let detail = format!("must be greater than or equal to {least}");
-            errors.push(FieldError::invalid(path, seconds, detail));
-        }
+    let deadline = spec["activeDeadlineSeconds"].as_i64();
+    if let Some(seconds) = deadline.filter(|seconds| !(1..=LONGEST_DEADLINE).contains(seconds)) {
+        let detail = format!("must be between 1 and {LONGEST_DEADLINE}, inclusive");
+        errors.push(FieldError::invalid(
+            "spec.activeDeadlineSeconds",
+            seconds,
+            detail,
+        ));
     }
+    let grace = spec["terminationGracePeriodSeconds"].as_i64();
+    if let Some(seconds) = grace.filter(|seconds| *seconds < 0) {
+        errors.push(FieldError::invalid(
+            "spec.terminationGracePeriodSeconds",
+            seconds,
+            "must be greater than or equal to 0",
+        ));
+    }
+    label_selector::validate_labels(&spec["nodeSelector"], "spec.nodeSelector", &mut errors);
     errors
+}
+
+/// A deadline may be set and shortened, never lengthened or taken away.
+fn validate_deadline_change(spec: &Value, old: &Value, errors: &mut Vec<FieldError>) {
+    let path = "spec.activeDeadlineSeconds";
+    let (now, before) = (
+        spec["activeDeadlineSeconds"].as_i64(),
+        old["activeDeadlineSeconds"].as_i64(),
+    );
+    let problem = match (now, before) {
+        (now, before) if now == before => return,
+        (None, _) => "must not update from a positive integer to nil value".to_owned(),
+        (Some(now), _) if !(0..=LONGEST_DEADLINE).contains(&now) => {
+            format!("must be between 0 and {LONGEST_DEADLINE}, inclusive")
+        }
+        (Some(now), Some(before)) if before < now => {
+            "must be less than or equal to previous value".to_owned()
+        }
+        _ => return,
+    };
+    errors.push(FieldError::invalid(
+        path,
+        now.map_or(Value::Null, Value::from),
+        problem,
+    ));
 }
 
 /// A spec without the fields that may change.
@@ -284,6 +327,7 @@ fn validate_container(
     }
     validate_ports(container, path, errors);
     validate_resources(container, path, errors);
+    identities::validate_container(container, path, errors);
     let mut mounted = BTreeSet::new();
     for (index, mount) in items(container, "volumeMounts").iter().enumerate() {
         let field = format!("{path}.volumeMounts[{index}]");
@@ -305,6 +349,24 @@ fn validate_container(
             }
             _ => {}
         }
+        for part in ["subPath", "subPathExpr"] {
+            // kube-apiserver leaves the index out.
+            validate_descending_path(
+                text(mount, part),
+                &format!("{path}.volumeMounts.{part}"),
+                errors,
+            );
+        }
+    }
+}
+
+/// Refuses a path that leads out of where it begins.
+fn validate_descending_path(inside: &str, path: &str, errors: &mut Vec<FieldError>) {
+    if inside.starts_with('/') {
+        errors.push(FieldError::invalid(path, inside, "must be a relative path"));
+    }
+    if inside.split('/').any(|part| part == "..") {
+        errors.push(FieldError::invalid(path, inside, "must not contain '..'"));
     }
 }
 
@@ -335,6 +397,15 @@ fn validate_ports(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
                     FieldError::invalid(format!("{field}.containerPort"), number, problem)
                 }));
             }
+        }
+        let host_port = port["hostPort"].as_i64().filter(|number| *number != 0);
+        if let Some(number) = host_port {
+            let problems = names::port_number(number).into_iter();
+            errors.extend(
+                problems.map(|problem| {
+                    FieldError::invalid(format!("{field}.hostPort"), number, problem)
+                }),
+            );
         }
         one_of(
             &port["protocol"],

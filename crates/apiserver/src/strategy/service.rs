@@ -6,7 +6,7 @@ use apimachinery::{field::FieldError, names};
 use rand::Rng;
 use serde_json::{Value, json};
 
-use super::{default_field, default_text, fields, items, items_mut, one_of, text};
+use super::{default_field, default_text, fields, items, items_mut, label_selector, one_of, text};
 use crate::{
     operations::Api,
     store::{Range, ResourceId},
@@ -151,6 +151,19 @@ fn free_node_port(api: &Api) -> u16 {
         .unwrap_or(start)
 }
 
+fn validate_affinity_timeout(spec: &Value, errors: &mut Vec<FieldError>) {
+    const LONGEST: i64 = 86_400;
+    let timeout = spec.pointer("/sessionAffinityConfig/clientIP/timeoutSeconds");
+    let seconds = timeout.and_then(Value::as_i64);
+    if let Some(seconds) = seconds.filter(|seconds| !(1..=LONGEST).contains(seconds)) {
+        errors.push(FieldError::invalid(
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            seconds,
+            format!("must be greater than 0 and less than {LONGEST}"),
+        ));
+    }
+}
+
 pub fn validate(service: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &service["spec"];
@@ -168,6 +181,13 @@ pub fn validate(service: &Value, old: Option<&Value>) -> Vec<FieldError> {
         &["ClientIP", "None"],
         &mut errors,
     );
+    let is_changed = |field: &str| old.is_none_or(|old| old["spec"][field] != spec[field]);
+    if is_changed("selector") {
+        label_selector::validate_labels(&spec["selector"], "spec.selector", &mut errors);
+    }
+    if text(spec, "sessionAffinity") == "ClientIP" && is_changed("sessionAffinityConfig") {
+        validate_affinity_timeout(spec, &mut errors);
+    }
     let ports = items(spec, "ports");
     if ports.is_empty() && !headless && !external {
         errors.push(FieldError::required("spec.ports", ""));
