@@ -44,6 +44,7 @@ mod http;
 mod kubelet;
 mod local;
 mod operations;
+mod pod_security;
 mod protobuf;
 mod registry;
 mod server;

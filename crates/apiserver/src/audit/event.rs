@@ -88,6 +88,13 @@ impl Record {
         Self(event)
     }
 
+    /// Adds what was noted about the request.
+    pub fn annotate(&mut self, annotations: super::Annotations) {
+        for (name, value) in annotations {
+            self.0["annotations"][name] = Value::from(value);
+        }
+    }
+
     /// The line for a request that has its answer, or the beginning of one that goes on.
     pub fn line(&self, stage: &str, code: StatusCode, now: Timestamp) -> String {
         let mut event = self.0.clone();
@@ -100,7 +107,7 @@ impl Record {
             } else {
                 "allow"
             };
-            event["annotations"] = json!({"authorization.k8s.io/decision": decision});
+            event["annotations"]["authorization.k8s.io/decision"] = Value::from(decision);
         }
         event.to_string()
     }

@@ -6,7 +6,7 @@
 mod event;
 mod file;
 
-use std::path::PathBuf;
+use std::{cell::RefCell, collections::BTreeMap, path::PathBuf};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -16,6 +16,31 @@ use self::file::Rotating;
 
 /// Events that may wait to be written.
 const WAITING: usize = 4096;
+
+/// What the parts of the server note about a request, by name.
+pub type Annotations = BTreeMap<String, String>;
+
+tokio::task_local! {
+    static ANNOTATIONS: RefCell<Annotations>;
+}
+
+/// Notes something about the request that this task answers, if it is recorded.
+pub fn annotate(name: &str, value: &str) {
+    let _ = ANNOTATIONS.try_with(|annotations| {
+        annotations
+            .borrow_mut()
+            .insert(name.to_owned(), value.to_owned())
+    });
+}
+
+/// Answers a request and collects what is noted about it meanwhile.
+pub async fn annotated<F: Future>(answering: F) -> (F::Output, Annotations) {
+    let collecting = async {
+        let answer = answering.await;
+        (answer, ANNOTATIONS.with(RefCell::take))
+    };
+    ANNOTATIONS.scope(RefCell::default(), collecting).await
+}
 
 /// Where the log is and how large it may grow.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -69,14 +69,24 @@ impl Frontend {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (mut parts, body) = request.into_parts();
-        let audited = self.audit.as_ref().map(|log| {
+        let mut audited = self.audit.as_ref().map(|log| {
             let record = Record::new(&parts, &info, Some(user), self.api.now());
             (log, record)
         });
         let request = metrics::Request::new(&self.api.registry(), &parts, &info);
         let is_watch = info.is_watch();
         let answered = match self.authorize(user, &info) {
-            Ok(()) => self.answer(user, &mut parts, info.path, body, queue).await,
+            Ok(()) => {
+                let answering = self.answer(user, &mut parts, info.path, body, queue);
+                match &mut audited {
+                    None => answering.await,
+                    Some((_, record)) => {
+                        let (answered, annotations) = audit::annotated(answering).await;
+                        record.annotate(annotations);
+                        answered
+                    }
+                }
+            }
             Err(status) => Err(status),
         };
         let answer = answered.unwrap_or_else(|status| body::failure(&status));

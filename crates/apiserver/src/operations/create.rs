@@ -51,10 +51,7 @@ impl Api {
                 ..target.clone()
             };
             let written = self.create_named(&named, object, options).await?;
-            return Ok(Written {
-                warnings,
-                ..written
-            });
+            return Ok(written.warned_before(warnings));
         }
         for _ in 0..NAME_ATTEMPTS {
             let mut candidate = object.clone();
@@ -66,12 +63,7 @@ impl Api {
             };
             match self.create_named(&named, candidate, options).await {
                 Err(status) if status.reason == "AlreadyExists" => {}
-                outcome => {
-                    return outcome.map(|written| Written {
-                        warnings,
-                        ..written
-                    });
-                }
+                outcome => return outcome.map(|written| written.warned_before(warnings)),
             }
         }
         Err(Status::generate_name_conflict(
@@ -121,6 +113,7 @@ impl Api {
             ));
         }
         self.check_escalation(resource, &object, None, options)?;
+        let warnings = self.check_pod_security(target, Part::Main, &object, None)?;
         if !options.applies {
             strategy::ownership::track(
                 resource,
@@ -146,7 +139,7 @@ impl Api {
             return Ok(Written {
                 object,
                 created: true,
-                warnings: Vec::new(),
+                warnings,
             });
         }
         if is_versioned {
@@ -167,7 +160,7 @@ impl Api {
                 Ok(Written {
                     object,
                     created: true,
-                    warnings: Vec::new(),
+                    warnings,
                 })
             }
             Err(WriteError::Conflict { .. }) => Err(Status::already_exists(

@@ -7,6 +7,7 @@ pub mod delete;
 mod list;
 pub mod metadata;
 pub mod modify;
+mod pod_security;
 pub mod selection;
 pub mod subresource;
 pub mod watch;
@@ -148,6 +149,15 @@ pub struct Written {
     pub created: bool,
     /// What the client should be told.
     pub warnings: Vec<String>,
+}
+
+impl Written {
+    /// Puts what was found earlier before its warnings.
+    fn warned_before(mut self, mut earlier: Vec<String>) -> Self {
+        earlier.append(&mut self.warnings);
+        self.warnings = earlier;
+        self
+    }
 }
 
 /// The server's operations over one store.

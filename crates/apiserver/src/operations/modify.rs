@@ -151,7 +151,7 @@ impl Api {
                 undecodable_patch(&error)
             }
         })?;
-        let warnings = match part {
+        let mut warnings = match part {
             Part::Main | Part::EphemeralContainers => strategy::check_fields(
                 resource,
                 &mut object,
@@ -183,6 +183,7 @@ impl Api {
             ));
         }
         self.check_escalation(resource, &object, Some(old), options)?;
+        warnings.extend(self.check_pod_security(target, part, &object, Some(old))?);
         if !options.applies {
             strategy::ownership::track(resource, &mut object, Some(old), options, part, self.now());
         }

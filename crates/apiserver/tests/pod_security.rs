@@ -1,0 +1,182 @@
+//! The labels of a namespace decide which pods it takes, as Kubernetes' PodSecurity admission decides.
+
+mod support;
+
+use apiserver::{Config, Server, audit};
+use http::Request;
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde_json::{Value, json};
+use support::server;
+
+/// An answer: its code, its body and its warnings.
+struct Answer {
+    code: u16,
+    body: Value,
+    warnings: Vec<String>,
+}
+
+async fn ask(server: &Server, method: &str, path: &str, kind: &str, body: &Value) -> Answer {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", kind)
+        .body(Body::from(body.to_string().into_bytes()))
+        .unwrap();
+    let answer = server.client().send(request).await.unwrap();
+    let code = answer.status().as_u16();
+    let warnings = answer.headers().get_all("warning").iter();
+    let warnings = warnings
+        .map(|value| {
+            let text = value.to_str().unwrap();
+            let text = text.strip_prefix("299 - \"").unwrap();
+            text.strip_suffix('"').unwrap().replace("\\\"", "\"")
+        })
+        .collect();
+    let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+    Answer {
+        code,
+        body: serde_json::from_slice(&bytes).unwrap(),
+        warnings,
+    }
+}
+
+async fn create(server: &Server, path: &str, body: &Value) -> Answer {
+    ask(server, "POST", path, "application/json", body).await
+}
+
+async fn namespace(server: &Server, name: &str, labels: Value) -> Answer {
+    let body = json!({"metadata": {"name": name, "labels": labels}});
+    create(server, "/api/v1/namespaces", &body).await
+}
+
+fn pod(name: &str, context: &Value) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "host", "securityContext": context}]}})
+}
+
+const RESTRICTED: &str = "violates PodSecurity \"restricted:latest\": allowPrivilegeEscalation != false (container \"c\" must set securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (container \"c\" must set securityContext.capabilities.drop=[\"ALL\"]), runAsNonRoot != true (pod or container \"c\" must set securityContext.runAsNonRoot=true), seccompProfile (pod or container \"c\" must set securityContext.seccompProfile.type to \"RuntimeDefault\" or \"Localhost\")";
+
+#[tokio::test]
+async fn a_pod_that_its_namespace_forbids_is_refused() {
+    let server = server().await;
+    let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+    assert_eq!(namespace(&server, "strict", labels).await.code, 201);
+    let pods = "/api/v1/namespaces/strict/pods";
+    let refused = create(&server, pods, &pod("x", &json!({}))).await;
+    assert_eq!(refused.code, 403);
+    assert_eq!(refused.body["reason"], "Forbidden");
+    assert_eq!(
+        refused.body["message"],
+        format!("pods \"x\" is forbidden: {RESTRICTED}")
+    );
+    let hardened = json!({"allowPrivilegeEscalation": false, "runAsNonRoot": true, "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"}});
+    let taken = create(&server, pods, &pod("x", &hardened)).await;
+    assert_eq!(
+        (taken.code, taken.warnings),
+        (201, Vec::new()),
+        "{}",
+        taken.body
+    );
+    // A debug container would be a way around it.
+    let debug = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "host"}]}});
+    let kind = "application/strategic-merge-patch+json";
+    let path = format!("{pods}/x/ephemeralcontainers");
+    let refused = ask(&server, "PATCH", &path, kind, &debug).await;
+    assert_eq!(refused.code, 403, "{}", refused.body);
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_namespace_may_warn_only_and_says_which_version_it_means() {
+    let server = server().await;
+    let labels = json!({"pod-security.kubernetes.io/warn": "baseline", "pod-security.kubernetes.io/warn-version": "v1.30"});
+    namespace(&server, "gentle", labels).await;
+    let privileged = pod("x", &json!({"privileged": true}));
+    let taken = create(&server, "/api/v1/namespaces/gentle/pods", &privileged).await;
+    assert_eq!(taken.code, 201, "{}", taken.body);
+    assert_eq!(
+        taken.warnings,
+        [
+            "would violate PodSecurity \"baseline:v1.30\": privileged (container \"c\" must not set securityContext.privileged=true)"
+        ]
+    );
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_namespace_whose_level_rises_is_told_of_the_pods_that_it_has() {
+    let server = server().await;
+    namespace(&server, "n", json!({})).await;
+    let pods = "/api/v1/namespaces/n/pods";
+    for name in ["b", "a"] {
+        assert_eq!(
+            create(&server, pods, &pod(name, &json!({}))).await.code,
+            201
+        );
+    }
+    let patch =
+        json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
+    let kind = "application/merge-patch+json";
+    let changed = ask(&server, "PATCH", "/api/v1/namespaces/n", kind, &patch).await;
+    assert_eq!(changed.code, 200, "{}", changed.body);
+    assert_eq!(
+        changed.warnings,
+        [
+            "existing pods in namespace \"n\" violate the new PodSecurity enforce level \"restricted:latest\"",
+            "a (and 1 other pod): allowPrivilegeEscalation != false, unrestricted capabilities, runAsNonRoot != true, seccompProfile",
+        ]
+    );
+    // What runs goes on: its status and its metadata can still be written.
+    let patch = json!({"metadata": {"annotations": {"a": "b"}}});
+    let changed = ask(&server, "PATCH", &format!("{pods}/a"), kind, &patch).await;
+    assert_eq!(changed.code, 200, "{}", changed.body);
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn labels_that_are_no_level_are_refused() {
+    let server = server().await;
+    let labels = json!({"pod-security.kubernetes.io/enforce": "strict"});
+    let refused = namespace(&server, "n", labels).await;
+    assert_eq!(refused.code, 422);
+    assert_eq!(
+        refused.body["message"],
+        "Namespace \"n\" is invalid: metadata.labels[pod-security.kubernetes.io/enforce]: Invalid value: \"strict\": must be one of privileged, baseline, restricted"
+    );
+    server.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_audit_log_notes_what_a_namespace_audits() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit.log");
+    let server = Server::open(Config {
+        audit: Some(audit::Options {
+            path: path.clone(),
+            max_bytes: 1 << 20,
+            max_backups: 1,
+        }),
+        ..Config::in_memory()
+    })
+    .await
+    .unwrap();
+    let labels = json!({"pod-security.kubernetes.io/audit": "baseline"});
+    namespace(&server, "noted", labels).await;
+    let privileged = pod("x", &json!({"privileged": true}));
+    let taken = create(&server, "/api/v1/namespaces/noted/pods", &privileged).await;
+    assert_eq!((taken.code, taken.warnings), (201, Vec::new()));
+    server.shutdown().await;
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut events = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let event: Value = events
+        .find(|event: &Value| event["objectRef"]["resource"] == "pods" && event["verb"] == "create")
+        .unwrap();
+    assert_eq!(
+        event["annotations"]["pod-security.kubernetes.io/audit-violations"],
+        "would violate PodSecurity \"baseline:latest\": privileged (container \"c\" must not set securityContext.privileged=true)"
+    );
+    assert_eq!(
+        event["annotations"]["pod-security.kubernetes.io/enforce-policy"],
+        "privileged:latest"
+    );
+}
