@@ -18,6 +18,8 @@ use crate::runtime::{ContainerId, ContainerSpec, ImageSource};
 pub enum SpecError {
     #[error("container {0:?} asks to be privileged, which this node never allows")]
     Privileged(String),
+    #[error("{0} asks for a namespace of the machine, which this node never allows")]
+    HostNamespace(&'static str),
     #[error("capability {0:?} is not allowed on this node")]
     Capability(String),
     #[error("seccomp profile type {0:?} is not supported on this node")]
@@ -142,6 +144,15 @@ pub fn build(
     config: &Config,
 ) -> Result<ContainerSpec, SpecError> {
     let spec = pod.spec.clone().unwrap_or_default();
+    for (field, is_asked_for) in [
+        ("hostNetwork", spec.host_network),
+        ("hostPID", spec.host_pid),
+        ("hostIPC", spec.host_ipc),
+    ] {
+        if is_asked_for == Some(true) {
+            return Err(SpecError::HostNamespace(field));
+        }
+    }
     let of_pod = spec.security_context.unwrap_or_default();
     let own: SecurityContext = container.security_context.clone().unwrap_or_default();
     if own.privileged == Some(true) {
@@ -291,6 +302,21 @@ mod tests {
             )
             .unwrap_err();
             assert_eq!(error.to_string(), message);
+        }
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_a_namespace_of_the_machine_is_refused() {
+        for field in ["hostNetwork", "hostPID", "hostIPC"] {
+            let container = json!({"name": "c", "image": "host"});
+            let error = built(container.clone(), json!({field: true})).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "{field} asks for a namespace of the machine, which this node never allows"
+                )
+            );
+            assert!(built(container, json!({field: false})).is_ok(), "{field}");
         }
     }
 

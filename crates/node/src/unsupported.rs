@@ -47,21 +47,6 @@ type Rule = (&'static str, When, &'static str);
 
 const OF_POD: &[Rule] = &[
     (
-        "hostNetwork",
-        When::True,
-        "hostNetwork is ignored: every pod has its own network",
-    ),
-    (
-        "hostPID",
-        When::True,
-        "hostPID is ignored: no pod sees the machine's processes",
-    ),
-    (
-        "hostIPC",
-        When::True,
-        "hostIPC is ignored: every pod has its own IPC",
-    ),
-    (
         "hostUsers",
         When::True,
         "hostUsers is ignored: every pod has its own identities",

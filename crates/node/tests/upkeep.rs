@@ -65,14 +65,14 @@ async fn what_a_pod_asks_for_in_vain_is_an_event() {
     let machine = Machine::start().await;
     let container = json!({"name": "c", "image": "host", "command": ["sh", "-c", "echo one; echo the last; exit 1"],
         "terminationMessagePolicy": "FallbackToLogsOnError", "ports": [{"containerPort": 1, "hostPort": 1}]});
-    let spec = json!({"restartPolicy": "Never", "hostNetwork": true, "nodeSelector": {"disk": "ssd"}, "containers": [container]});
+    let spec = json!({"restartPolicy": "Never", "hostUsers": true, "nodeSelector": {"disk": "ssd"}, "containers": [container]});
     machine.create("p", spec).await;
     let pod = machine.phase("p", "Failed").await;
     let status = support::container(&pod).unwrap();
     let ended = status.state.as_ref().unwrap().terminated.as_ref().unwrap();
     assert_eq!(ended.message.as_deref(), Some("one\nthe last"));
     let events = Api::<Event>::namespaced(machine.client.clone(), "t");
-    for wanted in ["hostNetwork", "hostPort", "nodeSelector"] {
+    for wanted in ["hostUsers", "hostPort", "nodeSelector"] {
         eventually(wanted, || async {
             let told = events.list(&ListParams::default()).await.unwrap();
             let mut told = told.items.into_iter();

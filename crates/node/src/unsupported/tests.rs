@@ -53,7 +53,10 @@ const HONOURED: [(&str, &str); 14] = [
 ];
 
 /// Fields whose value is refused with a reason, elsewhere.
-const REFUSED: [(&str, &str); 1] = [("SecurityContext", "capabilities privileged")];
+const REFUSED: [(&str, &str); 2] = [
+    ("PodSpec", "hostIPC hostNetwork hostPID"),
+    ("SecurityContext", "capabilities privileged"),
+];
 
 /// Fields with nothing to do on one node, or whose scheduler is the one to speak.
 const WITHOUT_MEANING: [(&str, &str); 4] = [
@@ -194,7 +197,7 @@ fn what_a_field_means_by_itself_is_told_too() {
 #[test]
 fn only_what_was_added_to_a_pod_is_told_of_again() {
     let pod = |ephemeral: Value| -> Pod {
-        serde_json::from_value(json!({"spec": {"hostNetwork": true, "containers": [], "ephemeralContainers": ephemeral}}))
+        serde_json::from_value(json!({"spec": {"hostUsers": true, "containers": [], "ephemeralContainers": ephemeral}}))
             .unwrap()
     };
     let first = json!({"name": "first", "securityContext": {"procMount": "Unmasked"}});
