@@ -3,6 +3,7 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
+    pin::pin,
     sync::Arc,
 };
 
@@ -96,6 +97,9 @@ pub enum ServeError {
     /// The listener.
     #[error("cannot use the listener")]
     Listener(#[source] std::io::Error),
+    /// The disk failed, and nothing can be written until the store is opened anew.
+    #[error("the store cannot write any more: it must be opened again")]
+    Storage(#[source] Arc<store::log::LogError>),
 }
 
 /// Why a kubeconfig cannot be written.
@@ -182,19 +186,28 @@ impl Server {
         kube::Client::new(Local::new(self.frontend.clone(), user), "default")
     }
 
-    /// Serves HTTPS on `listener` until `shutdown`; requests under way then get a moment to finish.
+    /// Serves HTTPS on `listener` until `shutdown`; requests under way then get a moment to finish. Ends with an error when the store
+    /// can no longer write, so that whoever supervises the process starts it again.
     pub async fn serve(
         &self,
         listener: TcpListener,
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
-        transport::serve(
+        let stop = shutdown.child_token();
+        let mut serving = pin!(transport::serve(
             self.frontend.clone(),
             listener,
             &self.config.tls_names,
-            shutdown,
-        )
-        .await
+            stop.clone(),
+        ));
+        tokio::select! {
+            served = &mut serving => served,
+            failure = self.frontend.api.store.failed() => {
+                stop.cancel();
+                serving.await?;
+                Err(ServeError::Storage(failure))
+            }
+        }
     }
 
     /// Writes a kubeconfig with the administrator's token, readable by its owner alone.

@@ -365,3 +365,147 @@ async fn a_full_disk_refuses_writes_keeps_reads_and_recovers() {
     drop(maps);
     server.shutdown().await;
 }
+
+/// The files below a directory, with their permission bits.
+fn files_below(directory: &Path) -> Vec<(PathBuf, u32)> {
+    use std::os::unix::fs::PermissionsExt;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).expect("readable") {
+        let entry = entry.expect("readable");
+        let details = entry.metadata().expect("it has details");
+        if details.is_dir() {
+            found.extend(files_below(&entry.path()));
+        } else {
+            found.push((entry.path(), details.permissions().mode() & 0o777));
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_other_user_can_read_a_file_of_the_data_directory() {
+    use std::os::unix::fs::PermissionsExt;
+    if std::env::var_os("STORE_TO_WRITE").is_some() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    // As an earlier version left it, or a user made it.
+    std::fs::create_dir(&data).unwrap();
+    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let server = apiserver::Server::open(apiserver::Config::new(&data))
+        .await
+        .unwrap();
+    let kubeconfig = data.join("kubeconfig");
+    server
+        .write_kubeconfig(&kubeconfig, "https://localhost")
+        .unwrap();
+    let mode = std::fs::metadata(&data).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    let files = files_below(&data);
+    assert!(files.len() >= 6, "{files:?}");
+    let open: Vec<_> = files.iter().filter(|(_, mode)| mode & 0o077 != 0).collect();
+    assert!(open.is_empty(), "{open:?}");
+    server.shutdown().await;
+}
+
+/// The failing half of the next test: this same test program, started with a directory in its environment, whose disk then takes no
+/// more data.
+#[tokio::test(flavor = "multi_thread")]
+async fn fails_to_write() {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{Api, api::PostParams};
+    let Some(directory) = std::env::var_os("STORE_TO_BREAK") else {
+        return;
+    };
+    let server = apiserver::Server::open(apiserver::Config::new(&directory))
+        .await
+        .unwrap();
+    let client = server.client();
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    let map = |name: &str| -> ConfigMap {
+        serde_json::from_value(json!({"metadata": {"name": name}})).unwrap()
+    };
+    let health = async |path: &str| {
+        let request = http::Request::get(path)
+            .body(kube::client::Body::empty())
+            .unwrap();
+        let answer = client.send(request).await.unwrap();
+        let code = answer.status().as_u16();
+        let body = http_body_util::BodyExt::collect(answer.into_body());
+        let text = String::from_utf8(body.await.unwrap().to_bytes().to_vec()).unwrap();
+        (code, text)
+    };
+    maps.create(&PostParams::default(), &map("before"))
+        .await
+        .unwrap();
+    assert_eq!(health("/readyz").await, (200, "ok".to_owned()));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = std::sync::Arc::new(server);
+    let serving = tokio::spawn({
+        let server = server.clone();
+        async move {
+            server
+                .serve(listener, tokio_util::sync::CancellationToken::new())
+                .await
+        }
+    });
+
+    // Writes beyond the first page of a file fail from here on, with an error that is not about space.
+    let limited = Command::new("prlimit")
+        .args([
+            "--pid",
+            &std::process::id().to_string(),
+            "--fsize=4096:4096",
+        ])
+        .status();
+    assert!(limited.is_ok_and(|status| status.success()));
+    let refused = support::refusal(maps.create(&PostParams::default(), &map("lost")).await);
+    assert_eq!(refused.code, 500, "{refused:?}");
+    for path in ["/healthz", "/livez", "/readyz"] {
+        let (code, text) = health(path).await;
+        assert_eq!(code, 500, "{path}: {text}");
+        assert!(text.contains("[-]storage failed: "), "{path}: {text}");
+    }
+    assert_eq!(health("/healthz/ping").await.0, 200);
+    // Who runs the server is told, and ends the process.
+    let ended = tokio::time::timeout(support::DEADLINE, serving).await;
+    let failure = ended.expect("serving ends").unwrap().unwrap_err();
+    assert!(
+        matches!(failure, apiserver::ServeError::Storage(_)),
+        "{failure:?}"
+    );
+    maps.get("before").await.expect("reads go on");
+    println!("the disk failed and that was said");
+}
+
+#[test]
+fn a_disk_that_fails_is_said_by_the_health_checks_and_ends_the_server() {
+    if std::env::var_os("STORE_TO_WRITE").is_some() || std::env::var_os("STORE_TO_BREAK").is_some()
+    {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    // A limit on the size of files makes writes fail; the signal that goes with it is ignored, as its heirs do.
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "trap '' XFSZ; exec \"$0\" --exact fails_to_write --nocapture",
+        ])
+        .arg(std::env::current_exe().unwrap())
+        .env("STORE_TO_BREAK", directory.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success() && said.contains("the disk failed and that was said"),
+        "{said}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // What was acknowledged is there at the next start.
+    let store = open(directory.path());
+    let maps = ResourceId::new("", "configmaps");
+    assert!(store.get(&maps, &Key::new("default", "before")).is_some());
+    assert!(store.get(&maps, &Key::new("default", "lost")).is_none());
+    close(&store);
+}

@@ -69,14 +69,11 @@ pub fn default_path() -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(home).join(".local/state/agent-sandbox"))
 }
 
-/// Makes the data directory, readable by its owner alone.
+/// Makes the data directory, or closes the one that is there to other users.
 pub fn create(path: &Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .and_then(|()| writable(path))
+    apiserver::store::directory::make_private(path)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| Ok(writable(path)?))
         .with_context(|| {
             format!(
                 "cannot use {} as data directory; choose another with --data-dir",

@@ -115,6 +115,7 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
         Some(directory) => directory,
         None => data_directory::default_path()?.join("node"),
     };
+    data_directory::create(&data_directory)?;
     let mut config = node::Config::new(data_directory);
     arguments.flags.apply(&mut config);
     if let Some(name) = arguments.node_name {

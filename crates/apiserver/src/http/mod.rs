@@ -34,6 +34,7 @@ use crate::{
     kubelet::{self, Dialer, Stream},
     operations::{Api, Target},
     registry::Rules,
+    store::Store,
 };
 
 /// Everything a request may need.
@@ -194,7 +195,7 @@ impl Frontend {
             Path::Other(other) => {
                 let document = self.documents.answer(&self.api.registry(), parts);
                 return document
-                    .or_else(|| public(&other))
+                    .or_else(|| public(&other, &self.api.store))
                     .ok_or_else(Status::unknown_path);
             }
             Path::Resource(found) => found,
@@ -305,12 +306,25 @@ fn architecture() -> &'static str {
     }
 }
 
+/// Whether the server can do its work, in the form of kube-apiserver's checks.
+fn health(check: &str, store: &Store) -> Answer {
+    let Some(failure) = store.failure() else {
+        return body::text(StatusCode::OK, "ok");
+    };
+    let cause = std::error::Error::source(&*failure)
+        .map(|cause| format!(": {cause}"))
+        .unwrap_or_default();
+    body::text(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("[+]ping ok\n[-]storage failed: {failure}{cause}\n{check} check failed\n"),
+    )
+}
+
 /// The paths that need no identity.
-pub fn public(path: &str) -> Option<Answer> {
+pub fn public(path: &str, store: &Store) -> Option<Answer> {
     match path.trim_end_matches('/') {
-        "/healthz" | "/livez" | "/readyz" | "/healthz/ping" | "/livez/ping" | "/readyz/ping" => {
-            Some(body::text(StatusCode::OK, "ok"))
-        }
+        "/healthz/ping" | "/livez/ping" | "/readyz/ping" => Some(body::text(StatusCode::OK, "ok")),
+        check @ ("/healthz" | "/livez" | "/readyz") => Some(health(&check[1..], store)),
         "/version" => Some(body::json(
             StatusCode::OK,
             &json!({

@@ -1,13 +1,16 @@
 //! The data directory: who may use it, and the highest revision that was ever acknowledged from it.
 //!
+//! It holds secrets and the tokens of all accounts, so it is closed to other users, and so is each of its files: a copy or a backup
+//! keeps a file's mode, but not its directory's.
+//!
 //! The mark lies outside the database on purpose. SQLite drops a damaged tail of its write-ahead log without a word; a database that
 //! ends below the mark has lost acknowledged writes, and is refused. The mark is written after each commit without waiting for the
 //! disk, so after a power cut it may be old, never too new.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read, Seek, SeekFrom, Write},
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -22,6 +25,18 @@ use super::Revision;
 /// The file whose lock says who has the directory.
 const LOCK: &str = "lock";
 
+/// The database.
+const DATABASE: &str = "store.sqlite3";
+
+/// Files that SQLite makes beside the database, with the database's mode.
+const JOURNALS: [&str; 2] = ["store.sqlite3-wal", "store.sqlite3-shm"];
+
+/// What only a data directory has: of a server, of a server with a node, of a node.
+const SIGNS: [&str; 3] = [DATABASE, "node", "pods"];
+
+/// The permission bits of group and others.
+const OTHERS: u32 = 0o077;
+
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
@@ -33,6 +48,16 @@ pub enum DirectoryError {
         /// What the system said.
         #[source]
         source: io::Error,
+    },
+    /// Other users may enter it, and it is not clear that it is a data directory at all.
+    #[error(
+        "{path} is open to other users (mode {mode:03o}) and holds files of others: run `chmod 700` on it if it is meant as data directory, or choose another"
+    )]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
     },
     /// Another process has it.
     #[error(
@@ -62,7 +87,7 @@ impl Directory {
             let path = path.to_owned();
             move |source| DirectoryError::Unusable { path, source }
         };
-        std::fs::create_dir_all(path).map_err(unusable(path))?;
+        make_private(path)?;
         let lock_path = path.join(LOCK);
         let mut lock = private_file(&lock_path).map_err(unusable(&lock_path))?;
         if !acquire(&lock) {
@@ -84,6 +109,13 @@ impl Directory {
             .map_err(unusable(&lock_path))?;
         let mark_path = path.join("acknowledged");
         let mark = private_file(&mark_path).map_err(unusable(&mark_path))?;
+        // SQLite would make it readable by all.
+        let database = path.join(DATABASE);
+        private_file(&database).map_err(unusable(&database))?;
+        for journal in JOURNALS {
+            let journal = path.join(journal);
+            close_to_others(&journal).map_err(unusable(&journal))?;
+        }
         Ok(Self {
             path: path.to_owned(),
             _lock: lock,
@@ -93,7 +125,7 @@ impl Directory {
 
     /// Where the database lies.
     pub fn database(&self) -> PathBuf {
-        self.path.join("store.sqlite3")
+        self.path.join(DATABASE)
     }
 
     /// The directory itself.
@@ -150,19 +182,115 @@ fn acquire(lock: &File) -> bool {
     (0..ATTEMPTS).any(attempt)
 }
 
+/// Makes a data directory that its owner alone may enter, or closes one that is there to others. A directory that is open to
+/// others and holds something else, such as `/tmp`, is refused instead.
+pub fn make_private(path: &Path) -> Result<(), DirectoryError> {
+    let unusable = |source| DirectoryError::Unusable {
+        path: path.to_owned(),
+        source,
+    };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(unusable)?;
+    let mode = std::fs::metadata(path)
+        .map_err(unusable)?
+        .permissions()
+        .mode()
+        & 0o777;
+    if mode & OTHERS == 0 {
+        return Ok(());
+    }
+    let is_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
+    if !is_empty && !SIGNS.iter().any(|sign| path.join(sign).exists()) {
+        return Err(DirectoryError::Open {
+            path: path.to_owned(),
+            mode,
+        });
+    }
+    tracing::warn!(directory = %path.display(), mode = format!("{mode:03o}"), "the data directory was open to other users and is closed to them now");
+    close_to_others(path).map_err(unusable)
+}
+
+/// Takes the permissions of group and others away, if the path exists.
+fn close_to_others(path: &Path) -> io::Result<()> {
+    let mode = match std::fs::metadata(path) {
+        Ok(found) => found.permissions().mode() & 0o777,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if mode & OTHERS == 0 {
+        return Ok(());
+    }
+    std::fs::set_permissions(path, Permissions::from_mode(mode & !OTHERS))
+}
+
+/// A file that its owner alone may read and write, whatever its mode was.
 fn private_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
+    let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .open(path)
+        .open(path)?;
+    if file.metadata()?.permissions().mode() & OTHERS != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    fn open_to_all(path: &Path) {
+        std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn an_existing_data_directory_that_others_may_enter_is_closed_to_them() {
+        let temporary = tempfile::tempdir().unwrap();
+        let empty = temporary.path().join("empty");
+        std::fs::create_dir(&empty).unwrap();
+        open_to_all(&empty);
+        drop(Directory::claim(&empty).unwrap());
+        assert_eq!(mode(&empty), 0o700);
+        let used = temporary.path().join("used");
+        std::fs::create_dir(&used).unwrap();
+        let names = [
+            "store.sqlite3",
+            "store.sqlite3-wal",
+            "store.sqlite3-shm",
+            "lock",
+            "acknowledged",
+        ];
+        for name in names {
+            std::fs::write(used.join(name), "").unwrap();
+            std::fs::set_permissions(used.join(name), Permissions::from_mode(0o644)).unwrap();
+        }
+        open_to_all(&used);
+        drop(Directory::claim(&used).unwrap());
+        assert_eq!(mode(&used), 0o700);
+        for name in names {
+            assert_eq!(mode(&used.join(name)), 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_directory_of_others_is_refused_and_left_as_it_was() {
+        let temporary = tempfile::tempdir().unwrap();
+        std::fs::write(temporary.path().join("letter"), "").unwrap();
+        open_to_all(temporary.path());
+        let refused = Directory::claim(temporary.path()).unwrap_err().to_string();
+        assert!(refused.contains("chmod 700"), "{refused}");
+        assert_eq!(mode(temporary.path()), 0o755);
+    }
 
     #[test]
     fn a_directory_has_one_user_and_says_who() {

@@ -26,6 +26,13 @@ pub enum LogError {
         #[source]
         source: rusqlite::Error,
     },
+    /// An operation failed for want of space.
+    #[error("the disk that holds the database is full")]
+    NoRoom {
+        /// What SQLite said.
+        #[source]
+        source: rusqlite::Error,
+    },
     /// The contents are not what was written.
     #[error("the database is damaged: {0}")]
     Damaged(String),
@@ -59,15 +66,36 @@ impl LogError {
         match self {
             Self::Sqlite { source, .. } => {
                 source.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
-                    || matches!(source, rusqlite::Error::SqliteFailure(error, _) if error.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
             }
+            Self::NoRoom { .. } => true,
             _ => false,
+        }
+    }
+
+    /// Whether reading or writing the disk failed, other than for a sync.
+    pub(super) fn is_io(source: &rusqlite::Error) -> bool {
+        source.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
+            && !Self::is_sync(source)
+    }
+
+    /// Whether nothing is to be written until the log has been opened and read again.
+    pub fn is_fatal(&self) -> bool {
+        match self {
+            Self::Sqlite { source, .. } => {
+                source.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
+            }
+            Self::Damaged(_) => true,
+            Self::NoRoom { .. } | Self::Format { .. } => false,
         }
     }
 
     /// Whether the disk failed to promise that data is safe, after which nothing it says about that data can be trusted.
     pub fn is_sync_failure(&self) -> bool {
-        matches!(self, Self::Sqlite { source: rusqlite::Error::SqliteFailure(error, _), .. }
+        matches!(self, Self::Sqlite { source, .. } if Self::is_sync(source))
+    }
+
+    fn is_sync(source: &rusqlite::Error) -> bool {
+        matches!(source, rusqlite::Error::SqliteFailure(error, _)
             if matches!(error.extended_code, rusqlite::ffi::SQLITE_IOERR_FSYNC | rusqlite::ffi::SQLITE_IOERR_DIR_FSYNC))
     }
 }

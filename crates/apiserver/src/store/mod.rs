@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch as watch_channel};
 
 pub use self::{
     directory::is_in_use,
@@ -140,6 +140,25 @@ pub type Feed = mpsc::UnboundedReceiver<(ResourceId, Event)>;
 struct Shared {
     state: RwLock<State>,
     feed: Mutex<Option<mpsc::UnboundedSender<(ResourceId, Event)>>>,
+    /// Why nothing can be written any more.
+    failure: watch_channel::Sender<Option<Arc<LogError>>>,
+}
+
+impl Shared {
+    /// Refuses all writes from now on. What is on disk is unknown until the log is opened and read again.
+    fn fail(&self, error: &Arc<LogError>) {
+        let is_first = self.failure.send_if_modified(|failure| {
+            let is_first = failure.is_none();
+            failure.get_or_insert_with(|| error.clone());
+            is_first
+        });
+        if is_first {
+            tracing::error!(
+                error = &**error as &dyn std::error::Error,
+                "the store cannot write any more until it is opened again"
+            );
+        }
+    }
 }
 
 /// The store. Cheap to clone.
@@ -192,18 +211,20 @@ impl Store {
             .map(|directory| directory.path().to_owned())
             .unwrap_or_default();
         let state = State::load(contents, window).map_err(|error| refuse(&path, error))?;
+        let shared = Arc::new(Shared {
+            state: RwLock::new(state),
+            feed: Mutex::new(None),
+            failure: watch_channel::Sender::new(None),
+        });
         let checkpoints = match &directory {
             Some(directory) => {
                 let checkpointer = Checkpointer::open(&directory.database())
                     .map_err(|error| refuse(&path, error))?;
-                Some(writer::spawn_checkpointer(checkpointer).map_err(OpenError::Threads)?)
+                let checkpoints = writer::spawn_checkpointer(checkpointer, shared.clone());
+                Some(checkpoints.map_err(OpenError::Threads)?)
             }
             None => None,
         };
-        let shared = Arc::new(Shared {
-            state: RwLock::new(state),
-            feed: Mutex::new(None),
-        });
         let (commands, receiver) = mpsc::channel(4096);
         let writer = Writer {
             shared: shared.clone(),
@@ -211,7 +232,6 @@ impl Store {
             directory,
             checkpoints,
             garbage: Garbage::default(),
-            failed: None,
             unchecked_bytes: 0,
             journal_bytes: 0,
         };
@@ -292,6 +312,22 @@ impl Store {
             .await
             .map_err(|_| WriteError::Closed)?;
         outcome.await.map_err(|_| WriteError::Closed)?
+    }
+
+    /// Why nothing can be written any more, if that is so: the disk failed. Reads go on. Only opening the store anew helps.
+    pub fn failure(&self) -> Option<Arc<LogError>> {
+        self.shared.failure.borrow().clone()
+    }
+
+    /// Waits until nothing can be written any more.
+    pub async fn failed(&self) -> Arc<LogError> {
+        let mut failure = self.shared.failure.subscribe();
+        let failed = failure.wait_for(Option::is_some).await;
+        match failed.ok().and_then(|failure| failure.clone()) {
+            Some(error) => error,
+            // The sender lives as long as this store does.
+            None => std::future::pending().await,
+        }
     }
 
     /// Follows a kind from after `revision` on.

@@ -43,20 +43,26 @@ pub struct Writer {
     pub(super) directory: Option<Directory>,
     pub(super) checkpoints: Option<std_mpsc::SyncSender<()>>,
     pub(super) garbage: Garbage,
-    /// Set when a sync failed: what is on disk is then unknown until the log is opened again.
-    pub(super) failed: Option<Arc<LogError>>,
     pub(super) unchecked_bytes: usize,
     pub(super) journal_bytes: usize,
 }
 
 /// Starts the thread that checkpoints in the background; it ends when the sender is dropped.
-pub fn spawn_checkpointer(checkpointer: Checkpointer) -> std::io::Result<std_mpsc::SyncSender<()>> {
+pub fn spawn_checkpointer(
+    checkpointer: Checkpointer,
+    shared: Arc<Shared>,
+) -> std::io::Result<std_mpsc::SyncSender<()>> {
     let (sender, receiver) = std_mpsc::sync_channel(1);
     std::thread::Builder::new()
         .name("store-checkpoint".into())
         .spawn(move || {
             while receiver.recv().is_ok() {
                 if let Err(error) = checkpointer.run() {
+                    if error.is_sync_failure() {
+                        // A second sync would succeed without the data of the first, and the journal would go.
+                        shared.fail(&Arc::new(error));
+                        return;
+                    }
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         "a background checkpoint failed; it is tried again"
@@ -108,7 +114,8 @@ impl Writer {
     }
 
     fn commit(&mut self, batch: &mut Vec<(Write, Reply)>, trim: bool) {
-        if let Some(error) = &self.failed {
+        let failure = self.shared.failure.borrow().clone();
+        if let Some(error) = failure {
             for (_, reply) in batch.drain(..) {
                 let _ = reply.send(Err(WriteError::Storage(error.clone())));
             }
@@ -282,17 +289,33 @@ impl Writer {
     }
 
     fn refuse(&mut self, decided: Vec<Decided>, error: LogError) {
+        let error = Arc::new(self.judge(error));
+        if error.is_fatal() {
+            self.shared.fail(&error);
+        }
         tracing::error!(
-            error = &error as &dyn std::error::Error,
+            error = &*error as &dyn std::error::Error,
             writes = decided.len(),
             "writes could not be made durable and were refused"
         );
-        let error = Arc::new(error);
-        if error.is_sync_failure() {
-            self.failed = Some(error.clone());
-        }
         for Decided { reply, .. } in decided {
             let _ = reply.send(Err(WriteError::Storage(error.clone())));
+        }
+    }
+
+    /// Tells a disk without room, which recovers, from one that fails. SQLite says the same of some of their errors.
+    fn judge(&self, error: LogError) -> LogError {
+        /// Less than this is no room.
+        const ROOM: u64 = 1 << 20;
+        let has_room = self.directory.as_ref().is_none_or(|directory| {
+            rustix::fs::statvfs(directory.path())
+                .is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) >= ROOM)
+        });
+        match error {
+            LogError::Sqlite { source, .. } if !has_room && LogError::is_io(&source) => {
+                LogError::NoRoom { source }
+            }
+            other => other,
         }
     }
 }

@@ -162,7 +162,7 @@ struct Peer {
 impl Gate {
     async fn answer(&self, peer: &Peer, mut request: Request<Incoming>) -> Answer {
         if request.method() == Method::GET
-            && let Some(answer) = public(request.uri().path())
+            && let Some(answer) = public(request.uri().path(), &self.frontend.api.store)
         {
             return answer;
         }
