@@ -93,6 +93,17 @@ pub fn validate_policy(policy: &Value, old: Option<&Value>) -> Vec<FieldError> {
         return errors;
     }
     label_selector::validate(&spec["podSelector"], "spec.podSelector", &mut errors);
+    for (direction, peers) in [("ingress", "from"), ("egress", "to")] {
+        for (index, rule) in items(spec, direction).iter().enumerate() {
+            let path = format!("spec.{direction}[{index}]");
+            for (at, port) in items(rule, "ports").iter().enumerate() {
+                validate_policy_port(port, &format!("{path}.ports[{at}]"), &mut errors);
+            }
+            for (at, peer) in items(rule, peers).iter().enumerate() {
+                validate_peer(peer, &format!("{path}.{peers}[{at}]"), &mut errors);
+            }
+        }
+    }
     if items(spec, "policyTypes").len() > 2 {
         errors.push(FieldError::invalid(
             "spec.policyTypes",
@@ -108,24 +119,6 @@ pub fn validate_policy(policy: &Value, old: Option<&Value>) -> Vec<FieldError> {
             &["Egress", "Ingress"],
             &mut errors,
         );
-    }
-    for (direction, peers) in [("ingress", "from"), ("egress", "to")] {
-        for (index, rule) in items(spec, direction).iter().enumerate() {
-            for (at, peer) in items(rule, peers).iter().enumerate() {
-                validate_peer(
-                    peer,
-                    &format!("spec.{direction}[{index}].{peers}[{at}]"),
-                    &mut errors,
-                );
-            }
-            for (at, port) in items(rule, "ports").iter().enumerate() {
-                validate_policy_port(
-                    port,
-                    &format!("spec.{direction}[{index}].ports[{at}]"),
-                    &mut errors,
-                );
-            }
-        }
     }
     errors
 }

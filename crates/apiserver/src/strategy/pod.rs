@@ -98,27 +98,7 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
         }
         return errors;
     }
-    let volumes = validate_volumes(spec, &mut errors);
-    let grace = spec["terminationGracePeriodSeconds"]
-        .as_i64()
-        .filter(|grace| *grace >= 0);
-    identities::validate_pod(&spec["securityContext"], &mut errors);
-    let mut container_names = BTreeSet::new();
-    for list in ["initContainers", "containers"] {
-        for (index, container) in items(spec, list).iter().enumerate() {
-            let path = format!("spec.{list}[{index}]");
-            validate_container(container, &path, &volumes, &mut errors);
-            if list == "containers" || text(container, "restartPolicy") == "Always" {
-                probes::validate(container, &path, grace, &mut errors);
-            } else {
-                probes::forbid(container, &path, &mut errors);
-            }
-            let name = text(container, "name");
-            if !name.is_empty() && !container_names.insert(name) {
-                errors.push(FieldError::duplicate(format!("{path}.name"), name));
-            }
-        }
-    }
+    validate_containers(spec, &mut errors);
     if items(spec, "containers").is_empty() {
         errors.push(FieldError::required("spec.containers", ""));
     }
@@ -167,6 +147,38 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
             );
         }
     }
+    validate_seconds(spec, &mut errors);
+    label_selector::validate_labels(&spec["nodeSelector"], "spec.nodeSelector", &mut errors);
+    identities::validate_pod(&spec["securityContext"], &mut errors);
+    errors
+}
+
+/// What is wrong with the volumes of a new pod, and with its containers.
+fn validate_containers(spec: &Value, errors: &mut Vec<FieldError>) {
+    let volumes = validate_volumes(spec, errors);
+    let grace = spec["terminationGracePeriodSeconds"]
+        .as_i64()
+        .filter(|grace| *grace >= 0);
+    let mut container_names = BTreeSet::new();
+    for list in ["initContainers", "containers"] {
+        for (index, container) in items(spec, list).iter().enumerate() {
+            let path = format!("spec.{list}[{index}]");
+            validate_container(container, &path, &volumes, errors);
+            if list == "containers" || text(container, "restartPolicy") == "Always" {
+                probes::validate(container, &path, grace, errors);
+            } else {
+                probes::forbid(container, &path, errors);
+            }
+            let name = text(container, "name");
+            if !name.is_empty() && !container_names.insert(name) {
+                errors.push(FieldError::duplicate(format!("{path}.name"), name));
+            }
+        }
+    }
+}
+
+/// What is wrong with the deadline and the grace period of a new pod.
+fn validate_seconds(spec: &Value, errors: &mut Vec<FieldError>) {
     let deadline = spec["activeDeadlineSeconds"].as_i64();
     if let Some(seconds) = deadline.filter(|seconds| !(1..=LONGEST_DEADLINE).contains(seconds)) {
         let detail = format!("must be between 1 and {LONGEST_DEADLINE}, inclusive");
@@ -184,8 +196,6 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
             "must be greater than or equal to 0",
         ));
     }
-    label_selector::validate_labels(&spec["nodeSelector"], "spec.nodeSelector", &mut errors);
-    errors
 }
 
 /// A deadline may be set and shortened, never lengthened or taken away.
