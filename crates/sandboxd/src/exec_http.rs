@@ -92,15 +92,20 @@ pub async fn execute(
         Ok(session) => {
             let output = collect(session, Bytes::new(), limits.output_bytes).await;
             let mut stderr = output.stderr;
+            if output.truncated {
+                // Published SDKs know no field for it.
+                add_line(
+                    &mut stderr,
+                    &format!(
+                        "Output truncated: only the first {} bytes of each stream were kept",
+                        limits.output_bytes
+                    ),
+                );
+            }
             if output.exit.timed_out {
-                let separator = if stderr.is_empty() || stderr.ends_with('\n') {
-                    ""
-                } else {
-                    "\n"
-                };
-                stderr = format!(
-                    "{stderr}{separator}Command timed out after {} seconds",
-                    limit.as_secs_f64()
+                add_line(
+                    &mut stderr,
+                    &format!("Command timed out after {} seconds", limit.as_secs_f64()),
                 );
             }
             ExecuteResponse {
@@ -115,6 +120,14 @@ pub async fn execute(
     let mut response = json(StatusCode::OK, &response);
     trace.tell(&mut response, began.elapsed());
     Ok(response)
+}
+
+/// Adds a line of the runtime's own to what a command printed.
+fn add_line(stderr: &mut String, line: &str) {
+    if !stderr.is_empty() && !stderr.ends_with('\n') {
+        stderr.push('\n');
+    }
+    stderr.push_str(line);
 }
 
 /// Published runtimes report a signal as its negative number.

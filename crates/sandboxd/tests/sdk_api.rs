@@ -147,6 +147,10 @@ fn output_beyond_the_limit_is_dropped_and_flagged() {
     let answer = sandbox.execute(&json!({"command": "python3 -c \"print('x' * 5000000)\""}));
     assert_eq!(answer["stdout"].as_str().unwrap().len(), 1000);
     assert_eq!(answer["truncated"], true);
+    assert_eq!(
+        answer["stderr"], "Output truncated: only the first 1000 bytes of each stream were kept",
+        "a client that knows no `truncated` sees it"
+    );
     assert_eq!(answer["exit_code"], 0);
 }
 

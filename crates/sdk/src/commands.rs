@@ -12,8 +12,13 @@ use crate::encoding::command_line;
 use crate::error::{Error, ErrorKind};
 use crate::sandbox::Sandbox;
 
-/// The largest answer of a command, in bytes.
-const MAX_EXECUTION_RESPONSE_SIZE: u64 = 16 * 1024 * 1024;
+/// How much longer than its command a call may take: for the way there and back, and for killing what outlives its time.
+const ROUND_TRIP_ALLOWANCE: Duration = Duration::from_secs(30);
+
+/// JSON writes a byte of text in at most six: `\u001b`.
+const JSON_EXPANSION: u64 = 6;
+/// What an answer has beside its two streams.
+const ANSWER_OVERHEAD: u64 = 64 * 1024;
 
 /// What a command printed, and how it ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -29,20 +34,54 @@ pub struct ExecutionResult {
     /// Whether it was killed because its time was over.
     #[serde(default)]
     pub timed_out: bool,
+    /// Whether output is missing because a stream was longer than the sandbox keeps, or than [`crate::Options::max_output_size`].
+    /// [`Sandbox::process`] streams output of any length.
+    #[serde(default)]
+    pub truncated: bool,
 }
 
 impl ExecutionResult {
     pub fn is_success(&self) -> bool {
         self.exit_code == 0
     }
+
+    /// Keeps at most this many bytes of each stream.
+    fn cut_to(&mut self, bytes: u64) {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        for stream in [&mut self.stdout, &mut self.stderr] {
+            if stream.len() > bytes {
+                let end = (0..=bytes).rev().find(|end| stream.is_char_boundary(*end));
+                stream.truncate(end.unwrap_or(0));
+                self.truncated = true;
+            }
+        }
+    }
+}
+
+/// The longest answer with two streams of this length.
+fn largest_answer(stream: u64) -> u64 {
+    let streams = stream.saturating_mul(2 * JSON_EXPANSION);
+    streams.saturating_add(ANSWER_OVERHEAD)
 }
 
 /// How a command is run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     pub call: CallOptions,
-    /// How long the command may run before the sandbox kills it. The sandbox has a limit of its own when none is given.
+    /// How long the command may run before the sandbox kills it. The sandbox has a limit of its own when none is given. Unless `call` says otherwise, the
+    /// call waits for at least this long. A router ends requests after its own proxy timeout (180 s by default): [`Sandbox::process`] is for longer commands.
     pub time_limit: Option<Duration>,
+}
+
+impl RunOptions {
+    /// How long the call may take, when that is not the client's default.
+    fn call_timeout(&self, default: Duration) -> Option<Duration> {
+        let for_command = || {
+            let limit = self.time_limit?.saturating_add(ROUND_TRIP_ALLOWANCE);
+            Some(limit.max(default))
+        };
+        self.call.timeout.or_else(for_command)
+    }
 }
 
 impl From<CallOptions> for RunOptions {
@@ -84,6 +123,7 @@ impl Commands {
         command: &str,
         options: &RunOptions,
     ) -> Result<ExecutionResult, Error> {
+        let client_options = self.sandbox.options();
         self.sandbox
             .operate("run", |connector| async move {
                 let span = Span::current();
@@ -105,10 +145,12 @@ impl Commands {
                         content_type: Some("application/json".into()),
                         body: Bytes::from(body),
                         max_attempts: options.call.max_attempts.unwrap_or(1),
-                        timeout: options.call.timeout,
+                        timeout: options.call_timeout(client_options.request_timeout),
                     })
                     .await?;
-                let result: ExecutionResult = answer.json(MAX_EXECUTION_RESPONSE_SIZE).await?;
+                let largest = client_options.max_output_size;
+                let mut result: ExecutionResult = answer.json(largest_answer(largest)).await?;
+                result.cut_to(largest);
                 span.record("sandbox.exit_code", result.exit_code);
                 Ok(result)
             })
@@ -128,5 +170,59 @@ impl Commands {
     /// Runs a piece of Python.
     pub async fn run_code(&self, code: &str) -> Result<ExecutionResult, Error> {
         self.run_program("python3", &["-c", code]).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_waits_for_its_command() {
+        let default = Duration::from_secs(180);
+        let limited = |seconds| RunOptions {
+            time_limit: Some(Duration::from_secs(seconds)),
+            ..RunOptions::default()
+        };
+        assert_eq!(RunOptions::default().call_timeout(default), None);
+        assert_eq!(limited(5).call_timeout(default), Some(default));
+        assert_eq!(
+            limited(600).call_timeout(default),
+            Some(Duration::from_secs(630))
+        );
+        let forever = RunOptions {
+            time_limit: Some(Duration::MAX),
+            ..RunOptions::default()
+        };
+        assert_eq!(forever.call_timeout(default), Some(Duration::MAX));
+        let explicit = RunOptions {
+            call: CallOptions::timeout(Duration::from_secs(1)),
+            ..limited(600)
+        };
+        assert_eq!(explicit.call_timeout(default), Some(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn output_is_cut_between_characters_and_says_so() {
+        let mut result = ExecutionResult {
+            stdout: "aü".into(),
+            stderr: "b".into(),
+            ..ExecutionResult::default()
+        };
+        result.cut_to(2);
+        assert_eq!(
+            (
+                result.stdout.as_str(),
+                result.stderr.as_str(),
+                result.truncated
+            ),
+            ("a", "b", true)
+        );
+        let mut whole = ExecutionResult {
+            stdout: "aü".into(),
+            ..ExecutionResult::default()
+        };
+        whole.cut_to(3);
+        assert!(!whole.truncated);
     }
 }

@@ -99,6 +99,8 @@ pub struct Options {
     pub max_download_size: u64,
     /// The largest file that can be written, in bytes.
     pub max_upload_size: u64,
+    /// How much of a command's standard output, and as much of its standard error, is kept, in bytes. The sandbox has a bound of its own.
+    pub max_output_size: u64,
     /// Sent with every request to a sandbox, as `Authorization` for a router that asks for it.
     pub headers: HeaderMap,
     /// How connections are opened, when not by TCP. Ignored by tunnels.
@@ -126,6 +128,7 @@ impl Default for Options {
             retry: RetryPolicy::default(),
             max_download_size: 256 * MEBIBYTE,
             max_upload_size: 256 * MEBIBYTE,
+            max_output_size: 16 * MEBIBYTE,
             headers: HeaderMap::new(),
             dialer: None,
             tls: None,
@@ -173,6 +176,7 @@ impl Options {
             ("retry.max_attempts", u64::from(self.retry.max_attempts)),
             ("max_download_size", self.max_download_size),
             ("max_upload_size", self.max_upload_size),
+            ("max_output_size", self.max_output_size),
         ];
         match numbers.iter().find(|(_, value)| *value == 0) {
             Some((option, _)) => Err(invalid(option, "must be positive")),

@@ -304,6 +304,21 @@ async fn files_and_commands_work_in_a_real_runtime() {
         .unwrap();
     assert!(result.timed_out);
 
+    // JSON writes a line end in two bytes: an answer may be longer than the output.
+    let lines = sandbox
+        .commands()
+        .run_code("print('\\n' * 9_000_000, end='')")
+        .await
+        .unwrap();
+    assert_eq!((lines.stdout.len(), lines.truncated), (9_000_000, false));
+    let long = sandbox
+        .commands()
+        .run_code("print('x' * 20_000_000)")
+        .await
+        .unwrap();
+    assert_eq!((long.stdout.len(), long.truncated), (16 << 20, true));
+    assert!(long.stderr.contains("Output truncated"), "{}", long.stderr);
+
     assert_eq!(files.read("data.py").await.unwrap(), "x = 42");
     files
         .write_path("deep/er/\"odd\" ü.txt", "x")
