@@ -226,7 +226,7 @@ async fn a_sandbox_deleted_while_claiming_is_replaced_and_one_deleted_later_is_n
 async fn a_set_that_goes_or_never_was_completes_its_claims() {
     let mut scene = Scene::start().await;
     scene
-        .create::<SandboxClaim>(claim("lost", "nowhere", json!({})))
+        .create::<SandboxClaim>(claim("lost", "nowhere", json!({ "claimTimeout": "100ms" })))
         .await;
     let done = scene.completed("lost").await;
     assert_eq!(
@@ -258,6 +258,23 @@ async fn a_set_that_goes_or_never_was_completes_its_claims() {
         (1, 1),
         "what it has stays its own"
     );
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_applied_before_its_set_is_served_when_the_set_comes() {
+    let scene = Scene::start().await;
+    scene
+        .create::<SandboxClaim>(claim("early", "python", json!({})))
+        .await;
+    scene
+        .cluster
+        .until::<SandboxClaim>("early", "to wait for its set", |it| {
+            it.status.is_some() && condition(it) == ("False".into(), "SandboxSetNotFound".into())
+        })
+        .await;
+    scene.full_set("python", 1).await;
+    assert_eq!(claimed(&scene.completed("early").await), 1);
     scene.stop().await;
 }
 

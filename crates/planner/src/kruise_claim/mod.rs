@@ -42,6 +42,8 @@ use crate::owner::is_controlled_by;
 const UNSETTLED_RECHECK: Duration = Duration::from_millis(500);
 /// How soon a claim looks again for stock, should nobody tell it of any.
 const STOCK_RECHECK: Duration = Duration::from_secs(2);
+/// How long a claim without a timeout waits for its set to exist.
+const SET_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest a claim waits after sandboxes failed it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -196,7 +198,13 @@ pub fn decide(claim: &SandboxClaim, progress: &Progress, surroundings: &Surround
         return Verdict::Completed(Reason::AllReplicasClaimed);
     }
     if !surroundings.set_exists {
-        return Verdict::Completed(Reason::SandboxSetNotFound);
+        let set = &claim.spec.template_name;
+        return if awaits_set(claim, surroundings.now) {
+            let why = format!("waits for SandboxSet {set:?}, which does not exist");
+            Verdict::Blocked(Reason::SandboxSetNotFound, why)
+        } else {
+            Verdict::Completed(Reason::SandboxSetNotFound)
+        };
     }
     let invalid = validate(claim).err();
     // Whatever its timeout, a claim that can try takes at least what is there.
@@ -250,6 +258,18 @@ fn deadline(claim: &SandboxClaim) -> Option<Timestamp> {
     Some(since.0.checked_add(timeout).unwrap_or(Timestamp::MAX))
 }
 
+/// Whether a claim whose set does not exist waits for it: it may have been applied first. Once claiming has begun, the set was there and is gone.
+fn awaits_set(claim: &SandboxClaim, now: Timestamp) -> bool {
+    !has_begun(claim) && set_deadline(claim).is_some_and(|deadline| now < deadline)
+}
+
+/// When a claim no longer waits for its set to exist.
+fn set_deadline(claim: &SandboxClaim) -> Option<Timestamp> {
+    let created = claim.metadata.creation_timestamp.as_ref()?;
+    let default = created.0.checked_add(span(SET_TIMEOUT));
+    deadline(claim).or(Some(default.unwrap_or(Timestamp::MAX)))
+}
+
 fn is_overdue(claim: &SandboxClaim, now: Timestamp) -> bool {
     deadline(claim).is_some_and(|deadline| deadline <= now)
 }
@@ -283,6 +303,9 @@ pub fn next_look(
     let left = |deadline: Timestamp| Duration::try_from(deadline.duration_since(now)).ok();
     let by_verdict = match verdict {
         Verdict::Completed(_) => return removal(claim).map(|at| left(at).unwrap_or_default()),
+        Verdict::Blocked(Reason::SandboxSetNotFound, _) => {
+            set_deadline(claim).map(|at| left(at).unwrap_or_default())
+        }
         Verdict::Blocked(..) => None,
         Verdict::Settling => Some(UNSETTLED_RECHECK),
         Verdict::Paused(left) => Some(*left),

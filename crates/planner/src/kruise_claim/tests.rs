@@ -348,7 +348,12 @@ fn a_claim_is_completed_when_it_has_all_or_its_time_is_up_or_its_set_is_gone() {
     for (claim, held, surroundings, expected) in [
         (&claim(3), 3, &surroundings(), Some("AllReplicasClaimed")),
         (&claim(3), 3, &gone, Some("AllReplicasClaimed")),
-        (&claim(3), 2, &gone, Some("SandboxSetNotFound")),
+        (
+            &begun(claim(3), 2, &[]),
+            2,
+            &gone,
+            Some("SandboxSetNotFound"),
+        ),
         (&overdue, 1, &surroundings(), Some("TimeoutReached")),
         (&in_time, 1, &surroundings(), None),
         (&claim(3), 1, &surroundings(), None),
@@ -361,6 +366,40 @@ fn a_claim_is_completed_when_it_has_all_or_its_time_is_up_or_its_set_is_gone() {
             assert_eq!(status.completion_time, Some(Time(now())));
             assert_eq!(status.claimed_replicas, i32::try_from(held).unwrap());
             assert!(status.claiming.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_claim_that_was_applied_before_its_set_waits_for_it() {
+    let gone_at = |seconds| Surroundings {
+        set_exists: false,
+        now: at(seconds),
+        ..surroundings()
+    };
+    // The claim was created at 990.
+    let brief = with_timeout(claim(3), 5);
+    for (claim, seconds, is_completed) in [
+        (&claim(3), 990, false),
+        (&claim(3), 1_049, false),
+        (&claim(3), 1_050, true),
+        (&brief, 994, false),
+        (&brief, 995, true),
+    ] {
+        let surroundings = gone_at(seconds);
+        let status = written(claim, &having(0), &surroundings);
+        let completed = if is_completed { "True" } else { "False" };
+        assert_eq!(
+            completed_of(&status),
+            (completed, "SandboxSetNotFound"),
+            "at {seconds}"
+        );
+        if !is_completed {
+            assert_eq!(status.phase, Some(ClaimPhase::Pending));
+            assert_eq!(status.claim_start_time, None, "claiming has not begun");
+            let verdict = decide(claim, &having(0), &surroundings);
+            let look = next_look(claim, &verdict, &NextBatch::default(), at(seconds));
+            assert!(look.is_some(), "the wait ends");
         }
     }
 }

@@ -107,10 +107,11 @@ pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
     let claims = caches.batch_claims.clone();
     caches.sandbox_sets.subscribe(move |change| {
         let set = change.latest();
+        let is_new = change.before.is_none();
         let is_going = change
             .after
             .is_none_or(|set| set.metadata.deletion_timestamp.is_some());
-        if is_going {
+        if is_new || is_going {
             let value = within(set.as_ref(), &set.name_any());
             queue.add_all(claims.indexed(BY_SET, &value));
         }
