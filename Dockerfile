@@ -7,6 +7,9 @@
 FROM rust:1-bookworm AS build
 WORKDIR /source
 COPY . .
+# The repository is not copied: `--build-arg GIT_COMMIT=$(git rev-parse HEAD) --build-arg BUILD_DATE=$(git log -1 --format=%cI)`.
+ARG GIT_COMMIT BUILD_DATE
+ENV AGENT_SANDBOX_GIT_COMMIT=$GIT_COMMIT AGENT_SANDBOX_BUILD_DATE=$BUILD_DATE
 # Static: nothing is found on `scratch` but what is copied there. Proc macros and build scripts are built for the builder itself, so
 # the flags go by the target.
 RUN RUSTFLAGS="-C target-feature=+crt-static" \

@@ -23,6 +23,8 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::build_info::BUILD;
+
 const NAMESPACE: &str = "default";
 /// Claims that exist at a time: a tenth of those that are to pass, within these bounds.
 const SMALLEST_WAVE: usize = 50;
@@ -205,7 +207,7 @@ pub async fn check(directory: &Path, claims: usize) -> anyhow::Result<()> {
     .await?;
     let client = server.client();
     crate::up::install_kinds(&client).await?;
-    let metrics = Arc::new(Metrics::new("embedded"));
+    let metrics = Arc::new(Metrics::new("embedded", BUILD));
     let config = controllers::Config {
         extensions: true,
         ..controllers::Config::default()

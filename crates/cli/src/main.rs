@@ -10,6 +10,7 @@ mod assets;
     reason = "a measurement that panics says so to whoever runs it"
 )]
 mod bench;
+mod build_info;
 mod connection;
 mod data_directory;
 mod generate;

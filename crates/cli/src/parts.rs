@@ -12,6 +12,7 @@ use kube::{Api, Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::build_info::BUILD;
 use crate::data_directory;
 use crate::node_flags::NodeFlags;
 use crate::open_files;
@@ -89,7 +90,7 @@ pub struct SandboxdArguments {
 }
 
 pub async fn controller(arguments: controllers::manager::Args) -> anyhow::Result<ExitCode> {
-    controllers::manager::run(arguments).await?;
+    controllers::manager::run(arguments, BUILD).await?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -37,6 +37,7 @@ pub use installation::install as install_kinds;
 pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
 pub use router_access::token_key;
 
+use crate::build_info::BUILD;
 use crate::data_directory::{self, Running};
 use crate::node_flags::NodeFlags;
 use crate::{open_files, rootless, sandboxes};
@@ -269,7 +270,7 @@ impl Up {
     }
 
     async fn start_controllers(&mut self) -> anyhow::Result<Arc<Metrics>> {
-        let metrics = Arc::new(Metrics::new("embedded"));
+        let metrics = Arc::new(Metrics::new("embedded", BUILD));
         let config = controllers_config();
         controllers::check_installed(&self.client, &config).await?;
         let runtime = controllers::assemble(controllers::Parts {

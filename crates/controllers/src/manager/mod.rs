@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::clock::Clock;
-use crate::metrics::Metrics;
+use crate::metrics::{BuildInfo, Metrics};
 use crate::runtime::{Parts, Runtime};
 use crate::{assemble, check_installed};
 
@@ -70,9 +70,9 @@ pub enum Error {
 }
 
 /// Runs the process until it is asked to stop.
-pub async fn run(args: Args) -> Result<(), Error> {
+pub async fn run(args: Args, build: BuildInfo) -> Result<(), Error> {
     if args.version {
-        print_version();
+        print_version(build);
         return Ok(());
     }
     let exporter = if args.enable_tracing {
@@ -82,30 +82,32 @@ pub async fn run(args: Args) -> Result<(), Error> {
         None
     };
     logging::start(&args.logging, exporter.as_ref());
-    let outcome = run_logged(&args).await;
+    let outcome = run_logged(&args, build).await;
     if let Some(exporter) = exporter {
         exporter.stop().await;
     }
     outcome
 }
 
-async fn run_logged(args: &Args) -> Result<(), Error> {
+async fn run_logged(args: &Args, build: BuildInfo) -> Result<(), Error> {
     for warning in args.warnings() {
         warn!("{warning}");
     }
     let config = client_config(args).await?;
     let host = config.cluster_url.authority();
-    let metrics = Arc::new(Metrics::new(host.map_or("", |host| host.as_str())));
+    let metrics = Arc::new(Metrics::new(host.map_or("", |host| host.as_str()), build));
     let client = Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))?;
     let shutdown = stop_on_signals()?;
     serve_and_run(client, metrics, args, shutdown, Timing::default()).await
 }
 
 #[expect(clippy::print_stdout, reason = "the version is what was asked for")]
-fn print_version() {
+fn print_version(build: BuildInfo) {
     println!(
-        "agent-sandbox-controller {} ({}/{})",
+        "agent-sandbox-controller {} ({} {} {}/{})",
         env!("CARGO_PKG_VERSION"),
+        build.git_commit,
+        build.build_date,
         std::env::consts::OS,
         std::env::consts::ARCH
     );

@@ -20,6 +20,7 @@ use crate::instrumentation::{
     ClaimReadiness, Count, Instrumentation, Provisioning, ReconcileResult, RequestReport,
 };
 
+pub use build::BuildInfo;
 use claims::Claims;
 use kept::Kept;
 use machinery::Machinery;
@@ -41,7 +42,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Metrics of a process whose requests go to this host, as `rest_client_requests_total` names it.
-    pub fn new(host: &str) -> Self {
+    pub fn new(host: &str, build: BuildInfo) -> Self {
         let leadership = IntGaugeVec::new(
             Opts::new(
                 "leader_election_master_status",
@@ -64,7 +65,7 @@ impl Metrics {
         metrics.register(metrics.sandboxes.clone());
         metrics.register(metrics.kept.clone());
         metrics.register(metrics.leadership.clone());
-        metrics.register(build::info());
+        metrics.register(build.gauge());
         metrics
     }
 

@@ -24,7 +24,7 @@ fn assert_lines(text: &str, lines: &[&str]) {
 
 #[test]
 fn dashboards_find_the_names_they_know() {
-    let metrics = Metrics::new("api:6443");
+    let metrics = Metrics::new("api:6443", BuildInfo::UNKNOWN);
     metrics.controller_registered("sandbox", 7);
     metrics.queue_added("sandbox", 1);
     metrics.reconcile_started("sandbox", Duration::from_millis(1), 0);
@@ -70,14 +70,14 @@ fn dashboards_find_the_names_they_know() {
 
 #[test]
 fn the_build_is_told_by_the_labels_of_a_constant() {
-    let text = scrape(&Metrics::new(""));
+    let text = scrape(&Metrics::new("", BuildInfo::UNKNOWN));
     let platform = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
     let line = format!(
         "agent_sandbox_build_info{{build_date=\"{}\",compiler=\"rustc {}\",git_commit=\"{}\",git_version=\"v{}\",\
          go_version=\"none\",platform=\"{platform}\"}} 1",
-        build::build_date(),
+        BuildInfo::UNKNOWN.build_date,
         env!("CARGO_PKG_RUST_VERSION"),
-        build::git_commit(),
+        BuildInfo::UNKNOWN.git_commit,
         env!("CARGO_PKG_VERSION"),
     );
     assert_lines(
@@ -92,7 +92,7 @@ fn the_build_is_told_by_the_labels_of_a_constant() {
 
 #[test]
 fn latencies_fall_into_buckets_that_tell_them_apart() {
-    let metrics = Metrics::new("");
+    let metrics = Metrics::new("", BuildInfo::UNKNOWN);
     let readiness = ClaimReadiness {
         namespace: "team",
         template: "python",
@@ -123,7 +123,7 @@ fn latencies_fall_into_buckets_that_tell_them_apart() {
 
 #[test]
 fn claims_are_counted_by_where_their_sandbox_came_from() {
-    let metrics = Metrics::new("");
+    let metrics = Metrics::new("", BuildInfo::UNKNOWN);
     let warm = Provisioning {
         namespace: "team",
         template: "python",
@@ -249,7 +249,7 @@ proptest! {
         steps in prop::collection::vec((0_usize..8, prop::option::of(looks())), 1..120),
         swaps in prop::collection::vec(any::<bool>(), 120),
     ) {
-        let metrics = Metrics::new("");
+        let metrics = Metrics::new("", BuildInfo::UNKNOWN);
         let mut sandboxes: Vec<Option<Look>> = vec![None; 8];
         let mut changes = Vec::new();
         for (index, after) in steps {

@@ -8,7 +8,7 @@ use api::{Sandbox, SandboxSpec};
 use clap::Parser;
 use controllers::manager::lease::{LEASE_NAME, Timing};
 use controllers::manager::{self, Args};
-use controllers::metrics::Metrics;
+use controllers::metrics::{BuildInfo, Metrics};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Client;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -46,7 +46,11 @@ fn timing() -> Timing {
 type Replica = JoinHandle<Result<(), manager::Error>>;
 
 fn start(client: Client, shutdown: &CancellationToken) -> Replica {
-    start_counted(client, &Arc::new(Metrics::new("")), shutdown)
+    start_counted(
+        client,
+        &Arc::new(Metrics::new("", BuildInfo::UNKNOWN)),
+        shutdown,
+    )
 }
 
 fn start_counted(client: Client, metrics: &Arc<Metrics>, shutdown: &CancellationToken) -> Replica {
@@ -86,12 +90,12 @@ async fn a_standby_takes_over_as_soon_as_the_leader_stops() {
     let cluster = Cluster::start().await;
     let _node = FakeNode::start(cluster.client());
     let stop_first = CancellationToken::new();
-    let metrics = Arc::new(Metrics::new(""));
+    let metrics = Arc::new(Metrics::new("", BuildInfo::UNKNOWN));
     let first = start_counted(cluster.client(), &metrics, &stop_first);
     let first_holder = eventually("a leader", async || holder(&cluster).await).await;
     let (tap, client) = Tap::on(cluster.client());
     let stop_second = CancellationToken::new();
-    let standby = Arc::new(Metrics::new(""));
+    let standby = Arc::new(Metrics::new("", BuildInfo::UNKNOWN));
     let second = start_counted(client, &standby, &stop_second);
     cluster
         .create_sandbox("early", SandboxSpec::default())
