@@ -408,7 +408,7 @@ impl Up {
             Command::new(&self.binary)
                 .env("AGENT_SANDBOX_HOME", self.home.path())
                 .env_remove("KUBECONFIG")
-                .args(["delete", "--all", "--all-namespaces", "--wait"]),
+                .args(["delete", "--all", "--pools", "--all-namespaces", "--wait"]),
         )
     }
 

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::build_info::VERSION;
 use crate::logging::{self, Audience};
 use crate::{bench, generate, image, open_files, parts, reset, run, sandboxes, token, up};
 
@@ -19,7 +20,7 @@ const OTHER_NAMES: [(&str, &str); 3] = [
 
 /// Isolated, stateful sandboxes for AI agents
 #[derive(Debug, Parser)]
-#[command(name = "agent-sandbox", version, max_term_width = 110)]
+#[command(name = "agent-sandbox", version = VERSION, max_term_width = 110)]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -210,6 +211,31 @@ mod tests {
             panic!("it is the controller");
         };
         assert!(!arguments.extensions);
+    }
+
+    #[test]
+    fn an_unknown_option_before_the_command_is_an_error_and_not_the_command() {
+        let parsed = |words: &[&str]| Arguments::try_parse_from(words).map(drop);
+        for words in [
+            &["agent-sandbox", "run", "--unknown", "true"][..],
+            &["agent-sandbox", "run", "--tenplate", "x", "--", "true"],
+            &["agent-sandbox", "exec", "a-claim", "--unknown", "true"],
+        ] {
+            let error = parsed(words).unwrap_err();
+            assert_eq!(
+                error.kind(),
+                clap::error::ErrorKind::UnknownArgument,
+                "{words:?}"
+            );
+        }
+        for words in [
+            &["agent-sandbox", "run", "python3", "-c", "1", "--unknown"][..],
+            &["agent-sandbox", "run", "--", "--odd-program", "-x"],
+            &["agent-sandbox", "exec", "a-claim", "--", "ls", "-l"],
+            &["agent-sandbox", "exec", "a-claim", "ls", "-l"],
+        ] {
+            parsed(words).unwrap();
+        }
     }
 
     #[test]

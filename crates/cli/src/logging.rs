@@ -1,5 +1,7 @@
 //! Where log lines and spans go when parts run under a command of this binary: lines to standard error, spans to a collector.
 
+use std::io::IsTerminal;
+
 use telemetry::{Exporter, TraceContext, spans};
 use tracing::{Instrument, info_span};
 use tracing_subscriber::{EnvFilter, Layer};
@@ -92,6 +94,7 @@ fn install(audience: Audience, exporter: Option<&Exporter>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_filter(filter);
     telemetry::export::install(lines, exporter).expect("logging is started once");
 }

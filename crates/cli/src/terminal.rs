@@ -26,12 +26,8 @@ pub struct CommandLine {
     tty: bool,
 
     /// Command and arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
+    // Options of ours come before the command, and what looks like one there is not the command.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 

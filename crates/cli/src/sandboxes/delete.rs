@@ -1,4 +1,4 @@
-//! `agent-sandbox delete`: claims by name, or everything.
+//! `agent-sandbox delete`: claims by name, all of them, or everything.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -9,6 +9,7 @@ use api::{Sandbox, SandboxClaim, SandboxWarmPool, kruise};
 use clap::Args;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher;
@@ -22,9 +23,13 @@ use crate::output::{chain, counted};
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct DeleteArguments {
-    /// Every claim, warm pool and sandbox of the namespace; templates stay
+    /// Every claim of the namespace; warm pools stay, and so do sandboxes without a claim
     #[arg(long, conflicts_with = "names")]
     all: bool,
+
+    /// Every warm pool and every other sandbox of the namespace as well; templates stay. Goes with --all
+    #[arg(long, requires = "all")]
+    pools: bool,
 
     /// In all namespaces; goes with --all
     #[arg(short = 'A', long, requires = "all")]
@@ -50,13 +55,18 @@ pub async fn delete(arguments: DeleteArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
     if arguments.all {
         let namespace = (!arguments.all_namespaces).then_some(connected.namespace.as_str());
-        let deleted = delete_everything(&connected.client, namespace, arguments.wait).await?;
-        println!(
-            "deleted {}, {} and {}",
-            counted(deleted.claims, "claim"),
-            counted(deleted.pools, "pool"),
-            counted(deleted.sandboxes, "sandbox"),
-        );
+        if arguments.pools {
+            let deleted = delete_everything(&connected.client, namespace, arguments.wait).await?;
+            println!(
+                "deleted {}, {} and {}",
+                counted(deleted.claims, "claim"),
+                counted(deleted.pools, "pool"),
+                counted(deleted.sandboxes, "sandbox"),
+            );
+        } else {
+            let claims = delete_claims(&connected.client, namespace, arguments.wait).await?;
+            println!("deleted {}", counted(claims, "claim"));
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let mut code = ExitCode::SUCCESS;
@@ -79,13 +89,7 @@ async fn delete_one(
     name: &str,
 ) -> anyhow::Result<()> {
     let claims: Api<SandboxClaim> = Api::namespaced(connected.client.clone(), &connected.namespace);
-    // In the foreground the claim stays until its sandbox is gone, so that there is something to wait for.
-    let parameters = if arguments.wait {
-        DeleteParams::foreground()
-    } else {
-        DeleteParams::default()
-    };
-    let deleted = match claims.delete(name, &parameters).await {
+    let deleted = match claims.delete(name, &propagation(arguments.wait)).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {
             if arguments.ignore_not_found {
                 return Ok(());
@@ -104,6 +108,43 @@ async fn delete_one(
     Ok(())
 }
 
+/// In the foreground an object stays until what it owns is gone, so that there is something to wait for.
+fn propagation(wait: bool) -> DeleteParams {
+    if wait {
+        DeleteParams::foreground()
+    } else {
+        DeleteParams::default()
+    }
+}
+
+/// Deletes every claim of both dialects, and says how many there were.
+async fn delete_claims(
+    client: &Client,
+    namespace: Option<&str>,
+    wait: bool,
+) -> anyhow::Result<usize> {
+    let claims = delete_all::<SandboxClaim>(client, namespace, &propagation(wait)).await?;
+    let kruise = delete_all::<kruise::SandboxClaim>(client, namespace, &propagation(wait)).await?;
+    if wait {
+        await_deleted::<SandboxClaim>(client, &claims).await?;
+        await_deleted::<kruise::SandboxClaim>(client, &kruise).await?;
+    }
+    Ok(claims.len() + kruise.len())
+}
+
+async fn await_deleted<Kind: Known>(client: &Client, deleted: &[ObjectMeta]) -> anyhow::Result<()> {
+    for object in deleted {
+        let (name, uid) = (object.name.as_deref(), object.uid.as_deref());
+        let api: Api<Kind> = Api::namespaced(
+            client.clone(),
+            object.namespace.as_deref().unwrap_or_default(),
+        );
+        let is_deleted = conditions::is_deleted(uid.unwrap_or_default());
+        await_condition(api, name.unwrap_or_default(), is_deleted).await?;
+    }
+    Ok(())
+}
+
 /// How many of each kind were deleted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Deleted {
@@ -118,12 +159,15 @@ pub async fn delete_everything(
     namespace: Option<&str>,
     wait: bool,
 ) -> anyhow::Result<Deleted> {
+    let how = DeleteParams::default();
+    let pools = delete_all::<SandboxWarmPool>(client, namespace, &how).await?;
+    let sets = delete_all::<kruise::SandboxSet>(client, namespace, &how).await?;
+    let claims = delete_claims(client, namespace, false).await?;
+    let sandboxes = delete_all::<Sandbox>(client, namespace, &how).await?;
     let deleted = Deleted {
-        pools: delete_all::<SandboxWarmPool>(client, namespace).await?
-            + delete_all::<kruise::SandboxSet>(client, namespace).await?,
-        claims: delete_all::<SandboxClaim>(client, namespace).await?
-            + delete_all::<kruise::SandboxClaim>(client, namespace).await?,
-        sandboxes: delete_all::<Sandbox>(client, namespace).await?,
+        pools: pools.len() + sets.len(),
+        claims,
+        sandboxes: sandboxes.len(),
     };
     if wait {
         await_no_pods(client, namespace).await?;
@@ -131,24 +175,24 @@ pub async fn delete_everything(
     Ok(deleted)
 }
 
-/// Deletes one by one, because a collection can only be deleted within a namespace.
+/// Deletes one by one, because a collection can only be deleted within a namespace. Returns what there was.
 async fn delete_all<Kind: Known>(
     client: &Client,
     namespace: Option<&str>,
-) -> anyhow::Result<usize> {
+    how: &DeleteParams,
+) -> anyhow::Result<Vec<ObjectMeta>> {
     let listed = scoped::<Kind>(client, namespace)
         .list_metadata(&ListParams::default())
         .await;
     let objects = match listed {
         // Not every cluster has every kind.
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(0),
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
         listed => listed?,
     };
-    let count = objects.items.len();
-    for object in objects {
+    for object in &objects {
         let namespace = object.namespace().unwrap_or_default();
         let deleted = Api::<Kind>::namespaced(client.clone(), &namespace)
-            .delete(&object.name_any(), &DeleteParams::default())
+            .delete(&object.name_any(), how)
             .await;
         match deleted {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
@@ -159,7 +203,7 @@ async fn delete_all<Kind: Known>(
             }
         }
     }
-    Ok(count)
+    Ok(objects.into_iter().map(|object| object.metadata).collect())
 }
 
 /// Waits until no pod of a sandbox is left.

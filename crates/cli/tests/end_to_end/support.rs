@@ -126,7 +126,7 @@ impl Up {
     pub fn delete_everything(&self) {
         let _ = self
             .command()
-            .args(["delete", "--all", "--all-namespaces", "--wait"])
+            .args(["delete", "--all", "--pools", "--all-namespaces", "--wait"])
             .output();
     }
 
