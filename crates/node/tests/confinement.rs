@@ -135,7 +135,7 @@ mine, command = facts('self'), facts(2)
 assert mine == command == facts(1), (mine, command, facts(1))
 assert spaces('self') == spaces(2)
 assert all(int(mine[key], 16) == 0 for key in mine if key.startswith('Cap')), mine
-assert mine['NoNewPrivs'] == '1' and mine['Seccomp'] == '2' and mine['Seccomp_filters'] == '3', mine
+assert mine['NoNewPrivs'] == '1' and mine['Seccomp'] == '2' and mine['Seccomp_filters'] == '4', mine
 descriptors = {number: os.readlink(f'/proc/self/fd/{number}') for number in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{number}')}
 kinds = {number: target.split(':')[0] for number, target in descriptors.items()}
 assert set(kinds) <= {'0', '1', '2', '3'}, descriptors
