@@ -285,6 +285,14 @@ fn bound_pod(
             &Key::new(&target.namespace, name),
         )
         .ok_or_else(|| Status::not_found("", "pods", name))?;
+    let runs_as = pod.value()["spec"]["serviceAccountName"].take();
+    if runs_as != target.name.as_str() {
+        // Otherwise whoever may ask for tokens of one account could pass for the pods of another.
+        return Err(Status::bad_request(format!(
+            "cannot bind token for serviceaccount \"{}\" to pod running with different serviceaccount name.",
+            target.name
+        )));
+    }
     let uid = reference["uid"].as_str().unwrap_or(&pod.facts.uid);
     if uid != &*pod.facts.uid {
         let cause = format!(

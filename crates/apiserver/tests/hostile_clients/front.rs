@@ -43,6 +43,27 @@ async fn a_token_for_another_audience_passes_no_review_that_names_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_not_bound_to_a_pod_of_another_account() {
+    let server = server().await;
+    let admin = server.client();
+    let accounts = "/api/v1/namespaces/default/serviceaccounts";
+    let account = json!({"metadata": {"name": "other"}});
+    assert_eq!(create(&admin, accounts, &account).await.0, 201);
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "host"}]}});
+    let (code, answer) = create(&admin, "/api/v1/namespaces/default/pods", &pod).await;
+    assert_eq!(code, 201, "{answer}");
+    let request =
+        json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p"}}});
+    for (account, expected) in [("default", 201), ("other", 400)] {
+        let target = format!("{accounts}/{account}/token");
+        let (code, answer) = create(&admin, &target, &request).await;
+        assert_eq!(code, expected, "{account}: {answer}");
+    }
+    drop(admin);
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_empty_admin_token_stops_the_server_from_opening() {
     let directory = tempfile::tempdir().unwrap();
     let open = || Server::open(Config::new(directory.path()));
