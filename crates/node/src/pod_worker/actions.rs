@@ -143,14 +143,16 @@ impl<R: Runtime> PodWorker<R> {
             container.to_owned(),
         );
         let waited = id.clone();
-        self.follow(async move {
+        // It ends with the container and not with the worker: it reaps the container's first process.
+        let ended = async move {
             let termination = shared.runtime.wait(&waited).await;
             let _ = sender.send(Event::Ended {
                 container: name,
                 run,
                 termination,
             });
-        });
+        };
+        tokio::spawn(super::guarded(self.sender.clone(), ended));
         let Some(definition) = container_of(&self.pod, container) else {
             return;
         };
