@@ -10,6 +10,7 @@ use controllers::cache::Change;
 use controllers::instrumentation::Instrumentation;
 use controllers::metrics::Metrics;
 
+use crate::build_info::BUILD;
 use crate::output::Table;
 
 const SCRAPES: usize = 200;
@@ -22,7 +23,7 @@ const SLOWEST: Duration = Duration::from_millis(10);
 
 /// Measures and prints. Where the budget is missed is returned.
 pub fn measure(sandboxes: usize) -> Vec<String> {
-    let metrics = Metrics::new("bench");
+    let metrics = Metrics::new("bench", BUILD);
     let before: Vec<Arc<Sandbox>> = (0..sandboxes)
         .map(|index| Arc::new(sandbox(index, false)))
         .collect();
