@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -69,7 +70,11 @@ impl Directory {
     async fn create(parent: PathBuf) -> anyhow::Result<Self> {
         let created = tokio::task::spawn_blocking(move || {
             let _alone = lock(&parent, FlockOperation::LockExclusive)?;
-            let path = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
+            // A data directory is its owner's alone, whatever the umask.
+            let path = tempfile::Builder::new()
+                .prefix(PREFIX)
+                .permissions(fs::Permissions::from_mode(0o700))
+                .tempdir_in(parent)?;
             let in_use = File::create(path.path().join(IN_USE))?;
             flock(&in_use, FlockOperation::NonBlockingLockExclusive)?;
             Ok::<_, io::Error>(Self {
