@@ -9,6 +9,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::lenient::lenient;
 use crate::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
 use crate::template::SandboxTemplateRef;
 
@@ -154,7 +155,11 @@ pub struct EnvVar {
 #[serde(rename_all = "camelCase")]
 pub struct Lifecycle {
     /// When the claim expires, as an absolute time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "crate::decoding::time",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub shutdown_time: Option<Time>,
 
     /// How long the claim lasts after its sandbox has finished.
@@ -169,7 +174,7 @@ pub struct Lifecycle {
 }
 
 /// What happens to a claim when it expires.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum ClaimShutdownPolicy {
     /// The claim is deleted, and its sandbox with it.
@@ -180,6 +185,8 @@ pub enum ClaimShutdownPolicy {
     #[default]
     Retain,
 }
+
+lenient!(ClaimShutdownPolicy: Delete, DeleteForeground, Retain; else Retain);
 
 /// Where a claim wants its sandbox from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

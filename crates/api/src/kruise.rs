@@ -13,6 +13,7 @@ use kube::core::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::lenient::lenient;
 use crate::sandbox::{PersistentVolumeClaimTemplate, PodTemplate, is_zero};
 
 /// The desired state of a SandboxSet.
@@ -226,7 +227,11 @@ pub struct SandboxClaimSpec {
     pub replicas: Option<i32>,
 
     /// When the claimed sandboxes expire, as an absolute time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "crate::decoding::time",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub shutdown_time: Option<Time>,
 
     /// How long to go on claiming, such as 10m. Then the claim is Completed with what it has.
@@ -332,7 +337,7 @@ pub struct SandboxClaimStatus {
 }
 
 /// How far a batch claim is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum ClaimPhase {
     #[default]
@@ -340,6 +345,8 @@ pub enum ClaimPhase {
     Claiming,
     Completed,
 }
+
+lenient!(ClaimPhase: Pending, Claiming, Completed; else Pending);
 
 /// How long a sandbox may take to answer its initialisation unless the claim says otherwise.
 const WAIT_READY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);

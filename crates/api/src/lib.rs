@@ -13,6 +13,7 @@
 //! | [`names`] | name hashes and names that are valid by construction |
 //! | [`metadata`] | what a claim may add to a pod's labels and annotations |
 //! | [`events`], [`addresses`] | what fits into an event; which addresses a pod can have |
+//! | [`decoding`] | reading objects one by one, and what is left of one that cannot be read |
 //! | [`rbac`] | how a controller declares the permissions it needs |
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -24,9 +25,11 @@
 pub mod addresses;
 pub mod claim;
 pub mod conditions;
+pub mod decoding;
 pub mod events;
 pub mod kruise;
 pub mod labels;
+mod lenient;
 pub mod metadata;
 pub mod names;
 pub mod rbac;

@@ -13,6 +13,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::lenient::lenient;
+
 /// The desired state of a Sandbox.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
@@ -87,7 +89,11 @@ pub struct SandboxSpec {
     pub volume_claim_templates: Option<Vec<PersistentVolumeClaimTemplate>>,
 
     /// When the sandbox expires, as an absolute time. Unset means never.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "crate::decoding::time",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub shutdown_time: Option<Time>,
 
     /// What happens to the Sandbox object when it expires. Its pod and service always go.
@@ -220,7 +226,7 @@ pub struct EmbeddedObjectMetadata {
 }
 
 /// What happens to a Sandbox object at its shutdown time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum ShutdownPolicy {
     Delete,
@@ -228,13 +234,17 @@ pub enum ShutdownPolicy {
     Retain,
 }
 
+lenient!(ShutdownPolicy: Delete, Retain; else Retain);
+
 /// The newer way to say whether a sandbox runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum OperatingMode {
     Running,
     Suspended,
 }
+
+lenient!(OperatingMode: Running, Suspended; else Running);
 
 /// Who asks for a sandbox to be suspended, if anyone does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::lenient::lenient;
 use crate::sandbox::{PersistentVolumeClaimTemplate, PodTemplate};
 
 /// The desired state of a SandboxTemplate.
@@ -84,7 +85,7 @@ pub struct NetworkPolicyRules {
 }
 
 /// Who keeps the template's NetworkPolicy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum NetworkPolicyManagement {
     #[default]
@@ -92,8 +93,10 @@ pub enum NetworkPolicyManagement {
     Unmanaged,
 }
 
+lenient!(NetworkPolicyManagement: Managed, Unmanaged; else Managed);
+
 /// Whether claims may inject environment variables: new ones, also in place of the template's, or none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum EnvVarsInjectionPolicy {
     Allowed,
@@ -102,8 +105,10 @@ pub enum EnvVarsInjectionPolicy {
     Disallowed,
 }
 
+lenient!(EnvVarsInjectionPolicy: Allowed, Overrides, Disallowed; else Disallowed);
+
 /// Whether claims may bring volume claim templates: new ones, also in place of the template's, or none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum VolumeClaimTemplatesPolicy {
     #[default]
@@ -111,6 +116,8 @@ pub enum VolumeClaimTemplatesPolicy {
     Allowed,
     Overrides,
 }
+
+lenient!(VolumeClaimTemplatesPolicy: Disallowed, Allowed, Overrides; else Disallowed);
 
 /// A template in the same namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

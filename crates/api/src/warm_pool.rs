@@ -7,6 +7,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::lenient::lenient;
 use crate::sandbox::is_zero;
 use crate::template::SandboxTemplateRef;
 
@@ -120,7 +121,7 @@ pub struct UpdateStrategy {
 }
 
 /// The kinds of update strategy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub enum UpdateStrategyKind {
     Recreate,
@@ -128,6 +129,8 @@ pub enum UpdateStrategyKind {
     OnReplenish,
     RollingUpdate,
 }
+
+lenient!(UpdateStrategyKind: Recreate, OnReplenish, RollingUpdate; else OnReplenish);
 
 impl SandboxWarmPoolSpec {
     /// The number of sandboxes asked for, with the schema's default.

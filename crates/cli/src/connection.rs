@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use api::decoding::Decoded;
 use clap::Args;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
@@ -63,7 +64,8 @@ impl Connected {
 
     /// Turns "there is no such resource" into a sentence about this API.
     pub async fn require_kinds(&self) -> anyhow::Result<()> {
-        let claims: Api<api::SandboxClaim> = Api::namespaced(self.client.clone(), &self.namespace);
+        let claims: Api<Decoded<api::SandboxClaim>> =
+            Api::namespaced(self.client.clone(), &self.namespace);
         match claims
             .list(&kube::api::ListParams::default().limit(1))
             .await

@@ -274,7 +274,10 @@ async fn remove(arguments: RemoveArguments) -> anyhow::Result<ExitCode> {
                     .iter()
                     .for_each(|image| println!("{image} removed")),
                 Err(error) => {
-                    eprintln!("error: {:#}", anyhow::Error::new(error));
+                    eprintln!(
+                        "error: {}",
+                        crate::output::chain(&anyhow::Error::new(error))
+                    );
                     code = ExitCode::FAILURE;
                 }
             }

@@ -44,6 +44,7 @@ mod signals;
 mod terminal;
 mod token;
 mod up;
+mod visible;
 
 use std::process::ExitCode;
 

@@ -1,6 +1,7 @@
 //! How objects are printed: a table for people, or the objects themselves for programs.
 
-use std::io::{self, Write};
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -8,6 +9,8 @@ use clap::ValueEnum;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
+
+use crate::visible;
 
 /// How to print objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -70,7 +73,7 @@ impl ObjectFormat {
             Self::Name => object.name_any() + "\n",
             _ => self.render(object)?,
         };
-        print_text(&text)
+        self.print_text(&text)
     }
 
     /// Prints objects as the list that kubectl makes of them, so that programs can read either.
@@ -84,24 +87,38 @@ impl ObjectFormat {
                 &serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects}),
             )?,
         };
-        print_text(&text)
+        self.print_text(&text)
+    }
+
+    /// Prints a document of this format. JSON stays the same document; YAML, whose encoder leaves some characters as they are that a
+    /// terminal would obey, is shown safely on a terminal and is exact anywhere else.
+    pub fn print_text(self, text: &str) -> anyhow::Result<()> {
+        match self {
+            Self::Json | Self::Name => print_bytes(text.as_bytes()),
+            Self::Yaml if io::stdout().is_terminal() => print_text(text),
+            Self::Yaml => print_bytes(text.as_bytes()),
+        }
     }
 
     /// A document in this format; a name is only an object's to have.
     pub fn render(self, document: &impl Serialize) -> anyhow::Result<String> {
         match self {
             Self::Yaml => Ok(serde_yaml_ng::to_string(document)?),
-            Self::Json | Self::Name => Ok(serde_json::to_string_pretty(document)? + "\n"),
+            Self::Json | Self::Name => {
+                let document = serde_json::to_string_pretty(document)? + "\n";
+                Ok(visible::json(&document).into_owned())
+            }
         }
     }
 }
 
-/// Prints to standard output. A reader that has seen enough, such as `head`, ends the printing and is no failure.
+/// Prints to standard output. Characters that a terminal would obey are shown as escapes: much of what is printed came from others.
+/// A reader that has seen enough, such as `head`, ends the printing and is no failure.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
-    print_bytes(text.as_bytes())
+    print_bytes(visible::text(text).as_bytes())
 }
 
-/// The same for what need not be text.
+/// The same for what need not be text, and is printed as it is.
 pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
@@ -128,7 +145,7 @@ pub fn chain(error: &anyhow::Error) -> String {
             break;
         }
     }
-    told.join(": ")
+    visible::text(&told.join(": ")).into_owned()
 }
 
 /// Reads a duration as people write it: `90s`, `30m`, `2h`, `1h30m`.
@@ -178,7 +195,7 @@ impl Table {
     }
 
     pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+        self.rows.push(visible_cells(cells));
     }
 
     /// Whether there is nothing below the titles.
@@ -193,6 +210,15 @@ impl Table {
         }
         self.rows.iter().map(|row| widths.line(row)).collect()
     }
+}
+
+/// Cells as they are shown: each on its line, and without anything that a terminal would obey.
+pub fn visible_cells(cells: Vec<String>) -> Vec<String> {
+    let shown = |cell: String| match visible::line(&cell) {
+        Cow::Borrowed(_) => cell,
+        Cow::Owned(shown) => shown,
+    };
+    cells.into_iter().map(shown).collect()
 }
 
 /// The widths of a table's columns, for rows that come one at a time.
@@ -274,6 +300,19 @@ mod tests {
         let mut table = Table::new(&["NAME", "AGE"]);
         table.row(vec!["a-long-name".into(), "1s".into()]);
         assert_eq!(table.render(), "NAME          AGE\na-long-name   1s\n");
+    }
+
+    #[test]
+    fn a_message_of_a_sandbox_does_not_reach_the_terminal_as_it_is() {
+        let mut table = Table::new(&["NAME", "WHY"]);
+        table.row(vec!["x".into(), "\x1b]0;owned\x07\nfake   row".into()]);
+        let rendered = table.render();
+        assert_eq!(rendered.lines().count(), 2);
+        assert!(!rendered.contains('\x1b') && !rendered.contains('\x07'));
+        let error = anyhow::anyhow!("refused: \x1b[2J\u{202e}");
+        assert_eq!(chain(&error), "refused: \\x1b[2J\\u{202e}");
+        let document = ObjectFormat::Json.render(&"\u{9b}31m\u{202e}").unwrap();
+        assert_eq!(document, "\"\\u009b31m\\u202e\"\n");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::signals::{Received, Signals};
+use crate::visible;
 
 /// How much of standard input is sent at a time.
 const INPUT_PIECE: usize = 32 * 1024;
@@ -87,7 +88,7 @@ async fn print_output(mut process: Process) -> anyhow::Result<ExitCode> {
             Event::Stderr(bytes) => write_all(io::stderr(), &bytes)?,
             Event::Exit(exit) => {
                 if let Some(error) = &exit.error {
-                    eprintln!("error: {error}");
+                    eprintln!("error: {}", visible::text(error));
                 }
                 return Ok(ExitCode::from(
                     u8::try_from(exit.exit_code).unwrap_or(u8::MAX),
@@ -200,7 +201,7 @@ impl Progress {
 
     pub fn say(self, step: &str) {
         if self.shown {
-            eprint!("\r\x1b[K{step} …");
+            eprint!("\r\x1b[K{} …", visible::line(step));
         }
     }
 

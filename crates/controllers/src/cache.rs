@@ -9,19 +9,24 @@
 //! - a deletion is remembered, so that the late answer to an earlier write cannot bring the object back;
 //! - while the watch lists anew, and for writes that began before it did, nothing is learned.
 //!
+//! An object that its type cannot hold is kept apart, as metadata: it is not among the objects, and an object that becomes
+//! unreadable departs.
+//!
 //! The cache does not know what its objects mean, nor who subscribes.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use api::decoding::{Decoded, Unreadable};
 use kube::runtime::watcher::Event;
 use planner::owner::controller_of;
 
 use crate::cached::{Cached, resource_version};
 use crate::key::ObjectKey;
 use crate::pod_specs::PodSpecs;
+use crate::slim::Slim;
 
 /// How many deletions are remembered, to refuse answers to writes that came before them.
 const REMEMBERED_DELETIONS: usize = 8_192;
@@ -66,6 +71,7 @@ impl<K: Cached> Change<'_, K> {
 }
 
 type Subscriber<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
+type UnreadableSubscriber = Box<dyn Fn(&ObjectKey) + Send + Sync>;
 
 struct Index<K> {
     name: &'static str,
@@ -75,6 +81,8 @@ struct Index<K> {
 
 struct Contents<K> {
     objects: HashMap<ObjectKey, Arc<K>>,
+    /// The objects that cannot be read. In order, so that those of a namespace lie together.
+    unreadable: BTreeMap<ObjectKey, Arc<Unreadable>>,
     indexes: Vec<Index<K>>,
     deleted: HashMap<ObjectKey, u64>,
     deletion_order: VecDeque<(ObjectKey, u64)>,
@@ -97,6 +105,7 @@ struct Inner<K> {
     label: Option<&'static str>,
     contents: RwLock<Contents<K>>,
     subscribers: RwLock<Vec<Subscriber<K>>>,
+    unreadable_subscribers: RwLock<Vec<UnreadableSubscriber>>,
     specs: PodSpecs,
     synced: tokio::sync::watch::Sender<bool>,
     followed: AtomicBool,
@@ -117,6 +126,7 @@ impl<K: Cached> Cache<K> {
     pub fn new(label: Option<&'static str>) -> Self {
         let contents = Contents {
             objects: HashMap::new(),
+            unreadable: BTreeMap::new(),
             indexes: vec![Index {
                 name: CONTROLLER,
                 values: |object: &K| {
@@ -136,6 +146,7 @@ impl<K: Cached> Cache<K> {
             label,
             contents: RwLock::new(contents),
             subscribers: RwLock::new(Vec::new()),
+            unreadable_subscribers: RwLock::new(Vec::new()),
             specs: PodSpecs::default(),
             synced: tokio::sync::watch::Sender::new(false),
             followed: AtomicBool::new(false),
@@ -161,6 +172,23 @@ impl<K: Cached> Cache<K> {
 
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
         self.read().objects.get(key).cloned()
+    }
+
+    /// What is left of an object that cannot be read.
+    pub fn unreadable(&self, key: &ObjectKey) -> Option<Arc<Unreadable>> {
+        self.read().unreadable.get(key).cloned()
+    }
+
+    /// What is left of the objects of a namespace that cannot be read.
+    pub fn unreadable_in(&self, namespace: &str) -> Vec<Arc<Unreadable>> {
+        let contents = self.read();
+        let first = ObjectKey::new(namespace, "");
+        contents
+            .unreadable
+            .range(first..)
+            .take_while(|(key, _)| &*key.namespace == namespace)
+            .map(|(_, unreadable)| Arc::clone(unreadable))
+            .collect()
     }
 
     /// The objects that an index files under a value, in no order.
@@ -200,6 +228,15 @@ impl<K: Cached> Cache<K> {
     pub fn subscribe(&self, subscriber: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
         self.0
             .subscribers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Box::new(subscriber));
+    }
+
+    /// Calls `subscriber` with the key of every object that is found not to be readable, under the same caveats.
+    pub fn subscribe_unreadable(&self, subscriber: impl Fn(&ObjectKey) + Send + Sync + 'static) {
+        self.0
+            .unreadable_subscribers
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .push(Box::new(subscriber));
@@ -249,6 +286,24 @@ impl<K: Cached> Cache<K> {
         }
     }
 
+    /// Takes in an event of the watch, whose object may not be readable.
+    pub(crate) fn take(&self, event: Event<Decoded<Slim<K>>>) {
+        use Decoded::{Readable, Unreadable};
+        match event {
+            Event::Init => self.apply(Event::Init),
+            Event::InitDone => self.apply(Event::InitDone),
+            Event::Apply(Readable(Slim(object))) => self.apply(Event::Apply(object)),
+            Event::InitApply(Readable(Slim(object))) => self.apply(Event::InitApply(object)),
+            Event::Delete(Readable(Slim(object))) => self.apply(Event::Delete(object)),
+            Event::Apply(Unreadable(left)) | Event::InitApply(Unreadable(left)) => {
+                self.apply_unreadable(*left);
+            }
+            Event::Delete(Unreadable(left)) => {
+                self.forget(&key_of(&left), version_of(&left));
+            }
+        }
+    }
+
     /// Takes in an event of the watch.
     pub(crate) fn apply(&self, event: Event<K>) {
         match event {
@@ -260,7 +315,9 @@ impl<K: Cached> Cache<K> {
                 contents.deletion_order.clear();
             }
             Event::InitApply(object) | Event::Apply(object) => self.apply_object(object),
-            Event::Delete(object) => self.apply_deletion(&object),
+            Event::Delete(object) => {
+                self.forget(&ObjectKey::of(&object), resource_version(&object));
+            }
             Event::InitDone => self.finish_listing(),
         }
     }
@@ -287,9 +344,30 @@ impl<K: Cached> Cache<K> {
         (key, Arc::new(object))
     }
 
-    fn apply_deletion(&self, object: &K) {
-        let key = ObjectKey::of(object);
-        let removed = self.write().remove(&key, Some(object));
+    fn apply_unreadable(&self, left: Unreadable) {
+        let key = key_of(&left);
+        if key.name.is_empty() {
+            return;
+        }
+        let Some(before) = self.write().put_unreadable(&key, left) else {
+            return;
+        };
+        if let Some(before) = before {
+            self.publish(Some(&before), None);
+        }
+        let subscribers = self
+            .0
+            .unreadable_subscribers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        for subscriber in subscribers.iter() {
+            subscriber(&key);
+        }
+    }
+
+    /// Takes in that an object was deleted at this version.
+    fn forget(&self, key: &ObjectKey, deleted: Option<u64>) {
+        let removed = self.write().remove(key, deleted);
         if let Some(before) = removed {
             self.publish(Some(&before), None);
         }
@@ -302,6 +380,7 @@ impl<K: Cached> Cache<K> {
             let unseen: Vec<ObjectKey> = contents
                 .objects
                 .keys()
+                .chain(contents.unreadable.keys())
                 .filter(|key| !seen.contains(*key))
                 .cloned()
                 .collect();
@@ -363,18 +442,10 @@ impl<K: Cached> Cache<K> {
 impl<K: Cached> Contents<K> {
     /// Stores an object unless what is known is as new or newer.
     fn put(&mut self, key: ObjectKey, object: Arc<K>) -> Put<K> {
-        if let Some(version) = resource_version(object.as_ref()) {
-            let known = self.known_version(&key);
-            // A listing says what is true, even if the server was restored from a backup and went back in time.
-            let superseded = if self.listing.is_some() {
-                known == Some(version)
-            } else {
-                known >= Some(version) || self.deleted.get(&key).copied() >= Some(version)
-            };
-            if superseded {
-                return Put::Known;
-            }
+        if self.is_superseded(&key, resource_version(object.as_ref())) {
+            return Put::Known;
         }
+        self.unreadable.remove(&key);
         let before = self.objects.get(&key).cloned();
         for index in &mut self.indexes {
             if let Some(before) = &before {
@@ -386,15 +457,48 @@ impl<K: Cached> Contents<K> {
         Put::Changed { before }
     }
 
-    /// Removes an object, unless what is known is newer than the version that was deleted.
-    fn remove(&mut self, key: &ObjectKey, deleted: Option<&K>) -> Option<Arc<K>> {
+    /// Stores what is left of an object that cannot be read, unless what is known is as new or newer. Answers with the object that
+    /// could be read until now.
+    fn put_unreadable(&mut self, key: &ObjectKey, left: Unreadable) -> Option<Option<Arc<K>>> {
+        if let Some(seen) = &mut self.listing {
+            seen.insert(key.clone());
+        }
+        if self.is_superseded(key, version_of(&left)) {
+            return None;
+        }
+        let before = self.take_out(key);
+        self.unreadable.insert(key.clone(), Arc::new(left));
+        Some(before)
+    }
+
+    /// Whether as much or more is known of an object as of this version.
+    fn is_superseded(&self, key: &ObjectKey, version: Option<u64>) -> bool {
+        let Some(version) = version else {
+            return false;
+        };
         let known = self.known_version(key);
-        if let Some(deleted) = deleted.and_then(resource_version) {
+        // A listing says what is true, even if the server was restored from a backup and went back in time.
+        if self.listing.is_some() {
+            known == Some(version)
+        } else {
+            known >= Some(version) || self.deleted.get(key).copied() >= Some(version)
+        }
+    }
+
+    /// Removes an object, unless what is known is newer than the version that was deleted.
+    fn remove(&mut self, key: &ObjectKey, deleted: Option<u64>) -> Option<Arc<K>> {
+        let known = self.known_version(key);
+        if let Some(deleted) = deleted {
             self.remember_deletion(key, deleted);
             if known > Some(deleted) {
                 return None;
             }
         }
+        self.unreadable.remove(key);
+        self.take_out(key)
+    }
+
+    fn take_out(&mut self, key: &ObjectKey) -> Option<Arc<K>> {
         let removed = self.objects.remove(key)?;
         for index in &mut self.indexes {
             index.remove(key, &removed);
@@ -406,6 +510,7 @@ impl<K: Cached> Contents<K> {
         self.objects
             .get(key)
             .and_then(|known| resource_version(known.as_ref()))
+            .or_else(|| version_of(self.unreadable.get(key)?))
     }
 
     fn remember_deletion(&mut self, key: &ObjectKey, version: u64) {
@@ -418,6 +523,18 @@ impl<K: Cached> Contents<K> {
             self.deleted.remove(&oldest);
         }
     }
+}
+
+fn key_of(left: &Unreadable) -> ObjectKey {
+    let metadata = &left.metadata;
+    ObjectKey::new(
+        metadata.namespace.as_deref().unwrap_or_default(),
+        metadata.name.as_deref().unwrap_or_default(),
+    )
+}
+
+fn version_of(left: &Unreadable) -> Option<u64> {
+    left.metadata.resource_version.as_deref()?.parse().ok()
 }
 
 impl<K> Index<K> {

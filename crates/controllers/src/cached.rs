@@ -25,6 +25,9 @@ pub trait Cached:
     + Sync
     + 'static
 {
+    /// Whether its status has conditions.
+    const HAS_CONDITIONS: bool = true;
+
     /// Drops what no controller reads.
     fn slim(&mut self) {
         self.meta_mut().managed_fields = None;
@@ -47,7 +50,10 @@ impl Cached for Sandbox {
 
 impl Cached for ObservedPod {}
 impl Cached for SandboxClaim {}
-impl Cached for SandboxTemplate {}
+impl Cached for SandboxTemplate {
+    const HAS_CONDITIONS: bool = false;
+}
+
 impl Cached for SandboxWarmPool {}
 impl Cached for NetworkPolicy {}
 impl Cached for api::kruise::SandboxSet {}

@@ -10,6 +10,7 @@
 //! | [`queue`] | which object is worked on next |
 //! | [`runtime`], [`context`] | composing them; what a reconciler is given |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
+//! | `not_ready` | objects that cannot be read, or whose dependencies cannot be looked up |
 //! | `starting` | what is not worth a write yet |
 //! | [`throttle`] | a limit on requests |
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
@@ -45,6 +46,7 @@ pub mod key;
 pub mod kruise;
 pub mod manager;
 pub mod metrics;
+mod not_ready;
 pub mod pod_specs;
 mod pool;
 pub mod queue;

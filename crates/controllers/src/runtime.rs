@@ -31,6 +31,7 @@ use crate::events::Recorder;
 use crate::initialise::{Initialise, OverHttp};
 use crate::instrumentation::{Instrumentation, ReconcileResult, Silent};
 use crate::key::ObjectKey;
+use crate::not_ready::Subject;
 use crate::queue::{Queue, Settings, Urgency, Verdict};
 use crate::{trace, watch};
 
@@ -140,7 +141,8 @@ impl Runtime {
     }
 
     /// Adds a controller for a kind: its objects are reconciled whenever they change, as soon as `urgency` says, and whenever the
-    /// queue that is returned is told to. An object that is gone from the cache is not reconciled.
+    /// queue that is returned is told to. An object that is gone from the cache is not reconciled; of one that cannot be read, that is
+    /// reported.
     pub fn controller<K, F, Fut, E>(
         &mut self,
         name: &'static str,
@@ -168,10 +170,22 @@ impl Runtime {
         let reconcile = Arc::new(reconcile);
         let queue = Queue::new(settings, move |key| {
             let object = objects.get(&key);
+            let objects = objects.clone();
             let context = Arc::clone(&context);
             let reconcile = Arc::clone(&reconcile);
             async move {
                 let Some(object) = object else {
+                    if let Some(left) = objects.unreadable(&key) {
+                        let span = info_span!("reconcile", controller = name, object = %key);
+                        let subject = Subject {
+                            context: &context,
+                            controller: name,
+                            cache: &objects,
+                            key: &key,
+                        };
+                        let report = subject.unreadable(&left);
+                        return supervise(name, &context, span, report).await;
+                    }
                     let (took, result) = (Duration::ZERO, ReconcileResult::Success);
                     context
                         .instrumentation
@@ -195,6 +209,8 @@ impl Runtime {
                 Urgency::Later => own.add_later(key),
             }
         });
+        let own = queue.clone();
+        primary.subscribe_unreadable(move |key| own.add(key.clone()));
         self.queues.push(queue.clone());
         queue
     }

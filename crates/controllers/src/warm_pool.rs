@@ -5,6 +5,7 @@ use std::sync::Arc;
 use api::conditions::{self, ConditionType, Reason};
 use api::rbac::{MANAGE, Rule, SUBRESOURCE};
 use api::{SandboxTemplate, SandboxWarmPool, SandboxWarmPoolStatus, labels};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use planner::pacing::Pacing;
 use planner::stock::Stock;
@@ -75,6 +76,10 @@ impl Pool for SandboxWarmPool {
             stock,
         };
         decide(&observed, pacing, now)
+    }
+
+    fn conditions(status: &SandboxWarmPoolStatus) -> &[Condition] {
+        &status.conditions
     }
 
     /// Zeros are said, for those who read the object without its schema.

@@ -1,7 +1,9 @@
 //! Feeds a cache from the API server for as long as the process lives: lists, watches, and lists anew when the watch is lost.
+//! Objects are decoded one by one ([`api::decoding`]): one that cannot be read keeps no other from being cached.
 
+use api::decoding::Decoded;
 use futures::StreamExt;
-use kube::runtime::{WatchStreamExt, watcher, watcher::Event};
+use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tracing::{Instrument, info_span, warn};
 
@@ -17,12 +19,12 @@ pub(crate) async fn follow<K: Cached>(client: Client, cache: Cache<K>) {
         ..watcher::Config::default()
     };
     let span = info_span!("watch", kind);
-    let events = watcher(Api::<Slim<K>>::all(client), config).default_backoff();
+    let events = watcher(Api::<Decoded<Slim<K>>>::all(client), config).default_backoff();
     async {
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => cache.apply(unwrapped(event)),
+                Ok(event) => cache.take(event),
                 Err(error) => warn!(
                     error = &error as &dyn std::error::Error,
                     "watch interrupted, trying again"
@@ -32,14 +34,4 @@ pub(crate) async fn follow<K: Cached>(client: Client, cache: Cache<K>) {
     }
     .instrument(span)
     .await;
-}
-
-fn unwrapped<K>(event: Event<Slim<K>>) -> Event<K> {
-    match event {
-        Event::Apply(Slim(object)) => Event::Apply(object),
-        Event::Delete(Slim(object)) => Event::Delete(object),
-        Event::Init => Event::Init,
-        Event::InitApply(Slim(object)) => Event::InitApply(object),
-        Event::InitDone => Event::InitDone,
-    }
 }

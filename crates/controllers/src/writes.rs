@@ -6,11 +6,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use api::decoding::{Decoded, Unreadable};
 use http::Request as HttpRequest;
+use kube::Resource;
 use kube::api::{
-    DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
+    DeleteParams, GetParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions,
+    PropagationPolicy,
 };
-use kube::core::{Request, request};
+use kube::core::{ObjectMeta, PartialObjectMeta, Request, request};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{debug, info};
@@ -31,7 +34,7 @@ pub struct WriteError {
     object: ObjectKey,
     pub failure: Failure,
     #[source]
-    source: Box<kube::Error>,
+    source: Option<Box<kube::Error>>,
 }
 
 /// What a failed request calls for.
@@ -49,6 +52,10 @@ pub enum Failure {
     Forbidden(String),
     /// The namespace is being deleted, so nothing can be made in it.
     NamespaceTerminating,
+    /// The request succeeded, or would have, but the object cannot be read (which field, and why).
+    Unreadable(String),
+    /// The request cannot be made at all (why).
+    Impossible(String),
     /// Anything that may pass: timeouts, lost connections, overload (what was said).
     Transient(String),
 }
@@ -60,20 +67,64 @@ impl std::fmt::Display for Failure {
             Self::AlreadyExists => formatter.write_str("already exists"),
             Self::Conflict => formatter.write_str("changed in the meantime"),
             Self::NamespaceTerminating => formatter.write_str("its namespace is being deleted"),
-            Self::Invalid(message) | Self::Forbidden(message) | Self::Transient(message) => {
-                formatter.write_str(message)
-            }
+            Self::Unreadable(problem) => write!(formatter, "it cannot be read: {problem}"),
+            Self::Invalid(message)
+            | Self::Forbidden(message)
+            | Self::Impossible(message)
+            | Self::Transient(message) => formatter.write_str(message),
         }
     }
 }
 
 impl WriteError {
+    /// What was to be looked at cannot be read.
+    pub fn unreadable<K: Cached>(object: &ObjectKey, left: &Unreadable) -> Self {
+        Self {
+            verb: Verb::Get,
+            kind: K::kind(&()).into_owned(),
+            object: object.clone(),
+            failure: Failure::Unreadable(left.problem.to_string()),
+            source: None,
+        }
+    }
+
     pub fn is_conflict(&self) -> bool {
         self.failure == Failure::Conflict
     }
 
     pub fn is_not_found(&self) -> bool {
         self.failure == Failure::NotFound
+    }
+
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self.failure, Failure::Unreadable(_))
+    }
+
+    /// Whether trying again is of no use until the object or what it refers to changes.
+    pub fn is_lasting(&self) -> bool {
+        matches!(
+            self.failure,
+            Failure::Invalid(_) | Failure::Unreadable(_) | Failure::Impossible(_)
+        )
+    }
+
+    /// What went wrong, for the object's owner to read.
+    pub fn told(&self) -> String {
+        match &self.failure {
+            Failure::Unreadable(problem) => {
+                format!(
+                    "{} {:?} cannot be read: {problem}",
+                    self.kind, self.object.name
+                )
+            }
+            Failure::Impossible(message) => {
+                format!(
+                    "{:?} {} {:?}: {message}",
+                    self.verb, self.kind, self.object.name
+                )
+            }
+            failure => failure.to_string(),
+        }
     }
 
     pub fn is_namespace_terminating(&self) -> bool {
@@ -83,8 +134,14 @@ impl WriteError {
 
 /// Sorts an error of the client.
 pub fn failure_of(error: &kube::Error) -> Failure {
-    let kube::Error::Api(status) = error else {
-        return Failure::Transient(error.to_string());
+    let status = match error {
+        kube::Error::Api(status) => status,
+        kube::Error::BuildRequest(error) => return Failure::Impossible(error.to_string()),
+        // Its text may quote the object.
+        kube::Error::SerdeError(_) => {
+            return Failure::Transient("the answer cannot be read".to_owned());
+        }
+        error => return Failure::Transient(error.to_string()),
     };
     let message = || status.message.clone();
     if status.is_already_exists() {
@@ -213,8 +270,11 @@ impl<'a, K: Cached> Writer<'a, K> {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
             answer => answer.map(Some),
         };
-        let answer = self.report(Verb::Get, key, started, answer)?;
-        Ok(answer.map(|object| self.cache.learn(object, epoch)))
+        let Some(answer) = self.report(Verb::Get, key, started, answer)? else {
+            return Ok(None);
+        };
+        let object = Self::read(Verb::Get, key, answer)?;
+        Ok(Some(self.cache.learn(object, epoch)))
     }
 
     pub async fn create(
@@ -302,13 +362,16 @@ impl<'a, K: Cached> Writer<'a, K> {
             ..DeleteParams::default()
         };
         let answer = match Self::request(key).delete(&key.name, &params) {
-            Ok(request) => self.context.client.request_status::<Slim<K>>(request).await,
+            Ok(request) => {
+                let client = &self.context.client;
+                client.request_status::<Decoded<Slim<K>>>(request).await
+            }
             Err(error) => Err(kube::Error::BuildRequest(error)),
         };
         match self.report(Verb::Delete, key, started, answer) {
             Ok(either) => {
                 // An object that stays for a while (finalizers, a grace period) is answered with its deletion timestamp.
-                if let Some(Slim(object)) = either.left() {
+                if let Some(Decoded::Readable(Slim(object))) = either.left() {
                     self.cache.learn_deletion(object, epoch);
                 }
                 Ok(())
@@ -332,14 +395,25 @@ impl<'a, K: Cached> Writer<'a, K> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
         let answer = self.send(request).await;
-        let object = self.report(verb, key, started, answer)?;
+        let answer = self.report(verb, key, started, answer)?;
+        let object = Self::read(verb, key, answer)?;
         Ok(self.cache.learn(object, epoch))
     }
 
-    async fn send(&self, request: Prepared) -> Result<K, kube::Error> {
+    async fn send(&self, request: Prepared) -> Result<Decoded<Slim<K>>, kube::Error> {
         let request = request.map_err(kube::Error::BuildRequest)?;
-        let Slim(object) = self.context.client.request(request).await?;
-        Ok(object)
+        self.context.client.request(request).await
+    }
+
+    /// The object of an answer, if it can be read.
+    fn read(verb: Verb, key: &ObjectKey, answer: Decoded<Slim<K>>) -> Result<K, WriteError> {
+        match answer {
+            Decoded::Readable(Slim(object)) => Ok(object),
+            Decoded::Unreadable(left) => Err(WriteError {
+                verb,
+                ..WriteError::unreadable::<K>(key, &left)
+            }),
+        }
     }
 
     fn post_params(&self) -> PostParams {
@@ -378,9 +452,24 @@ impl<'a, K: Cached> Writer<'a, K> {
             kind: kind.into_owned(),
             object: key.clone(),
             failure: failure_of(&source),
-            source: Box::new(source),
+            source: Some(Box::new(source)),
         })
     }
+}
+
+/// The metadata of the objects of a kind that a selector selects, from the server itself. Each is decoded by itself.
+pub async fn list_metadata<K: Cached>(
+    context: &Context,
+    namespace: &str,
+    selector: &str,
+) -> Result<Vec<ObjectMeta>, kube::Error> {
+    let params = ListParams::default().labels(selector);
+    let request = Request::new(K::url_path(&(), Some(namespace)))
+        .list_metadata(&params)
+        .map_err(kube::Error::BuildRequest)?;
+    let listed: ObjectList<Decoded<PartialObjectMeta<K>>> = context.client.request(request).await?;
+    let items = listed.items.into_iter();
+    Ok(items.map(|item| item.meta().clone()).collect())
 }
 
 fn body(object: &impl Serialize) -> Result<Vec<u8>, request::Error> {

@@ -9,14 +9,18 @@
 //!  every so often:  on this machine, but no worker's, twice in a row ──► processes ended, files removed
 //! ```
 
+mod unreadable;
+
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::decoding::Decoded;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
+use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt};
 use tokio::sync::watch;
@@ -31,6 +35,8 @@ use crate::kubelet;
 use crate::pod_lifecycle::{BACK_OFF_FORGET, Verdict, back_off};
 use crate::pod_worker::{self, End, PodWorker, Shared};
 use crate::runtime::{RecoveredContainer, RecoveredPod, Runtime};
+
+use unreadable::UnreadablePods;
 
 /// How long a node that stops still clears away pods that are gone from the API.
 const CLEARING_DEADLINE: Duration = Duration::from_secs(30);
@@ -96,6 +102,7 @@ pub struct Dispatcher<R> {
     listed: Vec<String>,
     /// Every pod of this node was seen at least once.
     is_complete: bool,
+    unreadable: UnreadablePods,
 }
 
 impl<R: Runtime> Dispatcher<R> {
@@ -113,11 +120,12 @@ impl<R: Runtime> Dispatcher<R> {
             running: JoinSet::new(),
             listed: Vec::new(),
             is_complete: false,
+            unreadable: UnreadablePods::default(),
         }
     }
 
     pub async fn run(mut self, shutdown: CancellationToken) {
-        let pods = Api::<Pod>::all(self.shared.client.clone());
+        let pods = Api::<Decoded<Pod>>::all(self.shared.client.clone());
         let own = watcher::Config::default()
             .fields(&format!("spec.nodeName={}", self.shared.config.node_name));
         let mut events = std::pin::pin!(watcher::watcher(pods, own));
@@ -234,7 +242,7 @@ impl<R: Runtime> Dispatcher<R> {
     /// A pod may have been removed while the sweep looked, so it takes two sweeps to find a stray.
     fn swept(&mut self, found: Vec<String>) {
         let mut unknown: HashSet<String> = found.into_iter().collect();
-        unknown.retain(|uid| !self.workers.contains_key(uid) && !self.strays.contains(uid));
+        unknown.retain(|uid| !self.is_known(uid) && !self.strays.contains(uid));
         let before = std::mem::replace(&mut self.suspects, unknown.clone());
         for uid in unknown.into_iter().filter(|uid| before.contains(uid)) {
             tracing::warn!(uid, "ending processes and removing files of no known pod");
@@ -242,12 +250,17 @@ impl<R: Runtime> Dispatcher<R> {
         }
     }
 
-    fn handle(&mut self, event: Event<Pod>) {
+    /// Whether the API has this pod, whether it can be read or not.
+    fn is_known(&self, uid: &str) -> bool {
+        self.workers.contains_key(uid) || self.unreadable.contains(uid)
+    }
+
+    fn handle(&mut self, event: Event<Decoded<Pod>>) {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
-                self.listed.extend(pod.metadata.uid.clone());
-                self.apply(pod);
+                self.listed.extend(pod.uid());
+                self.observe(pod);
             }
             Event::InitDone => {
                 let gone: Vec<String> = self
@@ -263,8 +276,15 @@ impl<R: Runtime> Dispatcher<R> {
                 self.remove_strays();
                 self.is_complete = true;
             }
-            Event::Apply(pod) => self.apply(pod),
-            Event::Delete(pod) => self.forget(pod.metadata.uid.as_deref().unwrap_or_default()),
+            Event::Apply(pod) => self.observe(pod),
+            Event::Delete(pod) => self.forget(&pod.uid().unwrap_or_default()),
+        }
+    }
+
+    fn observe(&mut self, pod: Decoded<Pod>) {
+        match pod {
+            Decoded::Readable(pod) => self.apply(pod),
+            Decoded::Unreadable(left) => self.apply_unreadable(*left),
         }
     }
 
@@ -278,6 +298,7 @@ impl<R: Runtime> Dispatcher<R> {
         {
             return;
         }
+        self.unreadable.forget(&uid);
         // Stands for something that is not the node's to run or to end.
         if kubelet::is_mirror(&pod) {
             return;
@@ -355,10 +376,10 @@ impl<R: Runtime> Dispatcher<R> {
     /// Finishes with pods that the API has forgotten, whether the watch has said so yet or not: after the last of them the node
     /// may be told to give everything back. All others go on without it.
     async fn clear_departed(mut self) {
-        let pods = Api::<Pod>::all(self.shared.client.clone());
+        let pods = Api::<Decoded<PartialObjectMeta<Pod>>>::all(self.shared.client.clone());
         let own = ListParams::default()
             .fields(&format!("spec.nodeName={}", self.shared.config.node_name));
-        let Ok(listed) = pods.list_metadata(&own).await else {
+        let Ok(listed) = pods.list(&own).await else {
             return;
         };
         let there: HashSet<String> = listed.iter().filter_map(ResourceExt::uid).collect();
@@ -387,6 +408,7 @@ impl<R: Runtime> Dispatcher<R> {
     }
 
     fn forget(&mut self, uid: &str) {
+        self.unreadable.forget(uid);
         if let Some(worker) = self.workers.get(uid) {
             worker.updates.send_replace(None);
         }
@@ -396,11 +418,15 @@ impl<R: Runtime> Dispatcher<R> {
     fn remove_strays(&mut self) {
         let mut left: HashMap<String, Vec<RecoveredContainer>> = HashMap::new();
         for uid in self.shared.volumes.pods_in_memory() {
-            if !self.workers.contains_key(&uid) && !self.strays.contains(&uid) {
+            if !self.is_known(&uid) && !self.strays.contains(&uid) {
                 left.insert(uid, Vec::new());
             }
         }
-        for (uid, pod) in std::mem::take(&mut self.recovered) {
+        let unreadable = &self.unreadable;
+        for (uid, pod) in self
+            .recovered
+            .extract_if(|uid, _| !unreadable.contains(uid))
+        {
             left.insert(uid, pod.containers);
         }
         for (uid, containers) in left {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use api::decoding::Decoded;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -14,6 +15,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
 use crate::errors::chain;
+use crate::readable::readable;
 
 const MANAGED_BY: &str = "endpointslice-controller.k8s.io";
 /// Changes that come together are written together.
@@ -263,11 +265,11 @@ fn endpoint(service: &Service, pod: &Pod, tolerate_unready: bool) -> Option<Endp
 /// Keeps endpoint slices until told to stop.
 pub async fn run(client: Client, shutdown: CancellationToken) {
     let mut services = std::pin::pin!(watcher::watcher(
-        Api::<Service>::all(client.clone()),
+        Api::<Decoded<Service>>::all(client.clone()),
         watcher::Config::default()
     ));
     let mut pods = std::pin::pin!(watcher::watcher(
-        Api::<Pod>::all(client.clone()),
+        Api::<Decoded<Pod>>::all(client.clone()),
         watcher::Config::default()
     ));
     let mut index = Index::default();
@@ -277,12 +279,12 @@ pub async fn run(client: Client, shutdown: CancellationToken) {
             () = shutdown.cancelled() => return,
             event = services.next() => match event {
                 None => return,
-                Some(Ok(event)) => index.take_service(event),
+                Some(Ok(event)) => readable(event).into_iter().for_each(|event| index.take_service(event)),
                 Some(Err(error)) => failure = Some(error),
             },
             event = pods.next() => match event {
                 None => return,
-                Some(Ok(event)) => index.take_pod(event),
+                Some(Ok(event)) => readable(event).into_iter().for_each(|event| index.take_pod(event)),
                 Some(Err(error)) => failure = Some(error),
             },
             () = tokio::time::sleep(GATHER), if index.is_due() => {

@@ -34,6 +34,7 @@ mod pod_worker;
 pub mod privileges;
 mod probes;
 mod quantity;
+mod readable;
 pub mod reclaim;
 mod registration;
 pub mod runtime;

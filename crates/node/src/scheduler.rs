@@ -2,9 +2,11 @@
 
 mod queue;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::decoding::{Decoded, Problem, Unreadable};
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
@@ -20,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use self::queue::Queue;
 use crate::errors::chain;
 use crate::events::{EventSink, Severity};
+use crate::readable::{readable, shell, warn};
 use crate::{kubelet, quantity};
 
 const NAME: &str = "default-scheduler";
@@ -97,6 +100,7 @@ pub async fn run(client: Client, node_name: String, shutdown: CancellationToken)
         queue: Queue::new(capacity),
         client,
         node_name,
+        unreadable: HashMap::new(),
         results,
     };
     let scheduling = scheduler.run(outcomes);
@@ -114,12 +118,14 @@ struct Scheduler {
     node_name: String,
     events: EventSink,
     queue: Queue<Arc<Pod>>,
+    /// Unbound pods that cannot be read, and what was said of it, by UID.
+    unreadable: HashMap<String, Problem>,
     results: mpsc::UnboundedSender<Outcome>,
 }
 
 impl Scheduler {
     async fn run(mut self, mut outcomes: mpsc::UnboundedReceiver<Outcome>) {
-        let pods = Api::<Pod>::all(self.client.clone());
+        let pods = Api::<Decoded<Pod>>::all(self.client.clone());
         // The server may not filter by an empty node name, so it is asked to, and not relied on.
         let unbound = watcher::Config::default().fields("spec.nodeName=");
         let mut unbound = std::pin::pin!(watcher::watcher(pods, unbound));
@@ -128,7 +134,7 @@ impl Scheduler {
             self.node_name
         );
         let active = watcher::Config::default().fields(&active);
-        let metadata = Api::<PartialObjectMeta<Pod>>::all(self.client.clone());
+        let metadata = Api::<Decoded<PartialObjectMeta<Pod>>>::all(self.client.clone());
         let mut active = std::pin::pin!(watcher::watcher(metadata, active));
         let mut wake_at = None;
         loop {
@@ -150,7 +156,20 @@ impl Scheduler {
         }
     }
 
-    fn unbound(&mut self, event: Event<Pod>) {
+    fn unbound(&mut self, event: Event<Decoded<Pod>>) {
+        let event = match event {
+            Event::Apply(Decoded::Unreadable(left))
+            | Event::InitApply(Decoded::Unreadable(left)) => {
+                return self.unreadable(*left);
+            }
+            event => event,
+        };
+        let Some(event) = readable(event) else {
+            return;
+        };
+        if let Event::Apply(pod) | Event::InitApply(pod) | Event::Delete(pod) = &event {
+            self.unreadable.remove(&pod.uid().unwrap_or_default());
+        }
         match event {
             Event::Apply(pod) | Event::InitApply(pod) if is_ours(&pod) => {
                 let ignored = wishes(&pod);
@@ -168,7 +187,36 @@ impl Scheduler {
         }
     }
 
-    fn active(&mut self, event: Event<PartialObjectMeta<Pod>>) {
+    /// Says why a pod that cannot be read is not bound: what it asks for is not known.
+    fn unreadable(&mut self, left: Unreadable) {
+        let uid = left.metadata.uid.clone().unwrap_or_default();
+        self.queue.leave(&uid);
+        let is_bound = left
+            .conditions
+            .iter()
+            .any(|condition| condition.type_ == "PodScheduled" && condition.status == "True");
+        let told = self.unreadable.insert(uid, left.problem.clone());
+        if is_bound
+            || left.metadata.deletion_timestamp.is_some()
+            || told.as_ref() == Some(&left.problem)
+        {
+            return;
+        }
+        warn::<Pod>(&left);
+        let note = format!("The pod cannot be read: {}", left.problem);
+        let pod: Arc<Pod> = Arc::new(shell(left));
+        let events = &self.events;
+        events.tell(
+            &pod,
+            None,
+            Severity::Warning,
+            "FailedScheduling",
+            note.clone(),
+        );
+        tokio::spawn(say_unschedulable(self.client.clone(), pod, note));
+    }
+
+    fn active(&mut self, event: Event<Decoded<PartialObjectMeta<Pod>>>) {
         match event {
             // What only stands for something of the machine's takes no place.
             Event::Apply(pod) | Event::InitApply(pod) if kubelet::is_mirror(&pod) => {}
@@ -271,7 +319,7 @@ async fn say_unschedulable(client: Client, pod: Arc<Pod>, message: String) {
     let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
         "message": message, "lastTransitionTime": Time(Timestamp::now())});
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
-    let patched = Api::<Pod>::namespaced(client, &namespace)
+    let patched = Api::<Decoded<Pod>>::namespaced(client, &namespace)
         .patch_status(&name, &PatchParams::default(), &Patch::Strategic(patch))
         .await;
     if let Err(error) = patched {

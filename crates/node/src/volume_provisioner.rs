@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::decoding::Decoded;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::binding::{Holder, Need};
 use crate::errors::chain;
+use crate::readable::readable;
 use crate::volumes::claim_directory;
 
 /// Written on volumes that were made here, and on those that somebody else made for this node to keep.
@@ -87,14 +89,21 @@ pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken)
         data_dir,
     };
     let mut events = std::pin::pin!(watcher::watcher(
-        Api::<PersistentVolumeClaim>::all(client),
+        Api::<Decoded<PersistentVolumeClaim>>::all(client),
         watcher::Config::default()
     ));
     let mut at_work: HashMap<String, JoinHandle<()>> = HashMap::new();
     loop {
         let event = tokio::select! {
             () = shutdown.cancelled() => return,
-            event = events.next() => event,
+            event = events.next() => match event {
+                Some(Ok(event)) => match readable(event) {
+                    Some(event) => Some(Ok(event)),
+                    None => continue,
+                },
+                Some(Err(error)) => Some(Err(error)),
+                None => None,
+            },
         };
         match event {
             None => return,
@@ -403,7 +412,7 @@ impl Provisioner {
     }
 
     async fn is_in_use(&self, claim: &ObjectReference) -> Result<bool, ProvisionError> {
-        let pods = Api::<Pod>::namespaced(
+        let pods = Api::<Decoded<Pod>>::namespaced(
             self.client.clone(),
             claim.namespace.as_deref().unwrap_or_default(),
         );
@@ -412,17 +421,21 @@ impl Provisioner {
             .await
             .map_err(failed("listing pods"))?;
         let name = claim.name.clone().unwrap_or_default();
-        Ok(pods
-            .iter()
-            .any(|pod| crate::api_objects::references(pod).claims.contains(&name)))
+        // One that cannot be read may use it.
+        Ok(pods.iter().any(|pod| match pod {
+            Decoded::Readable(pod) => crate::api_objects::references(pod).claims.contains(&name),
+            Decoded::Unreadable(_) => true,
+        }))
     }
 
     /// Volumes whose claim went while nobody watched.
     async fn reclaim_orphans(&self, shutdown: &CancellationToken) {
-        let Ok(volumes) = self.volumes().list(&ListParams::default()).await else {
+        let volumes = Api::<Decoded<PersistentVolume>>::all(self.client.clone());
+        let Ok(volumes) = volumes.list(&ListParams::default()).await else {
             return;
         };
-        for volume in volumes.iter().filter(|volume| binding::is_ours(volume)) {
+        let volumes = volumes.iter().filter_map(Decoded::readable);
+        for volume in volumes.filter(|volume| binding::is_ours(volume)) {
             let spec = volume.spec.as_ref();
             let Some(reference) = spec.and_then(|spec| spec.claim_ref.as_ref()) else {
                 continue;

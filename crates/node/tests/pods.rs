@@ -13,6 +13,7 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use support::{Machine, is_ready};
 use testkit::eventually;
+use testkit::rewriting::{rewriting, seventy_seven_is_too_large};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn sandboxd() -> serde_json::Value {
@@ -617,5 +618,55 @@ async fn a_probe_speaks_https_to_a_certificate_that_nobody_vouches_for() {
         !is_ready(&machine.pod("plain").await),
         "an answer without TLS is none here"
     );
+    machine.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_be_read_keeps_no_other_from_running() {
+    let seen = |client| rewriting(client, seventy_seven_is_too_large);
+    let machine = Machine::start_seen_by(seen, |_| {}).await;
+    let with_port =
+        |port: u16| json!([{"name": "c", "image": "host", "ports": [{"containerPort": port}]}]);
+    machine
+        .create("unbound", json!({"containers": with_port(77)}))
+        .await;
+    machine
+        .create(
+            "bound",
+            json!({"nodeName": "test-node", "containers": with_port(77)}),
+        )
+        .await;
+    machine.create("good", sandboxd()).await;
+    machine.ready("good").await;
+    let field = "spec.containers[0].ports[0].containerPort";
+    machine
+        .pod_with("unbound", "told why it is not bound", |pod| {
+            let status = pod.status.as_ref();
+            let mut conditions = status
+                .into_iter()
+                .flat_map(|status| status.conditions.iter().flatten());
+            conditions.any(|condition| {
+                condition.type_ == "PodScheduled"
+                    && condition
+                        .message
+                        .as_ref()
+                        .is_some_and(|message| message.contains(field))
+            })
+        })
+        .await;
+    machine
+        .pod_with("bound", "told why it does not run", |pod| {
+            pod.status.as_ref().is_some_and(|status| {
+                status.reason.as_deref() == Some("InvalidConfiguration")
+                    && status
+                        .message
+                        .as_ref()
+                        .is_some_and(|message| message.contains(field))
+            })
+        })
+        .await;
+    // Nothing of it runs, so it can go.
+    machine.delete("bound").await;
+    machine.delete("unbound").await;
     machine.finish().await;
 }

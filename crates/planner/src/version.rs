@@ -1,5 +1,6 @@
 //! Which object, in which state, a decision was about: the preconditions of the write that carries it out.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
 /// An object at one moment of its life.
@@ -12,7 +13,10 @@ pub struct Version {
 
 impl Version {
     pub fn of<K: Resource>(object: &K) -> Self {
-        let metadata = object.meta();
+        Self::of_metadata(object.meta())
+    }
+
+    pub fn of_metadata(metadata: &ObjectMeta) -> Self {
         Self {
             name: metadata.name.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),

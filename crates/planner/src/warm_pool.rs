@@ -236,6 +236,8 @@ fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> Sand
         .as_ref()
         .map(|status| status.conditions.clone())
         .unwrap_or_default();
+    // Said only while the pool could not be decided upon.
+    conditions::remove(&mut conditions, ConditionType::Ready);
     let finding = match observed.template {
         Some(_) => rollout(counts, pool.spec.desired_replicas()),
         None => template_missing(&pool.spec.sandbox_template_ref.name),

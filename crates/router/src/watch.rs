@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use api::addresses::is_a_pods;
 use api::conditions::{self, ConditionType};
+use api::decoding::Decoded;
 use api::rbac::{FOLLOW, Rule};
 use api::sandbox::{OperatingMode, Suspension};
 use api::{Sandbox, SandboxSpec};
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
+use kube::Resource;
 use kube::api::{Api, ApiResource, ListParams, ObjectMeta};
 use kube::core::Object;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -90,7 +92,7 @@ pub async fn run(client: kube::Client, resolver: Arc<Resolver>, stop: Cancellati
 }
 
 async fn watch_sandboxes(
-    api: Api<WatchedSandbox>,
+    api: Api<Decoded<WatchedSandbox>>,
     resolver: &Resolver,
     all_known: oneshot::Sender<()>,
 ) {
@@ -113,7 +115,7 @@ async fn watch_sandboxes(
         match event {
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(sandbox)) => {
-                if let Some(key) = key_of(&sandbox.metadata) {
+                if let Some(key) = key_of(sandbox.meta()) {
                     listed.insert(key.as_str().to_owned());
                     registry.observe(&key, observe(&sandbox));
                 }
@@ -126,12 +128,12 @@ async fn watch_sandboxes(
                 }
             }
             Ok(Event::Apply(sandbox)) => {
-                if let Some(key) = key_of(&sandbox.metadata) {
+                if let Some(key) = key_of(sandbox.meta()) {
                     registry.observe(&key, observe(&sandbox));
                 }
             }
             Ok(Event::Delete(sandbox)) => {
-                if let Some(key) = key_of(&sandbox.metadata) {
+                if let Some(key) = key_of(sandbox.meta()) {
                     registry.forget(key.as_str());
                 }
             }
@@ -150,10 +152,10 @@ async fn watch_sandboxes(
 /// The next event. A watch that has been taken up again says nothing while nothing changes, so after a failure and a quiet while
 /// the API is asked whether it answers.
 async fn next_event(
-    mut events: Pin<&mut impl Stream<Item = watcher::Result<Event<WatchedSandbox>>>>,
-    api: &Api<WatchedSandbox>,
+    mut events: Pin<&mut impl Stream<Item = watcher::Result<Event<Decoded<WatchedSandbox>>>>>,
+    api: &Api<Decoded<WatchedSandbox>>,
     resolver: &Resolver,
-) -> Option<watcher::Result<Event<WatchedSandbox>>> {
+) -> Option<watcher::Result<Event<Decoded<WatchedSandbox>>>> {
     let registry = &resolver.registry;
     while registry.is_synced() && !registry.is_in_step() {
         if let Ok(event) = tokio::time::timeout(QUIET, events.next()).await {
@@ -174,7 +176,7 @@ fn in_step(resolver: &Resolver) {
     resolver.set_by_name(false);
 }
 
-async fn watch_pods(api: Api<WatchedPod>, registry: &Registry) {
+async fn watch_pods(api: Api<Decoded<WatchedPod>>, registry: &Registry) {
     let mut complaint = Complaint::default();
     let mut pods = KnownPods::default();
     let config = watcher::Config::default().labels(api::labels::SANDBOX_NAME_HASH);
@@ -206,12 +208,13 @@ struct KnownPods {
 }
 
 impl KnownPods {
-    fn take(&mut self, event: Event<WatchedPod>, registry: &Registry) {
+    /// A pod that cannot be read stays what it was known as.
+    fn take(&mut self, event: Event<Decoded<WatchedPod>>, registry: &Registry) {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
-                self.listed.extend(pod.metadata.uid.clone());
-                self.changed(pod, registry);
+                self.listed.extend(pod.meta().uid.clone());
+                self.observe(pod, registry);
             }
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
@@ -224,13 +227,22 @@ impl KnownPods {
                     registry.pod_ended(&key, &addresses);
                 }
             }
-            Event::Apply(pod) => self.changed(pod, registry),
+            Event::Apply(pod) => self.observe(pod, registry),
             Event::Delete(pod) => {
-                if let Some((uid, key)) = pod.metadata.uid.as_ref().zip(sandbox_of(&pod.metadata)) {
-                    self.running.remove(uid);
-                    registry.pod_ended(&key, &addresses_of(&pod.status.unwrap_or_default()));
+                let metadata = pod.meta();
+                if let Some((uid, key)) = metadata.uid.as_ref().zip(sandbox_of(metadata)) {
+                    let known = self.running.remove(uid);
+                    let known = known.map_or_else(Vec::new, |(_, addresses)| addresses);
+                    let status = pod.readable().and_then(|pod| pod.status.as_ref());
+                    registry.pod_ended(&key, &status.map_or(known, addresses_of));
                 }
             }
+        }
+    }
+
+    fn observe(&mut self, pod: Decoded<WatchedPod>, registry: &Registry) {
+        if let Decoded::Readable(pod) = pod {
+            self.changed(pod, registry);
         }
     }
 
@@ -251,13 +263,18 @@ impl KnownPods {
 }
 
 /// What a sandbox's state means for routing. Pure.
-fn observe(sandbox: &WatchedSandbox) -> Observed {
-    let uid = sandbox.metadata.uid.clone().unwrap_or_default();
+fn observe(sandbox: &Decoded<WatchedSandbox>) -> Observed {
+    let metadata = sandbox.meta();
     Observed {
-        uid,
-        condition: condition_of(sandbox),
+        uid: metadata.uid.clone().unwrap_or_default(),
+        condition: match sandbox {
+            Decoded::Readable(sandbox) => condition_of(sandbox),
+            Decoded::Unreadable(left) => {
+                Condition::NotReady(format!("It cannot be read: {}", left.problem))
+            }
+        },
         trace: telemetry::spans::are_exported()
-            .then(|| carried_trace(&sandbox.metadata))
+            .then(|| carried_trace(metadata))
             .flatten(),
     }
 }
@@ -437,7 +454,7 @@ mod tests {
         let mut list = |found: Vec<WatchedPod>| {
             pods.take(Event::Init, &registry);
             for pod in found {
-                pods.take(Event::InitApply(pod), &registry);
+                pods.take(Event::InitApply(Decoded::Readable(pod)), &registry);
             }
             pods.take(Event::InitDone, &registry);
         };
@@ -447,6 +464,18 @@ mod tests {
         assert!(is_routable(), "another of its pods has the address");
         list(vec![]);
         assert!(!is_routable());
+    }
+
+    #[test]
+    fn a_sandbox_that_cannot_be_read_is_not_ready_and_says_which_field() {
+        let object = r#"{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+            "metadata": {"name": "abc", "namespace": "default", "uid": "1"}, "spec": {"replicas": 3000000000}}"#;
+        let observed = observe(&Decoded::from_json(object));
+        assert_eq!(observed.uid, "1");
+        let Condition::NotReady(why) = observed.condition else {
+            panic!("it has no address");
+        };
+        assert!(why.starts_with("It cannot be read: spec"), "{why}");
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use std::future::Future;
 use std::time::Duration;
 
+use api::decoding::Decoded;
 use api::{Sandbox, SandboxClaim};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
 use crate::error::{ErrorKind, Key};
-use crate::follow::{Ended, Missing, Start, follow};
+use crate::follow::{Ended, Missing, Start, follow, unreadable};
 use crate::readiness::{self, Bound, Verdict};
 
 #[derive(Clone)]
@@ -39,11 +40,11 @@ impl Cluster {
         &self.client
     }
 
-    fn claims(&self, namespace: &str) -> Api<SandboxClaim> {
+    fn claims(&self, namespace: &str) -> Api<Decoded<SandboxClaim>> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    fn sandboxes(&self, namespace: &str) -> Api<Sandbox> {
+    fn sandboxes(&self, namespace: &str) -> Api<Decoded<Sandbox>> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
@@ -52,7 +53,7 @@ impl Cluster {
         claim: &SandboxClaim,
     ) -> Result<SandboxClaim, kube::Error> {
         let namespace = claim.namespace().unwrap_or_default();
-        self.claims(&namespace)
+        Api::namespaced(self.client.clone(), &namespace)
             .create(&PostParams::default(), claim)
             .await
     }
@@ -62,6 +63,7 @@ impl Cluster {
         found
             .map_err(|cause| kubernetes("read the claim", cause))?
             .ok_or(ErrorKind::ClaimNotFound)
+            .and_then(readable)
     }
 
     pub(crate) async fn claim_names(&self, namespace: &str) -> Result<Vec<String>, ErrorKind> {
@@ -76,7 +78,10 @@ impl Cluster {
         name: &str,
     ) -> Result<Option<Sandbox>, ErrorKind> {
         let found = self.sandboxes(namespace).get_opt(name).await;
-        found.map_err(|cause| kubernetes("read the sandbox", cause))
+        found
+            .map_err(|cause| kubernetes("read the sandbox", cause))?
+            .map(readable)
+            .transpose()
     }
 
     /// Deletes a claim, and by its owner references the sandbox behind it. One that is gone already is a success.
@@ -131,7 +136,7 @@ impl Cluster {
         };
         let patch = Patch::Merge(json!({ "spec": spec }));
         let patched = match api.patch(name, &PatchParams::default(), &patch).await {
-            Ok(patched) => patched,
+            Ok(patched) => readable(patched)?,
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 return Err(ErrorKind::SandboxDeleted);
             }
@@ -174,11 +179,21 @@ async fn within<T>(
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(ended)) => ended,
     };
-    Err(match ended {
+    Err(error_of(ended))
+}
+
+fn error_of(ended: Ended) -> ErrorKind {
+    match ended {
         Ended::Deleted => ErrorKind::SandboxDeleted,
         Ended::Refused { reason, message } => ErrorKind::Refused { reason, message },
         Ended::Failed(cause) => kubernetes("watch the claim", cause),
-    })
+    }
+}
+
+fn readable<K>(object: Decoded<K>) -> Result<K, ErrorKind> {
+    object
+        .into_result()
+        .map_err(|left| error_of(unreadable(&left)))
 }
 
 pub(crate) fn kubernetes(operation: &'static str, cause: kube::Error) -> ErrorKind {

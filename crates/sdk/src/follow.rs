@@ -4,6 +4,8 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use api::conditions::Reason;
+use api::decoding::{Decoded, Unreadable};
 use futures::{StreamExt, TryStreamExt};
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::{Api, Resource, ResourceExt};
@@ -47,7 +49,7 @@ pub(crate) enum Ended {
 
 /// Waits, without a limit of its own, until `judge` has made up its mind.
 pub(crate) async fn follow<K, T>(
-    api: &Api<K>,
+    api: &Api<Decoded<K>>,
     name: &str,
     start: Start,
     missing: Missing,
@@ -98,7 +100,7 @@ enum Step<T> {
 }
 
 async fn look<K, T>(
-    api: &Api<K>,
+    api: &Api<Decoded<K>>,
     selector: &str,
     missing: Missing,
     judge: &impl Fn(&K) -> Verdict<T>,
@@ -112,7 +114,7 @@ where
         None if missing == Missing::Gone => return Err(Ended::Deleted),
         None => {}
         Some(object) => {
-            if let Some(value) = settle(judge(object))? {
+            if let Some(value) = settle(object, judge)? {
                 return Ok(Step::Done(value));
             }
         }
@@ -123,7 +125,7 @@ where
 }
 
 async fn watch<K, T>(
-    api: &Api<K>,
+    api: &Api<Decoded<K>>,
     selector: &str,
     mut version: String,
     judge: &impl Fn(&K) -> Verdict<T>,
@@ -143,7 +145,7 @@ where
     while let Some(event) = events.try_next().await.map_err(Ended::Failed)? {
         match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                if let Some(value) = settle(judge(&object))? {
+                if let Some(value) = settle(&object, judge)? {
                     return Ok(Step::Done(value));
                 }
                 version = object.resource_version().unwrap_or(version);
@@ -157,11 +159,26 @@ where
     Ok(Step::From(version))
 }
 
-fn settle<T>(verdict: Verdict<T>) -> Result<Option<T>, Ended> {
+fn settle<K, T>(
+    object: &Decoded<K>,
+    judge: &impl Fn(&K) -> Verdict<T>,
+) -> Result<Option<T>, Ended> {
+    let verdict = match object {
+        Decoded::Readable(object) => judge(object),
+        Decoded::Unreadable(left) => return Err(unreadable(left)),
+    };
     match verdict {
         Verdict::Done(value) => Ok(Some(value)),
         Verdict::Wait => Ok(None),
         Verdict::Refused { reason, message } => Err(Ended::Refused { reason, message }),
+    }
+}
+
+/// No waiting makes an object readable.
+pub(crate) fn unreadable(left: &Unreadable) -> Ended {
+    Ended::Refused {
+        reason: Reason::InvalidConfiguration.as_str().to_owned(),
+        message: format!("The object {left}"),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
+use api::decoding::Decoded;
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client};
@@ -22,7 +23,8 @@ pub(crate) async fn discover(
 ) -> Result<String, ErrorKind> {
     let kind = GroupVersionKind::gvk("gateway.networking.k8s.io", "v1", "Gateway");
     let resource = ApiResource::from_gvk_with_plural(&kind, "gateways");
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+    let api: Api<Decoded<DynamicObject>> =
+        Api::namespaced_with(client.clone(), namespace, &resource);
     let waiting = follow(&api, name, Start::Current, Missing::Awaited, |gateway| {
         address(gateway).map_or(Verdict::Wait, |address| Verdict::Done(address.to_owned()))
     });

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api::decoding::Decoded;
 use futures::future::BoxFuture;
 use http::Uri;
 use k8s_openapi::api::core::v1::Pod;
@@ -96,7 +97,7 @@ impl Tunnel {
         let selector = format!("kubernetes.io/service-name={ROUTER_SERVICE}");
         let params = ListParams::default().labels(&selector);
         for namespace in namespaces {
-            let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), namespace);
+            let api: Api<Decoded<EndpointSlice>> = Api::namespaced(self.client.clone(), namespace);
             let slices = api
                 .list(&params)
                 .await
@@ -104,7 +105,11 @@ impl Tunnel {
                     operation: "list the router's endpoints",
                     cause,
                 })?;
-            if let Some(pod) = ready_pod(&slices.items, namespace) {
+            let slices = slices.items.into_iter();
+            let slices: Vec<EndpointSlice> = slices
+                .filter_map(|slice| slice.into_result().ok())
+                .collect();
+            if let Some(pod) = ready_pod(&slices, namespace) {
                 return Ok(pod);
             }
         }

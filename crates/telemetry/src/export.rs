@@ -11,8 +11,8 @@ use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
-use tracing::{Subscriber, warn};
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing::{Metadata, Subscriber, warn};
+use tracing_subscriber::filter::{LevelFilter, Targets, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
@@ -105,11 +105,17 @@ pub fn install(
     lines: impl Layer<Registry> + Send + Sync + 'static,
     exporter: Option<&Exporter>,
 ) -> Result<(), TryInitError> {
-    let lines = tracing_subscriber::registry().with(lines);
+    let lines = tracing_subscriber::registry().with(lines.with_filter(filter_fn(tells_no_bodies)));
     match exporter {
         None => lines.try_init(),
         Some(exporter) => lines.with(exporter.layer()).try_init(),
     }
+}
+
+/// Whether log lines of this origin tell no bodies of answers. The Kubernetes client logs the whole body of an answer that it cannot
+/// decode, which may hold the secrets of every tenant; what failed is told by whoever asked.
+fn tells_no_bodies(origin: &Metadata<'_>) -> bool {
+    origin.target() != "kube_client::client"
 }
 
 fn build(service: &'static str, endpoint: Option<String>) -> Result<SdkTracerProvider, Error> {
@@ -126,4 +132,47 @@ fn build(service: &'static str, endpoint: Option<String>) -> Result<SdkTracerPro
         .with_batch_exporter(exporter)
         .with_resource(resource.build())
         .build())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_body_of_an_answer_is_never_logged() {
+        let lines = Lines::default();
+        let kept = lines.clone();
+        let layer = tracing_subscriber::fmt::layer().with_writer(move || kept.clone());
+        let layer = layer.with_filter(filter_fn(tells_no_bodies));
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::with_default(subscriber, || {
+            // As the Kubernetes client does.
+            tracing::warn!(target: "kube_client::client", "{}, {:?}", "{\"password\":\"hunter2\"}", "an error");
+            tracing::warn!(target: "kube_client::client::builder", "failed with status 500");
+            tracing::warn!("the watch failed");
+        });
+        let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(!lines.contains("hunter2"), "{lines}");
+        assert!(
+            lines.contains("status 500") && lines.contains("the watch failed"),
+            "{lines}"
+        );
+    }
 }

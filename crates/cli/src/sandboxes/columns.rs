@@ -12,7 +12,7 @@ use super::Known;
 use crate::output::{self, Detail};
 
 /// What stands where there is nothing to say.
-const NOTHING: &str = "–";
+pub const NOTHING: &str = "–";
 
 /// The kinds by the names that people use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -75,7 +75,7 @@ pub fn row<Kind: Shown>(
     if detail == Detail::Wide {
         cells.extend(wide);
     }
-    cells
+    output::visible_cells(cells)
 }
 
 pub fn age(metadata: &ObjectMeta, now: Timestamp) -> String {

@@ -293,7 +293,7 @@ impl Transfer {
 
     fn note(&self, sentence: &str) {
         self.progress.finish();
-        eprintln!("{sentence}");
+        eprintln!("{}", crate::visible::line(sentence));
     }
 }
 

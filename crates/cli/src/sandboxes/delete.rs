@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use api::decoding::Decoded;
 use api::{Sandbox, SandboxClaim, SandboxWarmPool, kruise};
 use clap::Args;
 use futures::StreamExt;
@@ -13,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 
 use super::{Known, connect, explain, scoped};
 use crate::connection::{self, Connected};
@@ -88,7 +89,8 @@ async fn delete_one(
     arguments: &DeleteArguments,
     name: &str,
 ) -> anyhow::Result<()> {
-    let claims: Api<SandboxClaim> = Api::namespaced(connected.client.clone(), &connected.namespace);
+    let claims: Api<Decoded<SandboxClaim>> =
+        Api::namespaced(connected.client.clone(), &connected.namespace);
     let deleted = match claims.delete(name, &propagation(arguments.wait)).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {
             if arguments.ignore_not_found {
@@ -135,7 +137,7 @@ async fn delete_claims(
 async fn await_deleted<Kind: Known>(client: &Client, deleted: &[ObjectMeta]) -> anyhow::Result<()> {
     for object in deleted {
         let (name, uid) = (object.name.as_deref(), object.uid.as_deref());
-        let api: Api<Kind> = Api::namespaced(
+        let api: Api<Decoded<Kind>> = Api::namespaced(
             client.clone(),
             object.namespace.as_deref().unwrap_or_default(),
         );
@@ -181,8 +183,8 @@ async fn delete_all<Kind: Known>(
     namespace: Option<&str>,
     how: &DeleteParams,
 ) -> anyhow::Result<Vec<ObjectMeta>> {
-    let listed = scoped::<Kind>(client, namespace)
-        .list_metadata(&ListParams::default())
+    let listed = scoped::<Decoded<Kind>>(client, namespace)
+        .list(&ListParams::default())
         .await;
     let objects = match listed {
         // Not every cluster has every kind.
@@ -191,7 +193,7 @@ async fn delete_all<Kind: Known>(
     };
     for object in &objects {
         let namespace = object.namespace().unwrap_or_default();
-        let deleted = Api::<Kind>::namespaced(client.clone(), &namespace)
+        let deleted = Api::<Decoded<Kind>>::namespaced(client.clone(), &namespace)
             .delete(&object.name_any(), how)
             .await;
         match deleted {
@@ -203,7 +205,7 @@ async fn delete_all<Kind: Known>(
             }
         }
     }
-    Ok(objects.into_iter().map(|object| object.metadata).collect())
+    Ok(objects.iter().map(|object| object.meta().clone()).collect())
 }
 
 /// Waits until no pod of a sandbox is left.
@@ -211,7 +213,10 @@ async fn await_no_pods(client: &Client, namespace: Option<&str>) -> anyhow::Resu
     let of_sandboxes = watcher::Config::default().labels(api::labels::SANDBOX_NAME_HASH);
     let mut pods = HashSet::new();
     let mut listed = false;
-    let mut events = pin!(watcher(scoped::<Pod>(client, namespace), of_sandboxes));
+    let mut events = pin!(watcher(
+        scoped::<Decoded<Pod>>(client, namespace),
+        of_sandboxes
+    ));
     while let Some(event) = events.next().await {
         match event? {
             watcher::Event::Init => pods.clear(),

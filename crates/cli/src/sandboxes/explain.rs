@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use api::conditions::Reason;
+use api::decoding::Decoded;
 use api::{SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt};
@@ -57,9 +58,11 @@ pub async fn get<Kind: Shown>(
     namespace: &str,
     name: &str,
 ) -> anyhow::Result<Kind> {
-    let found = scoped::<Kind>(client, Some(namespace)).get_opt(name).await;
+    let objects = scoped::<Decoded<Kind>>(client, Some(namespace));
+    let found = objects.get_opt(name).await;
     match found.with_context(|| format!("cannot read {} {name}", Kind::SINGULAR))? {
-        Some(object) => Ok(object),
+        Some(Decoded::Readable(object)) => Ok(object),
+        Some(Decoded::Unreadable(left)) => anyhow::bail!("{} {left}", Kind::SINGULAR),
         None => Err(missing::<Kind>(client, namespace, name).await),
     }
 }
@@ -73,8 +76,8 @@ pub async fn missing<Kind: Shown>(client: &Client, namespace: &str, name: &str) 
 }
 
 async fn names_there<Kind: Shown + Known>(client: &Client, namespace: &str) -> String {
-    let listed = scoped::<Kind>(client, Some(namespace))
-        .list_metadata(&ListParams::default())
+    let listed = scoped::<Decoded<Kind>>(client, Some(namespace))
+        .list(&ListParams::default())
         .await;
     let names: Vec<String> = match listed {
         Ok(objects) => objects.iter().map(ResourceExt::name_any).collect(),

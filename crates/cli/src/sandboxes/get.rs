@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use api::decoding::Decoded;
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use clap::{Args, ValueEnum};
 use k8s_openapi::api::core::v1::Event;
@@ -11,6 +12,7 @@ use kube::{Client, ResourceExt};
 
 use super::columns::{self, Kind, Shown};
 use super::list::table;
+use super::object::Object;
 use super::{connect, explain, scoped};
 use crate::connection::{self, Connected};
 use crate::output::{Detail, Format, Table, age, print_text};
@@ -37,10 +39,12 @@ pub async fn get(arguments: GetArguments) -> anyhow::Result<ExitCode> {
     let (kind, name) = parse(&arguments.name)?;
     let connected = connect(&arguments.connection).await?;
     match kind {
-        Kind::Claim => show::<SandboxClaim>(&connected, name, arguments.output).await?,
-        Kind::Sandbox => show::<Sandbox>(&connected, name, arguments.output).await?,
-        Kind::Pool => show::<SandboxWarmPool>(&connected, name, arguments.output).await?,
-        Kind::Template => show::<SandboxTemplate>(&connected, name, arguments.output).await?,
+        Kind::Claim => show::<Object<SandboxClaim>>(&connected, name, arguments.output).await?,
+        Kind::Sandbox => show::<Object<Sandbox>>(&connected, name, arguments.output).await?,
+        Kind::Pool => show::<Object<SandboxWarmPool>>(&connected, name, arguments.output).await?,
+        Kind::Template => {
+            show::<Object<SandboxTemplate>>(&connected, name, arguments.output).await?
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -147,8 +151,10 @@ async fn events_about<Kind: Shown>(client: &Client, object: &Kind) -> Vec<Event>
     for name in names {
         let about = ListParams::default().fields(&format!("involvedObject.name={name}"));
         // They are a help, not the answer: without the right to read them the rest is still shown.
-        if let Ok(found) = scoped::<Event>(client, Some(&namespace)).list(&about).await {
-            events.extend(found.items);
+        let found = scoped::<Decoded<Event>>(client, Some(&namespace));
+        if let Ok(found) = found.list(&about).await {
+            let found = found.items.into_iter();
+            events.extend(found.filter_map(|event| event.into_result().ok()));
         }
     }
     events.sort_by_key(last_seen);

@@ -12,9 +12,11 @@ use kube::api::ListParams;
 use kube::runtime::{WatchStreamExt, watcher};
 
 use super::columns::{self, Kind, Shown};
+use super::object::Object;
 use super::{connect, scoped};
 use crate::connection::{self, Connected};
 use crate::output::{Detail, Format, Table, Widths, print_text};
+use crate::visible;
 
 /// List claims, sandboxes, pools or templates
 #[derive(Debug, Args)]
@@ -46,10 +48,10 @@ pub struct ListArguments {
 pub async fn list(arguments: ListArguments) -> anyhow::Result<ExitCode> {
     let connected = connect(&arguments.connection).await?;
     match arguments.kind {
-        Kind::Claim => list_kind::<SandboxClaim>(&arguments, &connected).await?,
-        Kind::Sandbox => list_kind::<Sandbox>(&arguments, &connected).await?,
-        Kind::Pool => list_kind::<SandboxWarmPool>(&arguments, &connected).await?,
-        Kind::Template => list_kind::<SandboxTemplate>(&arguments, &connected).await?,
+        Kind::Claim => list_kind::<Object<SandboxClaim>>(&arguments, &connected).await?,
+        Kind::Sandbox => list_kind::<Object<Sandbox>>(&arguments, &connected).await?,
+        Kind::Pool => list_kind::<Object<SandboxWarmPool>>(&arguments, &connected).await?,
+        Kind::Template => list_kind::<Object<SandboxTemplate>>(&arguments, &connected).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -135,7 +137,13 @@ async fn watch<Kind: Shown>(
             }
             Ok(watcher::Event::Apply(object)) => printer.change(&object, false)?,
             Ok(watcher::Event::Delete(object)) => printer.change(&object, true)?,
-            Err(error) if begun => eprintln!("the connection is lost and tried again: {error}"),
+            Err(error) if begun => {
+                let error = error.to_string();
+                eprintln!(
+                    "the connection is lost and tried again: {}",
+                    visible::line(&error)
+                );
+            }
             Err(error) => return Err(error).context("cannot watch"),
         }
     }

@@ -10,6 +10,7 @@ mod get;
 mod list;
 mod logs;
 mod mode;
+mod object;
 mod overview;
 mod scale;
 mod status;

@@ -3,6 +3,7 @@
 mod stuck;
 
 use api::conditions::{self, ConditionType};
+use api::decoding::Unreadable;
 use api::{Sandbox, SandboxClaim, SandboxWarmPool};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::node::v1::RuntimeClass;
@@ -33,6 +34,8 @@ pub struct Observed {
     pub pods: Vec<Pod>,
     pub nodes: Vec<Node>,
     pub runtime_classes: Vec<RuntimeClass>,
+    /// What is left of claims, sandboxes and pools that cannot be read, with the name of the kind.
+    pub unreadable: Vec<(&'static str, Unreadable)>,
 }
 
 /// The whole at a glance.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use api::decoding::{Decoded, Unreadable};
 use clap::Args;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -13,7 +14,7 @@ use kube::api::ListParams;
 use super::overview::{Observed, Overview};
 use super::{Known, connect, scoped};
 use crate::connection::{self, Connected};
-use crate::output::{ObjectFormat, Table, print_text};
+use crate::output::{ObjectFormat, Table, counted, print_text};
 
 /// Show what is running, warm and stuck, and why
 #[derive(Debug, Args)]
@@ -37,54 +38,62 @@ pub async fn status(arguments: StatusArguments) -> anyhow::Result<ExitCode> {
         .then_some(connected.namespace.as_str());
     let observed = observe(&connected, namespace).await?;
     let overview = Overview::of(&observed, Timestamp::now());
-    let text = match arguments.output {
-        Some(format) => format.render(&overview)?,
-        None => render(&overview, &connected.described),
-    };
-    print_text(&text)?;
+    match arguments.output {
+        Some(format) => format.print_text(&format.render(&overview)?)?,
+        None => print_text(&render(&overview, &connected.described))?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Result<Observed> {
+    let everything = ListParams::default();
     let of_sandboxes = ListParams::default().labels(api::labels::SANDBOX_NAME_HASH);
-    let (claims, sandboxes, pools, pods) = tokio::try_join!(
-        all(connected, namespace, "claims"),
-        all(connected, namespace, "sandboxes"),
-        all(connected, namespace, "pools"),
-        async {
-            let pods = scoped::<Pod>(&connected.client, namespace);
-            let listed = pods.list(&of_sandboxes).await;
-            Ok(listed.context("cannot list pods")?.items)
-        },
+    let ((claims, a), (sandboxes, b), (pools, c), (pods, _)) = tokio::try_join!(
+        all(connected, namespace, "claim", &everything),
+        all(connected, namespace, "sandbox", &everything),
+        all(connected, namespace, "pool", &everything),
+        all::<Pod>(connected, namespace, "pod", &of_sandboxes),
     )?;
     // Whoever may use sandboxes need not be allowed to see nodes; the rest is worth showing without them.
-    let nodes = Api::all(connected.client.clone())
-        .list(&ListParams::default())
-        .await;
-    let nodes = nodes.map(|list| list.items).unwrap_or_default();
-    let classes = Api::all(connected.client.clone())
-        .list(&ListParams::default())
-        .await;
+    let nodes = Api::all(connected.client.clone()).list(&everything).await;
+    let classes = Api::all(connected.client.clone()).list(&everything).await;
     Ok(Observed {
-        runtime_classes: classes.map(|list| list.items).unwrap_or_default(),
+        runtime_classes: classes.map(|list| sorted(list.items).0).unwrap_or_default(),
+        nodes: nodes.map(|list| sorted(list.items).0).unwrap_or_default(),
+        unreadable: [("claim", a), ("sandbox", b), ("pool", c)]
+            .into_iter()
+            .flat_map(|(kind, left)| left.into_iter().map(move |left| (kind, *left)))
+            .collect(),
         claims,
         sandboxes,
         pools,
         pods,
-        nodes,
     })
+}
+
+/// Those that can be read, and what is left of the others.
+fn sorted<Kind>(objects: Vec<Decoded<Kind>>) -> (Vec<Kind>, Vec<Box<Unreadable>>) {
+    let (mut readable, mut unreadable) = (Vec::with_capacity(objects.len()), Vec::new());
+    for object in objects {
+        match object {
+            Decoded::Readable(object) => readable.push(object),
+            Decoded::Unreadable(left) => unreadable.push(left),
+        }
+    }
+    (readable, unreadable)
 }
 
 async fn all<Kind: Known>(
     connected: &Connected,
     namespace: Option<&str>,
     what: &str,
-) -> anyhow::Result<Vec<Kind>> {
-    let listed = scoped::<Kind>(&connected.client, namespace)
-        .list(&ListParams::default())
+    which: &ListParams,
+) -> anyhow::Result<(Vec<Kind>, Vec<Box<Unreadable>>)> {
+    let listed = scoped::<Decoded<Kind>>(&connected.client, namespace)
+        .list(which)
         .await
-        .with_context(|| format!("cannot list {what}"))?;
-    Ok(listed.items)
+        .with_context(|| format!("cannot list {}", counted(0, what).trim_start_matches("0 ")))?;
+    Ok(sorted(listed.items))
 }
 
 fn render(overview: &Overview, described: &str) -> String {

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
@@ -12,6 +14,9 @@ use super::{API_LISTEN, METRICS_LISTEN, Options, Quickstart, ROUTER_LISTEN, Up};
 use crate::data_directory::{self, Running};
 use crate::node_flags::NodeFlags;
 use crate::{private_system, rootless};
+
+/// How long a start may still take once it is asked to stop. Something may keep it from ever being complete.
+const START_AFTER_STOP: Duration = Duration::from_secs(10);
 
 /// Run the whole system on this machine: API server, controllers, node and router
 #[derive(Debug, Args)]
@@ -113,13 +118,17 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Up::start(options).await
     });
     let mut is_to_stop = false;
+    let mut given_up = pin!(tokio::time::sleep(START_AFTER_STOP));
     // What is half started cannot be stopped, only left for the next start to clear away.
     let mut up = loop {
         tokio::select! {
             started = &mut starting => break started??,
             _ = interrupt.recv() => if is_to_stop { return Ok(ExitCode::from(130)) },
             _ = terminate.recv() => if is_to_stop { return Ok(ExitCode::from(143)) },
+            () = &mut given_up, if is_to_stop => return Ok(ExitCode::from(143)),
         }
+        let deadline = tokio::time::Instant::now() + START_AFTER_STOP;
+        given_up.as_mut().reset(deadline);
         eprintln!("stopping once everything has started; a second signal ends it at once");
         is_to_stop = true;
     };

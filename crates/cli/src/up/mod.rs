@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use api::decoding::Decoded;
 use controllers::metrics::Metrics;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -207,9 +208,9 @@ impl Up {
     /// what it holds of the machine.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         let removed = self.remove_ready_files();
-        let pods: Api<Pod> = Api::all(self.client());
+        let pods: Api<Decoded<PartialObjectMeta<Pod>>> = Api::all(self.client());
         let idle = pods
-            .list_metadata(&ListParams::default())
+            .list(&ListParams::default())
             .await
             .is_ok_and(|pods| pods.items.iter().all(is_mirror));
         let stopped = self.stop_parts().await;
@@ -423,7 +424,7 @@ impl Up {
 }
 
 /// Whether a pod only stands for a part of this process.
-fn is_mirror(pod: &PartialObjectMeta<Pod>) -> bool {
+fn is_mirror(pod: &Decoded<PartialObjectMeta<Pod>>) -> bool {
     pod.annotations()
         .contains_key(node::kubelet::MIRROR_ANNOTATION)
 }

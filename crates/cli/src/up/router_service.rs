@@ -10,6 +10,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::Context;
+use api::decoding::Decoded;
 use api::labels::ROUTER_APP;
 use api::{Sandbox, SandboxClaim};
 use futures::{Stream, StreamExt, stream};
@@ -18,7 +19,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use node::kubelet::MIRROR_ANNOTATION;
 use serde_json::{Value, json};
 use tokio::time::MissedTickBehavior;
@@ -266,7 +267,7 @@ fn lost<Kind: Known>(
         }
         // Whoever deletes a pod with a grace period of their own waits for a node that does not know it.
         watcher::Event::Apply(object) | watcher::Event::InitApply(object)
-            if object.name_any() == name && object.metadata.deletion_timestamp.is_some() =>
+            if object.name_any() == name && object.meta().deletion_timestamp.is_some() =>
         {
             object.namespace().map(Change::Lost)
         }
@@ -282,9 +283,9 @@ fn changes<Kind, Concerns>(
 ) -> impl Stream<Item = Change> + use<Kind, Concerns>
 where
     Kind: Known,
-    Concerns: Fn(watcher::Event<PartialObjectMeta<Kind>>) -> Option<Change>,
+    Concerns: Fn(watcher::Event<Decoded<PartialObjectMeta<Kind>>>) -> Option<Change>,
 {
-    let objects = Api::<PartialObjectMeta<Kind>>::all(client.clone());
+    let objects = Api::<Decoded<PartialObjectMeta<Kind>>>::all(client.clone());
     watcher(objects, which).filter_map(move |event| {
         let change = event.map(&concerns);
         async move {

@@ -16,7 +16,8 @@ use api::rbac::{FOLLOW, MANAGE, Rule, SUBRESOURCE};
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use kube::ResourceExt;
 use planner::claim::{
-    Holding, Obstacle, Report, Verdict, decide, is_first_start, next_look, status,
+    Holding, Obstacle, Report, Verdict, decide, decide_unobserved, is_first_start, next_look,
+    status,
 };
 use planner::owner::{controller_of, refers_to};
 
@@ -274,15 +275,17 @@ async fn attempt(
     key: &ObjectKey,
 ) -> Result<Attempt, Error> {
     let claim = &trace::with_context(claim);
-    let mut facts = observe(context, claims, key, claim)
-        .await
-        .map_err(Error::Observe)?;
+    let mut facts = observe(context, claims, key, claim).await;
+    let trouble = facts.trouble.take();
     let _acquiring = match facts.holding() {
         Holding::Owned(_) => None,
         _ => Some(claims.supply.acquiring(&context.clock)),
     };
     let now = context.clock.now();
-    let plan = decide(&facts.observed(), now);
+    let plan = match &trouble {
+        None => decide(&facts.observed(), now),
+        Some(error) => decide_unobserved(&facts.observed(), obstacle_of(error), now),
+    };
     let applied = apply::apply(context, key, claim, &plan.effects).await;
     if applied.transferred {
         facts.keep_candidate();
@@ -302,6 +305,9 @@ async fn attempt(
     }
     let report = match (&obstacle, &plan.verdict) {
         (None, Verdict::Silent) => return finish(applied, Action::AwaitChange),
+        (Some(obstacle), Verdict::Blocked(_)) if trouble.is_some() => {
+            Report::Unobserved { obstacle }
+        }
         (Some(obstacle), _) => Report::Blocked {
             obstacle,
             sandbox: held,
@@ -321,6 +327,11 @@ async fn attempt(
     }
     if plan.announces_expiry {
         report::tell_expiry(context, claim);
+    }
+    if let (Some(error), Report::Unobserved { .. }) = (trouble, &report)
+        && !error.is_lasting()
+    {
+        return Err(Error::Observe(error));
     }
     let deadline = next_look(current, &status(current, &report, now), now);
     let next = [plan.recheck_after, deadline].into_iter().flatten().min();
@@ -346,6 +357,9 @@ fn obstacle_of(error: &WriteError) -> Obstacle {
     match &error.failure {
         // A spec that the API refuses will be refused again.
         Failure::Invalid(message) => Obstacle::new(Reason::InvalidConfiguration, message),
-        failure => Obstacle::new(Reason::ReconcilerError, format!("Error seen: {failure}")),
+        _ => Obstacle::new(
+            Reason::ReconcilerError,
+            format!("Error seen: {}", error.told()),
+        ),
     }
 }

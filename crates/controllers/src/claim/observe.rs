@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use api::claim::ClaimSource;
+use api::decoding::Unreadable;
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::jiff::Timestamp;
@@ -56,6 +57,10 @@ pub(super) struct Facts {
     taken: Option<Arc<Sandbox>>,
     legacy_policy: Option<Arc<NetworkPolicy>>,
     first_observed: Timestamp,
+    /// A sandbox under one of the claim's names that cannot be read.
+    unreadable: Option<Arc<Unreadable>>,
+    /// Why not everything could be looked up.
+    pub trouble: Option<WriteError>,
 }
 
 impl Facts {
@@ -107,6 +112,11 @@ impl Facts {
             pool: self.pool.lookup(),
             template: self.template.lookup(),
             holding: self.holding(),
+            unreadable: self
+                .unreadable
+                .as_ref()
+                .map(|left| &left.metadata)
+                .filter(|metadata| is_controlled_by(metadata, uid)),
             namesake,
             candidate: self.candidate().map(Arc::as_ref),
             legacy_policy: self.legacy_policy.as_deref(),
@@ -115,17 +125,29 @@ impl Facts {
     }
 }
 
-/// Looks at everything a decision about the claim depends on. What must not be believed of a cache is asked of the server.
+/// Looks at everything a decision about the claim depends on. What must not be believed of a cache is asked of the server. Where that
+/// fails, the facts say so: what is known suffices for the claim to expire.
 pub(super) async fn observe(
     context: &Context,
     claims: &Claims,
     key: &ObjectKey,
     claim: &Arc<SandboxClaim>,
-) -> Result<Facts, WriteError> {
+) -> Facts {
+    let mut facts = known(context, claims, key, claim);
+    facts.trouble = facts.complete(context, claims, key).await.err();
+    facts
+}
+
+/// What the caches know.
+fn known(context: &Context, claims: &Claims, key: &ObjectKey, claim: &Arc<SandboxClaim>) -> Facts {
     let caches = &context.caches;
-    let mut facts = Facts {
+    let names = names_to_look_up(claim);
+    let unreadable = names
+        .iter()
+        .find_map(|name| caches.sandboxes.unreadable(&key.sibling(name)));
+    Facts {
         claim: Arc::clone(claim),
-        sandboxes: names_to_look_up(claim)
+        sandboxes: names
             .into_iter()
             .map(|name| (name.to_owned(), caches.sandboxes.get(&key.sibling(name))))
             .collect(),
@@ -138,23 +160,9 @@ pub(super) async fn observe(
             .network_policies
             .get(&key.sibling(&legacy_policy_name(&key.name))),
         first_observed: claims.first_seen.of(key, context.clock.now()),
-    };
-    if let Holding::Broken { name } = facts.holding() {
-        let name = name.to_owned();
-        facts.confirm_sandbox(context, key, &name).await?;
+        unreadable,
+        trouble: None,
     }
-    let is_owned = matches!(facts.holding(), Holding::Owned(_));
-    if let (false, Ok(ClaimSource::Pool { pool })) = (is_owned, claim.spec.source()) {
-        facts.pool = look_up(context, &caches.warm_pools, &key.sibling(pool)).await?;
-    }
-    facts.template = facts.find_template(context, key).await?;
-    if facts.template().is_some()
-        && let Some(request) = warm_request(claim, facts.pool.lookup(), facts.holding())
-    {
-        facts.wanted_warm = true;
-        facts.reservation = reserve(context, claims, claim, &request);
-    }
-    Ok(facts)
 }
 
 /// The best warm sandbox but those that other claims are bound to: a controller that ended before it could hand them over leaves
@@ -182,6 +190,38 @@ fn reserve(
 }
 
 impl Facts {
+    /// Asks the server for what the caches must not be believed of, and reserves a warm sandbox.
+    async fn complete(
+        &mut self,
+        context: &Context,
+        claims: &Claims,
+        key: &ObjectKey,
+    ) -> Result<(), WriteError> {
+        let claim = Arc::clone(&self.claim);
+        let is_owned = matches!(self.holding(), Holding::Owned(_));
+        // Neither gone nor somebody else's, as far as anybody can tell.
+        if let (false, Some(left)) = (is_owned, &self.unreadable) {
+            let name = left.metadata.name.as_deref().unwrap_or_default();
+            return Err(WriteError::unreadable::<Sandbox>(&key.sibling(name), left));
+        }
+        if let Holding::Broken { name } = self.holding() {
+            let name = name.to_owned();
+            self.confirm_sandbox(context, key, &name).await?;
+        }
+        let is_owned = matches!(self.holding(), Holding::Owned(_));
+        if let (false, Ok(ClaimSource::Pool { pool })) = (is_owned, claim.spec.source()) {
+            self.pool = look_up(context, &context.caches.warm_pools, &key.sibling(pool)).await?;
+        }
+        self.template = self.find_template(context, key).await?;
+        if self.template().is_some()
+            && let Some(request) = warm_request(&claim, self.pool.lookup(), self.holding())
+        {
+            self.wanted_warm = true;
+            self.reservation = reserve(context, claims, &claim, &request);
+        }
+        Ok(())
+    }
+
     /// A claim is bound to another sandbox only once the server itself says that this one is lost.
     async fn confirm_sandbox(
         &mut self,

@@ -58,7 +58,7 @@ pub(super) async fn publish(
         Err(error) if error.is_not_found() || error.is_conflict() => return Ok(Published::Yes),
         Err(error) => return Err(Error::Publish(error)),
     }
-    if let Report::Blocked { obstacle, .. } = report {
+    if let Report::Blocked { obstacle, .. } | Report::Unobserved { obstacle } = report {
         tell_obstacle(context, claim, &before, obstacle);
     }
     if let Report::Reflects {

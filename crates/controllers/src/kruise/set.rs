@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use api::SandboxTemplate;
-use api::kruise::SandboxSet;
+use api::kruise::{SandboxSet, SandboxSetStatus};
 use api::labels::kruise as keys;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use planner::pacing::Pacing;
@@ -71,5 +72,9 @@ impl Pool for SandboxSet {
     ) -> Plan {
         let set = self;
         decide(&Observed { set, mould, stock }, pacing, now)
+    }
+
+    fn conditions(status: &SandboxSetStatus) -> &[Condition] {
+        &status.conditions
     }
 }

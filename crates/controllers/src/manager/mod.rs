@@ -144,7 +144,15 @@ pub async fn serve_and_run(
             servers.spawn(serve::serve(listener, routes, stop_serving.clone()));
         }
     }
-    check_installed(&client, &args.config()).await?;
+    let config = args.config();
+    match shutdown
+        .run_until_cancelled(check_installed(&client, &config))
+        .await
+    {
+        // Asked to stop before anything was begun.
+        None => return Ok(()),
+        Some(installed) => installed?,
+    }
     let mut parts = Parts::new(client.clone(), args.config());
     parts.instrumentation = Arc::<Metrics>::clone(&metrics);
     parts.instance = Arc::from(identity());

@@ -125,8 +125,12 @@ impl<P: Pool> Keeper<'_, P> {
                     Err(error) => failures.push(error),
                 }
             }
-            let may_have_happened =
-                |error: &WriteError| matches!(error.failure, Failure::Transient(_));
+            let may_have_happened = |error: &WriteError| {
+                matches!(
+                    error.failure,
+                    Failure::Transient(_) | Failure::Unreadable(_)
+                )
+            };
             if failures.iter().any(may_have_happened) {
                 expectations.doubt();
             }
@@ -173,7 +177,19 @@ impl<P: Pool> Keeper<'_, P> {
             return Ok(());
         }
         let pools = Writer::new(context, P::cache(&context.caches), P::FIELD_MANAGER);
-        match pools.apply_status(self.key, P::written(status)).await {
+        let said = |status: &P::Status| P::conditions(status).len();
+        let written = if pool
+            .status()
+            .is_some_and(|before| said(before) > said(status))
+        {
+            // What was said while the pool could not be reconciled is not the apply's to take back.
+            let precondition = Precondition::same(pool);
+            let status = P::written(status);
+            pools.patch_status(self.key, &precondition, status).await
+        } else {
+            pools.apply_status(self.key, P::written(status)).await
+        };
+        match written {
             Ok(_) => pool.tell(status, context),
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),

@@ -10,6 +10,7 @@ mod observe;
 use std::sync::Arc;
 
 use api::{Sandbox, SandboxTemplate};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::core::object::HasStatus;
@@ -22,6 +23,7 @@ use crate::cache::{Cache, Change};
 use crate::cached::Cached;
 use crate::context::{Caches, Context};
 use crate::key::{ObjectKey, within};
+use crate::not_ready::Subject;
 use crate::queue::Queue;
 use crate::runtime::{Action, Runtime, at_once};
 use crate::warm_supply::WarmSupply;
@@ -70,6 +72,9 @@ pub(crate) trait Pool:
         pacing: &Pacing,
         now: Timestamp,
     ) -> Plan<Self::Status>;
+
+    /// The conditions of a status.
+    fn conditions(status: &Self::Status) -> &[Condition];
 
     /// A status as it is written.
     fn written(status: &Self::Status) -> Value {
@@ -212,9 +217,10 @@ impl<P: Pool> Keeper<'_, P> {
         self.confirm(&sandboxes, &mut memory.expectations)
             .await
             .map_err(Error::List)?;
-        let template = template(context, self.key, pool)
-            .await
-            .map_err(Error::Template)?;
+        let template = match template(context, self.key, pool).await {
+            Ok(template) => template,
+            Err(failure) => return self.unobserved(failure).await,
+        };
         let mould = pool.mould(template, self.supply);
         let started = tokio::time::Instant::now();
         let plan = pool.decide(
@@ -223,7 +229,7 @@ impl<P: Pool> Keeper<'_, P> {
                 sandboxes: &sandboxes,
                 spoken_for: &SpokenFor(self.supply),
                 going: &Going(&memory.expectations),
-                unseen: memory.expectations.unseen(),
+                unseen: memory.expectations.unseen() + self.unreadable().len(),
                 demand: self.supply.demand(),
                 held_back_since: memory.held_back_since,
                 max_batch: context.config.warm_pool_max_batch_size.get(),
@@ -243,5 +249,22 @@ impl<P: Pool> Keeper<'_, P> {
         Ok(plan
             .recheck_after
             .map_or(Action::AwaitChange, Action::RequeueAfter))
+    }
+
+    /// Says that the pool's template could not be looked up. What a retry cannot mend waits for a change.
+    async fn unobserved(&self, failure: WriteError) -> Result<Action, Error> {
+        let (context, pool) = (self.context, self.pool);
+        let subject = Subject {
+            context,
+            controller: P::CONTROLLER,
+            cache: P::cache(&context.caches),
+            key: self.key,
+        };
+        let before = pool.status().map_or(&[][..], P::conditions);
+        let published = subject.unobserved(pool, before, &failure).await;
+        if published.is_ok() && failure.is_lasting() {
+            return Ok(Action::AwaitChange);
+        }
+        Err(Error::Template(failure))
     }
 }

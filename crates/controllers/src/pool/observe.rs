@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
+use api::decoding::Unreadable;
 use api::{Sandbox, SandboxTemplate};
-use kube::api::ListParams;
+use kube::ResourceExt;
 use kube::core::ObjectMeta;
-use kube::{Api, ResourceExt};
 use planner::expectations::Expectations;
+use planner::owner::is_controlled_by;
 use planner::stock::Sandboxes;
 
 use super::{Keeper, Pool};
 use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::warm_supply::{WarmSupply, sandbox_key};
-use crate::writes::{WriteError, Writer};
+use crate::writes::{WriteError, Writer, list_metadata};
 
 /// The template that a pool names. That it is missing is only believed of the API server itself.
 pub(crate) async fn template<P: Pool>(
@@ -35,11 +36,36 @@ pub(crate) async fn template<P: Pool>(
 impl<P: Pool> Keeper<'_, P> {
     /// Forgets what the cache shows by now.
     pub(super) fn strike_off(&self, expectations: &mut Expectations) {
+        let sandboxes = &self.context.caches.sandboxes;
         expectations.settle(|name| {
-            let sandbox = self.context.caches.sandboxes.get(&self.key.sibling(name))?;
-            let is_going = sandbox.metadata.deletion_timestamp.is_some();
-            Some((sandbox.uid().unwrap_or_default(), is_going))
+            let key = self.key.sibling(name);
+            let seen = |metadata: &ObjectMeta| {
+                let is_going = metadata.deletion_timestamp.is_some();
+                (metadata.uid.clone().unwrap_or_default(), is_going)
+            };
+            match sandboxes.get(&key) {
+                Some(sandbox) => Some(seen(&sandbox.metadata)),
+                None => sandboxes.unreadable(&key).map(|left| seen(&left.metadata)),
+            }
         });
+    }
+
+    /// The pool's sandboxes that cannot be read. They count, or the pool would make others in their place.
+    pub(super) fn unreadable(&self) -> Vec<Arc<Unreadable>> {
+        let sandboxes = &self.context.caches.sandboxes;
+        let mut left = sandboxes.unreadable_in(&self.key.namespace);
+        if left.is_empty() {
+            return left;
+        }
+        let (label, uid) = (self.pool.label(), self.pool.uid().unwrap_or_default());
+        left.retain(|left| {
+            let metadata = &left.metadata;
+            let labels = metadata.labels.as_ref();
+            metadata.deletion_timestamp.is_none()
+                && is_controlled_by(metadata, &uid)
+                && labels.and_then(|labels| labels.get(P::LABEL)) == Some(&label)
+        });
+        left
     }
 
     /// Asks the API server itself how many there are, where it cannot be told otherwise.
@@ -53,13 +79,15 @@ impl<P: Pool> Keeper<'_, P> {
         if !expectations.needs_confirmation(now) {
             return Ok(());
         }
-        let api = Api::<Sandbox>::namespaced(context.client.clone(), &self.key.namespace);
         let selector = format!("{}={}", P::LABEL, self.pool.label());
-        let listed = api
-            .list_metadata(&ListParams::default().labels(&selector))
-            .await?;
-        let listed = listed.items.iter().map(|item| identity(&item.metadata));
-        let cached = sandboxes.iter().map(|sandbox| identity(&sandbox.metadata));
+        let listed = list_metadata::<Sandbox>(context, &self.key.namespace, &selector).await?;
+        let unreadable = self.unreadable();
+        let listed = listed.iter().map(identity);
+        let cached = sandboxes
+            .iter()
+            .map(|sandbox| &sandbox.metadata)
+            .chain(unreadable.iter().map(|left| &left.metadata))
+            .map(identity);
         let (listed, cached): (Vec<_>, Vec<_>) = (listed.collect(), cached.collect());
         expectations.confirm(&listed, &cached, now);
         Ok(())

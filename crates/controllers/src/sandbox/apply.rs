@@ -203,8 +203,11 @@ impl<'a> Applying<'a> {
                 let trouble = Trouble::Invalid(message.clone());
                 self.applied.outcome.trouble.push(trouble);
             }
-            Failure::Forbidden(message) | Failure::Transient(message) => {
-                let trouble = Trouble::Failed(message.clone());
+            Failure::Forbidden(_)
+            | Failure::Transient(_)
+            | Failure::Unreadable(_)
+            | Failure::Impossible(_) => {
+                let trouble = Trouble::Failed(error.told());
                 self.applied.outcome.trouble.push(trouble);
                 self.applied.failure = Some(error);
             }

@@ -17,6 +17,7 @@ use crate::cache::Change;
 use crate::cached::Cached;
 use crate::context::Context;
 use crate::key::ObjectKey;
+use crate::not_ready::Subject;
 use crate::queue::{Queue, Urgency};
 use crate::rbac::SANDBOXES;
 use crate::runtime::{Action, Runtime};
@@ -149,9 +150,10 @@ async fn reconcile(
         trace::persist(&context, &key, &sandbox, FIELD_MANAGER).await;
     }
     for freshness in [Freshness::Cached, Freshness::Live] {
-        let observed = observe::observe(&context, &key, freshness)
-            .await
-            .map_err(Error::Observe)?;
+        let observed = match observe::observe(&context, &key, freshness).await {
+            Ok(observed) => observed,
+            Err(error) => return unobserved(&context, &key, &sandbox, error).await,
+        };
         let Some(observed) = observed else {
             return Ok(Action::AwaitChange);
         };
@@ -192,6 +194,28 @@ async fn reconcile(
         };
     }
     Ok(Action::Retry)
+}
+
+/// Says that what the sandbox depends on could not be looked at. What a retry cannot mend waits for a change.
+async fn unobserved(
+    context: &Context,
+    key: &ObjectKey,
+    sandbox: &Sandbox,
+    failure: WriteError,
+) -> Result<Action, Error> {
+    let subject = Subject {
+        context,
+        controller: CONTROLLER,
+        cache: &context.caches.sandboxes,
+        key,
+    };
+    let status = sandbox.status.as_ref();
+    let conditions = status.map_or(&[][..], |status| &status.conditions);
+    let published = subject.unobserved(sandbox, conditions, &failure).await;
+    if published.is_ok() && failure.is_lasting() {
+        return Ok(Action::AwaitChange);
+    }
+    Err(Error::Observe(failure))
 }
 
 fn settings(context: &Context) -> Settings<'_> {

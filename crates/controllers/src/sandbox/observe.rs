@@ -33,9 +33,14 @@ pub(super) async fn observe(
     let sandbox = match freshness {
         Freshness::Cached => sandboxes.get(key),
         Freshness::Live => {
-            Writer::new(context, sandboxes, FIELD_MANAGER)
+            let live = Writer::new(context, sandboxes, FIELD_MANAGER)
                 .get(key)
-                .await?
+                .await;
+            match live {
+                // The watch shows the same, and that is reported.
+                Err(error) if error.is_unreadable() => None,
+                live => live?,
+            }
         }
     };
     let Some(sandbox) = sandbox else {

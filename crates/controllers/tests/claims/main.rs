@@ -13,6 +13,7 @@ mod measurements;
 mod refusals;
 #[path = "../support/mod.rs"]
 mod support;
+mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet};
 

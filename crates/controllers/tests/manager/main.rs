@@ -161,3 +161,18 @@ async fn a_leader_that_loses_its_lease_writes_nothing_more() {
     assert_eq!(holder(&cluster).await.as_deref(), Some("someone-else"));
     cluster.stop().await;
 }
+
+#[tokio::test]
+async fn a_start_that_waits_for_an_api_that_never_answers_is_ended_by_a_stop() {
+    let silent = tower::service_fn(|_: http::Request<kube::client::Body>| {
+        std::future::pending::<Result<http::Response<kube::client::Body>, kube::Error>>()
+    });
+    let shutdown = CancellationToken::new();
+    let replica = start(Client::new(silent, "default"), &shutdown);
+    shutdown.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(60), replica).await;
+    ended
+        .expect("a stop is honoured")
+        .expect("the process does not panic")
+        .expect("a stop is no failure");
+}

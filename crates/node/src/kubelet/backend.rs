@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
+use api::decoding::Decoded;
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
 use jiff::{SignedDuration, Timestamp};
@@ -284,7 +285,7 @@ impl Backend for PodBackend {
 
     async fn pods(&self) -> Result<Vec<serde_json::Value>, Error> {
         let own = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
-        let pods = Api::<Pod>::all(self.client.clone())
+        let pods = Api::<Decoded<Pod>>::all(self.client.clone())
             .list(&own)
             .await
             .map_err(|error| Error::Internal(chain(&error)))?;

@@ -21,6 +21,7 @@ use kube::{Client, ResourceExt};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::enforced_policy::EnforcedPolicy;
 use super::firewall::{self, FirewallError, Surroundings};
 use super::policy::{self, PodFacts, Rules, Unselected, World};
 use super::table_monitor::{Change, Monitor};
@@ -295,9 +296,9 @@ impl Enforcer {
                 })
             });
         });
-        let policies = follow::<NetworkPolicy>(&client, |news| {
+        let policies = follow::<EnforcedPolicy>(&client, |news| {
             self.take(news, |state, event| {
-                state.policies.take(event, |policy| policy)
+                state.policies.take(event, |EnforcedPolicy(policy)| policy)
             });
         });
         tokio::join!(pods, namespaces, policies);

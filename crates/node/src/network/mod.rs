@@ -5,6 +5,7 @@
 //! link_filter    a packet filter on each link: a pod sends from its own addresses only
 //! routing_rules  policy routing: what the table has not marked does not pass
 //! policy         network policies → rules (pure)
+//! enforced_policy  a policy that cannot be read denies everything
 //! firewall       rules → one nftables transaction (pure), and the program that puts it into force
 //! enforcer       watches policies, pods and namespaces, and keeps the two above in step
 //! table_monitor  notices when another program changes the table
@@ -16,6 +17,7 @@
 //! asks it whether a pod may run.
 
 pub mod address_block;
+mod enforced_policy;
 pub mod enforcer;
 pub mod firewall;
 mod link_filter;

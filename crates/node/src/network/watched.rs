@@ -3,12 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use api::decoding::Decoded;
 use futures::StreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
 use tokio::time::Instant;
 
 use crate::errors::chain;
+use crate::readable::readable;
 
 /// What is known of the objects of one kind.
 #[derive(Debug)]
@@ -100,24 +102,29 @@ impl NotAllowed {
     }
 }
 
-/// Follows all objects of a kind for ever.
+/// Follows all objects of a kind for ever, but those that cannot be read.
 pub async fn follow<K>(client: &Client, mut take: impl FnMut(Result<Event<K>, NotAllowed>))
 where
     K: Resource<DynamicType = ()>
         + Clone
+        + Default
         + serde::de::DeserializeOwned
         + std::fmt::Debug
         + Send
         + 'static,
 {
-    let api = Api::<K>::all(client.clone());
+    let api = Api::<Decoded<K>>::all(client.clone());
     let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
     let mut pause = RETRY;
     let mut told = None;
     let mut failed_at: Option<Instant> = None;
     while let Some(event) = events.next().await {
         match event {
-            Ok(event) => take(Ok(event)),
+            Ok(event) => {
+                if let Some(event) = readable(event) {
+                    take(Ok(event));
+                }
+            }
             Err(error) => {
                 // A watch that works again may have nothing to tell for days.
                 if failed_at.is_none_or(|at| at.elapsed() > RECOVERED) {

@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 pub struct Machine {
     pub client: Client,
+    /// The client of the node, to which answers may be shown changed.
+    node_client: Client,
     pub node: Option<Node>,
     pub config: Config,
     server: Option<apiserver::Server>,
@@ -89,6 +91,14 @@ impl Machine {
     }
 
     pub async fn start_with(adjust: impl FnOnce(&mut Config)) -> Self {
+        Self::start_seen_by(|client| client, adjust).await
+    }
+
+    /// Starts a node that sees the API through a client of the test's own.
+    pub async fn start_seen_by(
+        seen: impl FnOnce(Client) -> Client,
+        adjust: impl FnOnce(&mut Config),
+    ) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
             "these tests make containers and need to run as root"
@@ -120,6 +130,7 @@ impl Machine {
         adjust(&mut config);
         let shutdown = CancellationToken::new();
         let mut machine = Self {
+            node_client: seen(client.clone()),
             client,
             node: None,
             config,
@@ -131,7 +142,7 @@ impl Machine {
         };
         machine.start_node().await;
         tokio::spawn(node::scheduler::run(
-            machine.client.clone(),
+            machine.node_client.clone(),
             "test-node".to_owned(),
             machine.shutdown.clone(),
         ));
@@ -141,7 +152,7 @@ impl Machine {
     pub async fn start_node(&mut self) {
         let node = Node::start(
             self.config.clone(),
-            self.client.clone(),
+            self.node_client.clone(),
             self.node_shutdown.clone(),
         )
         .await;

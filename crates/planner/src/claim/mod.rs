@@ -28,6 +28,7 @@ use api::conditions::{self, ConditionType, Reason};
 use api::metadata;
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::Value;
@@ -80,6 +81,8 @@ pub struct Observed<'a> {
     /// The template that the claim, its pool, or the sandbox it holds names.
     pub template: Lookup<'a, SandboxTemplate>,
     pub holding: Holding<'a>,
+    /// What is left of a sandbox that the claim controls and that cannot be read.
+    pub unreadable: Option<&'a ObjectMeta>,
     /// A sandbox of the claim's name that is not the claim's.
     pub namesake: Option<&'a Sandbox>,
     /// A warm sandbox that the queue has set aside for this claim.
@@ -169,6 +172,23 @@ pub struct Plan {
 
 /// Decides what to do about a claim.
 pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
+    decide_by(observed, now, acquisition::decide)
+}
+
+/// Decides what to do about a claim of which not everything could be observed: it still expires, and gets nothing.
+pub fn decide_unobserved(observed: &Observed<'_>, obstacle: Obstacle, now: Timestamp) -> Plan {
+    let mut plan = decide_by(observed, now, |_| Ok(Vec::new()));
+    if plan.verdict == Verdict::Reflect {
+        plan.verdict = Verdict::Blocked(obstacle);
+    }
+    plan
+}
+
+fn decide_by(
+    observed: &Observed<'_>,
+    now: Timestamp,
+    acquire: impl Fn(&Observed<'_>) -> Result<Vec<Effect>, Obstacle>,
+) -> Plan {
     let mut plan = Plan {
         effects: Vec::new(),
         verdict: Verdict::Silent,
@@ -183,7 +203,7 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
         decide_expired(observed, &mut plan);
         return plan;
     }
-    match acquisition::decide(observed) {
+    match acquire(observed) {
         Ok(effects) => {
             plan.effects.extend(effects);
             plan.verdict = Verdict::Reflect;
@@ -244,11 +264,15 @@ fn decide_expired(observed: &Observed<'_>, plan: &mut Plan) {
             plan.verdict = Verdict::Silent;
         }
         ClaimShutdownPolicy::Retain => {
-            if let Holding::Owned(sandbox) = observed.holding
-                && sandbox.metadata.deletion_timestamp.is_none()
+            let held = match observed.holding {
+                Holding::Owned(sandbox) => Some(&sandbox.metadata),
+                _ => observed.unreadable,
+            };
+            if let Some(metadata) = held
+                && metadata.deletion_timestamp.is_none()
             {
                 plan.effects.push(Effect::DeleteSandbox {
-                    sandbox: Version::of(sandbox),
+                    sandbox: Version::of_metadata(metadata),
                 });
             }
         }

@@ -15,6 +15,8 @@ use crate::expiry::{Expiry, expiry};
 /// What came of a reconciliation. The order is that in which one hides the next.
 #[derive(Clone, Debug)]
 pub enum Report<'a> {
+    /// What the claim depends on could not be looked up: of its sandbox, what is known stays.
+    Unobserved { obstacle: &'a Obstacle },
     /// Something is in the way.
     Blocked {
         obstacle: &'a Obstacle,
@@ -39,9 +41,20 @@ pub fn status(claim: &SandboxClaim, report: &Report<'_>, now: Timestamp) -> Sand
         Ready::Found(finding) => conditions::merge(&mut conditions, &finding, generation, &now),
         Ready::Forwarded(ready) => conditions::forward(&mut conditions, ready, generation),
     }
-    let (Report::Blocked { sandbox, .. }
-    | Report::Expired { sandbox }
-    | Report::Reflects { sandbox }) = *report;
+    let sandbox = match *report {
+        Report::Unobserved { .. } => {
+            return SandboxClaimStatus {
+                conditions,
+                sandbox: claim
+                    .status
+                    .as_ref()
+                    .and_then(|before| before.sandbox.clone()),
+            };
+        }
+        Report::Blocked { sandbox, .. }
+        | Report::Expired { sandbox }
+        | Report::Reflects { sandbox } => sandbox,
+    };
     mirror_finished(&mut conditions, report, sandbox, generation);
     SandboxClaimStatus {
         conditions,
@@ -96,7 +109,9 @@ fn ready<'a>(report: &Report<'a>) -> Ready<'a> {
         Ready::Found(Finding::new(ConditionType::Ready, false, reason, message))
     };
     let sandbox = match report {
-        Report::Blocked { obstacle, .. } => return not_ready(obstacle.reason, &obstacle.message),
+        Report::Blocked { obstacle, .. } | Report::Unobserved { obstacle } => {
+            return not_ready(obstacle.reason, &obstacle.message);
+        }
         Report::Expired { .. } => {
             return not_ready(
                 Reason::ClaimExpired,

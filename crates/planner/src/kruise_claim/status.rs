@@ -25,6 +25,8 @@ pub fn status(
     };
     let finding = finding(claim, progress, verdict, next);
     let mut conditions = before.conditions;
+    // Said only while the claim could not be decided upon.
+    conditions::remove(&mut conditions, ConditionType::Ready);
     conditions::merge(
         &mut conditions,
         &finding,

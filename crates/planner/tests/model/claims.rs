@@ -81,6 +81,7 @@ impl Process {
                 pool,
                 template,
                 holding: held,
+                unreadable: None,
                 namesake: namesake.as_ref(),
                 candidate: candidate.as_ref(),
                 legacy_policy: None,

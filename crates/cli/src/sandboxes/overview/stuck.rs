@@ -26,6 +26,16 @@ pub struct Stuck {
 /// Claims first; a sandbox only where no claim tells of it already, and a pod only where no sandbox does.
 pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
     let mut stuck = Vec::new();
+    for (kind, left) in &observed.unreadable {
+        let metadata = &left.metadata;
+        stuck.push(Stuck {
+            kind,
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+            age: columns::age(metadata, now),
+            why: format!("it cannot be read: {}", left.problem),
+        });
+    }
     for claim in &observed.claims {
         let conditions = conditions_of_claim(claim);
         if is_ready(conditions) {

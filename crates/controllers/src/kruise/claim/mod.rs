@@ -12,8 +12,8 @@ use std::time::Duration;
 use api::conditions::Reason;
 use api::kruise::{ClaimPhase, SandboxClaim, SandboxSet};
 use api::{Sandbox, labels};
-use kube::api::{ListParams, PropagationPolicy};
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
+use kube::api::PropagationPolicy;
 use planner::kruise_claim::{
     Life, NextBatch, Progress, Surroundings, Verdict, agrees_with_status, decide, held_besides,
     life, next_look, pause_after, progress, status,
@@ -28,10 +28,11 @@ use crate::cache::Change;
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::key::{ObjectKey, within};
+use crate::not_ready::Subject;
 use crate::queue::Queue;
 use crate::runtime::{Action, Runtime, at_once};
 use crate::warm_supply::{Reservation, WarmSupply};
-use crate::writes::{Deletion, Failure, Precondition, WriteError, Writer};
+use crate::writes::{Deletion, Failure, Precondition, WriteError, Writer, list_metadata};
 
 use notes::Notes;
 
@@ -216,7 +217,10 @@ async fn pass(
     key: &ObjectKey,
     claim: &Arc<SandboxClaim>,
 ) -> Result<Pass, Error> {
-    let set = find_set(context, key, claim).await?;
+    let set = match find_set(context, key, claim).await {
+        Ok(set) => set,
+        Err(failure) => return unobserved(context, key, claim, failure).await,
+    };
     let worked = batch::work_off(context, key, claim, set.as_deref()).await?;
     let held = held(context, key, claim).await?;
     let progress = progress(claim, held, worked.outcomes);
@@ -268,17 +272,39 @@ async fn find_set(
     context: &Context,
     key: &ObjectKey,
     claim: &SandboxClaim,
-) -> Result<Option<Arc<SandboxSet>>, Error> {
+) -> Result<Option<Arc<SandboxSet>>, WriteError> {
+    if claim.spec.template_name.is_empty() {
+        return Ok(None);
+    }
     let name = key.sibling(&claim.spec.template_name);
     let sets = &context.caches.sandbox_sets;
     let found = match sets.get(&name) {
         Some(set) => Some(set),
-        None => Writer::new(context, sets, FIELD_MANAGER)
-            .get(&name)
-            .await
-            .map_err(Error::Observe)?,
+        None => Writer::new(context, sets, FIELD_MANAGER).get(&name).await?,
     };
     Ok(found.filter(|set| set.metadata.deletion_timestamp.is_none()))
+}
+
+/// Says that the claim's set could not be looked up. What a retry cannot mend waits for a change.
+async fn unobserved(
+    context: &Context,
+    key: &ObjectKey,
+    claim: &SandboxClaim,
+    failure: WriteError,
+) -> Result<Pass, Error> {
+    let subject = Subject {
+        context,
+        controller: CONTROLLER,
+        cache: &context.caches.batch_claims,
+        key,
+    };
+    let status = claim.status.as_ref();
+    let before = status.map_or(&[][..], |status| &status.conditions);
+    let published = subject.unobserved(claim, before, &failure).await;
+    if published.is_ok() && failure.is_lasting() {
+        return Ok(Pass::Done(Action::AwaitChange));
+    }
+    Err(Error::Observe(failure))
 }
 
 /// How many sandboxes the claim holds besides its batch.
@@ -289,14 +315,11 @@ async fn held(context: &Context, key: &ObjectKey, claim: &SandboxClaim) -> Resul
     if agrees_with_status(claim, held) {
         return Ok(held);
     }
-    let api = Api::<Sandbox>::namespaced(context.client.clone(), &key.namespace);
     let selector = format!("{}={uid}", labels::CLAIM_UID);
-    let listed = api
-        .list_metadata(&ListParams::default().labels(&selector))
+    let listed = list_metadata::<Sandbox>(context, &key.namespace, &selector)
         .await
         .map_err(Error::List)?;
-    let listed = listed.items.iter().map(|item| &item.metadata);
-    Ok(held_besides(claim, listed))
+    Ok(held_besides(claim, listed.iter()))
 }
 
 /// Picks the sandboxes of the next batch, and sets them aside. A claim that finds none waits in line.

@@ -187,6 +187,7 @@ impl World {
                 .as_ref()
                 .map_or(Lookup::Missing, Lookup::Found),
             holding,
+            unreadable: None,
             namesake,
             candidate: self.candidate.as_ref(),
             legacy_policy: self.legacy_policy.as_ref(),

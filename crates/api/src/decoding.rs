@@ -1,0 +1,483 @@
+//! Decoding objects one by one, so that one that a Rust type cannot hold does not take the others with it.
+//!
+//! The API server may hold objects that our types cannot: a number beyond `i32` that a schema did not bound, a type that a newer
+//! version of Kubernetes changed, an object that predates its schema. A list that is decoded as a whole fails as a whole because
+//! of one such item, and whoever can write one object stops every client that lists its kind.
+//!
+//! [`Decoded`] is decoded from its own piece of the text. Decoding the type comes first and is all that happens to an object that
+//! can be read; what follows is for the others:
+//!
+//! - a time after the last one that [`Timestamp`] can hold is clamped to it (`9999-12-31T23:59:59Z` is a usual "never");
+//! - anything else leaves the object's metadata and conditions, and a [`Problem`] that names the field.
+//!
+//! A `Problem` never contains text from the object, which may be a secret: it names the field and the types.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt::{self, Write};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::jiff::{Timestamp, civil};
+use kube::Resource;
+use serde::de::{DeserializeOwned, Deserializer};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+/// How many times of one object are clamped before it counts as unreadable.
+const MAX_CLAMPED: usize = 32;
+/// How many characters of a field's path are told. Keys of maps may be long.
+const MAX_FIELD: usize = 256;
+
+/// An object as far as it can be read.
+///
+/// # Assumptions
+/// It is decoded by `serde_json` from text, as `kube` does, and in events of a watch its type comes before it, as servers write it.
+#[derive(Clone, Debug)]
+pub enum Decoded<K> {
+    Readable(K),
+    Unreadable(Box<Unreadable>),
+}
+
+/// What is left of an object that its type cannot hold.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Unreadable {
+    /// Without managed fields.
+    pub metadata: ObjectMeta,
+    /// Those of its status that could be read.
+    pub conditions: Vec<Condition>,
+    pub problem: Problem,
+}
+
+/// Why an object cannot be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct Problem {
+    /// The path of the field, such as `spec.replicas`.
+    pub field: String,
+    /// What is wrong with it. Contains no text from the object.
+    pub reason: String,
+}
+
+impl<K> Decoded<K> {
+    /// The object, or what is left of it.
+    pub fn into_result(self) -> Result<K, Box<Unreadable>> {
+        match self {
+            Self::Readable(object) => Ok(object),
+            Self::Unreadable(unreadable) => Err(unreadable),
+        }
+    }
+
+    /// The object, if it can be read.
+    pub fn readable(&self) -> Option<&K> {
+        match self {
+            Self::Readable(object) => Some(object),
+            Self::Unreadable(_) => None,
+        }
+    }
+
+    /// Changes what was read.
+    pub fn map<T>(self, change: impl FnOnce(K) -> T) -> Decoded<T> {
+        match self {
+            Self::Readable(object) => Decoded::Readable(change(object)),
+            Self::Unreadable(unreadable) => Decoded::Unreadable(unreadable),
+        }
+    }
+}
+
+impl<K: DeserializeOwned> Decoded<K> {
+    /// Decodes the text of one object.
+    pub fn from_json(text: &str) -> Self {
+        match clamping(text) {
+            Ok(object) => Self::Readable(object),
+            Err(problem) => Self::Unreadable(Box::new(Unreadable::of(text, problem))),
+        }
+    }
+}
+
+impl<'de, K: DeserializeOwned> Deserialize<'de> for Decoded<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <&'de RawValue>::deserialize(deserializer)?;
+        Ok(Self::from_json(text.get()))
+    }
+}
+
+/// An object that cannot be read is written as its metadata.
+impl<K: Serialize> Serialize for Decoded<K> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Metadata<'a> {
+            metadata: &'a ObjectMeta,
+        }
+        match self {
+            Self::Readable(object) => object.serialize(serializer),
+            Self::Unreadable(unreadable) => Metadata {
+                metadata: &unreadable.metadata,
+            }
+            .serialize(serializer),
+        }
+    }
+}
+
+impl<K: Resource> Resource for Decoded<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn kind(kind: &K::DynamicType) -> Cow<'_, str> {
+        K::kind(kind)
+    }
+
+    fn group(kind: &K::DynamicType) -> Cow<'_, str> {
+        K::group(kind)
+    }
+
+    fn version(kind: &K::DynamicType) -> Cow<'_, str> {
+        K::version(kind)
+    }
+
+    fn plural(kind: &K::DynamicType) -> Cow<'_, str> {
+        K::plural(kind)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match self {
+            Self::Readable(object) => object.meta(),
+            Self::Unreadable(unreadable) => &unreadable.metadata,
+        }
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match self {
+            Self::Readable(object) => object.meta_mut(),
+            Self::Unreadable(unreadable) => &mut unreadable.metadata,
+        }
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        write!(formatter, "{name:?} cannot be read: {}", self.problem)
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+impl Unreadable {
+    fn of(text: &str, problem: Problem) -> Self {
+        /// The parts that are read by themselves. Other members are passed over, however deep they are.
+        #[derive(Deserialize)]
+        struct Parts<'a> {
+            #[serde(borrow)]
+            metadata: Option<&'a RawValue>,
+            #[serde(borrow)]
+            status: Option<&'a RawValue>,
+        }
+        #[derive(Deserialize)]
+        struct Status<'a> {
+            #[serde(borrow)]
+            conditions: Option<Vec<&'a RawValue>>,
+        }
+        let parts: Option<Parts<'_>> = serde_json::from_str(text).ok();
+        let (metadata, status) = parts.map_or((None, None), |parts| (parts.metadata, parts.status));
+        let status: Option<Status<'_>> =
+            status.and_then(|status| serde_json::from_str(status.get()).ok());
+        let conditions = status.and_then(|status| status.conditions);
+        let conditions = conditions.unwrap_or_default().into_iter();
+        Self {
+            metadata: metadata
+                .map(|metadata| metadata_of(metadata.get()))
+                .unwrap_or_default(),
+            conditions: conditions
+                .filter_map(|condition| clamping(condition.get()).ok())
+                .collect(),
+            problem,
+        }
+    }
+}
+
+/// As much of an object's metadata as can be read.
+fn metadata_of(text: &str) -> ObjectMeta {
+    if let Ok(metadata) = clamping::<ObjectMeta>(text) {
+        return ObjectMeta {
+            managed_fields: None,
+            ..metadata
+        };
+    }
+    // Each field by itself: another may be too deep, or of another type.
+    let fields: HashMap<String, &RawValue> = serde_json::from_str(text).unwrap_or_default();
+    ObjectMeta {
+        name: field(&fields, "name"),
+        namespace: field(&fields, "namespace"),
+        uid: field(&fields, "uid"),
+        resource_version: field(&fields, "resourceVersion"),
+        generation: field(&fields, "generation"),
+        labels: field(&fields, "labels"),
+        annotations: field(&fields, "annotations"),
+        owner_references: field(&fields, "ownerReferences"),
+        // That it is being deleted matters more than since when.
+        deletion_timestamp: field(&fields, "deletionTimestamp")
+            .map(|text: String| Time(text.parse().unwrap_or(Timestamp::MAX))),
+        ..ObjectMeta::default()
+    }
+}
+
+fn field<T: DeserializeOwned>(fields: &HashMap<String, &RawValue>, name: &str) -> Option<T> {
+    serde_json::from_str(fields.get(name)?.get()).ok()
+}
+
+/// Decodes a text. Times that are too late for their type are clamped.
+fn clamping<K: DeserializeOwned>(text: &str) -> Result<K, Problem> {
+    let error = match serde_json::from_str(text) {
+        Ok(object) => return Ok(object),
+        Err(error) => error,
+    };
+    let mut text = Cow::Borrowed(text);
+    let mut error = error;
+    for _ in 0..MAX_CLAMPED {
+        let place = Place::of(&text, &error);
+        let Some(clamped) = place.last_string(&text).and_then(clamped_time) else {
+            return Err(place.problem(&error));
+        };
+        text.to_mut()
+            .replace_range(place.last.clone(), &format!("\"{clamped}\""));
+        match serde_json::from_str(&text) {
+            Ok(object) => return Ok(object),
+            Err(next) => error = next,
+        }
+    }
+    Err(Place::of(&text, &error).problem(&error))
+}
+
+/// The last time there is, if this is a time after it.
+fn clamped_time(text: &str) -> Option<Timestamp> {
+    if text.parse::<Timestamp>().is_ok() {
+        return None;
+    }
+    let local = if let Some(local) = text.strip_suffix(['Z', 'z']) {
+        local
+    } else {
+        let (local, offset) = text.split_at_checked(text.len().checked_sub(6)?)?;
+        offset.starts_with(['+', '-']).then_some(local)?
+    };
+    let local: civil::DateTime = local.parse().ok()?;
+    (local.year() > 9_998).then(last_time)
+}
+
+/// The last time that can be written to the second.
+fn last_time() -> Timestamp {
+    Timestamp::from_second(Timestamp::MAX.as_second()).unwrap_or(Timestamp::MAX)
+}
+
+/// Decodes a time, or the last one there is for one that is later, without a second look at the object.
+pub(crate) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Time>, D::Error> {
+    let Some(text) = Option::<Cow<'de, str>>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(moment) => Ok(Some(Time(moment))),
+        Err(error) => clamped_time(&text)
+            .map(|last| Some(Time(last)))
+            .ok_or_else(|| serde::de::Error::custom(error)),
+    }
+}
+
+/// Where in a text decoding failed.
+///
+/// The path is found from the position of the error. A deserializer that keeps track of the path would do so for every object, or
+/// have every type compiled a second time.
+struct Place {
+    path: Vec<Step>,
+    /// The value that was read last, in the text.
+    last: std::ops::Range<usize>,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Member(String),
+    Item(usize),
+}
+
+impl Place {
+    fn of(text: &str, error: &serde_json::Error) -> Self {
+        let line = error.line().saturating_sub(1);
+        let before = text.split_inclusive('\n').take(line).map(str::len);
+        let offset = before.sum::<usize>() + error.column();
+        walk(text.as_bytes(), offset.min(text.len()))
+    }
+
+    fn last_string<'a>(&self, text: &'a str) -> Option<&'a str> {
+        let last = text.get(self.last.clone())?;
+        let content = last.strip_prefix('"')?.strip_suffix('"')?;
+        (!content.contains('\\')).then_some(content)
+    }
+
+    fn problem(&self, error: &serde_json::Error) -> Problem {
+        let mut field = String::new();
+        for step in &self.path {
+            match step {
+                Step::Item(index) => {
+                    let _ = write!(field, "[{index}]");
+                }
+                Step::Member(name) => {
+                    if !field.is_empty() {
+                        field.push('.');
+                    }
+                    field.push_str(name);
+                }
+            }
+        }
+        if field.is_empty() {
+            field.push('.');
+        }
+        if let Some((end, _)) = field.char_indices().nth(MAX_FIELD) {
+            field.truncate(end);
+            field.push('…');
+        }
+        Problem {
+            field,
+            reason: reason(error),
+        }
+    }
+}
+
+/// The messages of serde that tell types, not text. All others may quote the object.
+const PLAIN: [&str; 8] = [
+    "invalid type: ",
+    "invalid value: ",
+    "invalid length ",
+    "missing field ",
+    "duplicate field ",
+    "unknown variant ",
+    "number out of range",
+    "recursion limit exceeded",
+];
+
+/// What is wrong, without the position, which is of no use without the text, and without text from the object.
+fn reason(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let message = match message.rfind(" at line ") {
+        Some(end) => &message[..end],
+        None => &message,
+    };
+    if !PLAIN.iter().any(|plain| message.starts_with(plain)) {
+        return "its text cannot be parsed".to_owned();
+    }
+    let quote = ["string \"", "character `", "unknown variant `"]
+        .iter()
+        .filter_map(|prefix| message.find(prefix).map(|at| at + prefix.len() - 2))
+        .min();
+    match (quote, message.rfind(", expected ")) {
+        (Some(start), Some(end)) if start <= end => {
+            format!("{}{}", &message[..start], &message[end..])
+        }
+        (Some(start), _) => message[..start].to_owned(),
+        (None, _) => message.to_owned(),
+    }
+}
+
+/// Follows a text that is valid JSON up to an offset: the path there, which is that of the value that is next if one is, else of
+/// the one that was read last.
+fn walk(text: &[u8], offset: usize) -> Place {
+    /// An object or array that is open.
+    enum Open {
+        Object { member: Option<String> },
+        Array { index: usize },
+    }
+    let mut open: Vec<(Open, usize)> = Vec::new();
+    let (mut last, mut last_path) = (0..0, Vec::new());
+    let path = |open: &[(Open, usize)]| -> Vec<Step> {
+        open.iter()
+            .filter_map(|(container, _)| match container {
+                Open::Object { member } => member.clone().map(Step::Member),
+                Open::Array { index } => Some(Step::Item(*index)),
+            })
+            .collect()
+    };
+    let mut at = 0;
+    let mut value_is_next = true;
+    while at < offset {
+        let start = at;
+        match text[at] {
+            b'{' => {
+                open.push((Open::Object { member: None }, start));
+                value_is_next = false;
+                at += 1;
+                continue;
+            }
+            b'[' => {
+                open.push((Open::Array { index: 0 }, start));
+                value_is_next = true;
+                at += 1;
+                continue;
+            }
+            b'}' | b']' => {
+                at += 1;
+                let Some((_, start)) = open.pop() else { break };
+                (last, last_path) = (start..at, path(&open));
+            }
+            b':' => {
+                value_is_next = true;
+                at += 1;
+                continue;
+            }
+            b',' => {
+                at += 1;
+                match open.last_mut() {
+                    Some((Open::Array { index }, _)) => {
+                        *index += 1;
+                        value_is_next = true;
+                    }
+                    Some((Open::Object { member }, _)) => *member = None,
+                    None => {}
+                }
+                continue;
+            }
+            b'"' => {
+                at = end_of_string(text, at);
+                let is_name = !value_is_next;
+                if let (true, Some((Open::Object { member }, _))) = (is_name, open.last_mut()) {
+                    let name = std::str::from_utf8(&text[start..at]).unwrap_or("\"\"");
+                    *member = Some(serde_json::from_str(name).unwrap_or_default());
+                    continue;
+                }
+                (last, last_path) = (start..at, path(&open));
+            }
+            byte if byte.is_ascii_whitespace() => {
+                at += 1;
+                continue;
+            }
+            _ => {
+                let rest = &text[at..];
+                let ends = |byte: &u8| b",]}".contains(byte) || byte.is_ascii_whitespace();
+                at += rest.iter().position(ends).unwrap_or(rest.len());
+                (last, last_path) = (start..at, path(&open));
+            }
+        }
+        value_is_next = false;
+    }
+    if value_is_next {
+        last_path = path(&open);
+        last = offset..offset;
+    }
+    Place {
+        path: last_path,
+        last,
+    }
+}
+
+/// Where the string that begins here ends.
+fn end_of_string(text: &[u8], start: usize) -> usize {
+    let mut at = start + 1;
+    while let Some(&byte) = text.get(at) {
+        match byte {
+            b'\\' => at += 2,
+            b'"' => return at + 1,
+            _ => at += 1,
+        }
+    }
+    text.len()
+}
+
+#[cfg(test)]
+#[path = "decoding_tests.rs"]
+mod tests;
