@@ -94,9 +94,8 @@ impl ObjectFormat {
     /// terminal would obey, is shown safely on a terminal and is exact anywhere else.
     pub fn print_text(self, text: &str) -> anyhow::Result<()> {
         match self {
-            Self::Json | Self::Name => print_bytes(text.as_bytes()),
             Self::Yaml if io::stdout().is_terminal() => print_text(text),
-            Self::Yaml => print_bytes(text.as_bytes()),
+            Self::Json | Self::Yaml | Self::Name => print_bytes(text.as_bytes()),
         }
     }
 

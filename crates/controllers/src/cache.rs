@@ -14,6 +14,8 @@
 //!
 //! The cache does not know what its objects mean, nor who subscribes.
 
+mod contents;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +30,7 @@ use crate::key::ObjectKey;
 use crate::pod_specs::PodSpecs;
 use crate::slim::Slim;
 
-/// How many deletions are remembered, to refuse answers to writes that came before them.
-const REMEMBERED_DELETIONS: usize = 8_192;
+use contents::{Contents, Index, Put, key_of, version_of};
 
 /// A change of one object.
 #[derive(Debug)]
@@ -72,34 +73,6 @@ impl<K: Cached> Change<'_, K> {
 
 type Subscriber<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 type UnreadableSubscriber = Box<dyn Fn(&ObjectKey) + Send + Sync>;
-
-struct Index<K> {
-    name: &'static str,
-    values: fn(&K) -> Vec<String>,
-    keys: HashMap<String, HashSet<ObjectKey>>,
-}
-
-struct Contents<K> {
-    objects: HashMap<ObjectKey, Arc<K>>,
-    /// The objects that cannot be read. In order, so that those of a namespace lie together.
-    unreadable: BTreeMap<ObjectKey, Arc<Unreadable>>,
-    indexes: Vec<Index<K>>,
-    deleted: HashMap<ObjectKey, u64>,
-    deletion_order: VecDeque<(ObjectKey, u64)>,
-    /// Counts the times the watch has listed anew.
-    epoch: u64,
-    /// The keys seen by the listing that is under way.
-    listing: Option<HashSet<ObjectKey>>,
-}
-
-/// What storing an object did.
-enum Put<K> {
-    /// Nothing: as much or more was known.
-    Known,
-    Changed {
-        before: Option<Arc<K>>,
-    },
-}
 
 struct Inner<K> {
     label: Option<&'static str>,
@@ -349,7 +322,7 @@ impl<K: Cached> Cache<K> {
         if key.name.is_empty() {
             return;
         }
-        let Some(before) = self.write().put_unreadable(&key, left) else {
+        let Put::Changed { before } = self.write().put_unreadable(&key, left) else {
             return;
         };
         if let Some(before) = before {
@@ -436,123 +409,6 @@ impl<K: Cached> Cache<K> {
             .contents
             .write()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<K: Cached> Contents<K> {
-    /// Stores an object unless what is known is as new or newer.
-    fn put(&mut self, key: ObjectKey, object: Arc<K>) -> Put<K> {
-        if self.is_superseded(&key, resource_version(object.as_ref())) {
-            return Put::Known;
-        }
-        self.unreadable.remove(&key);
-        let before = self.objects.get(&key).cloned();
-        for index in &mut self.indexes {
-            if let Some(before) = &before {
-                index.remove(&key, before);
-            }
-            index.insert(&key, &object);
-        }
-        self.objects.insert(key, object);
-        Put::Changed { before }
-    }
-
-    /// Stores what is left of an object that cannot be read, unless what is known is as new or newer. Answers with the object that
-    /// could be read until now.
-    fn put_unreadable(&mut self, key: &ObjectKey, left: Unreadable) -> Option<Option<Arc<K>>> {
-        if let Some(seen) = &mut self.listing {
-            seen.insert(key.clone());
-        }
-        if self.is_superseded(key, version_of(&left)) {
-            return None;
-        }
-        let before = self.take_out(key);
-        self.unreadable.insert(key.clone(), Arc::new(left));
-        Some(before)
-    }
-
-    /// Whether as much or more is known of an object as of this version.
-    fn is_superseded(&self, key: &ObjectKey, version: Option<u64>) -> bool {
-        let Some(version) = version else {
-            return false;
-        };
-        let known = self.known_version(key);
-        // A listing says what is true, even if the server was restored from a backup and went back in time.
-        if self.listing.is_some() {
-            known == Some(version)
-        } else {
-            known >= Some(version) || self.deleted.get(key).copied() >= Some(version)
-        }
-    }
-
-    /// Removes an object, unless what is known is newer than the version that was deleted.
-    fn remove(&mut self, key: &ObjectKey, deleted: Option<u64>) -> Option<Arc<K>> {
-        let known = self.known_version(key);
-        if let Some(deleted) = deleted {
-            self.remember_deletion(key, deleted);
-            if known > Some(deleted) {
-                return None;
-            }
-        }
-        self.unreadable.remove(key);
-        self.take_out(key)
-    }
-
-    fn take_out(&mut self, key: &ObjectKey) -> Option<Arc<K>> {
-        let removed = self.objects.remove(key)?;
-        for index in &mut self.indexes {
-            index.remove(key, &removed);
-        }
-        Some(removed)
-    }
-
-    fn known_version(&self, key: &ObjectKey) -> Option<u64> {
-        self.objects
-            .get(key)
-            .and_then(|known| resource_version(known.as_ref()))
-            .or_else(|| version_of(self.unreadable.get(key)?))
-    }
-
-    fn remember_deletion(&mut self, key: &ObjectKey, version: u64) {
-        self.deleted.insert(key.clone(), version);
-        self.deletion_order.push_back((key.clone(), version));
-        if self.deletion_order.len() > REMEMBERED_DELETIONS
-            && let Some((oldest, version)) = self.deletion_order.pop_front()
-            && self.deleted.get(&oldest) == Some(&version)
-        {
-            self.deleted.remove(&oldest);
-        }
-    }
-}
-
-fn key_of(left: &Unreadable) -> ObjectKey {
-    let metadata = &left.metadata;
-    ObjectKey::new(
-        metadata.namespace.as_deref().unwrap_or_default(),
-        metadata.name.as_deref().unwrap_or_default(),
-    )
-}
-
-fn version_of(left: &Unreadable) -> Option<u64> {
-    left.metadata.resource_version.as_deref()?.parse().ok()
-}
-
-impl<K> Index<K> {
-    fn insert(&mut self, key: &ObjectKey, object: &K) {
-        for value in (self.values)(object) {
-            self.keys.entry(value).or_default().insert(key.clone());
-        }
-    }
-
-    fn remove(&mut self, key: &ObjectKey, object: &K) {
-        for value in (self.values)(object) {
-            if let Some(keys) = self.keys.get_mut(&value) {
-                keys.remove(key);
-                if keys.is_empty() {
-                    self.keys.remove(&value);
-                }
-            }
-        }
     }
 }
 

@@ -43,7 +43,7 @@ pub async fn get(arguments: GetArguments) -> anyhow::Result<ExitCode> {
         Kind::Sandbox => show::<Object<Sandbox>>(&connected, name, arguments.output).await?,
         Kind::Pool => show::<Object<SandboxWarmPool>>(&connected, name, arguments.output).await?,
         Kind::Template => {
-            show::<Object<SandboxTemplate>>(&connected, name, arguments.output).await?
+            show::<Object<SandboxTemplate>>(&connected, name, arguments.output).await?;
         }
     }
     Ok(ExitCode::SUCCESS)

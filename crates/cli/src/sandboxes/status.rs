@@ -62,7 +62,7 @@ async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Resu
         nodes: nodes.map(|list| sorted(list.items).0).unwrap_or_default(),
         unreadable: [("claim", a), ("sandbox", b), ("pool", c)]
             .into_iter()
-            .flat_map(|(kind, left)| left.into_iter().map(move |left| (kind, *left)))
+            .flat_map(|(kind, left)| left.into_iter().map(move |left| (kind, left)))
             .collect(),
         claims,
         sandboxes,
@@ -72,12 +72,12 @@ async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Resu
 }
 
 /// Those that can be read, and what is left of the others.
-fn sorted<Kind>(objects: Vec<Decoded<Kind>>) -> (Vec<Kind>, Vec<Box<Unreadable>>) {
+fn sorted<Kind>(objects: Vec<Decoded<Kind>>) -> (Vec<Kind>, Vec<Unreadable>) {
     let (mut readable, mut unreadable) = (Vec::with_capacity(objects.len()), Vec::new());
     for object in objects {
         match object {
             Decoded::Readable(object) => readable.push(object),
-            Decoded::Unreadable(left) => unreadable.push(left),
+            Decoded::Unreadable(left) => unreadable.push(*left),
         }
     }
     (readable, unreadable)
@@ -88,7 +88,7 @@ async fn all<Kind: Known>(
     namespace: Option<&str>,
     what: &str,
     which: &ListParams,
-) -> anyhow::Result<(Vec<Kind>, Vec<Box<Unreadable>>)> {
+) -> anyhow::Result<(Vec<Kind>, Vec<Unreadable>)> {
     let listed = scoped::<Decoded<Kind>>(&connected.client, namespace)
         .list(which)
         .await
