@@ -143,3 +143,49 @@ fn what_the_watch_does_not_select_is_not_learned() {
     assert_eq!(resource_version(answer.as_ref()), Some(5));
     assert!(cache.is_empty());
 }
+
+fn unreadable(name: &str, version: u64) -> Decoded<Slim<ObservedPod>> {
+    let metadata = &pod(name, version, "o").metadata;
+    let text = json!({ "metadata": metadata, "spec": 3, "status": 3 }).to_string();
+    let decoded = Decoded::from_json(&text);
+    assert!(decoded.readable().is_none(), "{text}");
+    decoded
+}
+
+#[test]
+fn an_object_that_becomes_unreadable_departs_and_comes_back_once_corrected() {
+    let cache = synced(vec![pod("a", 1, "o"), pod("b", 2, "o")]);
+    let log = changes(&cache);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&told);
+    cache.subscribe_unreadable(move |key| noted.lock().unwrap().push(key.name.to_string()));
+    let key = ObjectKey::new("default", "a");
+    cache.take(Event::Apply(unreadable("a", 5)));
+    assert_eq!(version(&cache, "a"), None);
+    assert!(cache.unreadable(&key).is_some());
+    assert_eq!(cache.unreadable_in("default").len(), 1);
+    assert!(cache.unreadable_in("defaul").is_empty());
+    assert!(cache.controlled_by("o").len() == 1);
+    // The late answer to an earlier write does not bring it back.
+    cache.learn(pod("a", 4, "o"), cache.epoch());
+    assert_eq!(version(&cache, "a"), None);
+    cache.apply(Event::Apply(pod("a", 6, "o")));
+    assert_eq!(version(&cache, "a"), Some(6));
+    assert!(cache.unreadable(&key).is_none());
+    assert_eq!(*log.lock().unwrap(), [(Some(1), None), (None, Some(6))]);
+    assert_eq!(*told.lock().unwrap(), ["a"]);
+}
+
+#[test]
+fn what_is_left_of_an_unreadable_object_goes_with_it() {
+    let cache = synced(vec![]);
+    let key = |name| ObjectKey::new("default", name);
+    for name in ["a", "b"] {
+        cache.take(Event::Apply(unreadable(name, 5)));
+    }
+    cache.take(Event::Delete(unreadable("a", 6)));
+    assert!(cache.unreadable(&key("a")).is_none());
+    list(&cache, vec![]);
+    assert!(cache.unreadable(&key("b")).is_none());
+    assert!(cache.is_synced());
+}
