@@ -16,6 +16,7 @@ use crate::build_info::BUILD;
 use crate::data_directory;
 use crate::node_flags::NodeFlags;
 use crate::open_files;
+use crate::up::START_AFTER_STOP;
 
 /// Run pods that are bound to this machine's node, for any Kubernetes API
 #[derive(Debug, Args)]
@@ -128,7 +129,14 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     let scheduler = arguments
         .schedule
         .then(|| node::scheduler::run(client.clone(), config.node_name.clone(), shutdown.clone()));
-    let node = node::Node::start(config, client.clone(), shutdown.clone()).await?;
+    let given_up = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(START_AFTER_STOP).await;
+    };
+    let node = tokio::select! {
+        node = node::Node::start(config, client.clone(), shutdown.clone()) => node?,
+        () = given_up => return Ok(ExitCode::from(143)),
+    };
     let failed = node.failed();
     let until_stopped = async {
         match scheduler {

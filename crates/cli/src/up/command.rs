@@ -16,7 +16,7 @@ use crate::node_flags::NodeFlags;
 use crate::{private_system, rootless};
 
 /// How long a start may still take once it is asked to stop. Something may keep it from ever being complete.
-const START_AFTER_STOP: Duration = Duration::from_secs(10);
+pub const START_AFTER_STOP: Duration = Duration::from_secs(10);
 
 /// Run the whole system on this machine: API server, controllers, node and router
 #[derive(Debug, Args)]

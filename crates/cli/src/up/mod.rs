@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use first_observed::StampFirstObserved;
 use quickstart::Enforcement;
 
-pub use command::{Arguments, execute};
+pub use command::{Arguments, START_AFTER_STOP, execute};
 pub use installation::install as install_kinds;
 pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
 pub use router_access::token_key;
