@@ -13,14 +13,17 @@
 //! A `Problem` never contains text from the object, which may be a secret: it names the field and the types.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use k8s_openapi::jiff::{Timestamp, civil};
 use kube::Resource;
-use serde::de::{DeserializeOwned, Deserializer};
+use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde::forward_to_deserialize_any;
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// How many times of one object are clamped before it counts as unreadable.
@@ -31,7 +34,7 @@ const MAX_FIELD: usize = 256;
 /// An object as far as it can be read.
 ///
 /// # Assumptions
-/// It is decoded by `serde_json` from text, as `kube` does, and in events of a watch its type comes before it, as servers write it.
+/// It is decoded by `serde_json` from text, as `kube` does.
 #[derive(Clone, Debug)]
 pub enum Decoded<K> {
     Readable(K),
@@ -96,8 +99,74 @@ impl<K: DeserializeOwned> Decoded<K> {
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for Decoded<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <&'de RawValue>::deserialize(deserializer)?;
-        Ok(Self::from_json(text.get()))
+        text_of(deserializer).map(|text| Self::from_json(&text))
+    }
+}
+
+/// The text of the value that is next.
+pub fn text_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cow<'de, str>, D::Error> {
+    let buffered = Cell::new(None);
+    let source = Source {
+        inner: deserializer,
+        buffered: &buffered,
+    };
+    match <&'de RawValue>::deserialize(source) {
+        Ok(text) => Ok(Cow::Borrowed(text.get())),
+        Err(error) => buffered.take().map(Cow::Owned).ok_or(error),
+    }
+}
+
+/// A deserializer, or the visitor of one, that also takes a value which was read already: an event of a watch is kept while its type
+/// is unknown.
+struct Source<'a, T> {
+    inner: T,
+    /// The text of such a value.
+    buffered: &'a Cell<Option<String>>,
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Source<'_, D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.inner.deserialize_any(visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let visitor = Source {
+            inner: visitor,
+            buffered: self.buffered,
+        };
+        self.inner.deserialize_newtype_struct(name, visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct seq tuple
+        tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Source<'_, V> {
+    type Value = V::Value;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.expecting(formatter)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
+        self.inner.visit_map(map)
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(
+        self,
+        deserializer: D,
+    ) -> Result<V::Value, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        self.buffered.set(Some(value.to_string()));
+        Err(D::Error::custom("the value was read already"))
     }
 }
 
@@ -277,7 +346,7 @@ pub(crate) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
         Ok(moment) => Ok(Some(Time(moment))),
         Err(error) => clamped_time(&text)
             .map(|last| Some(Time(last)))
-            .ok_or_else(|| serde::de::Error::custom(error)),
+            .ok_or_else(|| D::Error::custom(error)),
     }
 }
 

@@ -4,14 +4,13 @@
 use std::borrow::Cow;
 
 use api::conditions::{self, ConditionType, Finding, Reason};
-use api::decoding::{Decoded, Unreadable};
+use api::decoding::{Decoded, Unreadable, text_of};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use kube::core::NamespaceResourceScope;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use super::columns::{NOTHING, Shown};
 
@@ -27,7 +26,7 @@ pub enum Object<Kind> {
 
 impl<'de, Kind: Shown> Deserialize<'de> for Object<Kind> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <&'de RawValue>::deserialize(deserializer)?.get();
+        let text = &text_of(deserializer)?;
         Ok(match Decoded::from_json(text) {
             Decoded::Readable(object) => Self::Readable(object),
             Decoded::Unreadable(left) => Self::Unreadable {

@@ -3,13 +3,12 @@
 
 use std::borrow::Cow;
 
-use api::decoding::Decoded;
+use api::decoding::{Decoded, text_of};
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::Resource;
 use kube::core::NamespaceResourceScope;
 use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
 
 use crate::readable::warn;
 
@@ -18,7 +17,7 @@ pub struct EnforcedPolicy(pub NetworkPolicy);
 
 impl<'de> Deserialize<'de> for EnforcedPolicy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <&'de RawValue>::deserialize(deserializer)?.get();
+        let text = &text_of(deserializer)?;
         Ok(Self(match Decoded::from_json(text) {
             Decoded::Readable(policy) => policy,
             Decoded::Unreadable(left) => {
