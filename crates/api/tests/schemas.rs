@@ -390,6 +390,7 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn a_number_that_its_go_type_cannot_hold_is_refused_by_the_schema() {
     let schemas = schemas();
     let core = "agents.x-k8s.io/v1beta1";

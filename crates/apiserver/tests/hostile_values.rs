@@ -17,11 +17,23 @@ async fn ask(server: &Server, method: &str, path: &str, kind: &str, body: &str) 
         .uri(path)
         .header("content-type", kind)
         .body(Body::from(body.as_bytes().to_vec()))
-        .unwrap();
-    let answer = server.client().send(request).await.unwrap();
+        .expect("the request is well formed");
+    let answer = server
+        .client()
+        .send(request)
+        .await
+        .expect("the server answers");
     let code = answer.status().as_u16();
-    let bytes = answer.into_body().collect().await.unwrap().to_bytes();
-    (code, serde_json::from_slice(&bytes).unwrap())
+    let bytes = answer
+        .into_body()
+        .collect()
+        .await
+        .expect("the answer is whole")
+        .to_bytes();
+    (
+        code,
+        serde_json::from_slice(&bytes).expect("the answer is JSON"),
+    )
 }
 
 async fn create(server: &Server, path: &str, body: &str) -> (u16, Value) {

@@ -22,21 +22,32 @@ async fn ask(server: &Server, method: &str, path: &str, kind: &str, body: &Value
         .uri(path)
         .header("content-type", kind)
         .body(Body::from(body.to_string().into_bytes()))
-        .unwrap();
-    let answer = server.client().send(request).await.unwrap();
+        .expect("the request is well formed");
+    let answer = server
+        .client()
+        .send(request)
+        .await
+        .expect("the server answers");
     let code = answer.status().as_u16();
     let warnings = answer.headers().get_all("warning").iter();
     let warnings = warnings
         .map(|value| {
-            let text = value.to_str().unwrap();
-            let text = text.strip_prefix("299 - \"").unwrap();
-            text.strip_suffix('"').unwrap().replace("\\\"", "\"")
+            let text = value.to_str().expect("a warning is text");
+            let text = text.strip_prefix("299 - \"").expect("a warning has a code");
+            text.strip_suffix('"')
+                .expect("a warning is quoted")
+                .replace("\\\"", "\"")
         })
         .collect();
-    let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+    let bytes = answer
+        .into_body()
+        .collect()
+        .await
+        .expect("the answer is whole")
+        .to_bytes();
     Answer {
         code,
-        body: serde_json::from_slice(&bytes).unwrap(),
+        body: serde_json::from_slice(&bytes).expect("the answer is JSON"),
         warnings,
     }
 }

@@ -278,6 +278,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table of cases")]
     fn a_value_beyond_the_go_type_of_its_field_is_refused_in_the_words_of_gos_decoder() {
         let service = |seconds: Value| json!({"spec": {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}}});
         let policy = |port: Value| json!({"spec": {"egress": [{"ports": [port]}]}});
