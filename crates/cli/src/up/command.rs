@@ -127,8 +127,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
             _ = terminate.recv() => if is_to_stop { return Ok(ExitCode::from(143)) },
             () = &mut given_up, if is_to_stop => return Ok(ExitCode::from(143)),
         }
-        let deadline = tokio::time::Instant::now() + START_AFTER_STOP;
-        given_up.as_mut().reset(deadline);
+        given_up.set(tokio::time::sleep(START_AFTER_STOP));
         eprintln!("stopping once everything has started; a second signal ends it at once");
         is_to_stop = true;
     };
