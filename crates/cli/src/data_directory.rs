@@ -92,7 +92,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_system_is_found_only_while_its_process_has_the_directory() {
-        let directory = tempfile::tempdir().unwrap();
+        // As `up` makes it: one that others may enter, with files in it, is refused.
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let directory = tempfile::Builder::new().permissions(private).tempdir();
+        let directory = directory.unwrap();
         let written = Running {
             kubeconfig: directory.path().join("kubeconfig"),
             api_server: "https://127.0.0.1:1".to_owned(),
