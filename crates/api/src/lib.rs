@@ -32,6 +32,7 @@ pub mod labels;
 mod lenient;
 pub mod metadata;
 pub mod names;
+pub mod proxy_header;
 pub mod rbac;
 pub mod sandbox;
 pub mod template;

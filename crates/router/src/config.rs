@@ -35,6 +35,8 @@ pub struct Config {
     pub own_names: OwnNames,
     /// Whether `/sandbox/<namespace>/<id>/<port>/…` is routed.
     pub path_routing: bool,
+    /// Whether the node of this machine forwards ports of mirror pods here, and says of each connection which namespace it is for.
+    pub tunnels: bool,
     pub authorization: AuthorizationMode,
     /// How long a sandbox that is not known, or has no address yet, is waited for.
     pub resolve_wait: Duration,
@@ -61,6 +63,7 @@ impl Default for Config {
             host_domains: Vec::new(),
             own_names: OwnNames::Any,
             path_routing: false,
+            tunnels: false,
             authorization: AuthorizationMode::None,
             resolve_wait: Duration::from_secs(2),
             header_timeout: Duration::from_secs(30),

@@ -70,6 +70,8 @@ pub struct Origin {
     forwarded_proto: HeaderValue,
     /// Known where it matters which user of this machine connects.
     client: Option<Arc<Client>>,
+    /// The namespace whose mirror pod the connection was forwarded for.
+    tunnel: Option<Arc<str>>,
 }
 
 impl Origin {
@@ -81,7 +83,23 @@ impl Origin {
             forwarded_for: forwarded_for.unwrap_or(HeaderValue::from_static("unknown")),
             forwarded_proto: HeaderValue::from_static(if secure { "https" } else { "http" }),
             client: client.map(Arc::new),
+            tunnel: None,
         }
+    }
+
+    /// The same, forwarded for a mirror pod of this namespace.
+    pub fn through(self, namespace: &str) -> Self {
+        Self {
+            tunnel: Some(namespace.into()),
+            ..self
+        }
+    }
+
+    /// Whether the user at the other end may speak for sandboxes of a namespace. The node forwards connections of whoever may forward ports in a namespace,
+    /// and connects as root (confused deputy): such a connection counts for its own namespace, that of the system for all.
+    pub fn counts_for(&self, namespace: &str) -> bool {
+        let tunnel = self.tunnel.as_deref();
+        tunnel.is_none_or(|from| from == namespace || from == api::SYSTEM_NAMESPACE)
     }
 
     /// The user of this machine whose process has connected.

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use api::proxy_header;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -355,7 +357,22 @@ impl Router {
                 let local = stream.local_addr().ok()?;
                 Some(socket_owners::Client::new(Arc::clone(owners), local, peer))
             });
-            let origin = Origin::new(peer.ip(), tls.is_some(), client);
+            let mut stream = stream;
+            let mut origin = Origin::new(peer.ip(), tls.is_some(), client);
+            if router.shared.config.tunnels {
+                let timeout = router.shared.config.header_timeout;
+                let reading = tokio::time::timeout(timeout, tunnel_namespace(&mut stream));
+                let read = tokio::select! {
+                    read = reading => read,
+                    () = stop.come() => return,
+                };
+                match read {
+                    Ok(Ok(None)) => {}
+                    Ok(Ok(Some(namespace))) => origin = origin.through(&namespace),
+                    // It is not known which namespace it is for.
+                    Ok(Err(_)) | Err(_) => return,
+                }
+            }
             let service = {
                 let router = router.clone();
                 service_fn(move |request| {
@@ -476,6 +493,23 @@ impl Router {
             _ => json(StatusCode::NOT_FOUND, &br#"{"detail":"Not Found"}"#[..]),
         }
     }
+}
+
+/// The namespace that a connection was forwarded for, taken off its beginning. `None` for one that was not forwarded.
+async fn tunnel_namespace(stream: &mut TcpStream) -> std::io::Result<Option<String>> {
+    let mut first = [0; proxy_header::SIGNATURE.len()];
+    let length = stream.peek(&mut first).await?;
+    // The node writes a header at once, so that it arrives as one.
+    if first[..length] != proxy_header::SIGNATURE[..] {
+        return Ok(None);
+    }
+    let mut fixed = [0; proxy_header::FIXED_LENGTH];
+    stream.read_exact(&mut fixed).await?;
+    let length = proxy_header::rest_length(&fixed).ok_or(std::io::ErrorKind::InvalidData)?;
+    let mut rest = vec![0; length];
+    stream.read_exact(&mut rest).await?;
+    let namespace = proxy_header::namespace(&rest).ok_or(std::io::ErrorKind::InvalidData)?;
+    Ok(Some(namespace.to_owned()))
 }
 
 async fn shake_hands(

@@ -25,6 +25,7 @@ async fn start(users: Vec<u32>) -> (Running, u16, tempfile::TempDir) {
             users,
             key_file: Some(key_file),
         };
+        config.tunnels = true;
     })
     .await;
     running.know("abc");
@@ -106,6 +107,33 @@ async fn what_a_proxy_passes_on_is_not_judged_by_the_proxys_user() {
         let answer = running.get(port, "/", line).await;
         assert_eq!(status(&answer), 401, "{line}: {answer}");
     }
+    running.stop().await;
+}
+
+/// The node connects as root, for whoever may forward ports in a namespace.
+#[tokio::test]
+async fn a_forwarded_connection_counts_for_its_own_namespace_only() {
+    let (running, port, _directory) = start(vec![own_user()]).await;
+    let request = format!(
+        "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n"
+    );
+    for (namespace, expected) in [
+        ("default", 200),
+        (api::SYSTEM_NAMESPACE, 200),
+        ("another", 401),
+    ] {
+        let mut bytes = api::proxy_header::encode(namespace);
+        bytes.extend(request.as_bytes());
+        let answer = running.raw(bytes).await;
+        assert_eq!(status(&answer), expected, "{namespace}: {answer}");
+    }
+    // One that does not say for whom it is gets no answer at all.
+    let unnamed = [
+        &api::proxy_header::SIGNATURE[..],
+        &[0x20, 0, 0, 0],
+        request.as_bytes(),
+    ];
+    assert_eq!(running.raw(unnamed.concat()).await, "");
     running.stop().await;
 }
 

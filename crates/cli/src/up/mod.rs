@@ -380,6 +380,7 @@ impl Up {
             host_domains,
             own_names,
             authorization,
+            tunnels: true,
             ..router::Config::default()
         };
         let router = router::Router::new(config, Some(self.client()))?;

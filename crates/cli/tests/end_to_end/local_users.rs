@@ -4,8 +4,12 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use api::SandboxClaim;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::PostParams;
+use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::streams::{client, within};
 use crate::support::{Up, stdout_of};
@@ -63,6 +67,63 @@ async fn sandbox_of(client: &Client, claim: &str) -> (String, String) {
         .and_then(|status| status.pod_ip)
         .expect("an address");
     (sandbox.to_owned(), address)
+}
+
+/// Sends bytes to the router as an account that may forward ports in a namespace does, and says what came back.
+async fn send_by_tunnel(client: &Client, namespace: &str, bytes: &str) -> String {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let mut forwarding = within(pods.portforward("sandbox-router", &[8080]))
+        .await
+        .expect("a tunnel");
+    let mut stream = forwarding.take_stream(8080).expect("a stream");
+    stream
+        .write_all(bytes.as_bytes())
+        .await
+        .expect("it is sent");
+    let mut answer = String::new();
+    within(stream.read_to_string(&mut answer))
+        .await
+        .expect("an answer");
+    answer
+}
+
+#[tokio::test]
+async fn a_tunnel_of_one_namespace_reaches_no_sandbox_of_another() {
+    let up = Up::start(&[]);
+    stdout_of(up.command().args(["claim", "mine"]));
+    let client = client(&up).await;
+    let (sandbox, _) = sandbox_of(&client, "mine").await;
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let other = serde_json::from_value(json!({"metadata": {"name": "other"}}));
+    within(namespaces.create(&PostParams::default(), &other.expect("a namespace")))
+        .await
+        .expect("it is created");
+    // The router is announced where there is a claim, whatever becomes of it.
+    let claim = json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim", "metadata": {"name": "theirs"}, "spec": {"sandboxTemplateRef": {"name": "absent"}}});
+    let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), "other");
+    let claim = serde_json::from_value(claim).expect("a claim");
+    within(claims.create(&PostParams::default(), &claim))
+        .await
+        .expect("it is created");
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "other");
+    within(await_condition(
+        pods,
+        "sandbox-router",
+        conditions::is_pod_running(),
+    ))
+    .await
+    .expect("the router is announced");
+
+    let asked = execute(&sandbox, "echo in", "X-Sandbox-Namespace: default\r\n");
+    for namespace in ["default", api::SYSTEM_NAMESPACE] {
+        let answer = send_by_tunnel(&client, namespace, &asked).await;
+        assert!(
+            answer.contains(r#""stdout":"in\n""#),
+            "{namespace}: {answer}"
+        );
+    }
+    let refused = send_by_tunnel(&client, "other", &asked).await;
+    assert!(refused.starts_with("HTTP/1.1 401 "), "{refused}");
 }
 
 #[tokio::test]

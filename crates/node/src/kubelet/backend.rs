@@ -17,6 +17,7 @@ use streaming::kubelet::{
 };
 use streaming::port_forward::Duplex;
 use streaming::remote_command::Process;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -94,7 +95,10 @@ impl PodBackend {
     async fn connect(&self, pod: &Pod, port: u16) -> std::io::Result<TcpStream> {
         if is_mirror(pod) {
             let service = host_service(pod, port, &self.host_services)?;
-            return TcpStream::connect(service).await;
+            let mut stream = TcpStream::connect(service).await?;
+            let header = api::proxy_header::encode(&pod.namespace().unwrap_or_default());
+            stream.write_all(&header).await?;
+            return Ok(stream);
         }
         let uid = pod.uid().unwrap_or_default();
         let stream = self

@@ -40,7 +40,8 @@ pub struct Endpoint {
     pub certificate_pem: String,
     pub key_pem: String,
     /// What mirror pods may stand for: services of this machine, reached by forwarding the port that names them as its host port.
-    /// Anything else that a mirror pod names is refused, or whoever may create pods could reach every port of the machine.
+    /// Anything else that a mirror pod names is refused, or whoever may create pods could reach every port of the machine. A connection
+    /// begins with a header that says which namespace it is for ([`api::proxy_header`]).
     pub host_services: Vec<SocketAddr>,
 }
 

@@ -47,7 +47,10 @@ impl LocalUsers {
         target: &Target,
         origin: &Origin,
     ) -> Result<(), Failure> {
-        if !is_passed_on(headers) && origin.user().is_some_and(|user| self.users.contains(&user)) {
+        if !is_passed_on(headers)
+            && origin.counts_for(target.sandbox.namespace())
+            && origin.user().is_some_and(|user| self.users.contains(&user))
+        {
             return Ok(());
         }
         let token = shown_token(headers).ok_or(Failure::NotALocalUser)?;
