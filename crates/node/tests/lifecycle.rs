@@ -545,11 +545,16 @@ async fn ports_health_services_and_other_hosts_are_probed() {
         ("tcp-silent", json!({"tcpSocket": {"port": 9001}}), false),
         ("grpc", json!({"grpc": {"port": 9000}}), true),
         ("grpc-silent", json!({"grpc": {"port": 9001}}), false),
-        // Of the machine, which the pod's own address is not.
+        // A host is looked for in the pod's network: `localhost` is the pod, not the machine.
         (
             "named",
-            json!({"tcpSocket": {"host": "localhost", "port": elsewhere}}),
+            json!({"tcpSocket": {"host": "localhost", "port": 9000}}),
             true,
+        ),
+        (
+            "machine",
+            json!({"tcpSocket": {"host": "localhost", "port": elsewhere}}),
+            false,
         ),
         (
             "nowhere",
