@@ -93,7 +93,7 @@ fn a_node_that_may_not_see_policies_says_which_role_it_lacks_and_runs_pods_once_
             let status = || Status::failure("networkpolicies is forbidden", reason::FORBIDDEN);
             is_hidden.then(|| status().with_code(403))
         });
-        network.machine.client = client;
+        network.machine.node_client = client;
         network.machine.start_node().await;
         eventually("the node to say so", || async {
             let enforced = enforced(&network).await;

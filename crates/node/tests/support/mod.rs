@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 pub struct Machine {
     pub client: Client,
     /// The client of the node, to which answers may be shown changed.
-    node_client: Client,
+    pub node_client: Client,
     pub node: Option<Node>,
     pub config: Config,
     server: Option<apiserver::Server>,
