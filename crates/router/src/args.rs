@@ -146,6 +146,7 @@ impl Args {
                 .map(|domain| domain.to_ascii_lowercase())
                 .collect(),
             path_routing: self.path_routing,
+            tunnels: false,
             own_names: defaults.own_names,
             resolve_wait: duration("resolve-wait", &self.resolve_wait)?,
             header_timeout: defaults.header_timeout,
