@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 )
 
 // A pod is the kind whose update may change least: whatever an encoding adds to its spec or loses of it is refused.
@@ -29,16 +30,24 @@ func TestPodsAreUpdatedInEitherEncodingWhicheverMadeThem(t *testing.T) {
 					Volumes: []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
 				},
 			}
-			pod, err := maker.CoreV1().Pods(place).Create(ctx, wanted, metav1.CreateOptions{})
+			_, err := maker.CoreV1().Pods(place).Create(ctx, wanted, metav1.CreateOptions{})
 			must(t, err)
-			pod.Labels = map[string]string{"changed-by": changed}
-			updated, err := changer.CoreV1().Pods(place).Update(ctx, pod, metav1.UpdateOptions{})
+			pods := changer.CoreV1().Pods(place)
+			// The scheduler writes that no node fits, between two requests of ours.
+			err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
+				pod, err := pods.Get(ctx, wanted.Name, metav1.GetOptions{})
+				if err != nil {
+					return err
+				}
+				pod.Labels = map[string]string{"changed-by": changed}
+				updated, err := pods.Update(ctx, pod, metav1.UpdateOptions{})
+				if err == nil && (updated.Labels["changed-by"] != changed || updated.Generation != pod.Generation) {
+					t.Errorf("made by %s, changed by %s: labels %v, generation %d after %d", made, changed, updated.Labels, updated.Generation, pod.Generation)
+				}
+				return err
+			})
 			if err != nil {
 				t.Errorf("made by %s, changed by %s: %v", made, changed, err)
-				continue
-			}
-			if updated.Labels["changed-by"] != changed || updated.Generation != pod.Generation {
-				t.Errorf("made by %s, changed by %s: labels %v, generation %d after %d", made, changed, updated.Labels, updated.Generation, pod.Generation)
 			}
 		}
 	}
