@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
@@ -97,9 +97,21 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         let group = groups.entry((&attack.package, &attack.target)).or_default();
         group.insert(&attack.test);
     }
+    let programs = build(
+        root,
+        &arguments.profile,
+        groups.keys().map(|(_, target)| *target),
+    )?;
     let mut passed = BTreeSet::new();
     for ((package, target), tests) in groups {
-        for test in run_tests(root, &arguments.profile, package, target, &tests)? {
+        let key = (
+            crate::tidy::short_name(package).to_owned(),
+            target.to_owned(),
+        );
+        let program = programs
+            .get(&key)
+            .with_context(|| format!("{package} has no test target {target}"))?;
+        for test in run_tests(program, &tests)? {
             passed.insert((package.to_owned(), target.to_owned(), test));
         }
     }
@@ -120,39 +132,86 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs tests of one target. Returns those that passed; one that did not run has not passed.
-fn run_tests(
+/// A program with tests, and the directory that it runs in.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    executable: PathBuf,
+    directory: PathBuf,
+}
+
+/// The programs of the workspace by the short name of their package and their target.
+type Programs = BTreeMap<(String, String), Program>;
+
+/// Builds the tests of all packages as one, so that every crate is compiled once, with the same features.
+fn build<'a>(
     root: &Path,
     profile: &str,
-    package: &str,
-    target: &str,
-    tests: &BTreeSet<&str>,
-) -> anyhow::Result<Vec<String>> {
+    targets: impl Iterator<Item = &'a str>,
+) -> anyhow::Result<Programs> {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-    command
-        .current_dir(root)
-        .args(["test", "--profile", profile, "--package", package]);
-    // Cargo refuses features of a package that was not selected.
-    let features: Vec<&str> = FEATURES
-        .split(',')
-        .filter(|feature| feature.starts_with(&format!("{package}/")))
-        .collect();
-    if !features.is_empty() {
-        command.args(["--features", &features.join(",")]);
+    command.current_dir(root).args([
+        "test",
+        "--workspace",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+        "--profile",
+        profile,
+        "--features",
+        FEATURES,
+    ]);
+    for target in targets.collect::<BTreeSet<_>>() {
+        match target {
+            "lib" => command.arg("--lib"),
+            "bin" => command.arg("--bins"),
+            name => command.args(["--test", name]),
+        };
     }
-    match target {
-        "lib" => command.arg("--lib"),
-        "bin" => command.arg("--bins"),
-        name => command.args(["--test", name]),
-    };
-    command.args(["--", "--exact"]).args(tests);
-    let mut child = command
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    if !output.status.success() {
+        bail!("the tests do not compile");
+    }
+    Ok(programs(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// The programs that cargo says it has built, one message a line.
+fn programs(messages: &str) -> Programs {
+    let built = messages.lines().filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let target = &message["target"];
+        let executable = message["executable"].as_str()?;
+        let directory = Path::new(message["manifest_path"].as_str()?).parent()?;
+        let name = match target["kind"][0].as_str()? {
+            "test" => target["name"].as_str()?,
+            kind => kind,
+        };
+        if message["profile"]["test"] != true {
+            return None;
+        }
+        let package = directory.file_name()?.to_str()?.to_owned();
+        let program = Program {
+            executable: executable.into(),
+            directory: directory.to_owned(),
+        };
+        Some(((package, name.to_owned()), program))
+    });
+    built.collect()
+}
+
+/// Runs tests of one program. Returns those that passed; one that did not run has not passed.
+fn run_tests(program: &Program, tests: &BTreeSet<&str>) -> anyhow::Result<Vec<String>> {
+    let mut child = Command::new(&program.executable)
+        .current_dir(&program.directory)
+        .arg("--exact")
+        .args(tests)
         .stdout(Stdio::piped())
         .spawn()
-        .context("cannot run cargo")?;
+        .with_context(|| format!("cannot run {}", program.executable.display()))?;
     let output = child.stdout.take().context("the output is a pipe")?;
     let passed = passed_tests(output)?;
-    child.wait().context("waiting for cargo")?;
+    child.wait().context("waiting for the tests")?;
     Ok(passed)
 }
 
@@ -293,6 +352,22 @@ mod tests {
             report.contains("| 2 | A does B | C | NOT SHOWN |"),
             "{report}"
         );
+    }
+
+    #[test]
+    fn programs_are_found_by_their_package_and_target() {
+        let messages = [
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/crates/node/Cargo.toml","target":{"kind":["test"],"name":"hostile"},"profile":{"test":true},"executable":"/t/hostile-1"}"#,
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/crates/node/Cargo.toml","target":{"kind":["lib"],"name":"node"},"profile":{"test":true},"executable":"/t/node-1"}"#,
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/crates/cli/Cargo.toml","target":{"kind":["bin"],"name":"agent-sandbox"},"profile":{"test":false},"executable":"/t/agent-sandbox"}"#,
+            "not a message",
+        ];
+        let found = programs(&messages.join("\n"));
+        let keys: Vec<(&str, &str)> = found
+            .keys()
+            .map(|(package, target)| (package.as_str(), target.as_str()))
+            .collect();
+        assert_eq!(keys, [("node", "hostile"), ("node", "lib")]);
     }
 
     #[test]
