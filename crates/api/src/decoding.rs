@@ -2,7 +2,7 @@
 //!
 //! The API server may hold objects that our types cannot: a number beyond `i32` that a schema did not bound, a type that a newer
 //! version of Kubernetes changed, an object that predates its schema. A list that is decoded as a whole fails as a whole because
-//! of one such item, and whoever can write one object stops every client that lists its kind.
+//! of one such item, and a tenant who can write one object stops every client that lists its kind.
 //!
 //! [`Decoded`] is decoded from its own piece of the text. Decoding the type comes first and is all that happens to an object that
 //! can be read; what follows is for the others:

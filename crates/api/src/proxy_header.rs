@@ -1,6 +1,6 @@
-//! Whom a forwarded connection is for, said in a PROXY protocol header (version 2).
+//! The namespace of a forwarded connection, in a PROXY protocol header (version 2).
 //!
-//! The node forwards ports of mirror pods to services of the machine, the router among them. Whoever may forward ports in one namespace may not reach
+//! The node forwards ports of mirror pods to services of the machine, the router among them. An account that may forward ports in one namespace must not reach
 //! sandboxes of another by that, so the node says which namespace the mirror pod is in before anything else passes. The header is `LOCAL` (the node itself
 //! connects) and carries the namespace in a custom field.
 //!

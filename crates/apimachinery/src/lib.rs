@@ -33,7 +33,7 @@ pub mod yaml;
 /// The largest whole number that JavaScript, and so a JSON document, tells from its neighbours: 2^53 - 1.
 const MAX_SAFE_INTEGER: f64 = 9_007_199_254_740_991.0;
 
-/// A number as an integer, if it is one: `1` and `1.0` are. A whole float beyond 2^53 is none, as kube-apiserver sees it.
+/// Converts a number to an integer: `1` and `1.0` are integers. A whole float beyond 2^53 is not, as in kube-apiserver.
 fn whole_number(value: &serde_json::Value) -> Option<i64> {
     if let Some(integer) = value.as_i64() {
         return Some(integer);

@@ -95,7 +95,7 @@ impl Origin {
         }
     }
 
-    /// Whether the user at the other end may speak for sandboxes of a namespace. The node forwards connections of whoever may forward ports in a namespace,
+    /// Whether the user at the other end may speak for sandboxes of a namespace. The node forwards connections of accounts that may forward ports in a namespace,
     /// and connects as root (confused deputy): such a connection counts for its own namespace, that of the system for all.
     pub fn counts_for(&self, namespace: &str) -> bool {
         let tunnel = self.tunnel.as_deref();

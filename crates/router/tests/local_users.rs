@@ -110,7 +110,7 @@ async fn what_a_proxy_passes_on_is_not_judged_by_the_proxys_user() {
     running.stop().await;
 }
 
-/// The node connects as root, for whoever may forward ports in a namespace.
+/// The node connects as root on behalf of an account that may forward ports in a namespace.
 #[tokio::test]
 async fn a_forwarded_connection_counts_for_its_own_namespace_only() {
     let (running, port, _directory) = start(vec![own_user()]).await;

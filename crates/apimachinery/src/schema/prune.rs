@@ -1,4 +1,4 @@
-//! Pruning: what the schema does not describe is removed, and named if somebody asks. Where it describes an integer, `1.0` becomes
+//! Pruning: fields that the schema does not describe are removed, and reported on request. Where it describes an integer, `1.0` becomes
 //! `1`, as it does in kube-apiserver, whose JSON encoder writes whole floats so: typed clients cannot read the other form.
 //!
 //! `apiVersion`, `kind` and `metadata` of a resource, embedded ones included, are never pruned: they are described

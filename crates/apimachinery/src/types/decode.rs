@@ -1,7 +1,7 @@
 //! What Go's JSON decoder makes of an object of a built-in kind: it refuses values beyond the Go type of their field.
 //!
 //! kube-apiserver decodes every body into Go structs, so that no stored object holds an integer beyond `int32`, a text where a
-//! number belongs or a time that is none. Typed clients rely on it: one such object would stop their whole list.
+//! number belongs or a malformed time. Typed clients rely on it: one such object would stop their whole list.
 
 use std::fmt::Write;
 
