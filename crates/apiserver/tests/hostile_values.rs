@@ -4,36 +4,14 @@
 mod support;
 
 use apiserver::Server;
-use http::Request;
-use http_body_util::BodyExt;
-use kube::client::Body;
 use serde_json::{Value, json};
-use support::{define_widgets, server};
+use support::{define_widgets, json_body, send, server};
 
 /// The status code and the body of an answer.
 async fn ask(server: &Server, method: &str, path: &str, kind: &str, body: &str) -> (u16, Value) {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header("content-type", kind)
-        .body(Body::from(body.as_bytes().to_vec()))
-        .expect("the request is well formed");
-    let answer = server
-        .client()
-        .send(request)
-        .await
-        .expect("the server answers");
+    let answer = send(server, method, path, kind, body).await;
     let code = answer.status().as_u16();
-    let bytes = answer
-        .into_body()
-        .collect()
-        .await
-        .expect("the answer is whole")
-        .to_bytes();
-    (
-        code,
-        serde_json::from_slice(&bytes).expect("the answer is JSON"),
-    )
+    (code, json_body(answer).await)
 }
 
 async fn create(server: &Server, path: &str, body: &str) -> (u16, Value) {

@@ -3,11 +3,8 @@
 mod support;
 
 use apiserver::{Config, Server, audit};
-use http::Request;
-use http_body_util::BodyExt;
-use kube::client::Body;
 use serde_json::{Value, json};
-use support::server;
+use support::{json_body, send, server};
 
 /// An answer: its code, its body and its warnings.
 struct Answer {
@@ -17,17 +14,7 @@ struct Answer {
 }
 
 async fn ask(server: &Server, method: &str, path: &str, kind: &str, body: &Value) -> Answer {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header("content-type", kind)
-        .body(Body::from(body.to_string().into_bytes()))
-        .expect("the request is well formed");
-    let answer = server
-        .client()
-        .send(request)
-        .await
-        .expect("the server answers");
+    let answer = send(server, method, path, kind, body.to_string()).await;
     let code = answer.status().as_u16();
     let warnings = answer.headers().get_all("warning").iter();
     let warnings = warnings
@@ -39,15 +26,9 @@ async fn ask(server: &Server, method: &str, path: &str, kind: &str, body: &Value
                 .replace("\\\"", "\"")
         })
         .collect();
-    let bytes = answer
-        .into_body()
-        .collect()
-        .await
-        .expect("the answer is whole")
-        .to_bytes();
     Answer {
         code,
-        body: serde_json::from_slice(&bytes).expect("the answer is JSON"),
+        body: json_body(answer).await,
         warnings,
     }
 }

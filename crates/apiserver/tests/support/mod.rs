@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use apiserver::{Config, Server};
+use http_body_util::BodyExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
@@ -19,6 +20,34 @@ pub async fn server() -> Server {
     Server::open(Config::in_memory())
         .await
         .expect("an in-memory server opens")
+}
+
+/// Sends a request as a client without types would.
+pub async fn send(
+    server: &Server,
+    method: &str,
+    path: &str,
+    content_type: &str,
+    body: impl Into<Vec<u8>>,
+) -> http::Response<kube::client::Body> {
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", content_type)
+        .body(kube::client::Body::from(body.into()))
+        .expect("the request is well formed");
+    server
+        .client()
+        .send(request)
+        .await
+        .expect("the server answers")
+}
+
+/// The whole body of an answer.
+pub async fn json_body(answer: http::Response<kube::client::Body>) -> Value {
+    let bytes = answer.into_body().collect().await;
+    let bytes = bytes.expect("the answer is whole").to_bytes();
+    serde_json::from_slice(&bytes).expect("the answer is JSON")
 }
 
 /// A namespaced kind `Widget` with a schema, a default, a status, a scale and an older version.
