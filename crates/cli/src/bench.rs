@@ -277,7 +277,7 @@ async fn start(directory: &Path, quickstart: Quickstart) -> anyhow::Result<Up> {
 fn client_of(up: &Up) -> anyhow::Result<sdk::Client> {
     let options = sdk::Options {
         connection: sdk::Connection::Direct {
-            url: up.running().router.clone(),
+            url: up.running().router.clone().context("the router runs")?,
         },
         ..sdk::Options::default()
     };

@@ -114,9 +114,7 @@ impl Arguments {
                 .namespace
                 .clone()
                 .unwrap_or_else(|| running.namespace.clone()),
-            router: sdk::Connection::Direct {
-                url: running.router.clone(),
-            },
+            router: router_of(running),
             described: "the system in this process".to_owned(),
             ready_timeout: None,
         }
@@ -144,9 +142,7 @@ impl Arguments {
         };
         let router = match (&self.router_url, running.filter(is_running)) {
             (Some(url), _) => sdk::Connection::Direct { url: url.clone() },
-            (None, Some(running)) => sdk::Connection::Direct {
-                url: running.router.clone(),
-            },
+            (None, Some(running)) => router_of(running),
             (None, None) => sdk::Connection::default(),
         };
         let described = format!(
@@ -165,5 +161,13 @@ impl Arguments {
             described,
             ready_timeout: None,
         })
+    }
+}
+
+/// The way to sandboxes of a running `up`. Where its router does not run there may be another, as on a cluster.
+fn router_of(running: &Running) -> sdk::Connection {
+    match &running.router {
+        Some(url) => sdk::Connection::Direct { url: url.clone() },
+        None => sdk::Connection::default(),
     }
 }

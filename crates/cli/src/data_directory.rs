@@ -16,11 +16,15 @@ const RUNNING: &str = "up.json";
 pub struct Running {
     pub kubeconfig: PathBuf,
     pub api_server: String,
-    pub router: String,
+    /// Absent where the router does not run.
+    pub router: Option<String>,
     pub metrics: String,
     pub namespace: String,
     pub template: Option<String>,
     pub warm_pool: Option<String>,
+    /// The parts that do not run.
+    #[serde(default)]
+    pub disabled: Vec<String>,
     pub pid: u32,
 }
 
@@ -99,11 +103,12 @@ mod tests {
         let written = Running {
             kubeconfig: directory.path().join("kubeconfig"),
             api_server: "https://127.0.0.1:1".to_owned(),
-            router: String::new(),
+            router: None,
             metrics: String::new(),
             namespace: "default".to_owned(),
             template: None,
             warm_pool: None,
+            disabled: Vec::new(),
             // A process that runs, and is none of this directory's.
             pid: std::process::id(),
         };

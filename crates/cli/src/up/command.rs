@@ -10,7 +10,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::router_access::RouterAccess;
-use super::{API_LISTEN, METRICS_LISTEN, Options, Quickstart, ROUTER_LISTEN, Up};
+use super::{API_LISTEN, METRICS_LISTEN, Options, Part, PartFlags, Quickstart, ROUTER_LISTEN, Up};
 use crate::data_directory::{self, Running};
 use crate::node_flags::NodeFlags;
 use crate::{private_system, rootless};
@@ -18,7 +18,7 @@ use crate::{private_system, rootless};
 /// How long a start may still take once it is asked to stop. Something may keep it from ever being complete.
 pub const START_AFTER_STOP: Duration = Duration::from_secs(10);
 
-/// Run the whole system on this machine: API server, controllers, node and router
+/// Run the whole system on this machine: API server, controllers, node and router; or parts of it
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where to keep state [default: $AGENT_SANDBOX_HOME, else $XDG_STATE_HOME/agent-sandbox, else
@@ -71,6 +71,9 @@ pub struct Arguments {
     no_quickstart: bool,
 
     #[command(flatten)]
+    parts: PartFlags,
+
+    #[command(flatten)]
     node: NodeFlags,
 }
 
@@ -83,14 +86,14 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         None => data_directory::default_path()?,
     };
     data_directory::create(&data_directory)?;
-    rootless::enter(
-        &data_directory.join("node/bin"),
-        &[
-            (API_LISTEN, arguments.api_listen),
-            (ROUTER_LISTEN, arguments.router_listen),
-            (METRICS_LISTEN, arguments.metrics_bind_address),
-        ],
-    )?;
+    let mut listeners = vec![
+        (API_LISTEN, arguments.api_listen),
+        (METRICS_LISTEN, arguments.metrics_bind_address),
+    ];
+    if arguments.parts.runs(Part::Router) {
+        listeners.push((ROUTER_LISTEN, arguments.router_listen));
+    }
+    rootless::enter(&data_directory.join("node/bin"), &listeners)?;
     let options = Options {
         data_directory,
         api_listen: arguments.api_listen,
@@ -110,6 +113,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         } else {
             Quickstart::TemplateAndPool
         },
+        parts: arguments.parts,
         node: arguments.node,
         ready_file: arguments.ready_file,
     };
@@ -157,10 +161,16 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// Tells a person what to do next.
 fn greet(running: &Running) {
-    println!(
-        "agent-sandbox is up: API {}, router {}",
-        running.api_server, running.router
-    );
+    match &running.router {
+        Some(router) => println!(
+            "agent-sandbox is up: API {}, router {router}",
+            running.api_server
+        ),
+        None => println!("agent-sandbox is up: API {}", running.api_server),
+    }
+    if !running.disabled.is_empty() {
+        println!("not running: {}", running.disabled.join(", "));
+    }
     println!();
     println!("  export KUBECONFIG={}", running.kubeconfig.display());
     println!();

@@ -1,5 +1,5 @@
-//! The metrics of every part on one address, in Prometheus' text format: those of the controllers, the router, the node, and the process
-//! they share.
+//! The metrics of every part that runs on one address, in Prometheus' text format: those of the controllers, the router, the node, and
+//! the process they share.
 
 use std::sync::Arc;
 
@@ -9,11 +9,17 @@ use axum::routing::get;
 use controllers::metrics::{CONTENT_TYPE, Metrics};
 
 /// Serves what the controllers, the router and the node count.
-pub fn routes(controllers: Arc<Metrics>, router: router::Router) -> Router {
+pub fn routes(controllers: Option<Arc<Metrics>>, router: Option<router::Router>) -> Router {
     let metrics = move || {
         let text = [
-            controllers.exposition(),
-            router.render_metrics(),
+            controllers
+                .as_ref()
+                .map(|controllers| controllers.exposition())
+                .unwrap_or_default(),
+            router
+                .as_ref()
+                .map(|router| router.render_metrics())
+                .unwrap_or_default(),
             node::network::enforcer::render_metrics(),
             telemetry::process::render(),
         ]

@@ -7,6 +7,7 @@ mod command;
 mod first_observed;
 mod installation;
 mod metrics;
+mod parts;
 mod quickstart;
 mod router_access;
 mod router_service;
@@ -35,6 +36,7 @@ use quickstart::Enforcement;
 
 pub use command::{Arguments, START_AFTER_STOP, execute};
 pub use installation::install as install_kinds;
+pub use parts::{Part, PartFlags};
 pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
 pub use router_access::token_key;
 
@@ -67,7 +69,9 @@ pub struct Options {
     pub host_domains: Vec<String>,
     pub metrics_listen: SocketAddr,
     pub audit: Option<apiserver::audit::Options>,
+    /// Installed where the controllers and the node run: without them its sandboxes would never start.
     pub quickstart: Quickstart,
+    pub parts: PartFlags,
     pub node: NodeFlags,
     /// Another file to say in that everything serves, beside the one in the data directory.
     pub ready_file: Option<PathBuf>,
@@ -86,6 +90,7 @@ impl Options {
             metrics_listen: any_port,
             audit: None,
             quickstart: Quickstart::Nothing,
+            parts: PartFlags::default(),
             node: NodeFlags::default(),
             ready_file: None,
         }
@@ -112,16 +117,29 @@ impl Up {
         let data_directory = options.data_directory.clone();
         data_directory::create(&data_directory)?;
         let api_listener = listen(API_LISTEN, options.api_listen).await?;
-        let router_listener = listen(ROUTER_LISTEN, options.router_listen).await?;
+        let parts = options.parts;
+        let router_listener = if parts.runs(Part::Router) {
+            Some(listen(ROUTER_LISTEN, options.router_listen).await?)
+        } else {
+            None
+        };
+        let router_address = router_listener.as_ref().map(TcpListener::local_addr);
+        let router_address = router_address.transpose()?;
+        let quickstart = if parts.runs(Part::Controllers) && parts.runs(Part::Node) {
+            options.quickstart
+        } else {
+            Quickstart::Nothing
+        };
         let metrics_listener = listen(METRICS_LISTEN, options.metrics_listen).await?;
         let running = Running {
             kubeconfig: data_directory.join("kubeconfig"),
             api_server: format!("https://{}", api_listener.local_addr()?),
-            router: format!("http://{}", router_listener.local_addr()?),
+            router: router_address.map(|address| format!("http://{address}")),
             metrics: format!("http://{}", metrics_listener.local_addr()?),
             namespace: quickstart::NAMESPACE.to_owned(),
-            template: options.quickstart.template(),
-            warm_pool: options.quickstart.warm_pool(),
+            template: quickstart.template(),
+            warm_pool: quickstart.warm_pool(),
+            disabled: parts.disabled(),
             pid: std::process::id(),
         };
         let server = apiserver::Server::open(apiserver::Config {
@@ -151,22 +169,35 @@ impl Up {
         up.remove_ready_files()?;
         up.serve_api(api_listener);
         installation::install(&up.client).await?;
-        let controllers = up.start_controllers().await?;
-        let router = router_listener.local_addr()?;
+        let controllers = if parts.runs(Part::Controllers) {
+            Some(up.start_controllers().await?)
+        } else {
+            None
+        };
         let local_users = router_access::local_users()?;
         let authorization = options
             .router_access
             .mode(&up.data_directory, &local_users)?;
-        up.start_node(router, options.node, local_users).await?;
-        let proxy = up.start_router(router_listener, options.host_domains, authorization)?;
-        up.serve_router_to_the_bridge(&proxy).await?;
-        up.announce_router(router).await?;
+        if parts.runs(Part::Node) {
+            up.start_node(router_address, options.node, local_users)
+                .await?;
+        }
+        up.start_companions(&parts)?;
+        let proxy = match router_listener {
+            Some(listener) => {
+                Some(up.start_router(listener, options.host_domains, authorization)?)
+            }
+            None => None,
+        };
+        if let (Some(proxy), Some(address)) = (&proxy, router_address) {
+            up.announce_router(proxy, address).await?;
+        }
         up.serve_metrics(metrics_listener, metrics::routes(controllers, proxy));
         let enforcement = match up.unenforced_policies() {
             None => Enforcement::Works,
             Some(_) => Enforcement::Missing,
         };
-        quickstart::install(&up.client, options.quickstart, enforcement).await?;
+        quickstart::install(&up.client, quickstart, enforcement).await?;
         for file in &up.ready_files {
             up.running.write(file)?;
         }
@@ -183,7 +214,7 @@ impl Up {
         self.client.clone()
     }
 
-    /// The node, once it runs.
+    /// The node, if it runs.
     pub fn node(&self) -> Option<&node::Node> {
         self.node.as_ref()
     }
@@ -296,7 +327,7 @@ impl Up {
 
     async fn start_node(
         &mut self,
-        router: SocketAddr,
+        router: Option<SocketAddr>,
         flags: NodeFlags,
         local_users: Vec<u32>,
     ) -> anyhow::Result<()> {
@@ -311,7 +342,7 @@ impl Up {
                 authority_pem: certificate.authority_pem,
                 certificate_pem: certificate.certificate_pem,
                 key_pem: certificate.key_pem,
-                host_services: vec![reachable(router)],
+                host_services: router.map(reachable).into_iter().collect(),
             }),
             local_users: Some(local_users),
             ..node::Config::new(self.data_directory.join("node"))
@@ -326,17 +357,25 @@ impl Up {
             }
         });
         self.node = Some(node);
-        let schedule =
-            node::scheduler::run(self.client(), NODE_NAME.to_owned(), self.shutdown.clone());
-        self.run_part(schedule);
-        self.run_part(node::endpoints::run(self.client(), self.shutdown.clone()));
-        // The paths of volumes are kept in the API, so they must not depend on where this process was started.
-        let volumes = self.data_directory.join("node").canonicalize()?;
-        self.run_part(node::volume_provisioner::run(
-            self.client(),
-            volumes,
-            self.shutdown.clone(),
-        ));
+        Ok(())
+    }
+
+    /// Starts what does for pods what a cluster's control plane does.
+    fn start_companions(&mut self, parts: &PartFlags) -> anyhow::Result<()> {
+        let (client, shutdown) = (self.client(), self.shutdown.clone());
+        if parts.runs(Part::Scheduler) {
+            let schedule =
+                node::scheduler::run(client.clone(), NODE_NAME.to_owned(), shutdown.clone());
+            self.run_part(schedule);
+        }
+        if parts.runs(Part::Endpoints) {
+            self.run_part(node::endpoints::run(client.clone(), shutdown.clone()));
+        }
+        if parts.runs(Part::VolumeProvisioner) {
+            // The paths of volumes are kept in the API, so they must not depend on where this process was started.
+            let volumes = self.data_directory.join("node").canonicalize()?;
+            self.run_part(node::volume_provisioner::run(client, volumes, shutdown));
+        }
         Ok(())
     }
 
@@ -348,14 +387,23 @@ impl Up {
         });
     }
 
-    /// Makes the router known to clients that look for it as they would on a cluster.
-    async fn announce_router(&mut self, router: SocketAddr) -> anyhow::Result<()> {
-        let node = self.node.as_ref().context("the node is started first")?;
+    /// Makes the router known to clients that look for it as they would on a cluster: by a service whose endpoint is a pod of
+    /// this machine's node. Without the node there is neither.
+    async fn announce_router(
+        &mut self,
+        proxy: &router::Router,
+        address: SocketAddr,
+    ) -> anyhow::Result<()> {
+        let Some(node) = self.node.as_ref() else {
+            return Ok(());
+        };
+        let node_address = node.runtime().node_address();
+        self.serve_router_to_the_bridge(proxy, node_address).await;
         let service = RouterService {
             client: self.client(),
             node_name: NODE_NAME.to_owned(),
-            node_address: node.runtime().node_address().to_string(),
-            router: reachable(router),
+            node_address: node_address.to_string(),
+            router: reachable(address),
         };
         for namespace in [api::SYSTEM_NAMESPACE, quickstart::NAMESPACE] {
             service.publish(namespace).await?;
@@ -399,9 +447,12 @@ impl Up {
 
     /// The router's service has an endpoint, as every service does: this machine's address on the bridge, with the service's port.
     /// So the router listens there as well.
-    async fn serve_router_to_the_bridge(&mut self, router: &router::Router) -> anyhow::Result<()> {
-        let node = self.node.as_ref().context("the node is started first")?;
-        let address = SocketAddr::new(node.runtime().node_address().into(), router_service::PORT);
+    async fn serve_router_to_the_bridge(
+        &mut self,
+        router: &router::Router,
+        node_address: Ipv4Addr,
+    ) {
+        let address = SocketAddr::new(node_address.into(), router_service::PORT);
         match TcpListener::bind(address).await {
             Ok(listener) => {
                 let (router, shutdown) = (router.clone(), self.shutdown.clone());
@@ -412,7 +463,6 @@ impl Up {
                 tracing::warn!(%address, %error, "the endpoint of the router's service is not served by the router");
             }
         }
-        Ok(())
     }
 
     fn serve_metrics(&mut self, listener: TcpListener, routes: axum::Router) {

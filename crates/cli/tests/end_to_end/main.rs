@@ -9,6 +9,7 @@ mod local_users;
 mod machine;
 mod node_flags;
 mod outcomes;
+mod parts;
 mod rootless;
 mod sdk_examples;
 mod streams;

@@ -21,20 +21,25 @@ use crate::verbs::pseudo_terminal;
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// An `up` without pods that is started to see what it says and how it ends.
-struct Shown {
+pub struct Shown {
     child: Child,
     home: TempDir,
-    greeting: Vec<String>,
+    pub greeting: Vec<String>,
 }
 
 impl Shown {
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    pub fn start_with(arguments: &[&str]) -> Self {
         require_root();
         let home = tempfile::tempdir().unwrap();
         let mut child = agent_sandbox(home.path())
             .args(["up", "--no-quickstart", "--api-listen=127.0.0.1:0"])
             .args(["--router-listen=127.0.0.1:0"])
             .args(["--metrics-bind-address=127.0.0.1:0"])
+            .args(arguments)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -54,7 +59,7 @@ impl Shown {
         shown
     }
 
-    fn running(&self) -> serde_json::Value {
+    pub fn running(&self) -> serde_json::Value {
         let text = fs::read(self.home.path().join("up.json")).unwrap();
         serde_json::from_slice(&text).unwrap()
     }
