@@ -7,6 +7,7 @@
 
 mod api_objects;
 pub mod assets;
+mod awaited_objects;
 #[cfg(feature = "bench")]
 pub mod bench;
 pub mod config;

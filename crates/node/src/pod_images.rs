@@ -7,10 +7,12 @@ use images::{Image, Images, Keyring, PullError, Reference};
 use k8s_openapi::api::core::v1::{Container, Pod, Secret, ServiceAccount};
 use kube::{Api, Client};
 
+use crate::awaited_objects::Awaited;
 use crate::config::Config;
 use crate::errors::chain;
 use crate::events::{EventSink, Severity};
 use crate::runtime::{ImageSource, StartError};
+use crate::volumes::service_account;
 
 /// The name of the built-in image.
 const HOST: &str = "host";
@@ -72,8 +74,19 @@ fn repository(image: &str) -> &str {
     }
 }
 
-fn refusal(reason: &'static str, message: String) -> StartError {
-    StartError::Image { reason, message }
+/// Why an image cannot be had.
+#[derive(Debug)]
+pub struct ImageRefusal {
+    pub error: StartError,
+    /// The objects that credentials were looked for in. With others, the same pull may work.
+    pub awaits: Option<Awaited>,
+}
+
+fn refusal(reason: &'static str, message: String) -> ImageRefusal {
+    ImageRefusal {
+        error: StartError::Image { reason, message },
+        awaits: None,
+    }
 }
 
 impl PodImages {
@@ -83,7 +96,7 @@ impl PodImages {
         pod: &Pod,
         container: &Container,
         config: &Config,
-    ) -> Result<ImageSource, StartError> {
+    ) -> Result<ImageSource, ImageRefusal> {
         let tell = |severity, reason: &str, note: String| {
             let container = Some(container.name.as_str());
             self.events
@@ -120,10 +133,16 @@ impl PodImages {
                     format!("Pulling image \"{wanted}\""),
                 );
                 let begun = Instant::now();
-                let image = self.pull(pod, &name).await.map_err(|message| {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                let mut looked_at = Awaited::in_namespace(namespace);
+                let pulled = self.pull(pod, &name, &mut looked_at).await;
+                let image = pulled.map_err(|message| {
                     let note = format!("Failed to pull image \"{wanted}\": {message}");
                     tell(Severity::Warning, "Failed", note);
-                    refusal("ErrImagePull", message)
+                    ImageRefusal {
+                        awaits: Some(looked_at),
+                        ..refusal("ErrImagePull", message)
+                    }
                 })?;
                 let took = begun.elapsed().as_millis();
                 let note = format!("Successfully pulled image \"{wanted}\" in {took}ms");
@@ -137,8 +156,13 @@ impl PodImages {
         })
     }
 
-    async fn pull(&self, pod: &Pod, name: &Reference) -> Result<Image, String> {
-        let keyring = self.keyring(pod).await?;
+    async fn pull(
+        &self,
+        pod: &Pod,
+        name: &Reference,
+        looked_at: &mut Awaited,
+    ) -> Result<Image, String> {
+        let keyring = self.keyring(pod, looked_at).await?;
         let credentials = keyring.matching(name);
         self.images
             .pull(name, credentials)
@@ -147,7 +171,7 @@ impl PodImages {
     }
 
     /// The credentials of the pod's pull secrets, and of its service account's when the pod names none.
-    async fn keyring(&self, pod: &Pod) -> Result<Keyring, String> {
+    async fn keyring(&self, pod: &Pod, looked_at: &mut Awaited) -> Result<Keyring, String> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let spec = pod.spec.as_ref();
         let own: Vec<String> = spec
@@ -157,11 +181,8 @@ impl PodImages {
             .map(|secret| secret.name.clone())
             .collect();
         let names = if own.is_empty() {
-            let account = spec
-                .and_then(|spec| spec.service_account_name.as_deref())
-                .filter(|name| !name.is_empty())
-                .unwrap_or("default");
-            self.account_secrets(namespace, account).await?
+            let account = service_account(pod);
+            self.account_secrets(namespace, account, looked_at).await?
         } else {
             own
         };
@@ -172,6 +193,7 @@ impl PodImages {
             let secret = found.map_err(|error| {
                 format!("reading pull secret {namespace}/{name}: {}", chain(&error))
             })?;
+            looked_at.secret(&name, secret.as_ref());
             // A kubelet pulls without a secret that is not there.
             let Some(secret) = secret else { continue };
             add_secret(&mut keyring, &secret)
@@ -180,7 +202,12 @@ impl PodImages {
         Ok(keyring)
     }
 
-    async fn account_secrets(&self, namespace: &str, name: &str) -> Result<Vec<String>, String> {
+    async fn account_secrets(
+        &self,
+        namespace: &str,
+        name: &str,
+        looked_at: &mut Awaited,
+    ) -> Result<Vec<String>, String> {
         let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), namespace);
         let account = accounts.get_opt(name).await.map_err(|error| {
             format!(
@@ -188,6 +215,7 @@ impl PodImages {
                 chain(&error)
             )
         })?;
+        looked_at.service_account(name, account.as_ref());
         Ok(account
             .and_then(|account| account.image_pull_secrets)
             .into_iter()

@@ -106,6 +106,8 @@ pub struct PodWorker<R> {
     /// What only looks on. It ends with the worker.
     followers: JoinSet<()>,
     probes: HashMap<String, Vec<JoinHandle<()>>>,
+    /// Waits for objects that a container, or without one the pod's sandbox, cannot be made without.
+    awaiting: HashMap<Option<String>, JoinHandle<()>>,
     /// Each gives up the start of a container.
     starting: HashMap<String, CancellationToken>,
     decided: Option<PodStatus>,
@@ -129,6 +131,7 @@ impl<R> Drop for PodWorker<R> {
         self.shared.evictions.forget(uid);
         self.probes.values().flatten().for_each(JoinHandle::abort);
         self.refreshing.iter().for_each(JoinHandle::abort);
+        self.awaiting.values().for_each(JoinHandle::abort);
         self.starting.values().for_each(CancellationToken::cancel);
     }
 }
@@ -163,6 +166,7 @@ impl<R: Runtime> PodWorker<R> {
             actions,
             followers: JoinSet::new(),
             probes: HashMap::new(),
+            awaiting: HashMap::new(),
             starting: HashMap::new(),
             decided: None,
             published: pod.status.clone(),

@@ -192,11 +192,20 @@ impl Provisioner {
     async fn provision(&self, claim: &PersistentVolumeClaim) -> Result<Outcome, ProvisionError> {
         let name = binding::volume_of(claim);
         let chosen_here = binding::need(claim) == Need::Provision;
-        if chosen_here {
-            self.make_volume(claim, &name).await?;
-        }
-        let found = self.volumes().get_opt(&name).await;
-        let Some(volume) = found.map_err(failed("reading the volume"))? else {
+        let made = if chosen_here {
+            self.make_volume(claim, &name).await?
+        } else {
+            None
+        };
+        let is_new = made.is_some();
+        let found = match made {
+            Some(volume) => Some(volume),
+            None => {
+                let found = self.volumes().get_opt(&name).await;
+                found.map_err(failed("reading the volume"))?
+            }
+        };
+        let Some(volume) = found else {
             return Ok(Outcome::Refused {
                 reason: "FailedBinding",
                 note: format!("volume \"{name}\" not found"),
@@ -221,14 +230,24 @@ impl Provisioner {
             }
         }
         self.bind(claim, &volume, chosen_here).await?;
+        // A pod may be waiting for the claim, and nobody for the event.
+        if is_new {
+            // The claim's user learns that its size is a promise of nobody's.
+            let note = format!(
+                "Successfully provisioned volume {name}: a directory of this node, whose capacity is recorded and not enforced"
+            );
+            self.publish(claim, EventType::Normal, "ProvisioningSucceeded", note)
+                .await;
+        }
         Ok(Outcome::Done)
     }
 
+    /// Makes the volume of a claim; none if there is one already.
     async fn make_volume(
         &self,
         claim: &PersistentVolumeClaim,
         name: &str,
-    ) -> Result<(), ProvisionError> {
+    ) -> Result<Option<PersistentVolume>, ProvisionError> {
         let path = claim_directory(&self.data_dir, name);
         std::fs::create_dir_all(&path).map_err(|source| ProvisionError::Directory {
             path: path.display().to_string(),
@@ -237,16 +256,9 @@ impl Provisioner {
         let object = binding::volume(claim, &path, self.reclaim_policy(claim).await);
         let created = self.volumes().create(&PostParams::default(), &object).await;
         match created {
-            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(()),
-            other => drop(other.map_err(failed("creating the volume"))?),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            other => other.map(Some).map_err(failed("creating the volume")),
         }
-        // The claim's user learns that its size is a promise of nobody's.
-        let note = format!(
-            "Successfully provisioned volume {name}: a directory of this node, whose capacity is recorded and not enforced"
-        );
-        self.publish(claim, EventType::Normal, "ProvisioningSucceeded", note)
-            .await;
-        Ok(())
     }
 
     /// Writes into a volume that it is the claim's, unless it has changed since it was read.

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
-    Event, Namespace, PersistentVolume, PersistentVolumeClaim, Pod, Secret,
+    ConfigMap, Event, Namespace, PersistentVolume, PersistentVolumeClaim, Pod, Secret,
 };
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
@@ -33,14 +33,24 @@ impl Volumes {
     }
 
     async fn start_with(adjust: impl FnOnce(&mut agent_sandbox_node::Config)) -> Self {
-        let machine = Machine::start_with(adjust).await;
-        let stop = CancellationToken::new();
+        let volumes = Self::without_provisioner(adjust).await;
+        volumes.provision();
+        volumes
+    }
+
+    async fn without_provisioner(adjust: impl FnOnce(&mut agent_sandbox_node::Config)) -> Self {
+        Self {
+            machine: Machine::start_with(adjust).await,
+            stop: CancellationToken::new(),
+        }
+    }
+
+    fn provision(&self) {
         tokio::spawn(agent_sandbox_node::volume_provisioner::run(
-            machine.client.clone(),
-            machine.config.data_dir.canonicalize().unwrap(),
-            stop.clone(),
+            self.machine.client.clone(),
+            self.machine.config.data_dir.canonicalize().unwrap(),
+            self.stop.clone(),
         ));
-        Self { machine, stop }
     }
 
     fn claims(&self, namespace: &str) -> Api<PersistentVolumeClaim> {
@@ -156,6 +166,59 @@ async fn a_claim_keeps_its_data_from_pod_to_pod_and_loses_it_with_the_claim() {
         (!directory.exists()).then_some(())
     })
     .await;
+    volumes.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_waits_for_its_claim_to_be_bound_without_a_warning() {
+    let volumes = Volumes::without_provisioner(|_| {}).await;
+    let machine = &volumes.machine;
+    volumes.claim("t", "data", json!({})).await;
+    machine.create("p", pod("true", of_claim("data"))).await;
+    let pods = Api::<Pod>::namespaced(machine.client.clone(), "t");
+    eventually("the pod to say what it waits for", || async {
+        let found = pods.get("p").await.unwrap();
+        let unbound = "persistentvolumeclaim \"data\" is not bound";
+        waits(&found).contains(unbound).then_some(())
+    })
+    .await;
+    volumes.provision();
+    machine.phase("p", "Succeeded").await;
+    // Events of a pod are written in order, so by now a warning would be there.
+    volumes.has_event("t", "p", "Started", "").await;
+    let events = Api::<Event>::namespaced(machine.client.clone(), "t");
+    let events = events.list(&ListParams::default()).await.unwrap();
+    let warned = events
+        .iter()
+        .filter(|event| event.type_.as_deref() == Some("Warning"));
+    assert_eq!(warned.collect::<Vec<_>>(), Vec::<&Event>::new());
+    volumes.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_starts_once_the_objects_it_lacks_are_there() {
+    let volumes = Volumes::start().await;
+    let machine = &volumes.machine;
+    let mut spec = pod(
+        "test $PASSWORD = word",
+        json!({"configMap": {"name": "settings"}}),
+    );
+    spec["containers"][0]["env"] = json!([{"name": "PASSWORD",
+        "valueFrom": {"secretKeyRef": {"name": "password", "key": "k"}}}]);
+    machine.create("p", spec).await;
+    let lacks = "configmap \"settings\" not found";
+    volumes.has_event("t", "p", "FailedMount", lacks).await;
+    let parameters = PostParams::default();
+    let settings = serde_json::from_value(json!({"metadata": {"name": "settings"}})).unwrap();
+    let config_maps = Api::<ConfigMap>::namespaced(machine.client.clone(), "t");
+    config_maps.create(&parameters, &settings).await.unwrap();
+    let lacks = "secret \"password\" not found";
+    volumes.has_event("t", "p", "Failed", lacks).await;
+    let password = json!({"metadata": {"name": "password"}, "stringData": {"k": "word"}});
+    let password = serde_json::from_value(password).unwrap();
+    let secrets = Api::<Secret>::namespaced(machine.client.clone(), "t");
+    secrets.create(&parameters, &password).await.unwrap();
+    machine.phase("p", "Succeeded").await;
     volumes.finish().await;
 }
 

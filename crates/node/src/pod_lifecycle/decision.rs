@@ -179,10 +179,17 @@ impl Decision<'_> {
     pub(super) fn run(&mut self, spec: &PodSpec) {
         match self.observed.sandbox {
             Sandbox::Missing => self.actions.push(Action::CreateSandbox),
-            Sandbox::Waiting { retry_at, .. } if *retry_at <= self.now => {
+            Sandbox::Waiting {
+                retry_at: Some(retry_at),
+                ..
+            } if *retry_at <= self.now => {
                 self.actions.push(Action::CreateSandbox);
             }
-            Sandbox::Waiting { retry_at, .. } => self.wake(*retry_at),
+            Sandbox::Waiting { retry_at, .. } => {
+                if let Some(at) = retry_at {
+                    self.wake(*at);
+                }
+            }
             Sandbox::Ready(_) => {
                 // They are there to find out why the others do not run.
                 for container in ephemeral_containers(spec) {

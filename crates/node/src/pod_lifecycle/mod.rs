@@ -139,7 +139,8 @@ pub enum Sandbox {
     Waiting {
         reason: String,
         message: String,
-        retry_at: Timestamp,
+        /// When it is tried again; without a time, only once something it waits for has changed.
+        retry_at: Option<Timestamp>,
     },
     Stopping,
     /// Freed, since nothing of the pod will run again.

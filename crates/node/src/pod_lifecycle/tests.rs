@@ -390,7 +390,7 @@ fn a_pod_that_is_over_frees_its_sandbox_however_far_that_had_come() {
     let waiting = Sandbox::Waiting {
         reason: "FailedMount".to_owned(),
         message: "no such volume".to_owned(),
-        retry_at: at(20),
+        retry_at: Some(at(20)),
     };
     for sandbox in [Sandbox::Missing, waiting, sandbox()] {
         let mut case = Case::new(spec.clone());
@@ -399,6 +399,22 @@ fn a_pod_that_is_over_frees_its_sandbox_however_far_that_had_come() {
         case.sandbox = Sandbox::Stopped { address: None };
         assert_eq!(case.plan(6).actions, [], "once");
     }
+}
+
+#[test]
+fn a_sandbox_that_waits_for_an_object_is_not_tried_again_by_the_clock() {
+    let mut case = Case::new(json!({"containers": [{"name": "c", "image": "host"}]}));
+    let waiting = |retry_at| Sandbox::Waiting {
+        reason: "ContainerCreating".to_owned(),
+        message: "persistentvolumeclaim \"c\" is not bound".to_owned(),
+        retry_at,
+    };
+    case.sandbox = waiting(None);
+    let plan = case.plan(1000);
+    assert_eq!((plan.actions, plan.wake_at), (Vec::new(), None));
+    case.sandbox = waiting(Some(at(5)));
+    assert_eq!(case.plan(4).wake_at, Some(at(5)));
+    assert_eq!(case.plan(5).actions, [Action::CreateSandbox]);
 }
 
 #[test]

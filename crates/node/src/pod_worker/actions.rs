@@ -12,8 +12,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use super::preparing::{container_of, container_request, prepare, refresh_volumes};
+use super::preparing::{NotRequested, container_of, container_request, prepare, refresh_volumes};
 use super::{Audience, Event, PodWorker, Progress, Shared};
+use crate::awaited_objects::Awaited;
 use crate::errors::chain;
 use crate::events::Severity;
 use crate::pod_lifecycle::{Action, KILL_AGAIN, Phase, Sandbox};
@@ -62,12 +63,11 @@ impl<R: Runtime> PodWorker<R> {
         let prepared = async move {
             let event = match prepare(&shared, &pod).await {
                 Ok(sandbox) => Event::SandboxReady(sandbox),
-                Err((reason, message)) => {
-                    trace::failed(&message);
-                    Event::SandboxWaits {
-                        reason: reason.to_owned(),
-                        message,
+                Err(not_prepared) => {
+                    if not_prepared.event.is_some() {
+                        trace::failed(&not_prepared.message);
                     }
+                    Event::SandboxWaits(not_prepared)
                 }
             };
             let _ = sender.send(event);
@@ -90,6 +90,25 @@ impl<R: Runtime> PodWorker<R> {
         }
     }
 
+    /// Has the next attempt begin when one of these objects changes. `container` is none for the pod's sandbox.
+    pub(super) fn await_objects(&mut self, container: Option<&str>, awaited: Option<Awaited>) {
+        let container = container.map(str::to_owned);
+        if let Some(earlier) = self.awaiting.remove(&container) {
+            earlier.abort();
+        }
+        let Some(awaited) = awaited.filter(|awaited| !awaited.is_empty()) else {
+            return;
+        };
+        let (client, sender) = (self.shared.client.clone(), self.sender.clone());
+        let whose = container.clone();
+        let changed = async move {
+            awaited.changed(&client).await;
+            let _ = sender.send(Event::ObjectsChanged(whose));
+        };
+        let task = tokio::spawn(super::guarded(self.sender.clone(), changed));
+        self.awaiting.insert(container, task);
+    }
+
     fn start(&mut self, container: &str, run: u32, crashes: u32) {
         let Sandbox::Ready(sandbox) = self.sandbox.clone() else {
             return;
@@ -109,9 +128,11 @@ impl<R: Runtime> PodWorker<R> {
         let started = async move {
             let request = container_request(&shared, &pod, &name, run, crashes, &sandbox);
             let started = match give_up.run_until_cancelled(request).await {
-                Some(Ok(spec)) => start_unless(&give_up, &*shared.runtime, &id, spec).await,
+                Some(Ok(spec)) => start_unless(&give_up, &*shared.runtime, &id, spec)
+                    .await
+                    .map_err(NotRequested::from),
                 Some(Err(error)) => Err(error),
-                None => Err(StartError::GivenUp),
+                None => Err(StartError::GivenUp.into()),
             };
             let event = match started {
                 Ok(started) => Event::Started {
@@ -119,12 +140,13 @@ impl<R: Runtime> PodWorker<R> {
                     run,
                     started,
                 },
-                Err(error) => {
+                Err(NotRequested { error, awaits }) => {
                     trace::failed(&chain(&error));
                     Event::NotStarted {
                         container: name,
                         run,
                         error,
+                        awaits,
                     }
                 }
             };

@@ -1,23 +1,27 @@
 //! What happens to a pod's containers, its probes and its actions, and what it changes of what is known.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
 use saturating_time::SaturatingTime;
 
+use super::preparing::NotPrepared;
 use super::{End, PodWorker, RETRY};
+use crate::awaited_objects::Awaited;
 use crate::events::Severity;
 use crate::pod_lifecycle::{self, ContainerState, Phase, Sandbox, Verdict};
 use crate::probes;
 use crate::runtime::{PodSandbox, Runtime, StartError, StartedContainer, Termination};
 
+/// How long a container waits at most for an object to change before it is tried again.
+const OBJECT_CHECK: Duration = Duration::from_secs(10);
+
 /// What became of an action, or of a container.
 #[derive(Debug)]
 pub(super) enum Event {
     SandboxReady(PodSandbox),
-    SandboxWaits {
-        reason: String,
-        message: String,
-    },
+    SandboxWaits(NotPrepared),
     Started {
         container: String,
         run: u32,
@@ -27,7 +31,10 @@ pub(super) enum Event {
         container: String,
         run: u32,
         error: StartError,
+        awaits: Option<Awaited>,
     },
+    /// An object has changed that a container, or without one the pod's sandbox, could not be made without.
+    ObjectsChanged(Option<String>),
     Ended {
         container: String,
         run: u32,
@@ -67,28 +74,11 @@ impl<R: Runtime> PodWorker<R> {
     pub(super) fn take(&mut self, event: Event) -> Option<End> {
         match event {
             Event::SandboxReady(sandbox) => {
+                self.await_objects(None, None);
                 self.keep_volumes_fresh(&sandbox);
                 self.sandbox = Sandbox::Ready(sandbox);
             }
-            Event::SandboxWaits { reason, message } => {
-                self.shared.events.tell(
-                    &self.pod,
-                    None,
-                    Severity::Warning,
-                    &reason,
-                    message.clone(),
-                );
-                let waiting = if reason == "FailedMount" {
-                    "ContainerCreating".to_owned()
-                } else {
-                    reason
-                };
-                self.sandbox = Sandbox::Waiting {
-                    reason: waiting,
-                    message,
-                    retry_at: Timestamp::now().later_by(RETRY),
-                };
-            }
+            Event::SandboxWaits(not_prepared) => self.sandbox_waits(not_prepared),
             Event::Started {
                 container,
                 run,
@@ -101,10 +91,13 @@ impl<R: Runtime> PodWorker<R> {
                 container,
                 run,
                 error,
+                awaits,
             } => {
                 self.starting.remove(&container);
-                self.not_started(&container, run, &error);
+                self.not_started(&container, run, &error, awaits.as_ref());
+                self.await_objects(Some(&container), awaits);
             }
+            Event::ObjectsChanged(container) => self.try_again(container.as_deref()),
             Event::Ended {
                 container,
                 run,
@@ -161,6 +154,50 @@ impl<R: Runtime> PodWorker<R> {
         None
     }
 
+    fn sandbox_waits(&mut self, not_prepared: NotPrepared) {
+        let NotPrepared {
+            event,
+            reason,
+            message,
+            awaits,
+        } = not_prepared;
+        if let Some(event) = event {
+            let (events, note) = (&self.shared.events, message.clone());
+            events.tell(&self.pod, None, Severity::Warning, event, note);
+        }
+        let retry_at = match awaits {
+            Some(_) => None,
+            None => Some(Timestamp::now().later_by(RETRY)),
+        };
+        self.sandbox = Sandbox::Waiting {
+            reason: reason.to_owned(),
+            message,
+            retry_at,
+        };
+        self.await_objects(None, awaits);
+    }
+
+    /// What failed for want of an object is due now that the object has changed.
+    fn try_again(&mut self, container: Option<&str>) {
+        let now = Timestamp::now();
+        match container {
+            None => {
+                if let Sandbox::Waiting { retry_at, .. } = &mut self.sandbox {
+                    *retry_at = Some(now);
+                }
+            }
+            Some(container) => {
+                let state = self.containers.get_mut(container);
+                if let Some(state) = state
+                    && let Phase::Refused { retry_at, .. } = &mut state.phase
+                {
+                    *retry_at = now;
+                    state.failed_pulls = 0;
+                }
+            }
+        }
+    }
+
     /// The node ends the pod on its own account.
     pub(super) fn condemn(&mut self, verdict: Verdict) {
         if self.verdict.is_some() || self.pod.metadata.deletion_timestamp.is_some() {
@@ -185,6 +222,7 @@ impl<R: Runtime> PodWorker<R> {
         };
         state.image_id = Some(started.image_id);
         state.failed_pulls = 0;
+        self.await_objects(Some(container), None);
         let note = format!("Started container {container}");
         self.shared.events.tell(
             &self.pod,
@@ -196,7 +234,13 @@ impl<R: Runtime> PodWorker<R> {
         self.container_runs(container, run, None);
     }
 
-    fn not_started(&mut self, container: &str, run: u32, error: &StartError) {
+    fn not_started(
+        &mut self,
+        container: &str,
+        run: u32,
+        error: &StartError,
+        awaits: Option<&Awaited>,
+    ) {
         let now = Timestamp::now();
         let message = crate::errors::chain(error);
         let Some(state) = self.current(container, run) else {
@@ -227,6 +271,9 @@ impl<R: Runtime> PodWorker<R> {
                 let delay = if matches!(other, StartError::Image { .. }) {
                     state.failed_pulls += 1;
                     pod_lifecycle::pull_back_off(state.failed_pulls)
+                } else if awaits.is_some() {
+                    // A change of the object comes first. To want it was no crash.
+                    OBJECT_CHECK
                 } else {
                     state.crashes += 1;
                     pod_lifecycle::back_off(state.crashes).max(RETRY)

@@ -4,11 +4,14 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::sync::watch;
 
 use super::Shared;
+use crate::awaited_objects::Awaited;
 use crate::container_spec::{self, Parts};
 use crate::errors::chain;
+use crate::pod_images::ImageRefusal;
 use crate::pod_lifecycle::ephemeral_containers;
+use crate::runtime::handlers::HandlerError;
 use crate::runtime::{ContainerSpec, PodSandbox, Runtime, StartError};
-use crate::volumes::{Tokens, Volumes};
+use crate::volumes::{Remedy, Tokens, VolumeError, Volumes, service_account};
 use crate::{api_objects, environment, pod_network};
 
 pub(super) fn container_of(pod: &Pod, name: &str) -> Option<Container> {
@@ -25,13 +28,76 @@ pub(super) fn container_of(pod: &Pod, name: &str) -> Option<Container> {
         .or_else(ephemeral)
 }
 
-/// Everything a pod needs before its first container. A failure comes with the reason to show.
+/// Why a pod cannot have what it needs yet.
+#[derive(Debug)]
+pub(super) struct NotPrepared {
+    /// The reason of the event; without one there is nothing to warn of.
+    pub event: Option<&'static str>,
+    /// The reason in the pod's status.
+    pub reason: &'static str,
+    pub message: String,
+    /// The objects whose change is the moment to try again; otherwise it is tried again after a while.
+    pub awaits: Option<Awaited>,
+}
+
+impl NotPrepared {
+    fn new(reason: &'static str, message: String) -> Self {
+        Self {
+            event: Some(reason),
+            reason,
+            message,
+            awaits: None,
+        }
+    }
+
+    fn awaiting(self, awaited: Awaited) -> Self {
+        Self {
+            awaits: Some(awaited),
+            ..self
+        }
+    }
+
+    /// A volume cannot be mounted. The pod's status says that its containers are being created, as a kubelet's does.
+    fn mount(message: String) -> Self {
+        Self {
+            reason: "ContainerCreating",
+            ..Self::new("FailedMount", message)
+        }
+    }
+
+    fn volume(error: &VolumeError, pod: &Pod, looked_at: Awaited) -> Self {
+        let failed = Self::mount(chain(error));
+        match error.remedy() {
+            Remedy::Binding => Self {
+                event: None,
+                ..failed.awaiting(looked_at)
+            },
+            Remedy::Objects => failed.awaiting(looked_at),
+            Remedy::ServiceAccount => {
+                let mut awaited = looked_at;
+                awaited.service_account(service_account(pod), None);
+                failed.awaiting(awaited)
+            }
+            Remedy::Unknown => failed,
+        }
+    }
+
+    fn runtime_class(error: &HandlerError) -> Self {
+        let failed = Self::new("RuntimeClassUnavailable", chain(error));
+        match error {
+            HandlerError::NoClass(class) => failed.awaiting(Awaited::missing_runtime_class(class)),
+            _ => failed,
+        }
+    }
+}
+
+/// Everything a pod needs before its first container.
 pub(super) async fn prepare<R: Runtime>(
     shared: &Shared<R>,
     pod: &Pod,
-) -> Result<PodSandbox, (&'static str, String)> {
+) -> Result<PodSandbox, NotPrepared> {
     if let Some(message) = shared.enforcer.refusal(pod) {
-        return Err(("NetworkPolicyNotEnforced", message));
+        return Err(NotPrepared::new("NetworkPolicyNotEnforced", message));
     }
     let class = pod
         .spec
@@ -43,12 +109,12 @@ pub(super) async fn prepare<R: Runtime>(
         .handlers
         .resolve(&shared.client, class)
         .await
-        .map_err(|error| ("RuntimeClassUnavailable", chain(&error)))?;
+        .map_err(|error| NotPrepared::runtime_class(&error))?;
     let sandbox = shared
         .runtime
         .create_sandbox(&spec)
         .await
-        .map_err(|error| ("FailedCreatePodSandBox", chain(&error)))?;
+        .map_err(|error| NotPrepared::new("FailedCreatePodSandBox", chain(&error)))?;
     shared.enforcer.attach(pod, sandbox.addresses());
     let mut surroundings = shared.surroundings.clone();
     surroundings.pod_addresses = addresses_of(&sandbox);
@@ -61,12 +127,15 @@ pub(super) async fn prepare<R: Runtime>(
         let references = api_objects::references(pod);
         let objects = api_objects::fetch(&shared.client, namespace, &references)
             .await
-            .map_err(|error| ("FailedMount", chain(&error)))?;
+            .map_err(|error| NotPrepared::mount(chain(&error)))?;
         shared
             .volumes
             .prepare(pod, &objects, &surroundings, sandbox.identity_base)
             .await
-            .map_err(|error| ("FailedMount", chain(&error)))?;
+            .map_err(|error| {
+                let looked_at = Awaited::in_namespace(namespace).references(&references, &objects);
+                NotPrepared::volume(&error, pod, looked_at)
+            })?;
     }
     Ok(sandbox)
 }
@@ -114,6 +183,32 @@ fn addresses_of(sandbox: &PodSandbox) -> Vec<String> {
     addresses.map(|address| address.to_string()).collect()
 }
 
+/// Why a container cannot be started.
+#[derive(Debug)]
+pub(super) struct NotRequested {
+    pub error: StartError,
+    /// The objects whose change is a moment to try again.
+    pub awaits: Option<Awaited>,
+}
+
+impl From<StartError> for NotRequested {
+    fn from(error: StartError) -> Self {
+        Self {
+            error,
+            awaits: None,
+        }
+    }
+}
+
+impl From<ImageRefusal> for NotRequested {
+    fn from(refusal: ImageRefusal) -> Self {
+        Self {
+            error: refusal.error,
+            awaits: refusal.awaits,
+        }
+    }
+}
+
 pub(super) async fn container_request<R: Runtime>(
     shared: &Shared<R>,
     pod: &Pod,
@@ -121,8 +216,8 @@ pub(super) async fn container_request<R: Runtime>(
     run: u32,
     crashes: u32,
     sandbox: &PodSandbox,
-) -> Result<ContainerSpec, StartError> {
-    let configuration = |message: String| StartError::Configuration(message);
+) -> Result<ContainerSpec, NotRequested> {
+    let configuration = |message: String| NotRequested::from(StartError::Configuration(message));
     let container =
         &container_of(pod, name).ok_or_else(|| configuration(format!("no container {name:?}")))?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -132,22 +227,26 @@ pub(super) async fn container_request<R: Runtime>(
             .iter()
             .flatten()
             .any(|env| env.value_from.is_some());
-    let objects = if refers || Volumes::needs_claims(pod) {
-        let references = api_objects::references(pod);
-        api_objects::fetch(&shared.client, namespace, &references)
-            .await
-            .map_err(|error| configuration(chain(&error)))?
+    let references = if refers || Volumes::needs_claims(pod) {
+        api_objects::references(pod)
     } else {
-        api_objects::Objects::default()
+        api_objects::References::default()
+    };
+    let objects = api_objects::fetch(&shared.client, namespace, &references)
+        .await
+        .map_err(|error| configuration(chain(&error)))?;
+    let wanting = |message: String| NotRequested {
+        awaits: Some(Awaited::in_namespace(namespace).references(&references, &objects)),
+        ..configuration(message)
     };
     let mut surroundings = shared.surroundings.clone();
     surroundings.pod_addresses = addresses_of(sandbox);
     let environment = environment::resolve(pod, container, &objects, &surroundings)
-        .map_err(|error| configuration(error.to_string()))?;
+        .map_err(|error| wanting(error.to_string()))?;
     let mounts = shared
         .volumes
         .mounts(pod, container, &objects, &environment)
-        .map_err(|error| configuration(chain(&error)))?;
+        .map_err(|error| wanting(chain(&error)))?;
     let image = shared.images.ensure(pod, container, &shared.config).await?;
     container_spec::build(
         pod,
@@ -162,4 +261,37 @@ pub(super) async fn container_request<R: Runtime>(
         &shared.config,
     )
     .map_err(|error| configuration(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volumes::claims::ClaimError;
+
+    fn not_prepared(source: ClaimError) -> NotPrepared {
+        let error = VolumeError::Claim {
+            volume: "data".to_owned(),
+            source,
+        };
+        NotPrepared::volume(&error, &Pod::default(), Awaited::in_namespace("default"))
+    }
+
+    #[test]
+    fn a_claim_that_is_still_unbound_is_awaited_and_not_warned_of() {
+        let unbound = not_prepared(ClaimError::NotBound("c".to_owned()));
+        assert_eq!((unbound.event, unbound.reason), (None, "ContainerCreating"));
+        assert!(unbound.awaits.is_some(), "no timer runs");
+        let missing = not_prepared(ClaimError::Missing("c".to_owned()));
+        assert_eq!(missing.event, Some("FailedMount"));
+        assert_eq!(missing.reason, "ContainerCreating");
+        assert!(missing.awaits.is_some());
+    }
+
+    #[test]
+    fn what_the_api_would_not_tell_is_tried_again_after_a_while() {
+        let error = VolumeError::HostPathNotAllowed("data".to_owned());
+        let refused =
+            NotPrepared::volume(&error, &Pod::default(), Awaited::in_namespace("default"));
+        assert_eq!((refused.event, refused.awaits), (Some("FailedMount"), None));
+    }
 }

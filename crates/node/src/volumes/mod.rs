@@ -79,6 +79,35 @@ pub enum VolumeError {
     },
 }
 
+/// What has to happen before volumes that could not be made can be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// The claim is being bound, which is no failure.
+    Binding,
+    /// An object that the pod names has to be created or changed.
+    Objects,
+    /// The pod's service account has to be created.
+    ServiceAccount,
+    /// Nothing that the API would tell.
+    Unknown,
+}
+
+impl VolumeError {
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::Claim {
+                source: claims::ClaimError::NotBound(_),
+                ..
+            } => Remedy::Binding,
+            Self::Claim { .. } | Self::Content { .. } => Remedy::Objects,
+            Self::Token { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 404) => {
+                Remedy::ServiceAccount
+            }
+            _ => Remedy::Unknown,
+        }
+    }
+}
+
 /// The node's volumes.
 #[derive(Clone)]
 pub struct Volumes {
@@ -214,10 +243,7 @@ impl Volumes {
             .iter()
             .flat_map(|projected| projected.sources.iter().flatten());
         for source in sources.filter_map(|source| source.service_account_token.as_ref()) {
-            let spec = pod.spec.as_ref();
-            let account = spec
-                .and_then(|spec| spec.service_account_name.clone())
-                .unwrap_or_else(|| "default".to_owned());
+            let account = service_account(pod).to_owned();
             let request = TokenRequest {
                 spec: TokenRequestSpec {
                     audiences: source.audience.clone().into_iter().collect(),
@@ -370,6 +396,14 @@ impl Volumes {
     pub fn dismantle(&self) {
         let _ = rustix::mount::unmount(self.data_dir.join("memory"), UnmountFlags::DETACH);
     }
+}
+
+/// The account that a pod runs as.
+pub fn service_account(pod: &Pod) -> &str {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.service_account_name.as_deref())
+        .filter(|name| !name.is_empty())
+        .unwrap_or("default")
 }
 
 fn volumes_of(pod: &Pod) -> &[Volume] {
