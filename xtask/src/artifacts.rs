@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{api_reference, attacks, crds, manifests, openapi};
+use crate::{adr, api_reference, attacks, crds, manifests, openapi};
 
 /// How large a CRD may be: client-side `kubectl apply` keeps a copy in an annotation, and Kubernetes bounds those.
 const CRD_BYTES_MAX: usize = 256 * 1024;
@@ -115,6 +115,10 @@ fn all(root: &Path) -> anyhow::Result<Vec<Artifact>> {
     artifacts.push(Artifact {
         path: "docs/api.md".to_owned(),
         content: api_reference::render(kinds),
+    });
+    artifacts.push(Artifact {
+        path: adr::INDEX.to_owned(),
+        content: adr::index(root)?,
     });
     artifacts.push(Artifact {
         path: attacks::DOCUMENT.to_owned(),

@@ -1,5 +1,6 @@
 //! The project's own tasks. `cargo xtask --help` lists them.
 
+mod adr;
 mod api_reference;
 mod artifacts;
 mod attacks;
@@ -8,6 +9,7 @@ mod documents;
 mod go_programs;
 mod kube_assets;
 mod kubernetes;
+mod links;
 mod manifests;
 mod openapi;
 mod release;
@@ -31,11 +33,11 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Write every generated file: CRDs, RBAC, manifests, the API reference
+    /// Write every generated file: CRDs, RBAC, manifests, the API reference, the index of ADRs
     Generate,
     /// Fail if a generated file is not what `generate` would write
     Verify,
-    /// Fail if the crates break the dependency rules or the habits of the code
+    /// Fail if the crates break the dependency rules or the habits of the code, or if an ADR or a link is wrong
     Tidy,
     /// Run published clients, unmodified, and every block of the pages for users against `agent-sandbox up`
     TestClients(test_clients::Arguments),

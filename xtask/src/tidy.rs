@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::attacks;
+use crate::{adr, attacks, links};
 
 /// Which of our crates each crate may use. A crate that is not listed may use none.
 const MAY_USE: [(&str, &[&str]); 10] = [
@@ -86,6 +86,9 @@ pub fn check(root: &Path) -> anyhow::Result<()> {
         texts.push((shown, text));
     }
     complaints.extend(attacks::check(root, &texts)?);
+    let pages = links::texts(root)?;
+    complaints.extend(links::check(root, &pages));
+    complaints.extend(adr::check(root, &pages)?);
     if complaints.is_empty() {
         return Ok(());
     }
