@@ -1,5 +1,5 @@
-//! What one request costs the server, without disk or network: the in-process client and a server in memory. Durable writes, many
-//! clients and HTTPS are measured by `agent-sandbox bench api`.
+//! The cost of single requests without disk and network: an in-process client and a server in memory. `agent-sandbox bench api`
+//! measures durable writes, many clients and HTTPS.
 
 use std::hint::black_box;
 
@@ -21,11 +21,11 @@ fn config_map(name: &str) -> ConfigMap {
 }
 
 fn requests(criterion: &mut Criterion) {
-    let runtime = Runtime::new().expect("a runtime starts");
+    let runtime = Runtime::new().expect("cannot start the runtime");
     let (_server, maps) = runtime.block_on(async {
         let server = Server::open(Config::in_memory())
             .await
-            .expect("the server opens");
+            .expect("cannot open the server");
         let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
         for number in 0..LISTED {
             let map = config_map(&format!("listed-{number}"));

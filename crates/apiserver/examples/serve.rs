@@ -1,4 +1,5 @@
-//! A server alone, for load generators and client programs: `serve DATA_DIRECTORY KUBECONFIG [ADDRESS]`. Ends on interrupt.
+//! Runs only an API server, for load generators and client programs: `serve DATA_DIRECTORY KUBECONFIG [ADDRESS]`. Ctrl-C stops
+//! it.
 
 use apiserver::{Config, Server};
 use tokio_util::sync::CancellationToken;

@@ -1,4 +1,4 @@
-//! The hook through which a program that embeds the server looks at every write before it is validated, and may change or refuse it.
+//! In-process admission hooks: a program that embeds the server can inspect, change or reject every write before it is validated.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::auth::User;
 
-/// What a write does.
+/// The kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Create,
@@ -27,12 +27,12 @@ pub struct GroupVersionResource {
     pub resource: String,
 }
 
-/// One write on its way to the store.
+/// One write before it is stored.
 #[derive(Clone, Debug)]
 pub struct AdmissionRequest {
-    /// What the write does.
+    /// The kind of operation.
     pub operation: Operation,
-    /// What it is about.
+    /// The resource that is written.
     pub gvr: GroupVersionResource,
     /// Kind of the object.
     pub kind: String,
@@ -40,21 +40,21 @@ pub struct AdmissionRequest {
     pub subresource: String,
     /// Namespace, empty for cluster-scoped objects.
     pub namespace: String,
-    /// Name; empty while it is still to be generated.
+    /// Name; empty if it is not generated yet.
     pub name: String,
-    /// The object as it will be stored; null for a deletion. A hook may change it.
+    /// The new object; null for a deletion. A hook may change it.
     pub object: Value,
-    /// The object as it is stored; null for a creation.
+    /// The stored object; null for a creation.
     pub old_object: Value,
-    /// Who asks.
+    /// The user who made the request.
     pub user: User,
-    /// Whether nothing will be stored.
+    /// Whether this is a dry run, which stores nothing.
     pub dry_run: bool,
 }
 
 /// An in-process admission hook.
 pub trait Admission: Send + Sync {
-    /// Lets the write pass, changed or not, or refuses it.
+    /// Accepts the write, possibly after changing the object, or rejects it.
     fn admit(&self, request: &mut AdmissionRequest) -> Result<(), Status>;
 }
 

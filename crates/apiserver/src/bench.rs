@@ -1,5 +1,5 @@
-//! Measures a server through its in-process client, the way controllers use it. Everything is asserted to have happened; nothing is
-//! asserted to be fast.
+//! Benchmarks of a server through its in-process client, as controllers use it. They assert that every operation succeeded, but
+//! no duration.
 
 use std::{
     path::PathBuf,
@@ -17,23 +17,23 @@ use serde_json::json;
 
 use crate::{Config, OpenError, Server};
 
-/// What is measured, and for how long.
+/// The options of a benchmark run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A directory on the disk to measure; it is filled and left to the caller to remove.
+    /// A directory on the disk to measure. The benchmark fills it; the caller must remove it.
     pub directory: PathBuf,
-    /// How long each sample of a rate lasts.
+    /// The duration of each sample of a rate.
     pub duration: Duration,
-    /// How many samples are taken of each figure.
+    /// The number of samples of each measurement.
     pub samples: usize,
-    /// Objects in the list and memory figures.
+    /// Number of objects in the list and memory measurements.
     pub objects: usize,
-    /// Objects in the cold-open figure.
+    /// Number of objects in the cold-open measurement.
     pub cold_objects: usize,
 }
 
 impl Options {
-    /// The figures of the project's budgets.
+    /// The sizes that the project's performance budgets use.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),
@@ -45,12 +45,12 @@ impl Options {
     }
 }
 
-/// One figure.
+/// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measurement {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: String,
-    /// In what.
+    /// The unit of the values.
     pub unit: &'static str,
     /// The median of the samples.
     pub median: f64,
@@ -60,26 +60,26 @@ pub struct Measurement {
     pub highest: f64,
 }
 
-/// All figures.
+/// All measurements.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// In the order in which they were taken.
+    /// The measurements in the order in which they were taken.
     pub measurements: Vec<Measurement>,
 }
 
-/// Why there is no report.
+/// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The server.
+    /// The server cannot be opened.
     #[error("cannot open a server to measure")]
     Open(#[from] OpenError),
-    /// A request.
+    /// A request failed.
     #[error("a request failed")]
     Request(#[from] kube::Error),
-    /// A task.
+    /// A task panicked or was cancelled.
     #[error("a task ended early")]
     Task(#[from] tokio::task::JoinError),
-    /// A directory.
+    /// The directory cannot be used.
     #[error("cannot use the directory")]
     Directory(#[from] std::io::Error),
 }
@@ -100,7 +100,7 @@ impl Report {
     }
 }
 
-/// Takes all figures.
+/// Runs all measurements.
 pub async fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::default();
     for writers in [1, 16, 64] {
@@ -113,7 +113,7 @@ pub async fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-fn place(options: &Options, name: &str) -> PathBuf {
+fn new_directory(options: &Options, name: &str) -> PathBuf {
     options
         .directory
         .join(format!("{name}-{}", rand::random::<u32>()))
@@ -127,7 +127,7 @@ fn config_map(name: &str) -> ConfigMap {
 
 #[expect(
     clippy::cast_precision_loss,
-    reason = "counts are far below what a float holds exactly"
+    reason = "the counts are small enough to be exact as floats"
 )]
 fn per_second(count: usize, elapsed: Duration) -> f64 {
     count as f64 / elapsed.as_secs_f64()
@@ -142,7 +142,7 @@ async fn measure_writes(
     writers: usize,
     report: &mut Report,
 ) -> Result<(), BenchError> {
-    let server = Server::open(Config::new(place(options, "writes"))).await?;
+    let server = Server::open(Config::new(new_directory(options, "writes"))).await?;
     let (mut rates, mut medians, mut tails) = (Vec::new(), Vec::new(), Vec::new());
     for sample in 0..options.samples {
         let end = Instant::now() + options.duration;
@@ -187,7 +187,7 @@ async fn measure_writes(
     Ok(())
 }
 
-/// Fills a server with `count` config maps, many at a time.
+/// Creates `count` config maps, many at a time.
 async fn fill(client: &Client, count: usize) -> Result<(), BenchError> {
     let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
     futures::stream::iter(0..count)
@@ -259,7 +259,7 @@ fn resident_bytes() -> f64 {
 }
 
 async fn measure_list_and_memory(options: &Options, report: &mut Report) -> Result<(), BenchError> {
-    let server = Server::open(Config::new(place(options, "list"))).await?;
+    let server = Server::open(Config::new(new_directory(options, "list"))).await?;
     let before = resident_bytes();
     fill(&server.client(), options.objects).await?;
     let mebibytes = (resident_bytes() - before) / f64::from(1 << 20);
@@ -302,7 +302,7 @@ async fn measure_list_and_memory(options: &Options, report: &mut Report) -> Resu
 async fn measure_watchers(options: &Options, report: &mut Report) -> Result<(), BenchError> {
     const WATCHERS: usize = 100;
     const EVENTS_PER_SECOND: u32 = 1000;
-    let server = Server::open(Config::new(place(options, "watch"))).await?;
+    let server = Server::open(Config::new(new_directory(options, "watch"))).await?;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
     let version = maps
         .list(&ListParams::default())
@@ -357,7 +357,7 @@ async fn measure_watchers(options: &Options, report: &mut Report) -> Result<(), 
     Ok(())
 }
 
-/// Follows config maps until `events` were seen; how long each took from its request on.
+/// Watches config maps until `events` events have arrived. Returns the latency of each event since its request.
 async fn watch_latencies(
     maps: Api<ConfigMap>,
     version: String,
@@ -383,7 +383,7 @@ async fn watch_latencies(
 }
 
 async fn measure_cold_open(options: &Options, report: &mut Report) -> Result<(), BenchError> {
-    let directory = place(options, "cold");
+    let directory = new_directory(options, "cold");
     let server = Server::open(Config::new(&directory)).await?;
     fill(&server.client(), options.cold_objects).await?;
     server.shutdown().await;
@@ -402,7 +402,7 @@ async fn measure_cold_open(options: &Options, report: &mut Report) -> Result<(),
     let mut fresh = Vec::new();
     for _ in 0..options.samples.max(5) {
         let start = Instant::now();
-        let server = Server::open(Config::new(place(options, "fresh"))).await?;
+        let server = Server::open(Config::new(new_directory(options, "fresh"))).await?;
         fresh.push(milliseconds(start.elapsed()));
         server.shutdown().await;
     }

@@ -1,13 +1,13 @@
-//! Fair queueing of clients' requests, one flow per user: Kubernetes' API priority and fairness in its simplest form.
+//! Fair queueing of requests with one flow per user: a simple form of Kubernetes' API Priority and Fairness.
 //!
-//! A request passes two bounds. While its body arrives it counts among its user's uploads, and its bytes count until it is answered. Slow
-//! clients hold nothing that others need. When the body is complete, the request takes one of the server's seats. If all seats are taken it
-//! waits in the queue of its user, and the next free seat goes to the user who has the fewest. A user with too many uploads, too many
-//! bytes or too long a queue gets 429, and so does a request that waited too long.
+//! Two limits apply to a request. While its body arrives, it counts as an upload of its user; its bytes count until it is
+//! answered. A slow upload holds no seat. When the body is complete, the request needs one of the server's seats. If all seats
+//! are taken, it waits in the queue of its user, and the next free seat goes to the user with the fewest seats. A user with too
+//! many uploads, too many bytes or too long a queue gets 429. A request that waits too long gets 429 too.
 //!
-//! Guarantees: a user waits for no more than the requests under way of others, whatever is in the queues of others.
+//! Guarantees: a user waits at most for the running requests of other users, never for their queues.
 //!
-//! Caveats: every seat is alike, however expensive its request; watches and streams of pods hold no seat once they are open.
+//! Caveats: every seat counts the same, however expensive its request. Watches and pod streams hold no seat once they are open.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,18 +19,18 @@ use std::{
 use apimachinery::status::Status;
 use tokio::sync::oneshot;
 
-/// How much is taken on at a time.
+/// The limits of the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Requests that are worked on, as many as kube-apiserver has by default.
+    /// Requests that run at the same time; kube-apiserver's default.
     pub seats: usize,
-    /// Requests of one user that wait for a seat.
+    /// Waiting requests of one user.
     pub queued_per_user: usize,
-    /// Bodies of one user that are arriving.
+    /// Arriving bodies of one user.
     pub uploads_per_user: usize,
-    /// Bytes of one user's bodies that are arriving or being worked on.
+    /// Bytes of one user's bodies, from arrival until the requests are answered.
     pub bytes_per_user: usize,
-    /// How long a request waits for a seat.
+    /// Maximum time that a request waits for a seat.
     pub queue_timeout: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Default for Limits {
     }
 }
 
-/// The seats, and who waits for one.
+/// The seats, and the requests that wait for one.
 pub struct FairQueue {
     limits: Limits,
     flows: Mutex<Flows>,
@@ -79,7 +79,7 @@ struct Flow {
 
 struct Waiter {
     arrival: u64,
-    turn: oneshot::Sender<Seat>,
+    seat: oneshot::Sender<Seat>,
 }
 
 impl Flow {
@@ -98,7 +98,7 @@ impl Flows {
         (user, flow)
     }
 
-    fn forget_if_idle(&mut self, user: &str) {
+    fn remove_if_idle(&mut self, user: &str) {
         if self.users.get(user).is_some_and(Flow::is_idle) {
             self.users.remove(user);
         }
@@ -109,10 +109,10 @@ impl Flows {
         if let Some(flow) = self.users.get_mut(user) {
             flow.seated = flow.seated.saturating_sub(1);
         }
-        self.forget_if_idle(user);
+        self.remove_if_idle(user);
     }
 
-    /// The waiter whose turn it is: of the user with the fewest seats, and of those the one that came first.
+    /// The next waiter: of the user with the fewest seats, and among equal users the earliest.
     fn next(&mut self) -> Option<(Arc<str>, oneshot::Sender<Seat>)> {
         let waiting = self.users.iter().filter_map(|(user, flow)| {
             let first = flow.waiting.front()?;
@@ -123,7 +123,7 @@ impl Flows {
         let waiter = flow.waiting.pop_front()?;
         flow.seated += 1;
         self.seated += 1;
-        Some((user, waiter.turn))
+        Some((user, waiter.seat))
     }
 }
 
@@ -132,7 +132,7 @@ fn too_many() -> Status {
 }
 
 impl FairQueue {
-    /// A queue with nobody in it.
+    /// An empty queue.
     pub fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             limits,
@@ -144,7 +144,7 @@ impl FairQueue {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a body that begins to arrive.
+    /// Counts a body that starts to arrive.
     pub fn upload(self: &Arc<Self>, user: &str) -> Result<Upload, Status> {
         let mut flows = self.flows();
         let (user, flow) = flows.flow(user);
@@ -160,13 +160,13 @@ impl FairQueue {
         })
     }
 
-    /// A seat, as soon as it is this user's turn.
+    /// Waits for a seat.
     pub async fn seat(self: &Arc<Self>, user: &str) -> Result<Seat, Status> {
-        let turn = match self.enter(user)? {
+        let waiter = match self.enter(user)? {
             Entered::Seated(seat) => return Ok(seat),
-            Entered::Queued(turn) => turn,
+            Entered::Queued(waiter) => waiter,
         };
-        match tokio::time::timeout(self.limits.queue_timeout, turn).await {
+        match tokio::time::timeout(self.limits.queue_timeout, waiter).await {
             Ok(Ok(seat)) => Ok(seat),
             Ok(Err(_)) | Err(_) => Err(too_many()),
         }
@@ -186,29 +186,29 @@ impl FairQueue {
                 user,
             }));
         }
-        // Clients that went away leave their place.
-        flow.waiting.retain(|waiter| !waiter.turn.is_closed());
+        // Removes clients that have disconnected.
+        flow.waiting.retain(|waiter| !waiter.seat.is_closed());
         if flow.waiting.len() >= self.limits.queued_per_user {
             return Err(too_many());
         }
-        let (turn, taken) = oneshot::channel();
-        flow.waiting.push_back(Waiter { arrival, turn });
+        let (seat, taken) = oneshot::channel();
+        flow.waiting.push_back(Waiter { arrival, seat });
         Ok(Entered::Queued(taken))
     }
 
-    /// Passes a seat on to the first waiter who is still there.
+    /// Frees a seat and passes it on to the next waiter that is still connected.
     fn leave(self: &Arc<Self>, user: &str) {
         let mut flows = self.flows();
         flows.vacate(user);
-        while let Some((user, turn)) = flows.next() {
+        while let Some((user, waiter)) = flows.next() {
             let seat = Seat {
                 queue: Some(self.clone()),
                 user,
             };
-            let Err(mut unwanted) = turn.send(seat) else {
+            let Err(mut unwanted) = waiter.send(seat) else {
                 return;
             };
-            // A seat that is dropped would lock the queue again.
+            // Dropping the seat would lock the queue again, which is a deadlock.
             unwanted.queue = None;
             flows.vacate(&unwanted.user);
         }
@@ -220,10 +220,10 @@ enum Entered {
     Queued(oneshot::Receiver<Seat>),
 }
 
-/// A request that is being worked on.
+/// The permission to run one request.
 #[derive(Debug)]
 pub struct Seat {
-    /// Where it goes when it is dropped.
+    /// The queue that gets the seat back on drop.
     queue: Option<Arc<FairQueue>>,
     user: Arc<str>,
 }
@@ -236,7 +236,7 @@ impl Drop for Seat {
     }
 }
 
-/// A body that is arriving, or is held while its request is worked on.
+/// A body that is arriving, or whose request is not answered yet.
 #[derive(Debug)]
 pub struct Upload {
     queue: Arc<FairQueue>,
@@ -259,7 +259,7 @@ impl Upload {
         Ok(())
     }
 
-    /// The body is complete. Its bytes count until the value is dropped.
+    /// Marks the body as complete. Its bytes count until the value is dropped.
     pub fn arrived(&mut self) {
         if std::mem::take(&mut self.arriving) {
             let mut flows = self.queue.flows();
@@ -275,7 +275,7 @@ impl Drop for Upload {
         let mut flows = self.queue.flows();
         let (_, flow) = flows.flow(&self.user);
         flow.bytes = flow.bytes.saturating_sub(self.bytes);
-        flows.forget_if_idle(&self.user);
+        flows.remove_if_idle(&self.user);
     }
 }
 
@@ -316,7 +316,7 @@ mod tests {
         drop(second);
         more.await.unwrap();
         drop(calm);
-        assert!(queue.flows().users.is_empty(), "nobody is remembered");
+        assert!(queue.flows().users.is_empty(), "idle users are removed");
         assert_eq!(queue.flows().seated, 0);
     }
 
@@ -329,13 +329,13 @@ mod tests {
         let calm = waiting(&queue, "calm");
         assert_eq!(calm.await.unwrap_err().code, 429, "after the timeout");
         drop(queued);
-        let patient = waiting(&queue, "greedy");
+        let next = waiting(&queue, "greedy");
         drop(held);
-        patient.await.unwrap();
+        next.await.unwrap();
     }
 
     #[tokio::test]
-    async fn the_seat_of_a_client_that_went_away_goes_to_the_next() {
+    async fn the_seat_of_a_disconnected_client_goes_to_the_next() {
         let queue = queue(1);
         let held = queue.seat("a").await.unwrap();
         let gone = waiting(&queue, "b");

@@ -1,5 +1,5 @@
-//! `pods/log`, `exec`, `attach` and `portforward`: requests that the pod's node answers. The server finds the node, strips the
-//! client's credentials, presents its own, and then passes bytes both ways without looking at them.
+//! The kubelet proxy for `pods/log`, `exec`, `attach` and `portforward`, which the pod's node answers. The server finds the node,
+//! removes the client's credentials, presents its own certificate, and then copies bytes in both directions.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::{
     http::{
-        body::{self, Answer},
+        body::{self, HttpResponse},
         path::Query,
     },
     operations::{Api, Target, metadata},
@@ -27,27 +27,28 @@ use crate::{
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 const DEFAULT_KUBELET_PORT: u16 = 10250;
 
-/// How much of what a node says against a request is passed on.
-const REFUSAL_BYTES: usize = 50_000;
+/// Maximum size of a node's error message that is passed on to the client.
+const ERROR_BYTES: usize = 50_000;
 
-/// How the server reaches nodes: trusting its own authority, and known to nodes by its own certificate.
+/// The TLS configuration for connections to nodes: trusts the server's own certificate authority and has a client certificate of
+/// it.
 pub type Dialer = Arc<rustls::ClientConfig>;
 
-/// What of a pod a node answers for.
+/// The pod subresources that the node answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Logs.
     Log,
-    /// A command.
+    /// Runs a command in a container.
     Exec,
-    /// The container's own streams.
+    /// Attaches to the streams of a container's main process.
     Attach,
-    /// Its ports.
+    /// Forwards ports of the pod.
     PortForward,
 }
 
 impl Stream {
-    /// The stream that a subresource names.
+    /// The stream of a subresource.
     pub fn of(subresource: &str) -> Option<Self> {
         match subresource {
             "log" => Some(Self::Log),
@@ -59,7 +60,7 @@ impl Stream {
     }
 }
 
-/// Where a node's kubelet listens.
+/// The address of a node's kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Endpoint {
     node: String,
@@ -67,14 +68,14 @@ struct Endpoint {
     port: u16,
 }
 
-/// Passes a request on to the node of a pod.
+/// Proxies a request to the node of a pod.
 pub async fn proxy(
     api: &Api,
     dialer: &Dialer,
     target: &Target,
     stream: Stream,
     parts: &mut Parts,
-) -> Result<Answer, Status> {
+) -> Result<HttpResponse, Status> {
     match (stream, &parts.method) {
         (Stream::Log, &Method::GET)
         | (Stream::Exec | Stream::Attach | Stream::PortForward, &(Method::GET | Method::POST)) => {}
@@ -106,10 +107,10 @@ pub async fn proxy(
                     .await;
         });
         let (head, _) = response.into_parts();
-        return Ok(Answer::from_parts(head, body::full(Bytes::new())));
+        return Ok(HttpResponse::from_parts(head, body::full(Bytes::new())));
     }
     if stream == Stream::Log && !response.status().is_success() {
-        return Err(refusal(target, response).await);
+        return Err(log_error(target, response).await);
     }
     let (mut head, content) = response.into_parts();
     for hop in [header::CONNECTION, header::TRANSFER_ENCODING] {
@@ -118,13 +119,13 @@ pub async fn proxy(
     let pieces = content
         .into_data_stream()
         .filter_map(|piece| std::future::ready(piece.ok()));
-    Ok(Answer::from_parts(head, body::stream(pieces)))
+    Ok(HttpResponse::from_parts(head, body::stream(pieces)))
 }
 
-/// What a node said in plain words instead of a log, as clients understand it.
-async fn refusal(target: &Target, response: http::Response<hyper::body::Incoming>) -> Status {
+/// Converts a plain-text error of a node to a `Status`, for log requests.
+async fn log_error(target: &Target, response: http::Response<hyper::body::Incoming>) -> Status {
     let code = response.status();
-    let words = Limited::new(response.into_body(), REFUSAL_BYTES)
+    let message = Limited::new(response.into_body(), ERROR_BYTES)
         .collect()
         .await
         .map_or_else(
@@ -132,20 +133,20 @@ async fn refusal(target: &Target, response: http::Response<hyper::body::Incoming
             |collected| String::from_utf8_lossy(&collected.to_bytes()).into_owned(),
         );
     match code {
-        StatusCode::BAD_REQUEST => Status::bad_request(words),
+        StatusCode::BAD_REQUEST => Status::bad_request(message),
         StatusCode::NOT_FOUND => {
             let mut status = Status::not_found("", "pods", &target.name);
             status.message = format!(
-                "the server could not find the requested resource ( pods/log {}): {words}",
+                "the server could not find the requested resource ( pods/log {}): {message}",
                 target.name
             );
             status
         }
-        _ => Status::internal(format_args!("{words}")),
+        _ => Status::internal(format_args!("{message}")),
     }
 }
 
-/// The kubelet's own path and query for a request.
+/// The path and the query of a request in the kubelet's API.
 fn kubelet_path(
     target: &Target,
     stream: Stream,
@@ -211,7 +212,7 @@ fn kubelet_path(
     ))
 }
 
-/// The container that is meant: the named one, the pod's default, or its only one.
+/// Chooses the container: the named one, the pod's default, or the only one.
 fn container_of(
     target: &Target,
     stream: Stream,
@@ -241,7 +242,7 @@ fn container_of(
                     .collect::<Vec<_>>()
                     .join(" ")
             ))),
-            // Commands go to the first container, as they do on a cluster.
+            // Like in Kubernetes, commands go to the first container.
             (_, [first, ..]) => Ok(first.clone()),
             (_, []) => Err(Status::bad_request(format!(
                 "pod {} has no containers",
@@ -327,7 +328,7 @@ fn endpoint_of(api: &Api, pod: &Value) -> Result<Endpoint, Status> {
     })
 }
 
-/// The client's request as the node gets it: without the client's credentials.
+/// The request that is sent to the node: without the client's credentials.
 fn forwarded(
     parts: &Parts,
     endpoint: &Endpoint,
@@ -343,12 +344,12 @@ fn forwarded(
     ];
     for (name, value) in &parts.headers {
         let impersonates = name.as_str().starts_with("impersonate-");
-        // WebSocket clients in browsers carry their token in the list of subprotocols.
-        let smuggles = *name == header::SEC_WEBSOCKET_PROTOCOL
+        // WebSocket clients in browsers send their token in the list of subprotocols.
+        let holds_token = *name == header::SEC_WEBSOCKET_PROTOCOL
             && value
                 .to_str()
                 .is_ok_and(|text| text.contains("base64url.bearer.authorization.k8s.io"));
-        if own.contains(name) || impersonates || smuggles {
+        if own.contains(name) || impersonates || holds_token {
             continue;
         }
         request = request.header(name, value);
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_become_the_kubelets_own() {
+    fn requests_are_translated_to_the_kubelet_api() {
         let pod = json!({"spec": {"containers": [{"name": "a"}, {"name": "b"}]}});
         let path =
             |stream, query| kubelet_path(&target(), stream, &pod, &Query::parse(Some(query)));

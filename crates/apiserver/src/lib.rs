@@ -1,7 +1,7 @@
 //! An embedded Kubernetes API server.
 //!
-//! What it serves behaves as kube-apiserver does: built-in kinds and CustomResourceDefinitions, list and watch, patches, finalizers,
-//! owner references and garbage collection, over a durable store in one directory. What it does not serve is a 404.
+//! It behaves like kube-apiserver for everything that it serves: built-in kinds and CustomResourceDefinitions, list and watch,
+//! patches, finalizers, owner references and garbage collection, over a durable store in one directory. Other paths get a 404.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,16 +17,28 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Tests use [`Config::in_memory`]: such a server opens in a few milliseconds and leaves nothing behind. Definitions are created
-//! through the API like on any cluster; they are `Established` when the create call returns.
+//! Tests use [`Config::in_memory`]: such a server opens in a few milliseconds and leaves no files. CustomResourceDefinitions are
+//! created through the API like on any cluster; they are `Established` when the create call returns.
 //!
-//! The layers, from the bottom: [`store`] (durable, revisioned, knows no kinds), `registry` (what is served), `strategy` (the rules of
-//! each kind), `operations` (create to watch), `http` (requests and answers), `background` (collectors), and the transports on top.
+//! The layers, from the bottom:
+//!
+//! | module | owns | exceptions: uses of a layer above |
+//! |---|---|---|
+//! | [`store`] | the durable, revisioned log; knows no kinds | none |
+//! | `registry` | the served resources | none |
+//! | [`auth`], [`audit`], [`admission`] | users, RBAC, audit log, admission hooks | `operations::Api`, the parsed path in `http`, `transport::identity` |
+//! | `strategy` | defaults and validation of each kind | `operations::Api` and the types of its options |
+//! | `operations` | create, get, list, watch, update, patch, delete | none |
+//! | `http`, `kubelet` | requests and responses; the proxy to nodes | none |
+//! | `background` | garbage collection and the other built-in controllers | none |
+//! | `local`, `transport` | the in-process client and HTTPS | `server::ServeError` |
+//!
+//! `fair_queue`, `pod_security` and `protobuf` use no other module of this crate. `server` composes all of them.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![expect(
     clippy::result_large_err,
-    reason = "a Status is the answer itself: it is serialised at once, and boxing it would only add an allocation"
+    reason = "a Status is the response body and is serialized at once; boxing it would only add an allocation"
 )]
 
 pub mod admission;
@@ -36,7 +48,7 @@ mod background;
 #[cfg(feature = "bench")]
 #[expect(
     clippy::arithmetic_side_effects,
-    reason = "a benchmark that panics says so to whoever runs it"
+    reason = "a benchmark may panic on overflow: the user sees it"
 )]
 pub mod bench;
 mod fair_queue;
@@ -59,5 +71,5 @@ pub use self::{
     server::{Config, KubeconfigError, OpenError, ServeError, Server},
     transport::identity::{IdentityError, NodeCertificate},
 };
-/// The Kubernetes `Status` with which an admission hook refuses.
+/// The Kubernetes `Status` with which an admission hook rejects a write.
 pub use apimachinery::status::Status;

@@ -1,4 +1,4 @@
-//! The in-process client: a `kube::Client` whose requests are function calls.
+//! The in-process client: a `kube::Client` whose requests are function calls instead of network requests.
 
 use std::{
     convert::Infallible,
@@ -14,7 +14,7 @@ use crate::{
     http::{Frontend, body::Body, request_info::RequestInfo},
 };
 
-/// Answers the requests of one user in process.
+/// A service that answers the requests of one user in process.
 #[derive(Clone, Debug)]
 pub struct Local {
     frontend: Arc<Frontend>,

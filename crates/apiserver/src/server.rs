@@ -1,4 +1,4 @@
-//! The server as a whole: opening, its client, serving, and stopping.
+//! The server as a whole: opens it, provides its client, serves HTTPS, and shuts it down.
 
 use std::{
     fmt,
@@ -19,34 +19,34 @@ use crate::{
     http::{Documents, Frontend, Requests},
     local::Local,
     operations::{Api, Clock},
-    store::{self, Place, Store, Window},
+    store::{self, Location, Store, Window},
     transport::{
         self,
         identity::{Identity, IdentityError, NodeCertificate},
     },
 };
 
-/// How a server is set up.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where everything is kept. Unused in memory.
+    /// The directory of all data. Unused if `in_memory` is set.
     pub data_dir: PathBuf,
-    /// Whether nothing is kept at all.
+    /// Whether to keep all data in memory only.
     pub in_memory: bool,
-    /// Hooks that see every write, in order.
+    /// Admission hooks that see every write, in order.
     pub admission: Vec<Arc<dyn Admission>>,
-    /// Where the time comes from.
+    /// The source of the current time.
     pub clock: Clock,
-    /// How much history watches can resume from.
+    /// The bounds of the event history, from which watches can resume.
     pub window: Window,
-    /// Names and addresses, beside the listener's own and loopback, that the server's certificate is good for.
+    /// Additional names and addresses for the server's certificate, besides loopback and the listener's address.
     pub tls_names: Vec<String>,
-    /// Where requests are recorded, if they are.
+    /// The audit log, if enabled.
     pub audit: Option<audit::Options>,
 }
 
 impl Config {
-    /// A durable server in `data_dir`.
+    /// A server that stores its data in `data_dir`.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),
@@ -59,7 +59,7 @@ impl Config {
         }
     }
 
-    /// A server that keeps nothing, for tests.
+    /// A server that keeps its data in memory only, for tests.
     pub fn in_memory() -> Self {
         Self {
             in_memory: true,
@@ -71,19 +71,19 @@ impl Config {
 /// Why a server cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The store.
+    /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] store::OpenError),
-    /// Certificates and tokens.
+    /// The certificates or the administrator's token cannot be loaded or created.
     #[error("cannot set up the server's certificates")]
     Identity(#[from] IdentityError),
-    /// The audit log.
+    /// The audit log cannot be opened.
     #[error(transparent)]
     Audit(#[from] audit::OpenError),
-    /// The first objects.
+    /// The initial objects cannot be created.
     #[error("cannot create the objects that every cluster starts with")]
     Bootstrap(#[source] Status),
-    /// The thread that reads the store ended.
+    /// The task that reads the store was cancelled or panicked.
     #[error("reading the store was interrupted")]
     Interrupted(#[source] tokio::task::JoinError),
 }
@@ -91,14 +91,14 @@ pub enum OpenError {
 /// Why a server cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Certificates.
+    /// The server certificate cannot be issued.
     #[error("cannot set up TLS")]
     Identity(#[from] IdentityError),
-    /// The listener.
+    /// The listener has no local address.
     #[error("cannot use the listener")]
     Listener(#[source] std::io::Error),
-    /// The disk failed, and nothing can be written until the store is opened anew.
-    #[error("the store cannot write any more: it must be opened again")]
+    /// The disk failed. The store refuses writes until it is opened again.
+    #[error("the store refuses all writes: restart the server to open it again")]
     Storage(#[source] Arc<store::log::LogError>),
 }
 
@@ -106,9 +106,9 @@ pub enum ServeError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the kubeconfig {path}")]
 pub struct KubeconfigError {
-    /// Where.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What the system said.
+    /// The I/O error.
     #[source]
     pub source: std::io::Error,
 }
@@ -130,17 +130,17 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Opens or creates the store and starts the background work. The default namespaces exist when this returns.
+    /// Opens or creates the store and starts the background controllers. The default namespaces exist when this returns.
     pub async fn open(config: Config) -> Result<Self, OpenError> {
-        let place = if config.in_memory {
-            Place::Memory
+        let location = if config.in_memory {
+            Location::Memory
         } else {
-            Place::Directory(config.data_dir.clone())
+            Location::Directory(config.data_dir.clone())
         };
         let keys = (!config.in_memory).then(|| config.data_dir.join("pki"));
         let window = config.window;
         let opening = tokio::task::spawn_blocking(move || -> Result<_, OpenError> {
-            let store = Store::open(&place, window)?;
+            let store = Store::open(&location, window)?;
             let identity = Arc::new(Identity::load_or_create(keys.as_deref())?);
             let dialer = identity.dialer()?;
             Ok((store, identity, dialer))
@@ -153,15 +153,15 @@ impl Server {
         ));
         let access = Arc::new(Access::new(identity));
         let audit = config.audit.clone().map(audit::Log::open).transpose()?;
-        let furnishing = Arc::new(background::Furnishing {
+        let namespace_defaults = Arc::new(background::NamespaceDefaults {
             authority_pem: access.identity().authority_pem().to_owned(),
         });
-        background::bootstrap(&api, &furnishing)
+        background::bootstrap(&api, &namespace_defaults)
             .await
             .map_err(OpenError::Bootstrap)?;
         let _ = api.access.set(access.clone());
         let mut tasks = JoinSet::new();
-        background::start(&api, &furnishing, &mut tasks);
+        background::start(&api, &namespace_defaults, &mut tasks);
         Ok(Self {
             frontend: Arc::new(Frontend {
                 api,
@@ -176,18 +176,18 @@ impl Server {
         })
     }
 
-    /// A client straight into the server, with full rights. Its default namespace is `default`.
+    /// An in-process client with full permissions. Its default namespace is `default`.
     pub fn client(&self) -> kube::Client {
         self.client_as(User::admin())
     }
 
-    /// A client straight into the server that may do what `user` may do.
+    /// An in-process client with the permissions of `user`.
     pub fn client_as(&self, user: User) -> kube::Client {
         kube::Client::new(Local::new(self.frontend.clone(), user), "default")
     }
 
-    /// Serves HTTPS on `listener` until `shutdown`; requests under way then get a moment to finish. Ends with an error when the store
-    /// can no longer write, so that whoever supervises the process starts it again.
+    /// Serves HTTPS on `listener` until `shutdown`; running requests then get a short time to finish. Returns an error when the
+    /// store can no longer write, so that the supervisor of the process restarts it.
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -210,7 +210,7 @@ impl Server {
         }
     }
 
-    /// Writes a kubeconfig with the administrator's token, readable by its owner alone.
+    /// Writes a kubeconfig with the administrator's token. Only its owner can read the file.
     pub fn write_kubeconfig(&self, path: &Path, server_url: &str) -> Result<(), KubeconfigError> {
         let contents = self.frontend.access.identity().kubeconfig(server_url);
         transport::identity::write_private(path, contents.as_bytes()).map_err(|source| {
@@ -221,8 +221,9 @@ impl Server {
         })
     }
 
-    /// A certificate for the kubelet endpoint of a node, good for the given names and addresses. The endpoint must ask its clients
-    /// for a certificate of the same authority: the server shows one when it passes on logs, exec, attach and port-forward.
+    /// Issues a certificate for the kubelet endpoint of a node, valid for the given names and addresses. The endpoint must
+    /// require a client certificate of the same authority: the server presents one when it proxies logs, exec, attach and
+    /// port-forward.
     pub fn issue_node_certificate(
         &self,
         node: &str,
@@ -234,7 +235,7 @@ impl Server {
             .node_certificate(node, names)
     }
 
-    /// Ends watches and background work and closes the store. Clients of this server fail afterwards.
+    /// Ends watches and background controllers and closes the store. Requests of this server's clients fail afterwards.
     pub async fn shutdown(mut self) {
         self.frontend.api.shutdown.cancel();
         while self.tasks.join_next().await.is_some() {}

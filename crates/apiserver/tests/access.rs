@@ -1,4 +1,4 @@
-//! Who may do what, and what reaches the node of a pod.
+//! Authentication, authorization, audit, and the kubelet proxy.
 
 mod support;
 
@@ -44,7 +44,7 @@ async fn grant(client: &Client, rules: Value) {
     Api::<Role>::default_namespaced(client.clone())
         .create(&PostParams::default(), &role)
         .await
-        .expect("the role is made");
+        .expect("cannot create the role");
     let binding: RoleBinding = parsed(
         json!({"metadata": {"name": "granted"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "granted"},
         "subjects": [{"kind": "User", "name": "ann"}, {"kind": "ServiceAccount", "name": "default", "namespace": "default"}]}),
@@ -52,11 +52,11 @@ async fn grant(client: &Client, rules: Value) {
     Api::<RoleBinding>::default_namespaced(client.clone())
         .create(&PostParams::default(), &binding)
         .await
-        .expect("the binding is made");
+        .expect("cannot create the binding");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_may_do_what_roles_say_and_no_more() {
+async fn a_user_has_only_the_permissions_of_their_roles() {
     let server = server().await;
     let user = server.client_as(ann());
     let maps: Api<ConfigMap> = Api::default_namespaced(user.clone());
@@ -117,13 +117,13 @@ async fn a_user_may_do_what_roles_say_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_grants_what_they_do_not_hold() {
+async fn a_user_cannot_grant_permissions_they_do_not_have() {
     let server = server().await;
     grant(&server.client(), json!([
         {"verbs": ["*"], "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["roles", "rolebindings"]},
         {"verbs": ["get"], "apiGroups": [""], "resources": ["configmaps"]},
     ])).await;
-    // `*` would include `escalate` and `bind`, so take exactly the writing verbs.
+    // `*` would include `escalate` and `bind`, so grant exactly the write verbs.
     let roles: Api<Role> = Api::default_namespaced(server.client());
     let verbs = json!({"rules": [
         {"verbs": ["create", "patch", "get"], "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["roles", "rolebindings"]},
@@ -182,13 +182,18 @@ impl Served {
     }
 
     async fn start_with(config: Config) -> Self {
-        let server = Arc::new(Server::open(config).await.expect("the server opens"));
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("https://{}", listener.local_addr().expect("bound"));
+        let server = Arc::new(Server::open(config).await.expect("cannot open the server"));
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("cannot bind a port");
+        let url = format!(
+            "https://{}",
+            listener.local_addr().expect("no local address")
+        );
         let stop = CancellationToken::new();
         let task = tokio::spawn({
             let (server, stop) = (server.clone(), stop.clone());
-            async move { server.serve(listener, stop).await.expect("served") }
+            async move { server.serve(listener, stop).await.expect("serving failed") }
         });
         Self {
             server,
@@ -203,25 +208,25 @@ impl Served {
     }
 
     fn connect_as(&self, token: &str, user: Option<&str>) -> Client {
-        let mut config = kube::Config::new(self.url.parse().expect("a URL"));
+        let mut config = kube::Config::new(self.url.parse().expect("invalid URL"));
         config.accept_invalid_certs = true;
         config.auth_info.token = Some(token.to_owned().into());
         config.auth_info.impersonate = user.map(ToOwned::to_owned);
-        Client::try_from(config).expect("a client")
+        Client::try_from(config).expect("cannot create the client")
     }
 
     async fn end(self) {
         self.stop.cancel();
-        self.task.await.expect("served to the end");
+        self.task.await.expect("serving panicked");
         Arc::into_inner(self.server)
-            .expect("the last user")
+            .expect("the server is still shared")
             .shutdown()
             .await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_account_token_is_good_for_its_account_until_that_goes() {
+async fn a_service_account_token_is_valid_until_its_account_is_deleted() {
     let served = Served::start().await;
     let admin = served.server.client();
     grant(
@@ -255,7 +260,7 @@ async fn a_service_account_token_is_good_for_its_account_until_that_goes() {
         ),
         401
     );
-    // One that is meant for another is no good here, whoever has it.
+    // A token for another audience is rejected here.
     let request =
         parsed(json!({"metadata": {}, "spec": {"audiences": ["vault"], "expirationSeconds": 600}}));
     let issued = accounts
@@ -275,7 +280,7 @@ async fn a_service_account_token_is_good_for_its_account_until_that_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn acting_as_another_takes_permission_and_gives_theirs() {
+async fn impersonation_needs_permission_and_yields_the_users_permissions() {
     let served = Served::start().await;
     let admin = served.server.client();
     let rules = json!([
@@ -303,19 +308,19 @@ async fn acting_as_another_takes_permission_and_gives_theirs() {
         refusal(other)
             .await
             .contains(&format!("User \"{other}\" cannot list")),
-        "the other's own permissions count"
+        "the permissions of the impersonated user apply"
     );
     assert!(
         refusal("ann")
             .await
             .contains("cannot impersonate resource \"users\""),
-        "nobody else may be impersonated"
+        "no other user may be impersonated"
     );
     drop((accounts, admin));
     served.end().await;
 }
 
-/// Whoever this authority has signed is trusted.
+/// A root store with one certificate authority.
 fn roots(authority_pem: &[u8]) -> rustls::RootCertStore {
     let authority = CertificateDer::from_pem_slice(authority_pem).expect("a certificate");
     let mut roots = rustls::RootCertStore::empty();
@@ -410,7 +415,7 @@ async fn logs_and_upgrades_reach_the_node_without_the_clients_credentials() {
     assert_eq!(
         code(pods.logs("p", &LogParams::default()).await),
         404,
-        "the node is not there"
+        "the node does not exist"
     );
     let nodes: Api<Node> = Api::all(admin.clone());
     nodes
@@ -440,7 +445,7 @@ async fn logs_and_upgrades_reach_the_node_without_the_clients_credentials() {
     served.end().await;
 }
 
-/// Opens a port-forward the way kubectl does.
+/// Opens a port-forward in the way of kubectl.
 async fn upgraded(
     served: &Served,
     authority_pem: &[u8],
@@ -464,14 +469,14 @@ async fn upgraded(
     stream.write_all(request.as_bytes()).await.expect("written");
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.expect("an answer"));
+        head.push(stream.read_u8().await.expect("no response"));
     }
     let head = String::from_utf8(head).expect("text");
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     stream
 }
 
-/// A kubeconfig's worth of certificate and key, signed by the authority in a data directory, as `openssl` would.
+/// A client certificate and its key, signed by the authority in a data directory, as `openssl` would create them.
 fn certificate(
     data: &std::path::Path,
     name: &str,
@@ -534,7 +539,7 @@ async fn a_client_certificate_names_a_user_and_their_groups() {
         .list(&ListParams::default())
         .await
         .unwrap();
-    // A serving certificate, such as a node has, lets nobody in.
+    // A serving certificate, such as a node has, does not authenticate a user.
     let node = connect(
         "node",
         "system:masters",
@@ -548,7 +553,7 @@ async fn a_client_certificate_names_a_user_and_their_groups() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_recorded_without_their_bodies() {
+async fn requests_are_audited_without_their_bodies() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("audit.log");
     let mut config = Config::new(directory.path().join("data"));
@@ -571,8 +576,8 @@ async fn requests_are_recorded_without_their_bodies() {
     let as_ann: Api<ConfigMap> =
         Api::default_namespaced(served.connect_as(token.trim(), Some("ann")));
     assert_eq!(code(as_ann.get("one").await), 403);
-    let nobody: Api<ConfigMap> = Api::default_namespaced(served.connect("wrong"));
-    assert_eq!(code(nobody.get("one").await), 401);
+    let unauthenticated: Api<ConfigMap> = Api::default_namespaced(served.connect("wrong"));
+    assert_eq!(code(unauthenticated.get("one").await), 401);
     let watch = WatchParams::default().timeout(1);
     let events = Api::<ConfigMap>::default_namespaced(admin)
         .watch(&watch, "0")
@@ -580,7 +585,7 @@ async fn requests_are_recorded_without_their_bodies() {
         .unwrap();
     events.for_each(|_| futures::future::ready(())).await;
 
-    let lines = testkit::eventually("everything is written", || async {
+    let lines = testkit::eventually("the audit log is complete", || async {
         let text = std::fs::read_to_string(&path).ok()?;
         let lines: Vec<Value> = text
             .lines()

@@ -1,4 +1,4 @@
-//! What is on disk after the worst: a killed process, a cut or flipped file, a full disk.
+//! Durability after failures: a killed process, a truncated or corrupted file, a full disk, an I/O error.
 
 mod support;
 
@@ -11,7 +11,8 @@ use std::{
 };
 
 use apiserver::store::{
-    Change, Draft, Expectation, Key, Place, Range, ResourceId, Store, Window, Write as StoreWrite,
+    Change, Draft, Expectation, Key, Location, Range, ResourceId, Store, Window,
+    Write as StoreWrite,
 };
 use serde_json::json;
 
@@ -46,11 +47,14 @@ async fn put(store: &Store, name: &str, round: u64) -> Result<u64, apiserver::st
 }
 
 fn open(directory: &Path) -> Store {
-    Store::open(&Place::Directory(directory.to_owned()), Window::default())
-        .expect("the store opens")
+    Store::open(
+        &Location::Directory(directory.to_owned()),
+        Window::default(),
+    )
+    .expect("the store opens")
 }
 
-/// The writing half of the kill test: this same test program, started again with a directory in its environment.
+/// The writing half of the kill test: the same test program, started again with a directory in its environment.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_until_killed() {
     let Some(directory) = std::env::var_os("STORE_TO_WRITE") else {
@@ -69,7 +73,7 @@ async fn writes_until_killed() {
                     });
                 for round in start + 1.. {
                     let revision = put(&store, &name, round).await.expect("the write succeeds");
-                    // One write call per line, so that a kill never cuts an acknowledgement in two.
+                    // One write call per line, so that a kill never truncates an acknowledgement.
                     let line = format!("acknowledged {writer} {round} {revision}\n");
                     std::io::stdout()
                         .write_all(line.as_bytes())
@@ -103,7 +107,7 @@ fn every_acknowledged_write_survives_two_hundred_kills() {
     for kill in 0..KILLS {
         let mut child = start_writer(directory.path());
         let lines = BufReader::new(child.stdout.take().unwrap());
-        // Somewhere between the first writes and a few thousand of them, and also within the opening of the store.
+        // Kills after a random number of writes, and sometimes while the store is being opened.
         let enough = rand::random_range(0..if kill % 10 == 0 { 400 } else { 60 });
         let mut seen = 0;
         let mut killed = false;
@@ -129,14 +133,17 @@ fn every_acknowledged_write_survives_two_hundred_kills() {
         verify(directory.path(), &acknowledged, kill);
     }
     let total: u64 = acknowledged.values().map(|(round, _)| round).sum();
-    assert!(total > KILLS as u64, "the writers hardly wrote: {total}");
+    assert!(
+        total > KILLS as u64,
+        "the writers wrote too little: {total}"
+    );
 }
 
 fn verify(directory: &Path, acknowledged: &BTreeMap<String, (u64, u64)>, kill: usize) {
     let store = open(directory);
     let objects = store
         .list(&things(), &Range::namespace(""), None)
-        .expect("the present is always there")
+        .expect("the current revision never expires")
         .objects;
     let found: BTreeMap<String, (u64, u64)> = objects
         .iter()
@@ -146,7 +153,7 @@ fn verify(directory: &Path, acknowledged: &BTreeMap<String, (u64, u64)>, kill: u
             assert_eq!(
                 value["filler"].as_str().expect("text").len() as u64,
                 round % 3000,
-                "a torn object"
+                "a torn write"
             );
             (object.key.name().to_owned(), (round, object.revision))
         })
@@ -154,7 +161,7 @@ fn verify(directory: &Path, acknowledged: &BTreeMap<String, (u64, u64)>, kill: u
     for (name, (round, revision)) in acknowledged {
         let (found_round, found_revision) = found
             .get(name)
-            .unwrap_or_else(|| panic!("after kill {kill}, {name} is gone"));
+            .unwrap_or_else(|| panic!("after kill {kill}, {name} is missing"));
         assert!(
             found_round >= round && found_revision >= revision,
             "after kill {kill}, {name} is at round {found_round}, {round} was acknowledged"
@@ -170,7 +177,7 @@ fn close(store: &Store) {
     runtime.block_on(async { store.close().await });
 }
 
-/// A store with some objects and, unlike after an orderly end, its journal still there.
+/// A store with some objects and, unlike after a clean shutdown, with its write-ahead log.
 fn prepared() -> (tempfile::TempDir, BTreeMap<String, u64>) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let mut child = start_writer(directory.path());
@@ -201,18 +208,21 @@ fn copy(from: &Path) -> tempfile::TempDir {
     to
 }
 
-/// Opens a damaged copy: either everything acknowledged is there, or the refusal says what to do.
+/// Opens a damaged copy: either every acknowledged write is there, or the error says what to do.
 fn recovers_or_refuses(directory: &Path, rounds: &BTreeMap<String, u64>, damage: &str) -> bool {
-    match Store::open(&Place::Directory(directory.to_owned()), Window::default()) {
+    match Store::open(
+        &Location::Directory(directory.to_owned()),
+        Window::default(),
+    ) {
         Ok(store) => {
             for (name, round) in rounds {
                 let object = store
                     .get(&things(), &Key::new("", name))
-                    .unwrap_or_else(|| panic!("{damage}: {name} was dropped"));
+                    .unwrap_or_else(|| panic!("{damage}: {name} is missing"));
                 let found = object.value()["round"].as_u64().expect("a number");
                 assert!(
                     found >= *round,
-                    "{damage}: {name} fell back from {round} to {found}"
+                    "{damage}: {name} went back from {round} to {found}"
                 );
             }
             close(&store);
@@ -230,7 +240,7 @@ fn recovers_or_refuses(directory: &Path, rounds: &BTreeMap<String, u64>, damage:
 }
 
 #[test]
-fn a_cut_or_flipped_file_is_recovered_or_refused_but_never_shortened() {
+fn a_truncated_or_corrupted_file_is_recovered_or_refused() {
     if std::env::var_os("STORE_TO_WRITE").is_some() {
         return;
     }
@@ -250,7 +260,7 @@ fn a_cut_or_flipped_file_is_recovered_or_refused_but_never_shortened() {
                 .open(damaged.path().join(file))
                 .unwrap();
             handle.set_len(cut - 1).unwrap();
-            let damage = format!("{} cut from {length} to {}", file.display(), cut - 1);
+            let damage = format!("{} truncated from {length} to {}", file.display(), cut - 1);
             refused += usize::from(!recovers_or_refuses(damaged.path(), &rounds, &damage));
         }
         for step in 0..40 {
@@ -265,11 +275,11 @@ fn a_cut_or_flipped_file_is_recovered_or_refused_but_never_shortened() {
             let mut handle = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             handle.seek(SeekFrom::Start(at)).unwrap();
             handle.write_all(&[byte ^ (1 << (step % 8))]).unwrap();
-            let damage = format!("{} flipped at {at} of {length}", file.display());
+            let damage = format!("{} corrupted at {at} of {length}", file.display());
             refused += usize::from(!recovers_or_refuses(damaged.path(), &rounds, &damage));
         }
     }
-    assert!(refused > 0, "no damage was noticed at all");
+    assert!(refused > 0, "no damage was detected");
     assert!(recovers_or_refuses(original.path(), &rounds, "no damage"));
 }
 
@@ -296,12 +306,12 @@ impl Drop for Mounted {
     }
 }
 
-/// How many config maps there are beside the one that every namespace has.
+/// Counts the config maps, without the one that every namespace has by default.
 async fn own(maps: &kube::Api<k8s_openapi::api::core::v1::ConfigMap>) -> usize {
     let listed = maps
         .list(&kube::api::ListParams::default())
         .await
-        .expect("they are listed");
+        .expect("cannot list config maps");
     let names = listed.items.iter().map(kube::ResourceExt::name_any);
     names.filter(|name| name != "kube-root-ca.crt").count()
 }
@@ -342,7 +352,7 @@ async fn a_full_disk_refuses_writes_keeps_reads_and_recovers() {
     };
     assert_eq!(refusal.code, 507);
     assert!(refusal.message.contains("full"), "{}", refusal.message);
-    assert_eq!(own(&maps).await, written.len(), "reads go on");
+    assert_eq!(own(&maps).await, written.len(), "reads still work");
 
     std::fs::remove_file(&ballast).unwrap();
     let after = testkit::eventually("a write after space returned", || async {
@@ -390,7 +400,7 @@ async fn no_other_user_can_read_a_file_of_the_data_directory() {
     }
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("data");
-    // As an earlier version left it, or a user made it.
+    // Like a directory that an earlier version or a user created.
     std::fs::create_dir(&data).unwrap();
     std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o755)).unwrap();
     let server = apiserver::Server::open(apiserver::Config::new(&data))
@@ -409,8 +419,8 @@ async fn no_other_user_can_read_a_file_of_the_data_directory() {
     server.shutdown().await;
 }
 
-/// The failing half of the next test: this same test program, started with a directory in its environment, whose disk then takes no
-/// more data.
+/// The failing half of the next test: the same test program, started with a directory in its environment, whose disk writes then
+/// fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn fails_to_write() {
     use k8s_openapi::api::core::v1::ConfigMap;
@@ -451,7 +461,7 @@ async fn fails_to_write() {
         }
     });
 
-    // Writes beyond the first page of a file fail from here on, with an error that is not about space.
+    // From here on, writes beyond the first page of a file fail with an error other than "no space".
     let limited = Command::new("prlimit")
         .args([
             "--pid",
@@ -468,25 +478,25 @@ async fn fails_to_write() {
         assert!(text.contains("[-]storage failed: "), "{path}: {text}");
     }
     assert_eq!(health("/healthz/ping").await.0, 200);
-    // Who runs the server is told, and ends the process.
+    // `serve` returns an error, so that the supervisor ends the process.
     let ended = tokio::time::timeout(support::DEADLINE, serving).await;
-    let failure = ended.expect("serving ends").unwrap().unwrap_err();
+    let failure = ended.expect("serving did not end").unwrap().unwrap_err();
     assert!(
         matches!(failure, apiserver::ServeError::Storage(_)),
         "{failure:?}"
     );
-    maps.get("before").await.expect("reads go on");
-    println!("the disk failed and that was said");
+    maps.get("before").await.expect("reads do not work");
+    println!("the disk failure was reported");
 }
 
 #[test]
-fn a_disk_that_fails_is_said_by_the_health_checks_and_ends_the_server() {
+fn a_disk_failure_fails_the_health_checks_and_ends_the_server() {
     if std::env::var_os("STORE_TO_WRITE").is_some() || std::env::var_os("STORE_TO_BREAK").is_some()
     {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    // A limit on the size of files makes writes fail; the signal that goes with it is ignored, as its heirs do.
+    // A limit on the file size makes writes fail. The signal XFSZ is ignored, and child processes inherit that.
     let output = Command::new("sh")
         .args([
             "-c",
@@ -496,13 +506,13 @@ fn a_disk_that_fails_is_said_by_the_health_checks_and_ends_the_server() {
         .env("STORE_TO_BREAK", directory.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        output.status.success() && said.contains("the disk failed and that was said"),
-        "{said}\n{}",
+        output.status.success() && output_text.contains("the disk failure was reported"),
+        "{output_text}\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    // What was acknowledged is there at the next start.
+    // Acknowledged writes are there after the restart.
     let store = open(directory.path());
     let maps = ResourceId::new("", "configmaps");
     assert!(store.get(&maps, &Key::new("default", "before")).is_some());

@@ -1,4 +1,4 @@
-//! Requests that no honest client sends: any path, query, header and body gets an answer, soon, and never the server's own failure.
+//! Malformed requests: every path, query, header and body gets a quick response, and never an internal server error.
 
 mod support;
 
@@ -12,11 +12,11 @@ use kube::{Api, api::PostParams, client::Body};
 use proptest::{prelude::*, test_runner::TestRunner};
 use support::{define_widgets, server, widget, widgets};
 
-/// How long an answer may take. They take milliseconds, but a busy machine may hold this process up for seconds.
-const SOON: Duration = Duration::from_secs(30);
+/// Responses take milliseconds, but a busy machine may stop this process for seconds.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// More than this of a stream that goes on is not read.
-const ENOUGH_FRAMES: usize = 20;
+/// The number of frames after which an endless stream is not read any more.
+const MAXIMUM_FRAMES: usize = 20;
 
 #[derive(Clone, Debug)]
 struct Hostile {
@@ -99,7 +99,7 @@ fn target() -> impl Strategy<Value = String> {
     (prop_oneof![known, made], query).prop_map(|(path, query)| format!("{path}?{query}"))
 }
 
-/// Something that a body may be, from noise to what is nearly right.
+/// Bodies from random bytes to nearly valid objects.
 fn body() -> impl Strategy<Value = Vec<u8>> {
     let text = one_of(&[
         "",
@@ -182,7 +182,7 @@ fn hostile() -> impl Strategy<Value = Hostile> {
     )
 }
 
-/// The code of the answer, once what there is of its body has been read.
+/// Sends a request and returns the status code of the response, after its body has been read.
 async fn ask(server: &Server, hostile: &Hostile) -> Option<u16> {
     let request = Request::builder()
         .method(Method::from_bytes(hostile.method.as_bytes()).expect("a method"))
@@ -190,7 +190,7 @@ async fn ask(server: &Server, hostile: &Hostile) -> Option<u16> {
         .header(header::CONTENT_TYPE, hostile.content_type)
         .header(header::ACCEPT, hostile.accept)
         .body(Body::from(hostile.body.clone()));
-    // What is no URI never reaches a server.
+    // A string that is not a URI never reaches a server.
     let answer = server
         .client()
         .send(request.ok()?)
@@ -198,8 +198,8 @@ async fn ask(server: &Server, hostile: &Hostile) -> Option<u16> {
         .expect("the server answers");
     let code = answer.status().as_u16();
     let mut content = answer.into_body();
-    for _ in 0..ENOUGH_FRAMES {
-        // A watch that has nothing to say stays open, which is right.
+    for _ in 0..MAXIMUM_FRAMES {
+        // A watch without events stays open, as it should.
         match tokio::time::timeout(Duration::from_millis(20), content.frame()).await {
             Ok(Some(frame)) => drop(frame.expect("the body is whole")),
             Ok(None) | Err(_) => break,
@@ -209,7 +209,7 @@ async fn ask(server: &Server, hostile: &Hostile) -> Option<u16> {
 }
 
 #[test]
-fn every_request_is_answered_soon_and_never_by_a_failure_of_the_server() {
+fn every_request_gets_a_quick_response_that_is_no_internal_error() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let server = runtime.block_on(async {
         let server = server().await;
@@ -227,16 +227,17 @@ fn every_request_is_answered_soon_and_never_by_a_failure_of_the_server() {
         ..ProptestConfig::default()
     });
     let outcome = runner.run(&hostile(), |hostile| {
-        let code =
-            runtime.block_on(async { tokio::time::timeout(SOON, ask(&server, &hostile)).await });
+        let code = runtime.block_on(async {
+            tokio::time::timeout(RESPONSE_TIMEOUT, ask(&server, &hostile)).await
+        });
         let code = code.map_err(|_| TestCaseError::fail("no answer in time"))?;
-        // 501 and 503 say what is not served and which node is not there; 500 says that something broke.
+        // 501 means that a feature is not served, 503 that a node is unreachable. Only 500 means an internal error.
         prop_assert!(!matches!(code, Some(500)), "{code:?}");
         Ok(())
     });
     outcome.unwrap();
     runtime.block_on(async {
-        // It still does its work.
+        // The server still works.
         let namespace =
             serde_json::from_value(serde_json::json!({"metadata": {"name": "afterwards"}}))
                 .unwrap();

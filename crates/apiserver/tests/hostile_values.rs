@@ -1,5 +1,5 @@
-//! Values that no honest client writes: what kube-apiserver cannot decode is never stored, since one such object would stop every
-//! typed client that lists its kind.
+//! Values that kube-apiserver cannot decode are never stored, because one such object would break every typed client that lists
+//! its kind.
 
 mod support;
 
@@ -7,7 +7,7 @@ use apiserver::Server;
 use serde_json::{Value, json};
 use support::{define_widgets, json_body, send, server};
 
-/// The status code and the body of an answer.
+/// The status code and the body of a response.
 async fn ask(server: &Server, method: &str, path: &str, kind: &str, body: &str) -> (u16, Value) {
     let answer = send(server, method, path, kind, body).await;
     let code = answer.status().as_u16();
@@ -26,7 +26,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
 const WIDGETS: &str = "/apis/example.x-k8s.io/v1/namespaces/default/widgets";
 
-/// Bodies that Go's decoder refuses, with what it says.
+/// Bodies that Go's decoder rejects, with its messages.
 const UNDECODABLE: [(&str, &str, &str); 10] = [
     (
         SERVICES,
@@ -81,7 +81,7 @@ const UNDECODABLE: [(&str, &str, &str); 10] = [
 ];
 
 #[tokio::test]
-async fn an_object_that_typed_clients_cannot_hold_is_refused_when_it_is_created() {
+async fn an_object_that_typed_clients_cannot_decode_is_refused_on_create() {
     let server = server().await;
     define_widgets(&server.client()).await;
     for (path, body, message) in UNDECODABLE {
@@ -105,7 +105,7 @@ async fn an_object_that_typed_clients_cannot_hold_is_refused_when_it_is_created(
 }
 
 #[tokio::test]
-async fn an_update_a_patch_or_a_status_cannot_bring_in_what_a_creation_may_not() {
+async fn updates_patches_and_status_writes_refuse_undecodable_values_too() {
     let server = server().await;
     let pod =
         r#"{"metadata": {"name": "x"}, "spec": {"containers": [{"name": "c", "image": "host"}]}}"#;
@@ -199,7 +199,7 @@ async fn a_scale_is_a_32_bit_number() {
 }
 
 #[tokio::test]
-async fn a_whole_float_is_stored_as_the_integer_that_it_is() {
+async fn a_float_without_fraction_is_stored_as_an_integer() {
     let server = server().await;
     define_widgets(&server.client()).await;
     let widget = r#"{"apiVersion": "example.x-k8s.io/v1", "kind": "Widget", "metadata": {"name": "x"}, "spec": {"size": 2.0}}"#;
@@ -213,7 +213,7 @@ async fn a_whole_float_is_stored_as_the_integer_that_it_is() {
 }
 
 #[tokio::test]
-async fn times_that_mean_never_are_stored() {
+async fn times_at_the_end_of_the_year_9999_are_stored() {
     let server = server().await;
     let event = r#"{"metadata": {"name": "x"}, "involvedObject": {"namespace": "default"}, "firstTimestamp": "9999-12-31T23:59:59Z"}"#;
     let (code, answer) = create(&server, EVENTS, event).await;

@@ -1,4 +1,4 @@
-//! The same server over HTTPS, with the kubeconfig it writes.
+//! The server over HTTPS, with the kubeconfig that it writes.
 
 mod support;
 
@@ -16,15 +16,15 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 async fn connect(kubeconfig: &std::path::Path) -> Client {
-    let config = Kubeconfig::read_from(kubeconfig).expect("the kubeconfig is good");
+    let config = Kubeconfig::read_from(kubeconfig).expect("cannot read the kubeconfig");
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
         .await
-        .expect("the kubeconfig is good");
-    Client::try_from(config).expect("the kubeconfig is good")
+        .expect("the kubeconfig is invalid");
+    Client::try_from(config).expect("cannot create a client from the kubeconfig")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubeconfig_opens_the_server_and_survives_a_restart() {
+async fn a_kubeconfig_connects_to_the_server_and_stays_valid_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("kubeconfig");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! kube-rs' `Controller` and its finalizer helper against the server: the machinery that most Rust controllers are built of.
+//! kube-rs' `Controller` and its finalizer helper, on which most Rust controllers are built.
 
 mod support;
 
@@ -30,7 +30,7 @@ struct Context {
     cleaned: Mutex<Vec<String>>,
 }
 
-/// Keeps a secret for each config map, and the map until it has cleaned up.
+/// Maintains a secret for each config map, and delays the removal of the map until its cleanup is done.
 async fn reconcile(
     map: Arc<ConfigMap>,
     context: Arc<Context>,
@@ -49,7 +49,7 @@ async fn reconcile(
                 secrets.patch(&map.name_any(), &apply, &Patch::Apply(secret)).await?;
             }
             finalizer::Event::Cleanup(map) => {
-                let mut cleaned = context.cleaned.lock().expect("nobody panicked");
+                let mut cleaned = context.cleaned.lock().expect("the lock is poisoned");
                 cleaned.push(map.name_any());
             }
         }
@@ -59,7 +59,7 @@ async fn reconcile(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_follows_its_objects_what_they_own_and_their_end() {
+async fn a_controller_reconciles_owned_objects_and_runs_its_finalizer() {
     let server = server().await;
     let context = Arc::new(Context {
         client: server.client(),
@@ -103,7 +103,7 @@ async fn a_controller_follows_its_objects_what_they_own_and_their_end() {
         .delete("one", &DeleteParams::default())
         .await
         .unwrap();
-    assert_ne!(holds("value").await, first, "made again");
+    assert_ne!(holds("value").await, first, "the secret was created again");
     let change = json!({"data": {"key": "other"}});
     maps.patch("one", &PatchParams::default(), &Patch::Merge(change))
         .await
@@ -119,7 +119,8 @@ async fn a_controller_follows_its_objects_what_they_own_and_their_end() {
         (left == (None, None)).then_some(())
     })
     .await;
-    // Secrets and maps are watched apart, so that the map's end may be heard of after another cleaning up.
+    // Secrets and config maps have separate watches, so the controller may clean up once more before it sees that the map is
+    // removed.
     let cleaned: BTreeSet<String> = context.cleaned.lock().unwrap().drain(..).collect();
     assert_eq!(cleaned, BTreeSet::from(["one".to_owned()]));
     stop.cancel();

@@ -1,4 +1,4 @@
-//! The labels of a namespace decide which pods it takes, as Kubernetes' PodSecurity admission decides.
+//! PodSecurity admission by the labels of a namespace, as in Kubernetes.
 
 mod support;
 
@@ -6,7 +6,7 @@ use apiserver::{Config, Server, audit};
 use serde_json::{Value, json};
 use support::{json_body, send, server};
 
-/// An answer: its code, its body and its warnings.
+/// A response: its status code, its body and its warnings.
 struct Answer {
     code: u16,
     body: Value,
@@ -49,7 +49,7 @@ fn pod(name: &str, context: &Value) -> Value {
 const RESTRICTED: &str = "violates PodSecurity \"restricted:latest\": allowPrivilegeEscalation != false (container \"c\" must set securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (container \"c\" must set securityContext.capabilities.drop=[\"ALL\"]), runAsNonRoot != true (pod or container \"c\" must set securityContext.runAsNonRoot=true), seccompProfile (pod or container \"c\" must set securityContext.seccompProfile.type to \"RuntimeDefault\" or \"Localhost\")";
 
 #[tokio::test]
-async fn a_pod_that_its_namespace_forbids_is_refused() {
+async fn a_pod_that_violates_the_enforced_level_is_refused() {
     let server = server().await;
     let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
     assert_eq!(namespace(&server, "strict", labels).await.code, 201);
@@ -69,7 +69,7 @@ async fn a_pod_that_its_namespace_forbids_is_refused() {
         "{}",
         taken.body
     );
-    // A debug container would be a way around it.
+    // An ephemeral container must not circumvent the policy.
     let debug = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "host"}]}});
     let kind = "application/strategic-merge-patch+json";
     let path = format!("{pods}/x/ephemeralcontainers");
@@ -79,7 +79,7 @@ async fn a_pod_that_its_namespace_forbids_is_refused() {
 }
 
 #[tokio::test]
-async fn a_namespace_may_warn_only_and_says_which_version_it_means() {
+async fn a_namespace_can_only_warn_and_pin_a_version() {
     let server = server().await;
     let labels = json!({"pod-security.kubernetes.io/warn": "baseline", "pod-security.kubernetes.io/warn-version": "v1.30"});
     namespace(&server, "gentle", labels).await;
@@ -96,7 +96,7 @@ async fn a_namespace_may_warn_only_and_says_which_version_it_means() {
 }
 
 #[tokio::test]
-async fn a_namespace_whose_level_rises_is_told_of_the_pods_that_it_has() {
+async fn a_stricter_level_causes_warnings_about_existing_pods() {
     let server = server().await;
     namespace(&server, "n", json!({})).await;
     let pods = "/api/v1/namespaces/n/pods";
@@ -118,7 +118,7 @@ async fn a_namespace_whose_level_rises_is_told_of_the_pods_that_it_has() {
             "a (and 1 other pod): allowPrivilegeEscalation != false, unrestricted capabilities, runAsNonRoot != true, seccompProfile",
         ]
     );
-    // What runs goes on: its status and its metadata can still be written.
+    // Existing pods are not affected: their status and metadata can still be written.
     let patch = json!({"metadata": {"annotations": {"a": "b"}}});
     let changed = ask(&server, "PATCH", &format!("{pods}/a"), kind, &patch).await;
     assert_eq!(changed.code, 200, "{}", changed.body);
@@ -126,7 +126,7 @@ async fn a_namespace_whose_level_rises_is_told_of_the_pods_that_it_has() {
 }
 
 #[tokio::test]
-async fn labels_that_are_no_level_are_refused() {
+async fn invalid_level_labels_are_refused() {
     let server = server().await;
     let labels = json!({"pod-security.kubernetes.io/enforce": "strict"});
     let refused = namespace(&server, "n", labels).await;
@@ -139,7 +139,7 @@ async fn labels_that_are_no_level_are_refused() {
 }
 
 #[tokio::test]
-async fn the_audit_log_notes_what_a_namespace_audits() {
+async fn violations_of_the_audit_level_are_in_the_audit_log() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("audit.log");
     let server = Server::open(Config {

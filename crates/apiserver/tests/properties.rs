@@ -1,4 +1,4 @@
-//! Promises that hold for any order of events: what watchers see, who wins a race, what garbage collection leaves.
+//! Properties that hold for any order of events: watch consistency, optimistic concurrency, and garbage collection.
 
 mod support;
 
@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use apiserver::{
     Config, Server,
     store::{
-        Change, Draft, Event, EventKind, Expectation, Key, Place, Range, ResourceId, Store, Watch,
-        Window, Write,
+        Change, Draft, Event, EventKind, Expectation, Key, Location, Range, ResourceId, Store,
+        Watch, Window, Write,
     },
 };
 use futures::future::join_all;
@@ -29,7 +29,7 @@ fn draft(name: &str, number: usize) -> Draft {
         .expect("the object is well formed")
 }
 
-/// Creates, changes or deletes an object, whatever is there.
+/// Creates, changes or deletes an object, depending on whether it exists.
 async fn step(store: &Store, name: &str, number: usize, delete: bool) {
     let key = Key::new("", name);
     let current = store.get(&things(), &key);
@@ -41,7 +41,7 @@ async fn step(store: &Store, name: &str, number: usize, delete: bool) {
         (true, Some(_)) => Change::Delete(draft(name, number)),
         (false, _) => Change::Put(draft(name, number)),
     };
-    // Under concurrency another writer may be faster; then this step simply did not happen.
+    // Another writer may win the race; then this step has no effect.
     let _ = store
         .write(Write {
             resource: things(),
@@ -58,7 +58,7 @@ type State = BTreeMap<String, u64>;
 fn listed(store: &Store) -> (State, u64) {
     let snapshot = store
         .list(&things(), &Range::namespace(""), None)
-        .expect("the present is always there");
+        .expect("the current revision never expires");
     (
         snapshot
             .objects
@@ -73,7 +73,7 @@ fn apply(state: &mut State, event: &Event) {
     let name = event.object.key.name().to_owned();
     let before = state.get(&name).copied();
     match event.kind {
-        EventKind::Added => assert_eq!(before, None, "an addition of what was there"),
+        EventKind::Added => assert_eq!(before, None, "an object was added twice"),
         EventKind::Modified | EventKind::Deleted => assert_eq!(
             before,
             event.previous.as_ref().map(|previous| previous.revision)
@@ -86,7 +86,7 @@ fn apply(state: &mut State, event: &Event) {
     }
 }
 
-/// A watcher that started from a list and keeps what it believes.
+/// A watcher that started from a list and tracks the state by its events.
 struct Follower {
     watch: Watch,
     state: State,
@@ -99,13 +99,13 @@ impl Follower {
         Self {
             watch: store
                 .watch(&things(), revision)
-                .expect("the present can be watched"),
+                .expect("the current revision can be watched"),
             state,
             revisions: Vec::new(),
         }
     }
 
-    /// Whether it is still inside the window.
+    /// Applies all available events. Returns whether the watch is still inside the window.
     fn catch_up(&mut self) -> bool {
         loop {
             match self.watch.ready() {
@@ -128,7 +128,7 @@ enum Action {
     Delete(u8),
     Follow,
     CatchUp(usize),
-    ListThePast,
+    ListOldRevisions,
     Restart,
 }
 
@@ -138,19 +138,19 @@ fn action() -> impl Strategy<Value = Action> {
         3 => (0..6_u8).prop_map(Action::Delete),
         2 => Just(Action::Follow),
         4 => (0..8_usize).prop_map(Action::CatchUp),
-        2 => Just(Action::ListThePast),
+        2 => Just(Action::ListOldRevisions),
         1 => Just(Action::Restart),
     ]
 }
 
 async fn follow_history(actions: Vec<Action>) {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let place = Place::Directory(directory.path().to_owned());
+    let location = Location::Directory(directory.path().to_owned());
     let window = Window {
         events_per_kind: 24,
         ..Window::default()
     };
-    let mut store = Store::open(&place, window).expect("the store opens");
+    let mut store = Store::open(&location, window).expect("the store opens");
     let mut followers: Vec<Follower> = Vec::new();
     let mut history: BTreeMap<u64, State> = BTreeMap::from([(0, State::new())]);
     for (number, action) in actions.into_iter().enumerate() {
@@ -163,14 +163,14 @@ async fn follow_history(actions: Vec<Action>) {
                     assert_eq!(
                         followers[index].state,
                         listed(&store).0,
-                        "a follower that caught up knows the present"
+                        "a follower that caught up has the current state"
                     );
                 } else {
                     followers.remove(index);
                 }
             }
             Action::CatchUp(_) => {}
-            Action::ListThePast => {
+            Action::ListOldRevisions => {
                 for (revision, state) in &history {
                     if let Ok(snapshot) =
                         store.list(&things(), &Range::namespace(""), Some(*revision))
@@ -180,14 +180,14 @@ async fn follow_history(actions: Vec<Action>) {
                             .iter()
                             .map(|object| (object.key.name().to_owned(), object.revision))
                             .collect();
-                        assert_eq!(&past, state, "revision {revision} is as it was");
+                        assert_eq!(&past, state, "revision {revision} is unchanged");
                     }
                 }
             }
             Action::Restart => {
                 store.close().await;
                 followers.clear();
-                store = Store::open(&place, window).expect("the store opens again");
+                store = Store::open(&location, window).expect("the store opens again");
             }
         }
         let (state, revision) = listed(&store);
@@ -200,13 +200,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn list_then_watch_never_misses_or_repeats(actions in proptest::collection::vec(action(), 1..120)) {
+    fn list_then_watch_never_misses_or_repeats_an_event(actions in proptest::collection::vec(action(), 1..120)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
         runtime.block_on(follow_history(actions));
     }
 
     #[test]
-    fn garbage_collection_ends_where_kubernetes_would(
+    fn garbage_collection_yields_the_same_state_as_kubernetes(
         owners in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..3), 2..12),
         deletions in proptest::collection::vec((any::<prop::sample::Index>(), 0..3_u8), 1..4),
     ) {
@@ -222,7 +222,7 @@ proptest! {
     }
 }
 
-/// What Kubernetes would leave: objects by number, each with the owners it still names.
+/// The objects that Kubernetes would leave, by number, each with its remaining owners.
 type Owned = BTreeMap<usize, BTreeSet<usize>>;
 
 fn expected(mut left: Owned, deleted: usize, policy: u8) -> Owned {
@@ -308,7 +308,7 @@ async fn observe(maps: &Api<ConfigMap>) -> Owned {
     let objects = maps.list(&ListParams::default()).await.expect("listed");
     objects
         .iter()
-        // Every namespace has one more.
+        // Every namespace has this config map by default.
         .filter(|map| map.name_any() != "kube-root-ca.crt")
         .map(|map| {
             (
@@ -323,8 +323,8 @@ async fn observe(maps: &Api<ConfigMap>) -> Owned {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn every_watcher_sees_exactly_the_history_while_writers_race() {
-    let store = Store::open(&Place::Memory, Window::default()).unwrap();
+async fn every_watcher_sees_the_exact_history_of_concurrent_writers() {
+    let store = Store::open(&Location::Memory, Window::default()).unwrap();
     let mut witness = Follower::start(&store);
     let writers = (0..8).map(|writer| {
         let store = store.clone();
@@ -377,7 +377,7 @@ async fn every_watcher_sees_exactly_the_history_while_writers_race() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_updates_from_one_version_one_wins() {
+async fn only_one_of_several_updates_of_the_same_version_succeeds() {
     let server = support::server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
     let map = serde_json::from_value(json!({"metadata": {"name": "contended"}})).unwrap();

@@ -1,5 +1,4 @@
-//! The protocol, request by request, as clients other than kube-rs see it: options in the query, formats of bodies, warnings, and what
-//! a watch says when.
+//! The HTTP protocol as clients other than kube-rs see it: query parameters, body formats, warnings, and watch events.
 
 mod support;
 
@@ -18,7 +17,7 @@ struct Answer {
     body: Value,
 }
 
-/// Sends a request and reads the whole answer; one that is not JSON reads as its lines.
+/// Sends a request and reads the whole response. A body that is not one JSON document is parsed line by line.
 async fn send(
     client: &Client,
     method: &str,
@@ -133,27 +132,27 @@ async fn a_dry_run_makes_every_check_and_stores_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_may_name_what_it_means() {
+async fn a_deletion_checks_its_preconditions() {
     let server = server().await;
     let client = server.client();
     let one = create(&client, "one").await;
-    let place = format!("{MAPS}/one");
+    let path = format!("{MAPS}/one");
     for preconditions in [json!({"uid": "another"}), json!({"resourceVersion": "1"})] {
-        let refused = delete(&client, &place, json!({"preconditions": preconditions})).await;
+        let refused = delete(&client, &path, json!({"preconditions": preconditions})).await;
         assert_eq!(
             (refused.code, &refused.body["reason"]),
             (StatusCode::CONFLICT, &json!("Conflict"))
         );
     }
-    let meant =
+    let matching =
         json!({"preconditions": {"uid": one["metadata"]["uid"], "resourceVersion": version(&one)}});
-    assert_eq!(delete(&client, &place, meant).await.code, StatusCode::OK);
-    assert_eq!(get(&client, &place).await.code, StatusCode::NOT_FOUND);
+    assert_eq!(delete(&client, &path, matching).await.code, StatusCode::OK);
+    assert_eq!(get(&client, &path).await.code, StatusCode::NOT_FOUND);
     server.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_time_may_be_written_in_any_way_but_not_changed() {
+async fn a_timestamp_may_have_another_format_but_not_another_value() {
     let server = server().await;
     let client = server.client();
     let mut one = create(&client, "one").await;
@@ -161,8 +160,8 @@ async fn a_time_may_be_written_in_any_way_but_not_changed() {
         .as_str()
         .unwrap()
         .to_owned();
-    let place = format!("{MAPS}/one");
-    let put = async |object: &Value| send_json(&client, "PUT", &place, object).await;
+    let path = format!("{MAPS}/one");
+    let put = async |object: &Value| send_json(&client, "PUT", &path, object).await;
     one["metadata"]["creationTimestamp"] = json!(created.replace('Z', ".000+00:00"));
     let replaced = put(&one).await;
     assert_eq!(
@@ -202,7 +201,7 @@ async fn a_collection_is_deleted_by_its_selector() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_is_of_the_version_asked_for() {
+async fn a_list_has_the_requested_resource_version() {
     let server = server().await;
     let client = server.client();
     let one = create(&client, "one").await;
@@ -232,8 +231,8 @@ async fn a_list_is_of_the_version_asked_for() {
     server.shutdown().await;
 }
 
-/// A server that soon forgets what has happened.
-async fn forgetful_server() -> Server {
+/// A server with a very short event history.
+async fn server_with_short_history() -> Server {
     let mut config = Config::in_memory();
     config.window = Window {
         events_per_kind: 4,
@@ -242,29 +241,29 @@ async fn forgetful_server() -> Server {
     Server::open(config).await.expect("it opens")
 }
 
-/// Lets more happen than a [`forgetful_server`] remembers.
-async fn outrun(client: &Client) {
+/// Writes more events than a [`server_with_short_history`] retains.
+async fn exceed_history(client: &Client) {
     for number in 0..20 {
         create(client, &format!("more-{number}")).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn history_that_is_gone_is_expired() {
-    let server = forgetful_server().await;
+async fn a_compacted_resource_version_is_expired() {
+    let server = server_with_short_history().await;
     let client = server.client();
     let first = create(&client, "one").await;
     let page = get(&client, &format!("{MAPS}?limit=1")).await.body;
     let next = page["metadata"]["continue"].as_str().unwrap();
-    outrun(&client).await;
+    exceed_history(&client).await;
     let since = format!("{MAPS}?resourceVersion={}", version(&first));
     let watched = get(&client, &format!("{since}&watch=1&timeoutSeconds=1")).await;
-    let said = match watched.code {
+    let status = match watched.code {
         StatusCode::OK => &watched.body["object"],
         _ => &watched.body,
     };
     assert_eq!(
-        (&said["code"], &said["reason"]),
+        (&status["code"], &status["reason"]),
         (&json!(410), &json!("Expired")),
         "{}",
         watched.body
@@ -283,8 +282,8 @@ async fn history_that_is_gone_is_expired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watcher_that_does_not_read_is_told_that_it_fell_behind() {
-    let server = forgetful_server().await;
+async fn a_watcher_that_does_not_read_gets_an_expired_error() {
+    let server = server_with_short_history().await;
     let client = server.client();
     let first = create(&client, "first").await;
     let watch = format!(
@@ -293,7 +292,7 @@ async fn a_watcher_that_does_not_read_is_told_that_it_fell_behind() {
     );
     let request = Request::get(watch).body(Body::from(Vec::new())).unwrap();
     let answer = client.send(request).await.unwrap();
-    outrun(&client).await;
+    exceed_history(&client).await;
     let bytes = answer.into_body().collect().await.unwrap().to_bytes();
     let text = String::from_utf8_lossy(&bytes);
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
@@ -306,14 +305,14 @@ async fn a_watcher_that_does_not_read_is_told_that_it_fell_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_begins_and_ends_as_it_was_asked_to() {
+async fn a_watch_starts_and_ends_according_to_its_parameters() {
     let server = server().await;
     let client = server.client();
     let one = create(&client, "one").await;
     create(&client, "two").await;
     let watch = format!("{MAPS}?watch=1&timeoutSeconds=1&labelSelector=name");
     let both = [("ADDED", "one"), ("ADDED", "two")];
-    // Without a version, or with "0", it begins with what there is; with one, with what came after.
+    // Without a resource version, or with "0", a watch starts with the current objects; with another version, with later events.
     assert_eq!(events(&get(&client, &watch).await.body), both);
     assert_eq!(
         events(
@@ -344,7 +343,7 @@ async fn a_watch_begins_and_ends_as_it_was_asked_to() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_come_in_every_format_and_not_too_large() {
+async fn every_body_format_is_decoded_and_large_bodies_are_refused() {
     let server = server().await;
     let client = server.client();
     let yaml = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: by-yaml}\ndata: {a: 'yes'}\n";
@@ -400,7 +399,7 @@ async fn bodies_come_in_every_format_and_not_too_large() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_are_warned_of_what_is_unknown_or_deprecated() {
+async fn clients_get_warnings_about_unknown_fields_and_deprecated_versions() {
     let server = server().await;
     let client = server.client();
     define_widgets(&client).await;
@@ -470,7 +469,7 @@ async fn a_pod_is_evicted_and_bound_by_its_subresources() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_served_is_not_found() {
+async fn unserved_paths_are_not_found() {
     let server = server().await;
     let client = server.client();
     for path in [

@@ -1,4 +1,4 @@
-//! What the audit log says of one request.
+//! The audit event of one request.
 
 use std::net::IpAddr;
 
@@ -12,18 +12,18 @@ use crate::{
     http::{path::Path, request_info::RequestInfo},
 };
 
-/// What is known of a request before it is looked at. The transport leaves it among the request's extensions.
+/// The origin of a request. The transport adds it to the request's extensions.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// The identity that the answer carries as well.
+    /// The audit id, which the response carries too (header `Audit-ID`).
     pub audit_id: String,
-    /// From where it came.
+    /// The client's address.
     pub address: Option<IpAddr>,
-    /// Who sent it, if they act as somebody else.
+    /// The authenticated user, if the request impersonates another user.
     pub sender: Option<User>,
 }
 
-/// A request on its way through the server.
+/// The audit event of a request that is in progress.
 #[derive(Clone, Debug)]
 pub struct Record(Value);
 
@@ -39,7 +39,7 @@ fn user(user: &User) -> Value {
 }
 
 impl Record {
-    /// A request that was just received; `user` is who it acts as, if that is known.
+    /// Starts the event of a request that was just received. `acting` is the effective user, if the request is authenticated.
     pub fn new(parts: &Parts, info: &RequestInfo, acting: Option<&User>, now: Timestamp) -> Self {
         let origin = parts.extensions.get::<Origin>();
         let address = origin.and_then(|origin| origin.address);
@@ -51,7 +51,7 @@ impl Record {
             "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": "Metadata",
             "auditID": origin.map_or_else(|| uuid::Uuid::new_v4().to_string(), |origin| origin.audit_id.clone()),
             "requestURI": target, "verb": info.attributes.verb,
-            // Requests of this process itself have no address.
+            // In-process requests have no address.
             "sourceIPs": [address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.to_canonical().to_string())],
             "requestReceivedTimestamp": time::format_micro(now),
             "user": {},
@@ -88,14 +88,14 @@ impl Record {
         Self(event)
     }
 
-    /// Adds what was noted about the request.
+    /// Adds annotations to the event.
     pub fn annotate(&mut self, annotations: super::Annotations) {
         for (name, value) in annotations {
             self.0["annotations"][name] = Value::from(value);
         }
     }
 
-    /// The line for a request that has its answer, or the beginning of one that goes on.
+    /// The line of the log at a stage: `ResponseComplete`, or `ResponseStarted` for a watch.
     pub fn line(&self, stage: &str, code: StatusCode, now: Timestamp) -> String {
         let mut event = self.0.clone();
         event["stage"] = Value::from(stage);

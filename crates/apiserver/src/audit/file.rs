@@ -1,4 +1,4 @@
-//! The files of the audit log: the one being written, and those put aside as `PATH.1` (the newest), `PATH.2` and so on.
+//! The files of the audit log: the current file, and rotated files `PATH.1` (the newest), `PATH.2` and so on.
 
 use std::{
     fs::{File, OpenOptions},
@@ -9,24 +9,24 @@ use std::{
 
 use super::Options;
 
-/// Why there is no audit log.
+/// Why the audit log cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the audit log {path}")]
 pub struct OpenError {
-    /// Where.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What the system said.
+    /// The I/O error.
     #[source]
     pub source: io::Error,
 }
 
-/// A file that is put aside when it is full.
+/// A log file with rotation.
 #[derive(Debug)]
 pub struct Rotating {
     options: Options,
     file: BufWriter<File>,
     bytes: u64,
-    /// Whether the last write failed, so that a full disk is told of once.
+    /// Whether the last write failed. A full disk is logged only once.
     failing: bool,
 }
 
@@ -55,7 +55,7 @@ impl Rotating {
         })
     }
 
-    /// Appends a line, into a new file if this one is full.
+    /// Appends a line. Rotates the file first if it is full.
     pub fn write(&mut self, line: &str) {
         let length = line.len() as u64 + 1;
         let outcome = if self.bytes > 0 && self.bytes + length > self.options.max_bytes {
@@ -70,7 +70,7 @@ impl Rotating {
         self.report(&outcome);
     }
 
-    /// Hands everything to the system.
+    /// Flushes the buffer to the operating system.
     pub fn flush(&mut self) {
         let outcome = self.file.flush();
         self.report(&outcome);
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_bounded_in_size_and_number_and_appended_to() {
+    fn files_are_rotated_by_size_bounded_in_number_and_appended_to() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("audit.log");
         let options = Options {

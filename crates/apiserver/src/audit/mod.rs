@@ -1,7 +1,7 @@
-//! The audit log: one line for each request, who made it, and what became of it. Off unless a path is given.
+//! The audit log: one line for each request with its user and its result. It is off unless a path is configured.
 //!
-//! Events are those of `audit.k8s.io/v1` at level `Metadata`: no bodies, so no secrets. A request waits when the writer falls behind,
-//! rather than going unrecorded. Files are bounded in size and number.
+//! Events have the format of `audit.k8s.io/v1` at level `Metadata`: no bodies, so no secrets. If the writer falls behind,
+//! requests wait, so that none is missing from the log. Files are bounded in size and number.
 
 mod event;
 mod file;
@@ -14,17 +14,17 @@ pub use self::event::{Origin, Record};
 pub use self::file::OpenError;
 use self::file::Rotating;
 
-/// Events that may wait to be written.
-const WAITING: usize = 4096;
+/// Capacity of the queue of events to be written.
+const QUEUE_CAPACITY: usize = 4096;
 
-/// What the parts of the server note about a request, by name.
+/// The audit annotations of a request, by name.
 pub type Annotations = BTreeMap<String, String>;
 
 tokio::task_local! {
     static ANNOTATIONS: RefCell<Annotations>;
 }
 
-/// Notes something about the request that this task answers, if it is recorded.
+/// Adds an audit annotation to the request that this task answers, if requests are audited.
 pub fn annotate(name: &str, value: &str) {
     let _ = ANNOTATIONS.try_with(|annotations| {
         annotations
@@ -33,7 +33,7 @@ pub fn annotate(name: &str, value: &str) {
     });
 }
 
-/// Answers a request and collects what is noted about it meanwhile.
+/// Answers a request and collects its audit annotations.
 pub async fn annotated<F: Future>(answering: F) -> (F::Output, Annotations) {
     let collecting = async {
         let answer = answering.await;
@@ -42,36 +42,36 @@ pub async fn annotated<F: Future>(answering: F) -> (F::Output, Annotations) {
     ANNOTATIONS.scope(RefCell::default(), collecting).await
 }
 
-/// Where the log is and how large it may grow.
+/// The location and the size limits of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The file that is written.
     pub path: PathBuf,
-    /// How large it may grow before it is put aside.
+    /// The size at which the file is rotated.
     pub max_bytes: u64,
-    /// How many files that were put aside are kept.
+    /// The number of rotated files that are retained.
     pub max_backups: usize,
 }
 
-/// What the writing thread is told.
+/// A message to the writer thread.
 #[derive(Debug)]
 enum Message {
     Line(String),
-    /// Everything before this is to be in the file.
+    /// Flush all earlier lines to the file.
     Flush(oneshot::Sender<()>),
 }
 
-/// A log that is being written.
+/// A handle to the log.
 #[derive(Clone, Debug)]
 pub struct Log {
     messages: mpsc::Sender<Message>,
 }
 
 impl Log {
-    /// Opens the file and starts the thread that writes it; it ends when the last copy of the log is dropped.
+    /// Opens the file and starts the writer thread. The thread ends when the last handle is dropped.
     pub fn open(options: Options) -> Result<Self, OpenError> {
         let mut file = Rotating::open(options)?;
-        let (messages, mut waiting) = mpsc::channel(WAITING);
+        let (messages, mut waiting) = mpsc::channel(QUEUE_CAPACITY);
         std::thread::spawn(move || {
             while let Some(message) = waiting.blocking_recv() {
                 match message {
@@ -89,19 +89,19 @@ impl Log {
         Ok(Self { messages })
     }
 
-    /// Writes an event; waits while too many do.
+    /// Writes an event. Waits while the queue is full.
     pub async fn write(&self, line: String) {
         let _ = self.messages.send(Message::Line(line)).await;
     }
 
-    /// Writes an event from where nothing can wait.
+    /// Writes an event from a context that cannot wait.
     pub fn write_now(&self, line: String) {
         if self.messages.try_send(Message::Line(line)).is_err() {
             tracing::warn!("the audit log falls behind: the end of a watch is not recorded");
         }
     }
 
-    /// Returns when everything written so far is in the file.
+    /// Returns when all events so far are in the file.
     pub async fn flush(&self) {
         let (done, written) = oneshot::channel();
         if self.messages.send(Message::Flush(done)).await.is_ok() {

@@ -1,4 +1,4 @@
-//! Who a request comes from and whether it may happen: certificates and tokens to users, users and requests to yes or no.
+//! Authentication and authorization of requests: maps certificates and tokens to users, and checks requests against RBAC.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Access by the given identity.
+    /// Creates the access control of a server with the given identity.
     pub fn new(identity: Arc<Identity>) -> Self {
         let signer = Signer::new(identity.secret().as_bytes());
         Self {
@@ -53,8 +53,8 @@ impl Access {
         &self.identity
     }
 
-    /// The user behind a request: that of its certificate or bearer token, or whom that one may and wants to act as; then the sender
-    /// is named too.
+    /// Authenticates a request by its client certificate or bearer token, and applies impersonation. Returns the effective user
+    /// and, with impersonation, also the authenticated sender.
     pub fn authenticate(
         &self,
         api: &Api,
@@ -85,30 +85,30 @@ impl Access {
             });
         token
             .and_then(|token| self.user_of(api, token))
-            // One that is meant for somebody else may be in their hands.
+            // Rejects a token for another audience: the service that received it could replay it here (confused deputy).
             .filter(|(_, audiences)| audiences.iter().any(|audience| audience == ISSUER))
             .map(|(user, _)| user)
             .ok_or_else(Status::unauthorized)
     }
 
-    /// The user a token stands for, and for whom the token is meant.
+    /// The user of a token, and the token's audiences.
     pub fn user_of(&self, api: &Api, token: &str) -> Option<(User, Vec<String>)> {
         if self.identity.is_admin_token(token) {
             return Some((User::admin(), vec![ISSUER.to_owned()]));
         }
         let claims = self.signer.verify(token, api.now())?;
-        let present = |plural: &str, name: &str, uid: &str| {
+        let exists = |plural: &str, name: &str, uid: &str| {
             let object = api.store.get(
                 &ResourceId::new("", plural),
                 &Key::new(&claims.namespace, name),
             );
-            object.is_some_and(|object| &*object.facts.uid == uid)
+            object.is_some_and(|object| &*object.metadata.uid == uid)
         };
-        let account = present("serviceaccounts", &claims.account, &claims.account_uid);
+        let account = exists("serviceaccounts", &claims.account, &claims.account_uid);
         let pod = claims
             .pod
             .as_ref()
-            .is_none_or(|(name, uid)| present("pods", name, uid));
+            .is_none_or(|(name, uid)| exists("pods", name, uid));
         (account && pod).then(|| (service_account(&claims), claims.audiences.clone()))
     }
 
@@ -138,7 +138,7 @@ impl Access {
         }
     }
 
-    /// The policy as of now, compiled again only when a role or binding changed.
+    /// The current policy. It is compiled again only after a role or binding changed.
     pub fn policy(&self, store: &Store) -> Arc<(Revision, Policy)> {
         let newest = TABLES
             .iter()
@@ -157,7 +157,7 @@ impl Access {
         compiled
     }
 
-    /// Refuses what the user may not do.
+    /// Rejects a request that the user has no permission for.
     pub fn authorize(&self, api: &Api, user: &User, wanted: &Attributes) -> Result<(), Status> {
         let is_master = user.groups.iter().any(|group| group == MASTERS);
         if is_master || self.policy(&api.store).1.allows(user, wanted) {
@@ -167,13 +167,13 @@ impl Access {
         }
     }
 
-    /// Refuses a role or binding that grants what its writer does not hold.
+    /// Rejects a role or binding that grants permissions that its writer does not have.
     pub fn check_escalation(&self, api: &Api, attempt: &Attempt<'_>) -> Result<(), Status> {
-        let is_access = matches!(
+        let is_rbac = matches!(
             attempt.rules,
             Rules::Role | Rules::ClusterRole | Rules::RoleBinding | Rules::ClusterRoleBinding
         );
-        if !is_access || attempt.user.groups.iter().any(|group| group == MASTERS) {
+        if !is_rbac || attempt.user.groups.iter().any(|group| group == MASTERS) {
             return Ok(());
         }
         let policy = &self.policy(&api.store).1;
@@ -208,7 +208,7 @@ fn service_account(claims: &Claims) -> User {
     user
 }
 
-/// The refusal, in kube-apiserver's words.
+/// The 403 response, with kube-apiserver's message.
 pub fn forbidden(user: &User, wanted: &Attributes) -> Status {
     let name = &user.name;
     if wanted.resource.is_empty() {

@@ -1,4 +1,4 @@
-//! The roles every cluster starts with, as far as they speak of what is served here.
+//! The default roles of Kubernetes, reduced to the resources that are served here.
 
 use serde_json::{Value, json};
 

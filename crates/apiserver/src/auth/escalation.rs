@@ -1,14 +1,17 @@
-//! Privilege escalation through roles and bindings: who writes one must hold what it grants, as in Kubernetes.
+//! Prevention of privilege escalation through roles and bindings: as in Kubernetes, the writer must hold the permissions it
+//! grants.
 //!
-//! | write | needs |
+//! | write | required permission |
 //! |---|---|
-//! | a role | every right in its rules, or `escalate` on the role |
-//! | a cluster role with an aggregation rule, or one that had one | every right there is, or `escalate`: it gathers what others write later |
-//! | a binding | every right of the role that it names, or `bind` on that role |
-//! | a binding to a role that is not there | `bind` on that role; without it, 404: the role may be strong when it comes |
-//! | only owner references and finalizers | nothing: the garbage collector must get through |
+//! | a role | every permission in its rules, or `escalate` on the role |
+//! | a cluster role that has or had an aggregation rule | all permissions, or `escalate`: it also includes rules of roles that
+//! are written later |
+//! | a binding | every permission of the role that it references, or `bind` on that role |
+//! | a binding to a role that does not exist | `bind` on that role, otherwise 404: the role may have any rules when it is created
+//! |
+//! | only owner references and finalizers | none: the garbage collector must be able to change them |
 //!
-//! A right to `escalate` for named roles does not reach a role that is being created, because that request has no name.
+//! `escalate` on named roles does not allow creating them, because a create request has no name.
 
 use std::collections::BTreeSet;
 
@@ -23,23 +26,23 @@ use super::{
 use crate::registry::Rules;
 
 /// Fields of the metadata that the garbage collector and the server change.
-const COLLECTED: [&str; 4] = [
+const COLLECTOR_FIELDS: [&str; 4] = [
     "ownerReferences",
     "finalizers",
     "managedFields",
     "resourceVersion",
 ];
 
-/// A role or binding that somebody wants to write.
+/// A write of a role or binding.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
-    /// Who.
+    /// The user who writes.
     pub user: &'a User,
-    /// Which kind of object.
+    /// The kind of the object.
     pub rules: Rules,
-    /// What it will be.
+    /// The new version.
     pub object: &'a Value,
-    /// What it was, if it was.
+    /// The stored version; `None` for a creation.
     pub old: Option<&'a Value>,
 }
 
@@ -49,7 +52,7 @@ impl Attempt<'_> {
         text.unwrap_or_default().to_owned()
     }
 
-    /// The namespace in which rights count: none for what reaches everywhere.
+    /// The namespace in which the permissions must be held; empty for cluster-wide permissions.
     fn namespace(&self) -> String {
         match self.rules {
             Rules::Role | Rules::RoleBinding => self.text("/metadata/namespace"),
@@ -57,11 +60,11 @@ impl Attempt<'_> {
         }
     }
 
-    fn only_collects(&self) -> bool {
+    fn changes_only_collector_fields(&self) -> bool {
         let bare = |object: &Value| {
             let mut object = object.clone();
             if let Some(metadata) = object["metadata"].as_object_mut() {
-                for field in COLLECTED {
+                for field in COLLECTOR_FIELDS {
                     metadata.remove(field);
                 }
             }
@@ -71,9 +74,9 @@ impl Attempt<'_> {
     }
 }
 
-/// Refuses an attempt that would grant what its writer does not hold.
+/// Rejects a write that would grant permissions that the writer does not have.
 pub fn check(attempt: &Attempt<'_>, policy: &Policy, sources: &Sources) -> Result<(), Status> {
-    if attempt.only_collects() {
+    if attempt.changes_only_collector_fields() {
         return Ok(());
     }
     match attempt.rules {
@@ -102,7 +105,7 @@ fn check_role(attempt: &Attempt<'_>, policy: &Policy, resource: &str) -> Result<
         return Ok(());
     }
     let granted = Rule::parse_all(attempt.object);
-    confirm(attempt, policy, resource, &granted)?;
+    check_granted(attempt, policy, resource, &granted)?;
     let aggregates = std::iter::once(attempt.object)
         .chain(attempt.old)
         .any(has_aggregation_rule);
@@ -140,8 +143,8 @@ fn check_binding(
         return Ok(());
     }
     match sources.referenced(attempt.object) {
-        Some(granted) => confirm(attempt, policy, resource, &granted),
-        // kube-apiserver, too, gives the role's name and the binding's kind.
+        Some(granted) => check_granted(attempt, policy, resource, &granted),
+        // Like kube-apiserver, combines the name of the role with the resource of the binding.
         None => Err(Status::not_found(RBAC, resource, &named)),
     }
 }
@@ -152,7 +155,7 @@ fn has_aggregation_rule(role: &Value) -> bool {
         .is_some_and(|selectors| !selectors.is_empty())
 }
 
-/// Everything, which only an administrator holds.
+/// All permissions, which only an administrator has.
 fn full_authority() -> [Rule; 2] {
     let every = || vec!["*".to_owned()];
     [
@@ -170,7 +173,7 @@ fn full_authority() -> [Rule; 2] {
     ]
 }
 
-fn confirm(
+fn check_granted(
     attempt: &Attempt<'_>,
     policy: &Policy,
     resource: &str,
@@ -191,34 +194,34 @@ fn confirm(
     Err(Status::forbidden(RBAC, resource, &name, &cause))
 }
 
-/// A list of texts as Go prints it with `%q`.
+/// A list of strings as Go prints it with `%q`.
 fn list<'a>(texts: impl Iterator<Item = &'a String>) -> String {
     let quoted: Vec<String> = texts.map(|text| go::quote(text)).collect();
     format!("[{}]", quoted.join(" "))
 }
 
-/// Missing rights, those for the same target in one line, in order.
+/// The missing permissions, sorted, with one line for each target.
 fn compact(missing: &[Attributes]) -> BTreeSet<String> {
     let mut targets: Vec<(String, Vec<String>)> = Vec::new();
-    for right in missing {
+    for permission in missing {
         let one = |text: &String| list(std::iter::once(text));
-        let target = if right.resource.is_empty() {
-            format!("NonResourceURLs:{}", one(&right.path))
+        let target = if permission.resource.is_empty() {
+            format!("NonResourceURLs:{}", one(&permission.path))
         } else {
-            let names = if right.name.is_empty() {
+            let names = if permission.name.is_empty() {
                 String::new()
             } else {
-                format!(", ResourceNames:{}", one(&right.name))
+                format!(", ResourceNames:{}", one(&permission.name))
             };
             format!(
                 "APIGroups:{}, Resources:{}{names}",
-                one(&right.group),
-                one(&right.resource)
+                one(&permission.group),
+                one(&permission.resource)
             )
         };
         match targets.iter_mut().find(|(known, _)| *known == target) {
-            Some((_, verbs)) => verbs.push(right.verb.clone()),
-            None => targets.push((target, vec![right.verb.clone()])),
+            Some((_, verbs)) => verbs.push(permission.verb.clone()),
+            None => targets.push((target, vec![permission.verb.clone()])),
         }
     }
     targets
@@ -232,8 +235,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_rights_read_as_kubernetes_writes_them() {
-        let right = |verb: &str, resource: &str, name: &str, path: &str| Attributes {
+    fn missing_permissions_are_formatted_as_in_kubernetes() {
+        let permission = |verb: &str, resource: &str, name: &str, path: &str| Attributes {
             verb: verb.into(),
             resource: resource.into(),
             name: name.into(),
@@ -241,10 +244,10 @@ mod tests {
             ..Attributes::default()
         };
         let missing = [
-            right("get", "secrets", "", ""),
-            right("list", "secrets", "", ""),
-            right("get", "secrets", "one", ""),
-            right("get", "", "", "/metrics"),
+            permission("get", "secrets", "", ""),
+            permission("list", "secrets", "", ""),
+            permission("get", "secrets", "one", ""),
+            permission("get", "", "", "/metrics"),
         ];
         let lines: Vec<String> = compact(&missing).into_iter().collect();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Acting as somebody else: what the `Impersonate-*` headers ask for, and the permissions it takes.
+//! User impersonation: parses the `Impersonate-*` headers and derives the permissions that the sender needs.
 
 use apimachinery::{names, status::Status};
 use http::HeaderMap;
@@ -15,9 +15,9 @@ const AUTHENTICATION: &str = "authentication.k8s.io";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
-/// The user that a request wants to be, and what its sender must be allowed for that; nothing without such headers.
+/// The user to impersonate, and the permissions that the sender needs for it; `None` without impersonation headers.
 ///
-/// A header that cannot be read refuses the request. A proxy that names its user by it must not act as itself instead.
+/// An unreadable header fails the request. Ignoring it would let a proxy that impersonates its user act with its own permissions.
 pub fn wanted(headers: &HeaderMap) -> Result<Option<(User, Vec<Attributes>)>, Status> {
     let mut user = User {
         name: single(headers, USER)?,
@@ -45,7 +45,7 @@ pub fn wanted(headers: &HeaderMap) -> Result<Option<(User, Vec<Attributes>)>, St
     Ok(Some((user, permissions)))
 }
 
-/// The values of a header, none of them empty.
+/// The values of a header. Empty values are rejected.
 fn texts(headers: &HeaderMap, name: &str) -> Result<Vec<String>, Status> {
     let values = headers.get_all(name).iter();
     values
@@ -58,7 +58,7 @@ fn texts(headers: &HeaderMap, name: &str) -> Result<Vec<String>, Status> {
         .collect()
 }
 
-/// The one value of a header; empty without it.
+/// The only value of a header; empty if the header is missing.
 fn single(headers: &HeaderMap, name: &str) -> Result<String, Status> {
     let mut values = texts(headers, name)?;
     match values.len() {
@@ -69,7 +69,7 @@ fn single(headers: &HeaderMap, name: &str) -> Result<String, Status> {
     }
 }
 
-/// Keys of extra fields are percent-encoded, because names of headers cannot hold every character.
+/// Keys of extra fields are percent-encoded, because header names cannot contain every character.
 fn unescape(key: &str) -> String {
     crate::http::path::decode(key)
 }
@@ -105,8 +105,8 @@ fn permissions(user: &User) -> Vec<Attributes> {
     permissions
 }
 
-/// The namespace and name of a service account. What only looks like one is an ordinary user, whom a right to impersonate service
-/// accounts does not cover.
+/// The namespace and name of a service account. A name that only resembles one is an ordinary user, and permission to impersonate
+/// service accounts does not cover it.
 fn service_account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix(SERVICE_ACCOUNT)?.split_once(':')?;
     let is_valid =
@@ -114,7 +114,7 @@ fn service_account(user: &str) -> Option<(&str, &str)> {
     is_valid.then_some((namespace, name))
 }
 
-/// The groups that come with being this user.
+/// Adds the groups that belong to the user implicitly.
 fn complete_groups(user: &mut User) {
     if user.groups.is_empty()
         && let Some((namespace, _)) = service_account(&user.name)
@@ -134,13 +134,13 @@ fn complete_groups(user: &mut User) {
 mod tests {
     use super::*;
 
-    fn asked(headers: &[(&'static str, &str)]) -> Option<(User, Vec<String>)> {
+    fn parse(headers: &[(&'static str, &str)]) -> Option<(User, Vec<String>)> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(*name, value.parse().unwrap());
         }
         let (user, permissions) = wanted(&map).unwrap()?;
-        let told = permissions.iter().map(|permission| {
+        let described = permissions.iter().map(|permission| {
             let Attributes {
                 group,
                 resource,
@@ -150,13 +150,13 @@ mod tests {
             } = permission;
             format!("{group}/{namespace}/{resource}/{name}")
         });
-        Some((user, told.collect()))
+        Some((user, described.collect()))
     }
 
     #[test]
-    fn each_header_takes_its_own_permission() {
-        assert_eq!(asked(&[("accept", "*/*")]), None);
-        let (user, permissions) = asked(&[
+    fn each_header_needs_its_own_permission() {
+        assert_eq!(parse(&[("accept", "*/*")]), None);
+        let (user, permissions) = parse(&[
             (USER, "ann"),
             (GROUP, "blue"),
             (GROUP, "red"),
@@ -178,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn a_service_account_brings_its_groups() {
-        let (user, permissions) = asked(&[(USER, "system:serviceaccount:n:a")]).unwrap();
+    fn an_impersonated_service_account_has_its_groups() {
+        let (user, permissions) = parse(&[(USER, "system:serviceaccount:n:a")]).unwrap();
         assert_eq!(permissions, ["/n/serviceaccounts/a"]);
         let groups = [
             "system:serviceaccounts",
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_service_account_is_a_user() {
+    fn a_name_that_only_resembles_a_service_account_is_a_user() {
         for name in [
             "system:serviceaccount:n:a:b",
             "system:serviceaccount::a",
@@ -200,14 +200,14 @@ mod tests {
             "system:serviceaccount:n",
             "system:serviceaccount:*:a",
         ] {
-            let (user, permissions) = asked(&[(USER, name)]).unwrap();
+            let (user, permissions) = parse(&[(USER, name)]).unwrap();
             assert_eq!(permissions, [format!("//users/{name}")]);
             assert_eq!(user.groups, [AUTHENTICATED], "{name}");
         }
     }
 
     #[test]
-    fn a_header_that_cannot_be_read_does_not_leave_the_sender_as_the_user() {
+    fn an_unreadable_impersonation_header_fails_the_request() {
         let mut headers = HeaderMap::new();
         headers.insert(USER, http::HeaderValue::from_bytes(b"\xff").unwrap());
         assert_eq!(wanted(&headers).unwrap_err().code, 400);
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn keys_of_extra_fields_are_decoded() {
-        let (user, permissions) = asked(&[
+        let (user, permissions) = parse(&[
             (USER, "ann"),
             ("impersonate-extra-example.com%2fscope", "a"),
         ])

@@ -1,4 +1,4 @@
-//! Who is asking, and what they may do.
+//! Authentication and authorization: users, tokens, RBAC, impersonation and the review APIs.
 
 pub(crate) mod access;
 pub(crate) mod defaults;
@@ -10,23 +10,23 @@ pub(crate) mod tokens;
 
 use std::collections::BTreeMap;
 
-/// An authenticated identity.
+/// An authenticated user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     /// User name.
     pub name: String,
-    /// Identity behind the name, for service accounts.
+    /// UID of the user, for service accounts.
     pub uid: String,
     /// Groups.
     pub groups: Vec<String>,
-    /// What else the authenticator knows.
+    /// Additional attributes from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// The group of everybody who is known.
+/// The group of all authenticated users.
 pub(crate) const AUTHENTICATED: &str = "system:authenticated";
 
-/// The group that may do everything.
+/// The group with all permissions.
 pub const MASTERS: &str = "system:masters";
 
 impl User {
@@ -39,7 +39,7 @@ impl User {
         }
     }
 
-    /// The server's own background work, named as the controller that does it on a cluster.
+    /// The user of a built-in background controller, with the controller's name in Kubernetes.
     pub fn system(controller: &str) -> Self {
         Self {
             name: format!("system:serviceaccount:kube-system:{controller}"),

@@ -1,4 +1,5 @@
-//! Role-based access control as a pure function: roles and bindings compiled into a policy, and questions asked of it.
+//! Role-based access control (RBAC) as a pure function: compiles roles and bindings into a policy, and checks requests against
+//! it.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -22,7 +23,7 @@ pub struct Rule {
     pub urls: Vec<String>,
 }
 
-/// What a request wants to do.
+/// The authorization attributes of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// The verb.
@@ -35,7 +36,7 @@ pub struct Attributes {
     pub namespace: String,
     /// Object name, empty for collections.
     pub name: String,
-    /// The path, when it is no resource.
+    /// The path of a request that is not for a resource.
     pub path: String,
 }
 
@@ -49,7 +50,7 @@ fn texts(value: &Value) -> Vec<String> {
 }
 
 impl Rule {
-    /// The rules in the `rules` of a role.
+    /// Parses the `rules` of a role.
     pub fn parse_all(role: &Value) -> Vec<Self> {
         let rules = role["rules"].as_array().into_iter().flatten();
         rules
@@ -82,11 +83,11 @@ impl Rule {
             && (self.names.is_empty() || self.names.contains(&wanted.name))
     }
 
-    /// The rule as the smallest questions that it answers with yes.
-    fn questions(&self) -> Vec<Attributes> {
-        let mut questions = Vec::new();
+    /// Breaks the rule down into single permissions.
+    fn permissions(&self) -> Vec<Attributes> {
+        let mut permissions = Vec::new();
         for verb in &self.verbs {
-            questions.extend(self.urls.iter().map(|url| Attributes {
+            permissions.extend(self.urls.iter().map(|url| Attributes {
                 verb: verb.clone(),
                 path: url.clone(),
                 ..Attributes::default()
@@ -103,20 +104,20 @@ impl Rule {
                     ..Attributes::default()
                 };
                 if self.names.is_empty() {
-                    questions.push(one);
+                    permissions.push(one);
                 } else {
-                    questions.extend(self.names.iter().map(|name| Attributes {
+                    permissions.extend(self.names.iter().map(|name| Attributes {
                         name: name.clone(),
                         ..one.clone()
                     }));
                 }
             }
         }
-        questions
+        permissions
     }
 }
 
-/// A pattern's own star is a literal here: only `*` covers `*`.
+/// Whether a URL pattern covers a path. A `*` in `path` is literal here, so only the pattern `*` covers the path `*`.
 fn url_covers(pattern: &str, path: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(prefix) => path.starts_with(prefix),
@@ -128,7 +129,7 @@ fn url_covers(pattern: &str, path: &str) -> bool {
 enum Subject {
     User(String),
     Group(String),
-    /// The user that an account is, and the account as Kubernetes names it in reasons.
+    /// The user name of the account, and the account as Kubernetes formats it in reasons.
     ServiceAccount {
         user: String,
         account: String,
@@ -152,7 +153,7 @@ impl Subject {
         }
     }
 
-    fn is(&self, user: &User) -> bool {
+    fn matches(&self, user: &User) -> bool {
         match self {
             Self::User(name) | Self::ServiceAccount { user: name, .. } => *name == user.name,
             Self::Group(group) => user.groups.contains(group),
@@ -174,20 +175,20 @@ impl fmt::Display for Subject {
 
 #[derive(Clone, Debug)]
 struct Grant {
-    /// The binding and its role, as reasons name them.
+    /// The binding and its role, as Kubernetes formats them in reasons.
     origin: String,
     subjects: Vec<Subject>,
     rules: Vec<Rule>,
 }
 
-/// Everything that is granted.
+/// All grants of a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    everywhere: Vec<Grant>,
+    cluster_wide: Vec<Grant>,
     by_namespace: HashMap<String, Vec<Grant>>,
 }
 
-/// The objects a policy is compiled from.
+/// The objects that a policy is compiled from.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// Roles.
@@ -200,7 +201,7 @@ pub struct Sources {
     pub cluster_role_bindings: Vec<Value>,
 }
 
-/// The rules of a cluster role, those it aggregates included.
+/// The rules of a cluster role, including aggregated ones.
 fn rules_of_cluster_role(role: &Value, all: &[Value]) -> Vec<Rule> {
     let Some(selectors) = role
         .pointer("/aggregationRule/clusterRoleSelectors")
@@ -214,7 +215,8 @@ fn rules_of_cluster_role(role: &Value, all: &[Value]) -> Vec<Rule> {
                 .is_ok_and(|selector| selector.matches_object(other))
         })
     };
-    // An aggregated role may itself aggregate (admin takes edit, edit takes view), so follow until nothing new appears.
+    // An aggregated role may itself aggregate (admin includes edit, edit includes view), so this recurses until no new role
+    // appears.
     let mut names = HashSet::from([role["metadata"]["name"].to_string()]);
     let mut rules = Rule::parse_all(role);
     for other in all.iter().filter(|other| selected(other)) {
@@ -241,7 +243,7 @@ fn without(all: &[Value], role: &Value) -> Vec<Value> {
 }
 
 impl Sources {
-    /// The rules of the role that a binding names.
+    /// The rules of the role that a binding references.
     pub fn referenced(&self, binding: &Value) -> Option<Vec<Rule>> {
         let (kind, name) = (
             binding["roleRef"]["kind"].as_str()?,
@@ -278,7 +280,7 @@ impl Sources {
             })
         };
         let mut policy = Policy {
-            everywhere: self
+            cluster_wide: self
                 .cluster_role_bindings
                 .iter()
                 .filter_map(grant)
@@ -301,7 +303,7 @@ impl Sources {
     }
 }
 
-/// A binding and its role in the words of Kubernetes.
+/// A binding and its role, in the format of Kubernetes' reasons.
 fn origin(binding: &Value) -> String {
     let text = |pointer: &str| {
         let text = binding.pointer(pointer).and_then(Value::as_str);
@@ -321,32 +323,35 @@ fn origin(binding: &Value) -> String {
 }
 
 impl Policy {
-    /// What lets a user do something, in the words of Kubernetes; nothing if nothing does.
+    /// The reason why a user is allowed to do something, with Kubernetes' message; `None` if no rule allows it.
     pub fn reason(&self, user: &User, wanted: &Attributes) -> Option<String> {
         let local = self.by_namespace.get(&wanted.namespace);
-        let grants = self.everywhere.iter().chain(local.into_iter().flatten());
+        let grants = self.cluster_wide.iter().chain(local.into_iter().flatten());
         grants
             .filter(|grant| grant.rules.iter().any(|rule| rule.allows(wanted)))
             .find_map(|grant| {
-                let subject = grant.subjects.iter().find(|subject| subject.is(user))?;
+                let subject = grant
+                    .subjects
+                    .iter()
+                    .find(|subject| subject.matches(user))?;
                 Some(format!("RBAC: allowed by {} to {subject}", grant.origin))
             })
     }
 
-    /// The rules that apply to a user in a namespace, or everywhere when that is empty.
+    /// The rules that apply to a user in a namespace. An empty namespace means only cluster-wide rules.
     pub fn rules_for<'a>(
         &'a self,
         user: &'a User,
         namespace: &str,
     ) -> impl Iterator<Item = &'a Rule> {
         let local = self.by_namespace.get(namespace).into_iter().flatten();
-        let grants = self.everywhere.iter().chain(local);
+        let grants = self.cluster_wide.iter().chain(local);
         grants
-            .filter(|grant| grant.subjects.iter().any(|subject| subject.is(user)))
+            .filter(|grant| grant.subjects.iter().any(|subject| subject.matches(user)))
             .flat_map(|grant| &grant.rules)
     }
 
-    /// Whether a user may do something.
+    /// Whether a user has a permission.
     pub fn allows(&self, user: &User, wanted: &Attributes) -> bool {
         user.groups.iter().any(|group| group == MASTERS)
             || self
@@ -354,15 +359,15 @@ impl Policy {
                 .any(|rule| rule.allows(wanted))
     }
 
-    /// What of `rules` a user does not hold in a namespace: what granting them would escalate to.
+    /// The permissions in `rules` that a user does not have in a namespace. Granting them would be privilege escalation.
     pub fn missing(&self, user: &User, namespace: &str, rules: &[Rule]) -> Vec<Attributes> {
-        let questions = rules.iter().flat_map(Rule::questions);
-        questions
-            .map(|question| Attributes {
+        let permissions = rules.iter().flat_map(Rule::permissions);
+        permissions
+            .map(|permission| Attributes {
                 namespace: namespace.to_owned(),
-                ..question
+                ..permission
             })
-            .filter(|question| !self.allows(user, question))
+            .filter(|permission| !self.allows(user, permission))
             .collect()
     }
 }
@@ -387,7 +392,13 @@ mod tests {
         .compile()
     }
 
-    fn asks(verb: &str, group: &str, resource: &str, namespace: &str, name: &str) -> Attributes {
+    fn attributes(
+        verb: &str,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Attributes {
         Attributes {
             verb: verb.into(),
             group: group.into(),
@@ -399,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_reach_exactly_as_far_as_they_say() {
+    fn grants_apply_only_to_their_namespace_verb_and_resource() {
         let policy = policy();
         let ann = User {
             name: "ann".into(),
@@ -414,30 +425,30 @@ mod tests {
             groups: vec!["team".into()],
             ..User::default()
         };
-        assert!(policy.allows(&ann, &asks("get", "", "pods", "a", "p")));
-        assert!(policy.allows(&robot, &asks("get", "", "pods/log", "a", "p")));
+        assert!(policy.allows(&ann, &attributes("get", "", "pods", "a", "p")));
+        assert!(policy.allows(&robot, &attributes("get", "", "pods/log", "a", "p")));
         assert!(
-            !policy.allows(&ann, &asks("get", "", "pods", "b", "p")),
+            !policy.allows(&ann, &attributes("get", "", "pods", "b", "p")),
             "another namespace"
         );
         assert!(
-            !policy.allows(&ann, &asks("delete", "", "pods", "a", "p")),
+            !policy.allows(&ann, &attributes("delete", "", "pods", "a", "p")),
             "another verb"
         );
         assert!(
-            !policy.allows(&ann, &asks("get", "", "pods/exec", "a", "p")),
+            !policy.allows(&ann, &attributes("get", "", "pods/exec", "a", "p")),
             "another subresource"
         );
         assert!(
-            policy.allows(&team, &asks("delete", "x.io", "things", "z", "one")),
+            policy.allows(&team, &attributes("delete", "x.io", "things", "z", "one")),
             "through aggregation"
         );
-        assert!(!policy.allows(&team, &asks("delete", "x.io", "things", "z", "two")));
-        assert!(policy.allows(&User::admin(), &asks("anything", "at", "all", "", "")));
+        assert!(!policy.allows(&team, &attributes("delete", "x.io", "things", "z", "two")));
+        assert!(policy.allows(&User::admin(), &attributes("anything", "at", "all", "", "")));
     }
 
     #[test]
-    fn granting_what_one_lacks_is_escalation() {
+    fn granting_a_missing_permission_is_escalation() {
         let policy = policy();
         let ann = User {
             name: "ann".into(),

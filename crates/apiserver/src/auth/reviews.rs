@@ -1,4 +1,4 @@
-//! The review APIs: questions about tokens and permissions that are answered and not stored, and requests for tokens.
+//! The review APIs (`TokenReview`, `SubjectAccessReview` and others), which are answered but not stored, and token requests.
 
 use apimachinery::{field::FieldError, status::Status};
 use jiff::SignedDuration;
@@ -17,11 +17,11 @@ use crate::{
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
-const LEAST_SECONDS: i64 = 600;
+const MINIMUM_SECONDS: i64 = 600;
 const DEFAULT_SECONDS: i64 = 3600;
-const MOST_SECONDS: i64 = 1 << 32;
+const MAXIMUM_SECONDS: i64 = 1 << 32;
 
-/// The kinds that are answered without being stored: group, plural, kind, namespaced.
+/// The kinds that are answered but not stored: group, plural, kind, namespaced.
 pub const REVIEWS: &[(&str, &str, &str, bool)] = &[
     (AUTHENTICATION, "tokenreviews", "TokenReview", false),
     (
@@ -56,7 +56,7 @@ pub const REVIEWS: &[(&str, &str, &str, bool)] = &[
     ),
 ];
 
-/// Whether a path names a review.
+/// Whether a path addresses a review.
 pub fn is_review(group: &str, version: &str, plural: &str) -> bool {
     version == "v1"
         && REVIEWS
@@ -104,8 +104,8 @@ fn user_info(user: &User) -> Value {
 fn token_review(api: &Api, access: &Access, spec: &Value) -> Value {
     let mut wanted = metadata::list_of_text(spec.get("audiences"));
     if wanted.is_empty() {
-        // A review that names no audience asks for the API server's own. Any other reading would let a service that checks tokens this
-        // way accept one that was made for another service (confused deputy).
+        // A review without audiences means the audience of the API server. Otherwise a service that verifies tokens this way
+        // would accept a token that was issued for another service (confused deputy).
         wanted.push(ISSUER);
     }
     let Some((user, audiences)) = access.user_of(api, spec["token"].as_str().unwrap_or_default())
@@ -139,7 +139,7 @@ fn subject(spec: &Value) -> User {
     }
 }
 
-/// What an access review asks.
+/// The attributes of an access review.
 fn attributes(spec: &Value) -> Attributes {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     if let Some(asked) = spec
@@ -172,7 +172,7 @@ fn access_review(api: &Api, access: &Access, user: &User, spec: &Value) -> Value
     let wanted = attributes(spec);
     match policy.reason(user, &wanted) {
         Some(reason) => json!({"allowed": true, "reason": reason}),
-        // Masters need no rule.
+        // The group system:masters needs no rule.
         None => json!({"allowed": policy.allows(user, &wanted)}),
     }
 }
@@ -213,8 +213,8 @@ pub fn request_token(
     let seconds = spec["expirationSeconds"]
         .as_i64()
         .unwrap_or(DEFAULT_SECONDS);
-    if !(LEAST_SECONDS..=MOST_SECONDS).contains(&seconds) {
-        let detail = if seconds < LEAST_SECONDS {
+    if !(MINIMUM_SECONDS..=MAXIMUM_SECONDS).contains(&seconds) {
+        let detail = if seconds < MINIMUM_SECONDS {
             "may not specify a duration less than 10 minutes"
         } else {
             "may not specify a duration larger than 2^32 seconds"
@@ -242,7 +242,7 @@ pub fn request_token(
     let claims = Claims {
         namespace: target.namespace.clone(),
         account: target.name.clone(),
-        account_uid: account.facts.uid.to_string(),
+        account_uid: account.metadata.uid.to_string(),
         pod,
         audiences: audiences.clone(),
         expires,
@@ -287,14 +287,14 @@ fn bound_pod(
         .ok_or_else(|| Status::not_found("", "pods", name))?;
     let runs_as = pod.value()["spec"]["serviceAccountName"].take();
     if runs_as != target.name.as_str() {
-        // Otherwise whoever may ask for tokens of one account could pass for the pods of another.
+        // Otherwise a user who may request tokens of one account could impersonate pods of another account.
         return Err(Status::bad_request(format!(
             "cannot bind token for serviceaccount \"{}\" to pod running with different serviceaccount name.",
             target.name
         )));
     }
-    let uid = reference["uid"].as_str().unwrap_or(&pod.facts.uid);
-    if uid != &*pod.facts.uid {
+    let uid = reference["uid"].as_str().unwrap_or(&pod.metadata.uid);
+    if uid != &*pod.metadata.uid {
         let cause = format!(
             "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
         );

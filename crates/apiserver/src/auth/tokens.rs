@@ -1,17 +1,17 @@
-//! Service-account tokens: signed, expiring, and bound to an account and perhaps to a pod. Only this server reads them, so one key
-//! signs and verifies.
+//! Service-account tokens: signed, with an expiry, and bound to an account and optionally to a pod. Only this server verifies
+//! them, so one symmetric key signs and verifies.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Who issues tokens and, unless a request says otherwise, for whom.
+/// The issuer of tokens, and their default audience.
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
 const BLOCK: usize = 64;
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claims {
     /// Namespace of the account.
@@ -22,13 +22,13 @@ pub struct Claims {
     pub account_uid: String,
     /// Name and UID of the pod it is bound to.
     pub pod: Option<(String, String)>,
-    /// For whom it is meant.
+    /// The audiences of the token.
     pub audiences: Vec<String>,
-    /// When it ends.
+    /// The expiry time.
     pub expires: Timestamp,
 }
 
-/// The key.
+/// The signing key.
 #[derive(Clone)]
 pub struct Signer([u8; 32]);
 
@@ -65,7 +65,7 @@ impl Signer {
             .into()
     }
 
-    /// A token for the claims.
+    /// Issues a token with the claims.
     pub fn issue(&self, claims: &Claims, now: Timestamp) -> String {
         let mut private = json!({"namespace": claims.namespace, "serviceaccount": {"name": claims.account, "uid": claims.account_uid}});
         if let Some((name, uid)) = &claims.pod {
@@ -85,11 +85,11 @@ impl Signer {
         format!("{message}.{signature}")
     }
 
-    /// The claims of a token that this signer issued and that has not expired.
+    /// Verifies a token. Returns its claims if this signer issued it and it has not expired.
     pub fn verify(&self, token: &str, now: Timestamp) -> Option<Claims> {
         let (message, signature) = token.rsplit_once('.')?;
         let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
-        // Digests are compared, so the time taken says nothing about the signature.
+        // Compares digests, so that the duration of the comparison reveals nothing about the signature (timing attack).
         if Sha256::digest(&signature) != Sha256::digest(self.sign(message.as_bytes())) {
             return None;
         }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_until_it_expires_and_only_unchanged() {
+    fn a_token_is_valid_until_it_expires_and_only_unmodified() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let later: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
         let signer = Signer::new(b"secret");

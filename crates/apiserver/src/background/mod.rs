@@ -1,13 +1,13 @@
-//! What a cluster's controller manager does for every API server: garbage collection, namespaces that finish their contents,
-//! default service accounts, definitions that finish their objects, volume claims that wait for their pods, and events that expire.
+//! Background controllers, which kube-controller-manager runs in a cluster: garbage collection, deletion of the contents of
+//! namespaces and CustomResourceDefinitions, default service accounts, protection of volume claims in use, and expiry of events.
 
-mod collector;
-mod contents;
-mod events;
-pub mod graph;
-mod protection;
+mod claim_protection;
+mod content_deletion;
+mod event_expiry;
+mod garbage_collector;
+pub mod owner_graph;
 
-pub use contents::Furnishing;
+pub use content_deletion::NamespaceDefaults;
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,8 +25,8 @@ const COMPACTION_INTERVAL: Duration = Duration::from_secs(30);
 const RBAC: &str = "rbac.authorization.k8s.io";
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
-/// Makes what every cluster starts with.
-pub async fn bootstrap(api: &Api, furnishing: &Furnishing) -> Result<(), Status> {
+/// Creates the objects that every cluster starts with.
+pub async fn bootstrap(api: &Api, namespace_defaults: &NamespaceDefaults) -> Result<(), Status> {
     let made = NAMESPACES.map(|name| async move {
         ensure(
             api,
@@ -36,7 +36,7 @@ pub async fn bootstrap(api: &Api, furnishing: &Furnishing) -> Result<(), Status>
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}),
         )
         .await?;
-        furnishing.ensure(api, name).await
+        namespace_defaults.ensure(api, name).await
     });
     let roles = defaults::cluster_roles()
         .into_iter()
@@ -53,17 +53,26 @@ pub async fn bootstrap(api: &Api, furnishing: &Furnishing) -> Result<(), Status>
     namespaces.and(roles).and(bindings).map(drop)
 }
 
-/// Starts the background work; it ends when the server stops.
-pub fn start(api: &Arc<Api>, furnishing: &Arc<Furnishing>, tasks: &mut JoinSet<()>) {
+/// Starts the background controllers. They end when the server stops.
+pub fn start(api: &Arc<Api>, namespace_defaults: &Arc<NamespaceDefaults>, tasks: &mut JoinSet<()>) {
     let (existing, feed) = api.store.feed();
-    tasks.spawn(collector::run(api.clone(), existing, feed));
-    tasks.spawn(contents::run_namespaces(api.clone(), furnishing.clone()));
-    tasks.spawn(contents::run_accounts(api.clone(), furnishing.clone()));
-    tasks.spawn(contents::run_authorities(api.clone(), furnishing.clone()));
-    tasks.spawn(contents::run_definitions(api.clone()));
-    tasks.spawn(protection::run_claims(api.clone()));
-    tasks.spawn(protection::run_pods(api.clone()));
-    tasks.spawn(events::run(api.clone()));
+    tasks.spawn(garbage_collector::run(api.clone(), existing, feed));
+    tasks.spawn(content_deletion::run_namespaces(
+        api.clone(),
+        namespace_defaults.clone(),
+    ));
+    tasks.spawn(content_deletion::run_default_accounts(
+        api.clone(),
+        namespace_defaults.clone(),
+    ));
+    tasks.spawn(content_deletion::run_ca_config_maps(
+        api.clone(),
+        namespace_defaults.clone(),
+    ));
+    tasks.spawn(content_deletion::run_definitions(api.clone()));
+    tasks.spawn(claim_protection::run_claims(api.clone()));
+    tasks.spawn(claim_protection::run_pods(api.clone()));
+    tasks.spawn(event_expiry::run(api.clone()));
     let api = api.clone();
     tasks.spawn(async move {
         while api
@@ -77,7 +86,7 @@ pub fn start(api: &Arc<Api>, furnishing: &Arc<Furnishing>, tasks: &mut JoinSet<(
     });
 }
 
-/// Creates an object unless it is there.
+/// Creates an object if it does not exist.
 async fn ensure(
     api: &Api,
     group: &str,

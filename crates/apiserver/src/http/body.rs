@@ -1,4 +1,4 @@
-//! Bodies: reading a request's within bounds and in any format, and building answers.
+//! HTTP bodies: reads and decodes the body of a request within limits, and builds responses.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -16,97 +16,97 @@ use apimachinery::{
     yaml,
 };
 
-/// Most bytes of a request's body, as in kube-apiserver.
+/// Maximum size of a request body, as in kube-apiserver.
 pub const BODY_BYTES: usize = 3 << 20;
 
-/// How long a client may take to send its body.
+/// The time within which a client must send its body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Larger bodies are decoded on a blocking thread: an async worker that decodes serves nobody else meanwhile.
+/// Larger bodies are decoded on a blocking thread, because decoding on an async worker delays the other requests of that worker.
 const LARGE_BYTES: usize = 32 << 10;
 
-/// Large bodies that are decoded at a time. It bounds the memory and the CPUs that decoding takes.
+/// Limits how many large bodies are decoded at the same time, and so the memory and the CPU time of decoding.
 static LARGE_BODIES: Semaphore = Semaphore::const_new(2);
 
-/// The body of an answer: all at once, or a stream for lists and watches.
+/// The body of a response: complete, or a stream for lists and watches.
 pub type Body =
     Either<Full<Bytes>, StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>>;
 
-/// An answer.
-pub type Answer = Response<Body>;
+/// A response.
+pub type HttpResponse = Response<Body>;
 
-/// A body that is there already.
+/// A complete body.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Either::Left(Full::new(bytes.into()))
 }
 
-/// A body that comes in pieces.
+/// A body that is sent in chunks.
 pub fn stream(chunks: impl futures::Stream<Item = Bytes> + Send + 'static) -> Body {
     Either::Right(StreamBody::new(
         chunks.map(|chunk| Ok(Frame::data(chunk))).boxed(),
     ))
 }
 
-/// A JSON answer from bytes.
-pub fn json_bytes(code: StatusCode, bytes: impl Into<Bytes>) -> Answer {
-    let mut answer = Response::new(full(bytes));
-    *answer.status_mut() = code;
-    answer.headers_mut().insert(
+/// A JSON response from bytes.
+pub fn json_bytes(code: StatusCode, bytes: impl Into<Bytes>) -> HttpResponse {
+    let mut response = Response::new(full(bytes));
+    *response.status_mut() = code;
+    response.headers_mut().insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("application/json"),
     );
-    answer
+    response
 }
 
-/// A JSON answer.
-pub fn json(code: StatusCode, value: &impl Serialize) -> Answer {
+/// A JSON response.
+pub fn json(code: StatusCode, value: &impl Serialize) -> HttpResponse {
     json_bytes(code, serde_json::to_vec(value).unwrap_or_default())
 }
 
-/// A plain text answer.
-pub fn text(code: StatusCode, message: impl Into<Bytes>) -> Answer {
-    let mut answer = Response::new(full(message));
-    *answer.status_mut() = code;
-    answer.headers_mut().insert(
+/// A plain text response.
+pub fn text(code: StatusCode, message: impl Into<Bytes>) -> HttpResponse {
+    let mut response = Response::new(full(message));
+    *response.status_mut() = code;
+    response.headers_mut().insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("text/plain; charset=utf-8"),
     );
-    answer
+    response
 }
 
-/// The one place where a failure becomes an answer.
-pub fn failure(status: &Status) -> Answer {
+/// Turns a failure into a response. This is the only place that does so.
+pub fn failure(status: &Status) -> HttpResponse {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut answer = json(code, status);
+    let mut response = json(code, status);
     let retry = status
         .details
         .as_ref()
         .map_or(0, |details| details.retry_after_seconds);
     if retry > 0 {
-        answer
+        response
             .headers_mut()
             .insert(header::RETRY_AFTER, HeaderValue::from(retry));
     }
     if code == StatusCode::UNAUTHORIZED {
-        answer
+        response
             .headers_mut()
             .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    answer
+    response
 }
 
-/// What kube-apiserver answers where it knows of nobody who would answer: a group or a version that is not served.
-pub fn page_not_found() -> Answer {
-    let mut answer = Answer::new(full(Bytes::from_static(b"404 page not found\n")));
-    *answer.status_mut() = StatusCode::NOT_FOUND;
-    answer.headers_mut().insert(
+/// The response of kube-apiserver to a path whose group or version is not served.
+pub fn page_not_found() -> HttpResponse {
+    let mut response = HttpResponse::new(full(Bytes::from_static(b"404 page not found\n")));
+    *response.status_mut() = StatusCode::NOT_FOUND;
+    response.headers_mut().insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("text/plain; charset=utf-8"),
     );
-    answer
+    response
 }
 
-/// Reads a whole body, up to the limits of length and time; `charge` is told of each piece and may refuse it.
+/// Reads a whole body within the limits of size and time. `charge` gets the length of each chunk and may reject it.
 pub async fn read<B>(
     body: B,
     charge: impl FnMut(usize) -> Result<(), Status>,
@@ -143,7 +143,7 @@ where
         };
         let length = data.remaining();
         charge(length)?;
-        // Most bodies come in one piece, which need not be copied.
+        // Most bodies arrive in one chunk, which need not be copied.
         if collected.is_empty() && body.is_end_stream() {
             return Ok(data.copy_to_bytes(length));
         }
@@ -159,7 +159,7 @@ fn unreadable(error: &(dyn std::error::Error + 'static)) -> Status {
     Status::bad_request(format!("cannot read the request's body: {error}"))
 }
 
-/// The formats a body of an object may have.
+/// The formats of an object in a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `application/json`.
@@ -183,7 +183,7 @@ pub fn media_type(headers: &HeaderMap) -> String {
         .to_ascii_lowercase()
 }
 
-/// The format of a request's object.
+/// The format of the object in a request.
 pub fn format(headers: &HeaderMap) -> Result<Format, Status> {
     match media_type(headers).as_str() {
         "" | "*/*" | "application/json" => Ok(Format::Json),
@@ -197,12 +197,12 @@ pub fn format(headers: &HeaderMap) -> Result<Format, Status> {
     }
 }
 
-/// Parses the object in a body.
+/// Decodes the object in a body.
 pub async fn decode(bytes: &Bytes, format: Format) -> Result<Decoded, Status> {
     off_worker(bytes, move |bytes| decode_now(bytes, format)).await
 }
 
-/// Runs a parser over a body: in place over a small one, on a blocking thread over a large one.
+/// Runs a parser over a body: directly for a small body, on a blocking thread for a large one.
 pub async fn off_worker<T: Send + 'static>(
     bytes: &Bytes,
     parse: impl FnOnce(&[u8]) -> Result<T, Status> + Send + 'static,
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_never_ends_is_given_up() {
+    async fn a_body_that_never_ends_times_out() {
         let first = futures::stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from("{")))]);
         let endless = StreamBody::new(first.chain(futures::stream::pending()));
         let started = tokio::time::Instant::now();

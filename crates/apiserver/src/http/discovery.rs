@@ -1,9 +1,9 @@
-//! What the server serves, told the way kubectl and the client libraries ask for it.
+//! API discovery: the served groups, versions and resources, in the formats that kubectl and the client libraries request.
 
 use http::{HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::body::{self, Answer};
+use super::body::{self, HttpResponse};
 use crate::{
     auth::reviews::REVIEWS,
     registry::{Registry, Resource, Rules, Scope},
@@ -20,19 +20,19 @@ const VERBS: &[&str] = &[
     "update",
     "watch",
 ];
-const PART_VERBS: &[&str] = &["get", "patch", "update"];
+const SUBRESOURCE_VERBS: &[&str] = &["get", "patch", "update"];
 
-/// What can be done with a resource: namespaces are deleted one by one.
+/// The verbs of a resource. Namespaces have no `deletecollection`.
 fn verbs(resource: &Resource) -> Vec<&'static str> {
-    let deletes_many = resource.rules != Rules::Namespace;
+    let has_delete_collection = resource.rules != Rules::Namespace;
     let verbs = VERBS.iter().copied();
     verbs
-        .filter(|verb| deletes_many || *verb != "deletecollection")
+        .filter(|verb| has_delete_collection || *verb != "deletecollection")
         .collect()
 }
 
 /// Answers a path below `/api` or `/apis`.
-pub fn answer(registry: &Registry, segments: &[String], headers: &HeaderMap) -> Answer {
+pub fn answer(registry: &Registry, segments: &[String], headers: &HeaderMap) -> HttpResponse {
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     let review = |group: &str| REVIEWS.iter().any(|(reviewed, ..)| *reviewed == group);
     let document = match segments.as_slice() {
@@ -160,7 +160,7 @@ fn resource_list(registry: &Registry, group: &str, version: &str) -> Value {
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version(group, version)["groupVersion"], "resources": resources})
 }
 
-struct Part {
+struct Subresource {
     name: &'static str,
     kind: String,
     group: &'static str,
@@ -168,8 +168,8 @@ struct Part {
     verbs: &'static [&'static str],
 }
 
-fn subresources(resource: &Resource) -> Vec<Part> {
-    let own = |name, verbs| Part {
+fn subresources(resource: &Resource) -> Vec<Subresource> {
+    let own = |name, verbs| Subresource {
         name,
         kind: resource.kind.to_string(),
         group: "",
@@ -178,33 +178,33 @@ fn subresources(resource: &Resource) -> Vec<Part> {
     };
     let mut parts = Vec::new();
     if resource.has_status {
-        parts.push(own("status", PART_VERBS));
+        parts.push(own("status", SUBRESOURCE_VERBS));
     }
     if resource.scale.is_some() {
-        parts.push(Part {
+        parts.push(Subresource {
             name: "scale",
             kind: "Scale".into(),
             group: "autoscaling",
             version: "v1",
-            verbs: PART_VERBS,
+            verbs: SUBRESOURCE_VERBS,
         });
     }
     match resource.rules {
         Rules::Pod => {
-            parts.push(Part {
+            parts.push(Subresource {
                 name: "binding",
                 kind: "Binding".into(),
                 group: "",
                 version: "",
                 verbs: &["create"],
             });
-            parts.push(own("ephemeralcontainers", PART_VERBS));
+            parts.push(own("ephemeralcontainers", SUBRESOURCE_VERBS));
             for (name, kind) in [
                 ("attach", "PodAttachOptions"),
                 ("exec", "PodExecOptions"),
                 ("portforward", "PodPortForwardOptions"),
             ] {
-                parts.push(Part {
+                parts.push(Subresource {
                     name,
                     kind: kind.into(),
                     group: "",
@@ -213,7 +213,7 @@ fn subresources(resource: &Resource) -> Vec<Part> {
                 });
             }
             parts.push(own("log", &["get"]));
-            parts.push(Part {
+            parts.push(Subresource {
                 name: "eviction",
                 kind: "Eviction".into(),
                 group: "policy",
@@ -221,7 +221,7 @@ fn subresources(resource: &Resource) -> Vec<Part> {
                 verbs: &["create"],
             });
         }
-        Rules::ServiceAccount => parts.push(Part {
+        Rules::ServiceAccount => parts.push(Subresource {
             name: "token",
             kind: "TokenRequest".into(),
             group: "authentication.k8s.io",
@@ -248,7 +248,7 @@ fn wants_aggregated(headers: &HeaderMap) -> bool {
         })
 }
 
-fn aggregated(registry: &Registry, core: bool) -> Answer {
+fn aggregated(registry: &Registry, core: bool) -> HttpResponse {
     let groups: Vec<&str> = if core {
         vec![""]
     } else {
@@ -285,13 +285,13 @@ fn aggregated(registry: &Registry, core: bool) -> Answer {
         items.extend(REVIEW_GROUPS.map(aggregated_reviews));
     }
     let document = json!({"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items});
-    let mut answer = body::json(StatusCode::OK, &document);
+    let mut response = body::json(StatusCode::OK, &document);
     let media_type = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-    answer.headers_mut().insert(
+    response.headers_mut().insert(
         header::CONTENT_TYPE,
         http::HeaderValue::from_static(media_type),
     );
-    answer
+    response
 }
 
 fn aggregated_resource(resource: &Resource) -> Value {

@@ -1,6 +1,6 @@
-//! `GET /metrics`: how many requests were answered, under the name and labels that kube-apiserver uses.
+//! `GET /metrics`: the number of answered requests, with the metric name and the labels of kube-apiserver.
 //!
-//! Only served resources are told apart, so that nobody can make the table grow by asking for what is not there.
+//! Only served resources get their own label values. So requests for unknown resources cannot make the table grow without bound.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use http::{HeaderValue, StatusCode, header, request::Parts};
 
 use super::{
-    body::{self, Answer},
+    body::{self, HttpResponse},
     path::{Path, ResourcePath},
     request_info::RequestInfo,
 };
@@ -17,7 +17,7 @@ use crate::registry::{Registry, Resource};
 
 const NAME: &str = "apiserver_request_total";
 
-/// What requests have in common that are counted together.
+/// The label values of one time series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Series {
     group: Arc<str>,
@@ -39,7 +39,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// What is known of a request before it is answered.
+    /// Collects the labels that are known before the request is answered.
     pub fn new(registry: &Registry, parts: &Parts, info: &RequestInfo) -> Self {
         let verb = metric_verb(&info.attributes.verb, parts);
         let Path::Resource(path) = &info.path else {
@@ -90,8 +90,8 @@ impl Requests {
         *counts.entry(series).or_default() += 1;
     }
 
-    /// The counts in the text format of Prometheus.
-    pub fn answer(&self) -> Answer {
+    /// The counts in the Prometheus text format.
+    pub fn answer(&self) -> HttpResponse {
         let mut counts: Vec<(Series, u64)> = {
             let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let counts = counts.iter();
@@ -101,7 +101,7 @@ impl Requests {
         };
         counts.sort_unstable();
         let mut text = format!(
-            "# HELP {NAME} Requests answered, by what they asked for and how they were answered.\n# TYPE {NAME} counter\n"
+            "# HELP {NAME} Counter of API server requests by verb, group, version, resource, subresource, scope and HTTP response code.\n# TYPE {NAME} counter\n"
         );
         for (series, count) in counts {
             let Series {
@@ -120,12 +120,12 @@ impl Requests {
                  scope=\"{scope}\",subresource=\"{subresource}\",verb=\"{verb}\",version=\"{version}\"}} {count}"
             );
         }
-        let mut answer = body::text(StatusCode::OK, text);
-        answer.headers_mut().insert(
+        let mut response = body::text(StatusCode::OK, text);
+        response.headers_mut().insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"),
         );
-        answer
+        response
     }
 }
 

@@ -1,5 +1,5 @@
-//! From HTTP requests to operations and back. Transport, encryption and authentication are settled before a request gets here;
-//! authorization happens here, before anything is read.
+//! The HTTP front end: maps requests to operations and results to responses. Transport, TLS and authentication are done before a
+//! request gets here. Authorization happens here, before any object is read.
 
 pub mod body;
 mod discovery;
@@ -22,7 +22,7 @@ use http_body_util::{BodyExt, Either};
 use serde_json::json;
 
 use self::{
-    body::Answer,
+    body::HttpResponse,
     path::{Path, ResourcePath},
     request_info::RequestInfo,
 };
@@ -37,33 +37,33 @@ use crate::{
     store::Store,
 };
 
-/// Everything a request may need.
+/// The dependencies of request handling.
 #[derive(Debug)]
 pub struct Frontend {
     /// The operations.
     pub api: Arc<Api>,
-    /// Who may do what.
+    /// Authorization: who may do what.
     pub access: Arc<Access>,
-    /// The way to nodes.
+    /// Connects to the nodes.
     pub dialer: Dialer,
-    /// What the API says of itself.
+    /// The OpenAPI documents.
     pub documents: Documents,
-    /// Where requests are recorded.
+    /// The audit log, if enabled.
     pub audit: Option<audit::Log>,
-    /// What was answered so far.
+    /// Counts of answered requests, for the metrics.
     pub requests: Requests,
 }
 
 impl Frontend {
-    /// Answers one request of an authenticated user, and records it. Requests of clients wait in `queue` for their turn; those of this
-    /// process have none.
+    /// Answers one request of an authenticated user and writes it to the audit log. Requests of clients wait in `queue` for a
+    /// seat. Requests of this process have no queue.
     pub async fn handle<B>(
         &self,
         user: &User,
         info: RequestInfo,
         request: Request<B>,
         queue: Option<&Arc<FairQueue>>,
-    ) -> Answer
+    ) -> HttpResponse
     where
         B: http_body::Body + Send,
         B::Data: Send,
@@ -90,38 +90,38 @@ impl Frontend {
             }
             Err(status) => Err(status),
         };
-        let answer = answered.unwrap_or_else(|status| body::failure(&status));
-        self.requests.answered(request, answer.status());
+        let response = answered.unwrap_or_else(|status| body::failure(&status));
+        self.requests.answered(request, response.status());
         match audited {
-            None => answer,
+            None => response,
             Some((log, record)) if is_watch => {
-                let line = record.line("ResponseStarted", answer.status(), self.api.now());
+                let line = record.line("ResponseStarted", response.status(), self.api.now());
                 log.write(line).await;
-                self.record_end(log.clone(), record, answer)
+                self.record_end(log.clone(), record, response)
             }
             Some((log, record)) => {
-                let line = record.line("ResponseComplete", answer.status(), self.api.now());
+                let line = record.line("ResponseComplete", response.status(), self.api.now());
                 log.write(line).await;
-                answer
+                response
             }
         }
     }
 
-    /// Refuses a request whose sender is not known or may not be whom they want to be, and records it.
+    /// Rejects a request that failed authentication or impersonation, and writes it to the audit log.
     pub async fn refuse<B>(
         &self,
         info: &RequestInfo,
         request: Request<B>,
         status: &Status,
-    ) -> Answer {
-        let answer = body::failure(status);
+    ) -> HttpResponse {
+        let response = body::failure(status);
         if let Some(log) = &self.audit {
             let (parts, _) = request.into_parts();
             let record = Record::new(&parts, info, None, self.api.now());
-            let line = record.line("ResponseComplete", answer.status(), self.api.now());
+            let line = record.line("ResponseComplete", response.status(), self.api.now());
             log.write(line).await;
         }
-        answer
+        response
     }
 
     fn authorize(&self, user: &User, info: &RequestInfo) -> Result<(), Status> {
@@ -132,19 +132,19 @@ impl Frontend {
         }
     }
 
-    /// An answer that is recorded when it ends or its reader goes.
-    fn record_end(&self, log: audit::Log, record: Record, answer: Answer) -> Answer {
+    /// Wraps a response so that its end is audited: when it is complete, or when the client disconnects.
+    fn record_end(&self, log: audit::Log, record: Record, response: HttpResponse) -> HttpResponse {
         let end = End {
             log,
             record,
-            code: answer.status(),
+            code: response.status(),
             api: self.api.clone(),
         };
-        answer.map(|content| match content {
+        response.map(|content| match content {
             Either::Left(full) => Either::Left(full),
             Either::Right(stream) => {
                 body::stream(stream.into_data_stream().filter_map(move |piece| {
-                    let _held = &end;
+                    let _end = &end;
                     futures::future::ready(piece.ok())
                 }))
             }
@@ -158,13 +158,13 @@ impl Frontend {
         path: Path,
         body: B,
         queue: Option<&Arc<FairQueue>>,
-    ) -> Result<Answer, Status>
+    ) -> Result<HttpResponse, Status>
     where
         B: http_body::Body + Send,
         B::Data: Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        // A node may take long to answer, and is not the server's own work.
+        // A node may take long to respond, and that is not work of this server: such a request needs no seat.
         if let Path::Resource(found) = &path
             && let Some((target, stream)) = self.node_stream(found)
         {
@@ -209,8 +209,8 @@ impl Frontend {
             }
             let format = body::format(&parts.headers)?;
             let request = body::decode(&bytes, format).await?.value;
-            let answer = reviews::request_token(&self.api, &self.access, &target, request)?;
-            return Ok(body::json(StatusCode::CREATED, &answer));
+            let response = reviews::request_token(&self.api, &self.access, &target, request)?;
+            return Ok(body::json(StatusCode::CREATED, &response));
         }
         objects::answer(&self.api, user, parts, &found, bytes).await
     }
@@ -248,18 +248,18 @@ impl Frontend {
         parts: &Parts,
         found: &ResourcePath,
         bytes: &Bytes,
-    ) -> Result<Answer, Status> {
+    ) -> Result<HttpResponse, Status> {
         if parts.method != Method::POST || !found.name.is_empty() {
             return Err(Status::method_not_allowed());
         }
         let review = body::decode(bytes, body::format(&parts.headers)?).await?;
         let review = review.value;
-        let answer = reviews::answer(&self.api, &self.access, user, &found.resource, review)?;
-        Ok(body::json(StatusCode::CREATED, &answer))
+        let response = reviews::answer(&self.api, &self.access, user, &found.resource, review)?;
+        Ok(body::json(StatusCode::CREATED, &response))
     }
 }
 
-/// Records the end of an answer when it is dropped.
+/// Writes the end of a response to the audit log when it is dropped.
 struct End {
     log: audit::Log,
     record: Record,
@@ -276,8 +276,8 @@ impl Drop for End {
     }
 }
 
-/// Reads a request's body. A client that sends slowly keeps none of the server's seats meanwhile. The bytes count against the user until
-/// the second value is dropped.
+/// Reads the body of a request. It takes no seat, so a client that sends slowly blocks no other client. The bytes count against
+/// the user's limit until the returned `Upload` is dropped.
 async fn read_body<B>(
     user: &User,
     body: B,
@@ -297,7 +297,7 @@ where
     Ok((bytes, Some(upload)))
 }
 
-/// This machine, as Go names it.
+/// The architecture of this machine, in Go's notation.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -306,8 +306,8 @@ fn architecture() -> &'static str {
     }
 }
 
-/// Whether the server can do its work, in the form of kube-apiserver's checks.
-fn health(check: &str, store: &Store) -> Answer {
+/// The health check, in kube-apiserver's format: fails when the store cannot write.
+fn health(check: &str, store: &Store) -> HttpResponse {
     let Some(failure) = store.failure() else {
         return body::text(StatusCode::OK, "ok");
     };
@@ -320,8 +320,8 @@ fn health(check: &str, store: &Store) -> Answer {
     )
 }
 
-/// The paths that need no identity.
-pub fn public(path: &str, store: &Store) -> Option<Answer> {
+/// Answers the paths that need no authentication: health checks and the version.
+pub fn public(path: &str, store: &Store) -> Option<HttpResponse> {
     match path.trim_end_matches('/') {
         "/healthz/ping" | "/livez/ping" | "/readyz/ping" => Some(body::text(StatusCode::OK, "ok")),
         check @ ("/healthz" | "/livez" | "/readyz") => Some(health(&check[1..], store)),

@@ -1,4 +1,4 @@
-//! Requests for objects: which operation a method and path mean, with which options, and how its outcome is answered.
+//! Requests for objects: maps the method and the path to an operation, reads its options, and renders its result.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use http::{HeaderValue, Method, StatusCode, header::HeaderName, request::Parts};
 use serde_json::Value;
 
 use super::{
-    body::{self, Answer},
+    body::{self, HttpResponse},
     options,
     patch::Patch,
     path::{Query, ResourcePath},
@@ -41,7 +41,7 @@ pub async fn answer(
     parts: &Parts,
     path: &ResourcePath,
     bytes: Bytes,
-) -> Result<Answer, Status> {
+) -> Result<HttpResponse, Status> {
     let registry = api.registry();
     let Some(resource) = registry.find(&path.group, &path.version, &path.resource) else {
         return if registry.is_built_in(&path.group, &path.version) {
@@ -76,7 +76,7 @@ pub async fn answer(
         renderer,
         bytes,
     };
-    let mut answer = match path.subresource.as_str() {
+    let mut response = match path.subresource.as_str() {
         "" => call.object().await,
         "status" if resource.has_status => call.part(Part::Status).await,
         "finalize" if resource.rules == Rules::Namespace => call.part(Part::Finalize).await,
@@ -93,16 +93,16 @@ pub async fn answer(
         .as_ref()
         .and_then(|custom| custom.deprecation.as_deref())
     {
-        warn(&mut answer, deprecation);
+        warn(&mut response, deprecation);
     }
-    Ok(answer)
+    Ok(response)
 }
 
 /// Adds a `Warning` header.
-fn warn(answer: &mut Answer, message: &str) {
+fn warn(response: &mut HttpResponse, message: &str) {
     let escaped = message.replace('\\', "\\\\").replace('"', "\\\"");
     if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{escaped}\"")) {
-        answer
+        response
             .headers_mut()
             .append(HeaderName::from_static("warning"), value);
     }
@@ -118,7 +118,7 @@ impl Call<'_> {
         Ok(body::decode(&self.bytes, format).await?.value)
     }
 
-    /// The object of a write, and options that know what its body gave twice.
+    /// The object of a write, and options that list the duplicate fields of its body.
     async fn decoded_for_write(&self) -> Result<(Value, WriteOptions), Status> {
         let format = body::format(&self.parts.headers)?;
         let decoded = body::decode(&self.bytes, format).await?;
@@ -133,7 +133,7 @@ impl Call<'_> {
         &self.target.resource
     }
 
-    async fn object(self) -> Result<Answer, Status> {
+    async fn object(self) -> Result<HttpResponse, Status> {
         match (&self.parts.method, self.target.name.is_empty()) {
             (&(Method::GET | Method::HEAD), true) if self.query.flag("watch") => self.watch(),
             (&(Method::GET | Method::HEAD), true) => {
@@ -152,7 +152,7 @@ impl Call<'_> {
             }
             (&(Method::PUT | Method::PATCH), false) => self.part(Part::Main).await,
             (&Method::DELETE, false) => self.delete().await,
-            // Nobody deletes all namespaces at once.
+            // Namespaces cannot be deleted as a collection.
             (&Method::DELETE, true) if self.resource().rules != Rules::Namespace => {
                 self.delete_collection().await
             }
@@ -160,7 +160,7 @@ impl Call<'_> {
         }
     }
 
-    fn watch(self) -> Result<Answer, Status> {
+    fn watch(self) -> Result<HttpResponse, Status> {
         let options = options::watch(self.resource(), &self.query)?;
         match self.api.watch(&self.target, &options) {
             Ok(watching) => Ok(self.renderer.answer_watch(watching)),
@@ -169,20 +169,20 @@ impl Call<'_> {
         }
     }
 
-    fn written(&self, written: &Written) -> Answer {
+    fn written(&self, written: &Written) -> HttpResponse {
         let code = if written.created {
             StatusCode::CREATED
         } else {
             StatusCode::OK
         };
-        let mut answer = self.renderer.answer(code, &written.object);
+        let mut response = self.renderer.answer(code, &written.object);
         for warning in &written.warnings {
-            warn(&mut answer, warning);
+            warn(&mut response, warning);
         }
-        answer
+        response
     }
 
-    async fn part(self, part: Part) -> Result<Answer, Status> {
+    async fn part(self, part: Part) -> Result<HttpResponse, Status> {
         match self.parts.method {
             Method::GET | Method::HEAD => {
                 let object = self.api.get(&self.target)?;
@@ -201,7 +201,7 @@ impl Call<'_> {
         }
     }
 
-    async fn patch(self, part: Part) -> Result<Answer, Status> {
+    async fn patch(self, part: Part) -> Result<HttpResponse, Status> {
         let (patch, duplicate_fields) =
             Patch::parse(&self.parts.headers, &self.query, &self.bytes).await?;
         let applies = matches!(patch, Patch::Apply { .. });
@@ -217,7 +217,7 @@ impl Call<'_> {
                 Err(status) if status.is_not_found() && applies && part == Part::Main => status,
                 Err(status) => return Err(status),
             };
-            // Applying creates what is not there; between the two another client may have created or deleted it.
+            // Server-side apply creates a missing object. Another client may create or delete it between the two operations.
             let mut object = bound
                 .create()
                 .map_err(|status| if status.code == 405 { missing } else { status })?;
@@ -242,7 +242,7 @@ impl Call<'_> {
         }
     }
 
-    async fn scale(self) -> Result<Answer, Status> {
+    async fn scale(self) -> Result<HttpResponse, Status> {
         let options = self.write_options()?;
         let scale = match self.parts.method {
             Method::GET | Method::HEAD => {
@@ -273,7 +273,7 @@ impl Call<'_> {
         Ok(self.renderer.answer_value(StatusCode::OK, &scale))
     }
 
-    async fn binding(self) -> Result<Answer, Status> {
+    async fn binding(self) -> Result<HttpResponse, Status> {
         if self.parts.method != Method::POST {
             return Err(Status::method_not_allowed());
         }
@@ -283,7 +283,7 @@ impl Call<'_> {
         Ok(created_status())
     }
 
-    async fn eviction(self) -> Result<Answer, Status> {
+    async fn eviction(self) -> Result<HttpResponse, Status> {
         if self.parts.method != Method::POST {
             return Err(Status::method_not_allowed());
         }
@@ -306,7 +306,7 @@ impl Call<'_> {
         options::delete(&self.query, body)
     }
 
-    async fn delete(self) -> Result<Answer, Status> {
+    async fn delete(self) -> Result<HttpResponse, Status> {
         let deleted = self
             .api
             .delete(
@@ -321,14 +321,14 @@ impl Call<'_> {
                 &resource.group,
                 &resource.plural,
                 &self.target.name,
-                &deleted.object.facts.uid,
+                &deleted.object.metadata.uid,
             );
             return Ok(body::json(StatusCode::OK, &status));
         }
         Ok(self.renderer.answer(StatusCode::OK, &deleted.object))
     }
 
-    async fn delete_collection(self) -> Result<Answer, Status> {
+    async fn delete_collection(self) -> Result<HttpResponse, Status> {
         let list = options::list(self.resource(), &self.query)?;
         let options = self.delete_options().await?;
         let objects = self
@@ -345,7 +345,7 @@ impl Call<'_> {
     }
 }
 
-fn created_status() -> Answer {
+fn created_status() -> HttpResponse {
     let mut status = Status::success("", "", "", "");
     status.details = None;
     status.code = 201;

@@ -1,4 +1,4 @@
-//! Query parameters and headers as the operations understand them.
+//! Parses query parameters and headers into the options of operations.
 
 use std::time::Duration;
 
@@ -26,10 +26,10 @@ fn parse_number<T: std::str::FromStr>(query: &Query, name: &str) -> Result<Optio
     })
 }
 
-/// Longest name of a field manager.
+/// Maximum length of a field manager's name.
 const MANAGER_BYTES: usize = 128;
 
-/// A refusal of a request's options, by the kind that they are of.
+/// The 422 response to invalid options; `kind` is the kind of the options.
 pub fn invalid_options(kind: &str, errors: &[FieldError]) -> Status {
     Status::invalid("meta.k8s.io", kind, "", errors)
 }
@@ -68,7 +68,7 @@ pub fn list(resource: &Resource, query: &Query) -> Result<ListOptions, Status> {
     })
 }
 
-/// What a list may not ask for together, or at all.
+/// Rejects options that a list does not support, alone or together.
 fn check_list(
     query: &Query,
     version_match: Option<VersionMatch>,
@@ -142,7 +142,7 @@ pub fn write(query: &Query, headers: &HeaderMap, user: &User) -> Result<WriteOpt
     })
 }
 
-/// Options of a delete: the body, then the query string.
+/// Options of a delete. The query string overrides the body.
 pub fn delete(query: &Query, body: Option<DeleteOptions>) -> Result<DeleteOptions, Status> {
     let mut options = body.unwrap_or_default();
     if let Some(seconds) = parse_number(query, "gracePeriodSeconds")? {

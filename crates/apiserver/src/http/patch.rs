@@ -1,4 +1,4 @@
-//! The patch formats, parsed once and applied as often as other writers make it necessary.
+//! The patch formats. A patch is parsed once and applied again after each write conflict.
 
 use apimachinery::{
     field::FieldError,
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     operations::{Part, WriteOptions, modify::Transform},
     registry::Resource,
-    strategy::ownership,
+    strategy::managed_fields,
 };
 
 const SUPPORTED: [&str; 4] = [
@@ -28,26 +28,26 @@ const SUPPORTED: [&str; 4] = [
     "application/strategic-merge-patch+json",
 ];
 
-/// What the client wants changed.
+/// The change that a client requests.
 #[derive(Debug)]
 pub enum Patch {
     /// RFC 6902.
     Json(JsonPatch),
     /// RFC 7386.
     Merge(Value),
-    /// Kubernetes' own, which knows how lists of built-in kinds are merged.
+    /// Kubernetes' strategic merge patch, which knows how lists of built-in kinds are merged.
     Strategic(Value),
     /// Server-side apply.
     Apply {
         /// The fields the manager wants to own.
         configuration: Value,
-        /// Whether it takes them from others.
+        /// Whether to take over fields that other managers own.
         force: bool,
     },
 }
 
 impl Patch {
-    /// Parses a patch by its media type; the second value lists fields given twice.
+    /// Parses a patch by its media type. The second value lists duplicate fields.
     pub async fn parse(
         headers: &HeaderMap,
         query: &Query,
@@ -88,7 +88,7 @@ impl Patch {
         }
     }
 
-    /// The patch as a change of objects of one resource.
+    /// Binds the patch to a resource and to the options of the request.
     pub fn bind<'a>(
         &'a self,
         resource: &'a Resource,
@@ -106,7 +106,7 @@ impl Patch {
     }
 }
 
-/// A patch about to be applied.
+/// A patch that is bound to a resource and ready to be applied.
 #[derive(Debug)]
 pub struct Bound<'a> {
     patch: &'a Patch,
@@ -117,13 +117,13 @@ pub struct Bound<'a> {
 }
 
 impl Bound<'_> {
-    /// The object that applying creates when there is none.
+    /// The object that server-side apply creates if it does not exist.
     pub fn create(&self) -> Result<Value, Status> {
         match self.patch {
             Patch::Apply {
                 configuration,
                 force,
-            } => ownership::apply(
+            } => managed_fields::apply(
                 self.resource,
                 None,
                 configuration,
@@ -150,8 +150,8 @@ impl Transform for Bound<'_> {
             }
             Patch::Strategic(patch) => {
                 let types = match self.resource.custom {
-                    None => ownership::types_of(self.resource),
-                    // A custom resource has no directives, so Kubernetes does not take this format for one.
+                    None => managed_fields::types_of(self.resource),
+                    // A custom resource has no patch directives, so Kubernetes rejects this format for custom resources.
                     Some(_) => None,
                 };
                 let types = types.ok_or_else(|| Status::unsupported_media_type(&SUPPORTED[..2]))?;
@@ -160,7 +160,7 @@ impl Transform for Bound<'_> {
             Patch::Apply {
                 configuration,
                 force,
-            } => ownership::apply(
+            } => managed_fields::apply(
                 self.resource,
                 Some(old),
                 configuration,

@@ -1,4 +1,4 @@
-//! What a request asks for, read off its method, path and query string. Knows Kubernetes' URL scheme and nothing of what is served.
+//! Parses the path and the query string of a request. It knows Kubernetes' URL scheme but not which resources are served.
 
 /// The path of a request for a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,14 +15,14 @@ pub struct ResourcePath {
     pub name: String,
     /// Subresource, empty for the object itself.
     pub subresource: String,
-    /// What follows the subresource, for proxies.
+    /// The path after the subresource, for proxies.
     pub rest: String,
 }
 
-/// What a path means.
+/// A parsed path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// `/api` and `/apis` and what lies directly below them.
+    /// `/api` and `/apis` and the paths directly below them.
     Discovery(Vec<String>),
     /// Objects.
     Resource(ResourcePath),
@@ -30,7 +30,7 @@ pub enum Path {
     Other(String),
 }
 
-/// Splits a path; segments are percent-decoded.
+/// Parses a path. Segments are percent-decoded.
 pub fn parse(path: &str) -> Path {
     let segments: Vec<String> = path
         .split('/')
@@ -71,7 +71,7 @@ pub fn parse(path: &str) -> Path {
     Path::Resource(found)
 }
 
-/// Percent-decodes one segment; malformed escapes stay as they are.
+/// Percent-decodes one segment. Malformed escapes stay unchanged.
 pub fn decode(segment: &str) -> String {
     decode_with(segment, false)
 }
@@ -101,7 +101,7 @@ fn decode_with(text: &str, plus_is_space: bool) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// A decoded query string; the first value of a name wins.
+/// A decoded query string. If a name occurs more than once, the first value counts.
 #[derive(Clone, Debug, Default)]
 pub struct Query(Vec<(String, String)>);
 
@@ -119,7 +119,7 @@ impl Query {
         Self(pairs.collect())
     }
 
-    /// A value, empty values included.
+    /// A value, which may be empty.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -137,12 +137,12 @@ impl Query {
         self.tri_state(name).unwrap_or_default()
     }
 
-    /// A boolean parameter that may be absent. As in Kubernetes, only `false` and `0` are false: `?watch` is true.
+    /// A boolean parameter that may be absent. As in Kubernetes, only `false` and `0` mean false, so `?watch` is true.
     pub fn tri_state(&self, name: &str) -> Option<bool> {
         self.get(name).map(|value| !matches!(value, "false" | "0"))
     }
 
-    /// Every value of a name.
+    /// All values of a name.
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.0
             .iter()
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_read_as_kubernetes_reads_them() {
+    fn paths_are_parsed_like_kubernetes_request_paths() {
         let pod = resource("/api/v1/namespaces/n/pods/p/log");
         assert_eq!(
             (

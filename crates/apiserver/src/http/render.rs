@@ -1,6 +1,7 @@
-//! Stored objects as clients want them: the object itself or its metadata alone, in JSON or YAML, one by one, in lists, in watches.
+//! Renders stored objects in the form that the client accepts: the whole object, its metadata or a table row, in JSON or YAML, as
+//! a single object, a list or a watch.
 //!
-//! The plain form copies stored bytes and parses nothing.
+//! The default form copies the stored bytes without parsing them.
 
 use std::sync::Arc;
 
@@ -13,21 +14,21 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::body::{self, Answer};
+use super::body::{self, HttpResponse};
 use crate::{
-    operations::{Api, Listed, Watching, watch::Notice},
+    operations::{Api, Listed, Watching, watch::WatchEvent},
     registry::Resource,
     store::{Object, Revision},
     strategy,
 };
 
-/// Bytes after which a piece of a list is sent.
+/// The size after which a chunk of a list is sent.
 const CHUNK_BYTES: usize = 128 << 10;
 
-/// What of an object is shown.
+/// The part of an object that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// All of it.
+    /// The whole object.
     Object,
     /// `PartialObjectMetadata`.
     Metadata,
@@ -35,7 +36,7 @@ pub enum Form {
     Table,
 }
 
-/// How it is written.
+/// The format of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// JSON.
@@ -44,16 +45,16 @@ pub enum Encoding {
     Yaml,
 }
 
-/// What the client accepts.
+/// The form and the encoding that the client accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accepted {
-    /// What of an object is shown.
+    /// The part of an object that is shown.
     pub form: Form,
-    /// How it is written.
+    /// The format of the response.
     pub encoding: Encoding,
 }
 
-/// The first form in the client's list that is served.
+/// Chooses the first entry of the `Accept` header that the server supports.
 pub fn negotiate(headers: &HeaderMap) -> Result<Accepted, Status> {
     let plain = Accepted {
         form: Form::Object,
@@ -106,7 +107,7 @@ pub fn negotiate(headers: &HeaderMap) -> Result<Accepted, Status> {
     ]))
 }
 
-/// Writes objects of one resource in one form.
+/// Renders objects of one resource in one form.
 #[derive(Clone, Debug)]
 pub struct Renderer {
     resource: Arc<Resource>,
@@ -143,7 +144,7 @@ impl Renderer {
     }
 
     /// Answers with one object.
-    pub fn answer(&self, code: StatusCode, object: &Object) -> Answer {
+    pub fn answer(&self, code: StatusCode, object: &Object) -> HttpResponse {
         let bytes =
             if self.accepted.form == Form::Object && !strategy::needs_conversion(&self.resource) {
                 object.bytes_as(&self.resource.api_version)
@@ -155,25 +156,25 @@ impl Renderer {
         self.encode(code, bytes)
     }
 
-    /// Answers with any JSON value in the encoding that the client wants.
-    pub fn answer_value(&self, code: StatusCode, value: &Value) -> Answer {
+    /// Answers with a JSON value in the encoding that the client accepts.
+    pub fn answer_value(&self, code: StatusCode, value: &Value) -> HttpResponse {
         self.encode(
             code,
             Bytes::from(serde_json::to_vec(value).unwrap_or_default()),
         )
     }
 
-    fn encode(&self, code: StatusCode, json: Bytes) -> Answer {
+    fn encode(&self, code: StatusCode, json: Bytes) -> HttpResponse {
         if self.accepted.encoding == Encoding::Json {
             return body::json_bytes(code, json);
         }
         let value: Value = serde_json::from_slice(&json).unwrap_or_default();
-        let mut answer = body::text(code, serde_yaml_ng::to_string(&value).unwrap_or_default());
-        answer.headers_mut().insert(
+        let mut response = body::text(code, serde_yaml_ng::to_string(&value).unwrap_or_default());
+        response.headers_mut().insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/yaml"),
         );
-        answer
+        response
     }
 
     fn append(&self, object: &Object, buffer: &mut Vec<u8>) {
@@ -195,7 +196,8 @@ impl Renderer {
                 &self.table(std::slice::from_ref(value), &version)
             }
         };
-        serde_json::to_writer(buffer, shown).expect("a JSON value serialises into memory");
+        serde_json::to_writer(buffer, shown)
+            .expect("serializing a JSON value into memory cannot fail");
     }
 
     fn list_head(&self, listed: &Listed) -> Vec<u8> {
@@ -212,8 +214,8 @@ impl Renderer {
         .into_bytes()
     }
 
-    /// Answers with a list, piece by piece when it is long.
-    pub fn answer_list(self, listed: Listed) -> Answer {
+    /// Answers with a list, in chunks if it is long.
+    pub fn answer_list(self, listed: Listed) -> HttpResponse {
         if self.accepted.form == Form::Table {
             let objects: Vec<Value> = listed
                 .objects
@@ -246,16 +248,16 @@ impl Renderer {
             ))
         });
         let head = futures::stream::once(std::future::ready(Bytes::from(buffer)));
-        let mut answer = Answer::new(body::stream(futures::StreamExt::chain(head, rest)));
-        answer.headers_mut().insert(
+        let mut response = HttpResponse::new(body::stream(futures::StreamExt::chain(head, rest)));
+        response.headers_mut().insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/json"),
         );
-        answer
+        response
     }
 
-    /// Answers with a collection that was deleted. Its items do not name their kind where that is a built-in one.
-    pub fn answer_deleted(self, listed: Listed) -> Answer {
+    /// Answers with a deleted collection. Items of built-in kinds have no `apiVersion` and `kind`.
+    pub fn answer_deleted(self, listed: Listed) -> HttpResponse {
         if self.accepted.form != Form::Object || self.resource.custom.is_some() {
             return self.answer_list(listed);
         }
@@ -275,7 +277,7 @@ impl Renderer {
         self.encode(StatusCode::OK, Bytes::from(buffer))
     }
 
-    /// Appends items until the piece is long enough; whether the list is complete.
+    /// Appends items until the chunk is large enough. Returns whether the list is complete.
     fn fill(
         &self,
         objects: &mut std::vec::IntoIter<Arc<Object>>,
@@ -296,41 +298,41 @@ impl Renderer {
     }
 
     /// Answers with a watch.
-    pub fn answer_watch(self, watching: Watching) -> Answer {
+    pub fn answer_watch(self, watching: Watching) -> HttpResponse {
         let pieces =
             futures::stream::unfold((self, watching), |(renderer, mut watching)| async move {
-                let notices = watching.next().await?;
+                let watch_events = watching.next().await?;
                 let mut buffer = Vec::new();
-                for notice in &notices {
-                    renderer.append_notice(notice, &mut buffer);
+                for watch_event in &watch_events {
+                    renderer.append_watch_event(watch_event, &mut buffer);
                 }
                 Some((Bytes::from(buffer), (renderer, watching)))
             });
-        let mut answer = Answer::new(body::stream(pieces));
-        answer.headers_mut().insert(
+        let mut response = HttpResponse::new(body::stream(pieces));
+        response.headers_mut().insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/json"),
         );
-        answer
+        response
     }
 
-    /// Answers with a watch that is over before it began, as kube-apiserver reports a version that is too old.
-    pub fn answer_failed_watch(status: &Status) -> Answer {
+    /// Answers with a watch that failed at its start, in the way kube-apiserver reports a resource version that is too old.
+    pub fn answer_failed_watch(status: &Status) -> HttpResponse {
         let mut buffer = Vec::new();
         append_error(status, &mut buffer);
         body::json_bytes(StatusCode::OK, buffer)
     }
 
-    fn append_notice(&self, notice: &Notice, buffer: &mut Vec<u8>) {
-        match notice {
-            Notice::Added(object) => self.append_event("ADDED", object, None, buffer),
-            Notice::Modified(object) => self.append_event("MODIFIED", object, None, buffer),
-            Notice::Deleted(object, revision) => {
+    fn append_watch_event(&self, watch_event: &WatchEvent, buffer: &mut Vec<u8>) {
+        match watch_event {
+            WatchEvent::Added(object) => self.append_event("ADDED", object, None, buffer),
+            WatchEvent::Modified(object) => self.append_event("MODIFIED", object, None, buffer),
+            WatchEvent::Deleted(object, revision) => {
                 self.append_event("DELETED", object, Some(*revision), buffer);
             }
-            Notice::Bookmark(revision) => self.append_bookmark(*revision, false, buffer),
-            Notice::InitialEnd(revision) => self.append_bookmark(*revision, true, buffer),
-            Notice::Error(status) => append_error(status, buffer),
+            WatchEvent::Bookmark(revision) => self.append_bookmark(*revision, false, buffer),
+            WatchEvent::InitialEnd(revision) => self.append_bookmark(*revision, true, buffer),
+            WatchEvent::Error(status) => append_error(status, buffer),
         }
     }
 
@@ -372,7 +374,7 @@ impl Renderer {
         }
         let bookmark = json!({"type": "BOOKMARK", "object": {"kind": kind, "apiVersion": api_version, "metadata": metadata}});
         serde_json::to_writer(&mut *buffer, &bookmark)
-            .expect("a JSON value serialises into memory");
+            .expect("serializing a JSON value into memory cannot fail");
         buffer.push(b'\n');
     }
 }
@@ -390,6 +392,7 @@ fn list_metadata(listed: &Listed) -> Value {
 
 fn append_error(status: &Status, buffer: &mut Vec<u8>) {
     let event = json!({"type": "ERROR", "object": status});
-    serde_json::to_writer(&mut *buffer, &event).expect("a JSON value serialises into memory");
+    serde_json::to_writer(&mut *buffer, &event)
+        .expect("serializing a JSON value into memory cannot fail");
     buffer.push(b'\n');
 }

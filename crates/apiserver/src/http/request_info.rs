@@ -1,5 +1,6 @@
-//! What a request asks for in the words of authorization: Kubernetes' `RequestInfo`. The verb follows from the method and the path alone;
-//! of the query, `watch` tells a watch from a list, and a field selector may name the one object that either asks for.
+//! Derives the target and the authorization attributes of a request, like Kubernetes' `RequestInfo`. The verb depends on the
+//! method and the path only, with one exception: the query parameter `watch` distinguishes a watch from a list. A field selector
+//! in the query may name the single object that a list or watch requests.
 
 use apimachinery::selector::FieldSelector;
 use http::Request;
@@ -7,17 +8,17 @@ use http::Request;
 use super::path::{self, Path, Query, ResourcePath};
 use crate::{auth::rbac::Attributes, kubelet::Stream};
 
-/// A request's target and the permission that it needs.
+/// The target of a request and the permission that it needs.
 #[derive(Clone, Debug)]
 pub struct RequestInfo {
-    /// What the path names.
+    /// The parsed path.
     pub path: Path,
-    /// The permission, which must be held before the request's body is read.
+    /// The required permission. It is checked before the request's body is read.
     pub attributes: Attributes,
 }
 
 impl RequestInfo {
-    /// Reads a request's line.
+    /// Reads the method, the path and the query of a request.
     pub fn of<B>(request: &Request<B>) -> Self {
         let path = path::parse(request.uri().path());
         let attributes = match &path {
@@ -38,8 +39,8 @@ impl RequestInfo {
         self.attributes.verb == "watch"
     }
 
-    /// The permission to create that exec, attach and port-forward need beside their own verb. A WebSocket is opened by a GET, and whoever
-    /// may only read must not run commands.
+    /// The `create` permission that exec, attach and port-forward need in addition to their own verb. A WebSocket starts with a
+    /// GET request, and a user with only read permission must not run commands.
     pub fn upgrade_attributes(&self) -> Option<Attributes> {
         let Path::Resource(found) = &self.path else {
             return None;
@@ -68,7 +69,7 @@ fn resource_attributes(method: &str, found: &ResourcePath, query: Option<&str>) 
         "PATCH" => "patch",
         "DELETE" if is_collection => "deletecollection",
         "DELETE" => "delete",
-        // No rule has this verb but `*`.
+        // Only the verb `*` in a rule matches this verb.
         _ => "",
     };
     let resource = if found.subresource.is_empty() {
@@ -90,7 +91,7 @@ fn resource_attributes(method: &str, found: &ResourcePath, query: Option<&str>) 
     }
 }
 
-/// The name that a field selector asks for, so that a role with `resourceNames` may list and watch that object.
+/// The object name in a field selector, so that a role with `resourceNames` may list and watch that object.
 fn selected_name(query: &Query) -> Option<String> {
     let selector = FieldSelector::parse(query.text("fieldSelector")?).ok()?;
     let name = selector.required_value("metadata.name")?;
@@ -153,7 +154,7 @@ mod tests {
 
     /// Every served resource, with every subresource, method and query.
     #[test]
-    fn verbs_come_from_the_method_and_the_path_alone() {
+    fn verbs_depend_only_on_the_method_and_the_path() {
         let registry = Registry::new(&Registry::default(), std::iter::empty());
         let mut asked = 0;
         for (group, versions) in registry.groups() {
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_into_pods_need_the_right_to_create() {
+    fn exec_attach_and_port_forward_need_the_create_verb() {
         let pod = "/api/v1/namespaces/n/pods/p";
         for subresource in ["exec", "attach", "portforward"] {
             let asked = info("GET", &format!("{pod}/{subresource}?watch=1"));

@@ -16,11 +16,11 @@ use crate::{
     strategy,
 };
 
-/// How many generated names are tried before the client is told to come back.
+/// How many generated names are tried before the client gets a conflict.
 const NAME_ATTEMPTS: usize = 8;
 
 impl Api {
-    /// Creates an object; a missing name is made from `generateName`.
+    /// Creates an object. If the name is missing, the server derives one from `generateName`.
     pub async fn create(
         &self,
         target: &Target,
@@ -51,7 +51,7 @@ impl Api {
                 ..target.clone()
             };
             let written = self.create_named(&named, object, options).await?;
-            return Ok(written.warned_before(warnings));
+            return Ok(written.with_earlier_warnings(warnings));
         }
         for _ in 0..NAME_ATTEMPTS {
             let mut candidate = object.clone();
@@ -63,7 +63,7 @@ impl Api {
             };
             match self.create_named(&named, candidate, options).await {
                 Err(status) if status.reason == "AlreadyExists" => {}
-                outcome => return outcome.map(|written| written.warned_before(warnings)),
+                outcome => return outcome.map(|written| written.with_earlier_warnings(warnings)),
             }
         }
         Err(Status::generate_name_conflict(
@@ -115,7 +115,7 @@ impl Api {
         self.check_escalation(resource, &object, None, options)?;
         let warnings = self.check_pod_security(target, Part::Main, &object, None)?;
         if !options.applies {
-            strategy::ownership::track(
+            strategy::managed_fields::track(
                 resource,
                 &mut object,
                 None,
@@ -124,7 +124,7 @@ impl Api {
                 self.now(),
             );
         }
-        Self::check_levels(&object, None)?;
+        Self::check_nesting(&object, None)?;
         let draft = Self::draft(resource, object)?;
         let key = target.key();
         if options.dry_run {
@@ -143,7 +143,7 @@ impl Api {
             });
         }
         if is_versioned {
-            // kube-apiserver gives no reason either: its store refuses this where nothing expects it to.
+            // kube-apiserver gives no reason either: its storage layer rejects this with an untyped error.
             let message = "resourceVersion should not be set on objects to be created";
             return Err(Status::failure(500, "", message));
         }
@@ -156,7 +156,7 @@ impl Api {
         };
         match self.store.write(write).await {
             Ok(object) => {
-                self.written(resource);
+                self.after_write(resource);
                 Ok(Written {
                     object,
                     created: true,
@@ -172,7 +172,7 @@ impl Api {
         }
     }
 
-    /// The definition that must be there for an object of a custom kind to be created.
+    /// The CustomResourceDefinition that must exist before an object of a custom kind can be created.
     fn defining_object(&self, target: &Target) -> Result<Option<(ResourceId, Key)>, Status> {
         let resource = &target.resource;
         if resource.rules != Rules::Custom {
@@ -187,7 +187,7 @@ impl Api {
         Ok(Some((id, key)))
     }
 
-    /// The namespace that must be there for an object to be created.
+    /// The namespace that must exist before an object can be created in it.
     pub(super) fn containing_namespace(
         &self,
         target: &Target,

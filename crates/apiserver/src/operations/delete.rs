@@ -17,32 +17,32 @@ use crate::{
     store::{Change, Expectation, Object, Write, WriteError},
 };
 
-/// The finalizer of an owner whose dependents shall lose their reference to it.
+/// The finalizer of an owner whose dependents are to be orphaned: they lose their reference to the owner.
 pub const ORPHAN: &str = "orphan";
-/// The finalizer of an owner that waits for its dependents.
+/// The finalizer of an owner that waits for the deletion of its dependents.
 pub const FOREGROUND: &str = "foregroundDeletion";
 
 const DEFAULT_GRACE_SECONDS: i64 = 30;
-const DELETIONS_AT_ONCE: usize = 128;
+const CONCURRENT_DELETIONS: usize = 128;
 
-/// What happens to the dependents of a deleted object.
+/// How the dependents of a deleted object are handled (`propagationPolicy`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum Propagation {
-    /// They stay, without the reference.
+    /// Dependents stay, without the owner reference.
     Orphan,
-    /// They go after it.
+    /// Dependents are deleted after the owner.
     Background,
-    /// They go before it.
+    /// Dependents are deleted before the owner.
     Foreground,
 }
 
-/// What must hold for a deletion.
+/// The preconditions of a deletion.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Preconditions {
-    /// The identity of the object.
+    /// The UID of the object.
     pub uid: Option<String>,
-    /// Its version.
+    /// The resource version of the object.
     pub resource_version: Option<String>,
 }
 
@@ -50,29 +50,29 @@ pub struct Preconditions {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeleteOptions {
-    /// Seconds a pod has to end.
+    /// Seconds within which a pod must terminate.
     pub grace_period_seconds: Option<i64>,
-    /// What must hold.
+    /// The preconditions.
     pub preconditions: Option<Preconditions>,
-    /// The old way to say `Orphan`.
+    /// The deprecated way to request `Orphan`.
     pub orphan_dependents: Option<bool>,
-    /// What happens to dependents.
+    /// How dependents are handled.
     pub propagation_policy: Option<Propagation>,
-    /// `All` when nothing shall be stored.
+    /// `All` for a dry run.
     pub dry_run: Vec<String>,
 }
 
-/// A finished request to delete.
+/// The result of a delete request.
 #[derive(Clone, Debug)]
 pub struct Deleted {
-    /// The object, as it is now or as it last was.
+    /// The object, in its current or last version.
     pub object: Arc<Object>,
-    /// Whether it is gone already.
+    /// Whether the object has been removed, not only marked for deletion.
     pub gone: bool,
 }
 
 impl Api {
-    /// Deletes an object, or starts to.
+    /// Deletes an object, or marks it for deletion if it has finalizers or a grace period.
     pub async fn delete(
         &self,
         target: &Target,
@@ -106,11 +106,12 @@ impl Api {
                     "this namespace may not be deleted",
                 ));
             }
-            let marked = mark(resource, &old, options, self.now());
+            let marked = mark_for_deletion(resource, &old, options, self.now());
             let gone = is_finished(&marked);
-            // What goes at once was never seen to be going; only of a pod it is said when and how.
-            let goes_unmarked = gone && resource.rules != Rules::Pod && !current.is_deleting();
-            let object = if goes_unmarked { old.clone() } else { marked };
+            // An object that is removed at once was never terminating, so its last version has no deletionTimestamp. Only a pod's
+            // last version has one, with the grace period.
+            let stays_unmarked = gone && resource.rules != Rules::Pod && !current.is_deleting();
+            let object = if stays_unmarked { old.clone() } else { marked };
             if !gone && object == old {
                 return Ok(Deleted {
                     object: current,
@@ -139,7 +140,7 @@ impl Api {
             };
             match self.store.write(request).await {
                 Ok(object) => {
-                    self.written(resource);
+                    self.after_write(resource);
                     return Ok(Deleted { object, gone });
                 }
                 Err(WriteError::Conflict { .. }) => tokio::task::yield_now().await,
@@ -148,7 +149,7 @@ impl Api {
         }
     }
 
-    /// Deletes every object that the list options select; answers with what they were.
+    /// Deletes every object that the list options select. Returns their last listed versions.
     pub async fn delete_collection(
         &self,
         target: &Target,
@@ -166,26 +167,26 @@ impl Api {
                 name: object.key.name().to_owned(),
             })
             .collect();
-        // Writes share a sync, so deleting side by side costs little more than deleting one.
+        // Concurrent writes share one sync, so concurrent deletions cost little more than a single one.
         let mut running = FuturesUnordered::new();
         for one in &targets {
-            if running.len() == DELETIONS_AT_ONCE
+            if running.len() == CONCURRENT_DELETIONS
                 && let Some(outcome) = running.next().await
             {
-                present(outcome)?;
+                ignore_not_found(outcome)?;
             }
             running.push(self.delete(one, options, write));
         }
         while let Some(outcome) = running.next().await {
-            present(outcome)?;
+            ignore_not_found(outcome)?;
         }
         drop(running);
         Ok(listed.objects)
     }
 }
 
-/// Another client may have been faster.
-fn present(outcome: Result<Deleted, Status>) -> Result<(), Status> {
+/// Another client may have deleted the object first.
+fn ignore_not_found(outcome: Result<Deleted, Status>) -> Result<(), Status> {
     match outcome {
         Err(status) if !status.is_not_found() => Err(status),
         _ => Ok(()),
@@ -204,7 +205,7 @@ fn check_preconditions(
         let cause = format!(
             "the {what} in the precondition ({wanted}) does not match the {what} in record ({found}). The object might have been {guess}"
         );
-        // Elsewhere a conflict names the resource; here kube-apiserver names the kind.
+        // In other conflicts kube-apiserver names the resource; here it names the kind.
         Err(Status::conflict_because(
             &target.resource.group,
             &target.resource.kind,
@@ -214,9 +215,12 @@ fn check_preconditions(
     };
     let found = current.revision.to_string();
     match (&preconditions.uid, &preconditions.resource_version) {
-        (Some(uid), _) if **uid != *current.facts.uid => {
-            fail("UID", uid, &current.facts.uid, "deleted and then recreated")
-        }
+        (Some(uid), _) if **uid != *current.metadata.uid => fail(
+            "UID",
+            uid,
+            &current.metadata.uid,
+            "deleted and then recreated",
+        ),
         (_, Some(version)) if *version != found => {
             fail("ResourceVersion", version, &found, "modified")
         }
@@ -224,8 +228,13 @@ fn check_preconditions(
     }
 }
 
-/// The object with everything on it that deleting puts there.
-fn mark(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestamp) -> Value {
+/// The object with the metadata that a deletion sets: timestamp, grace period and finalizers.
+fn mark_for_deletion(
+    resource: &Resource,
+    old: &Value,
+    options: &DeleteOptions,
+    now: Timestamp,
+) -> Value {
     let mut object = old.clone();
     let finalizers = finalizers_for(old, options);
     let fields = metadata::of(&mut object);
@@ -240,7 +249,7 @@ fn mark(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestam
         .get("deletionGracePeriodSeconds")
         .and_then(Value::as_i64)
         .unwrap_or_default();
-    // Asking again can only shorten the grace period.
+    // A repeated delete request can only shorten the grace period.
     if !already || grace < before {
         let started = deletion_start(fields.get("deletionTimestamp"), before).unwrap_or(now);
         let ends = started
@@ -251,7 +260,7 @@ fn mark(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestam
             fields.insert("deletionGracePeriodSeconds".into(), Value::from(grace));
         }
         if !already && fields.get("generation").is_some() {
-            metadata::advance_generation(&mut object);
+            metadata::increment_generation(&mut object);
         }
         if resource.rules == Rules::Namespace {
             object["status"]["phase"] = Value::from("Terminating");
@@ -263,8 +272,8 @@ fn mark(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestam
 fn deletion_start(timestamp: Option<&Value>, grace: i64) -> Option<Timestamp> {
     let ends = apimachinery::time::parse(timestamp?.as_str()?).ok()?;
     let started = ends.checked_sub(SignedDuration::from_secs(grace)).ok()?;
-    // An end that was cut at the last year there is does not tell when it began. A year before our era cannot even be written so
-    // that clients read it.
+    // If the end was clamped to the latest representable year, the start cannot be computed from it. And clients cannot parse a
+    // timestamp with a negative year.
     (started >= Timestamp::UNIX_EPOCH).then_some(started)
 }
 
@@ -291,7 +300,7 @@ fn finalizers_for(old: &Value, options: &DeleteOptions) -> Vec<String> {
     finalizers
 }
 
-/// Only pods end gracefully, and only those that a node has taken and that still run.
+/// Only a pod has a grace period, and only if it is assigned to a node and still runs.
 fn grace_seconds(resource: &Resource, old: &Value, options: &DeleteOptions) -> i64 {
     if resource.rules != Rules::Pod {
         return 0;
@@ -314,7 +323,7 @@ fn grace_seconds(resource: &Resource, old: &Value, options: &DeleteOptions) -> i
                 .and_then(Value::as_i64)
         })
         .unwrap_or(DEFAULT_GRACE_SECONDS);
-    // A negative period once meant "immediately"; kube-apiserver reads it as one second.
+    // A negative period used to mean "immediately"; kube-apiserver treats it as one second.
     if wanted < 0 { 1 } else { wanted }
 }
 
@@ -323,14 +332,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_grace_period_beyond_all_time_leaves_timestamps_that_clients_can_read() {
+    fn a_huge_grace_period_yields_timestamps_that_clients_can_parse() {
         let start = |ends: &str, grace| deletion_start(Some(&Value::from(ends)), grace);
         let time = |text: &str| text.parse::<Timestamp>().ok();
         assert_eq!(
             start("2026-01-01T00:00:30Z", 30),
             time("2026-01-01T00:00:00Z")
         );
-        // Cut at the last year there is when the deletion began.
+        // The end was clamped to the latest representable year when the deletion began.
         let last = metadata::timestamp(Timestamp::MAX);
         for grace in [i64::MAX, 1 << 40, 1 << 38, i64::MIN] {
             let started = deletion_start(Some(&last), grace);

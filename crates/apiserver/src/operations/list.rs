@@ -1,4 +1,4 @@
-//! Listing: consistent snapshots, page by page, now or at a revision that the window still reaches.
+//! Listing: consistent snapshots in pages, at the current revision or at an older one that is still in the window.
 
 use std::sync::Arc;
 
@@ -9,40 +9,40 @@ use serde::{Deserialize, Serialize};
 use super::{Api, Target, selection::Selection};
 use crate::store::{Key, Object, Range, Revision};
 
-/// How a list's resource version is meant.
+/// The meaning of a list's resource version (`resourceVersionMatch`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VersionMatch {
-    /// That version or a later one.
+    /// That version or a newer one.
     NotOlderThan,
-    /// That version.
+    /// Exactly that version.
     Exact,
 }
 
-/// What a list covers.
+/// The options of a list.
 #[derive(Clone, Debug, Default)]
 pub struct ListOptions {
     /// Selectors.
     pub selection: Selection,
-    /// Most objects per page; zero for all.
+    /// Maximum number of objects per page; zero for no limit.
     pub limit: usize,
-    /// Where the page before ended.
+    /// The continue token of the previous page.
     pub continuation: Option<String>,
-    /// The version asked for.
+    /// The requested resource version.
     pub resource_version: Option<Revision>,
-    /// How it is meant.
+    /// How the resource version is matched.
     pub version_match: Option<VersionMatch>,
 }
 
-/// A page.
+/// One page of a list.
 #[derive(Clone, Debug)]
 pub struct Listed {
     /// Revision of the snapshot.
     pub revision: Revision,
     /// The objects in key order.
     pub objects: Vec<Arc<Object>>,
-    /// How to get the next page, if there is one.
+    /// The continue token of the next page, if there is one.
     pub continuation: Option<String>,
-    /// How many objects follow, where that is known.
+    /// The number of objects on later pages, if it is known.
     pub remaining: Option<usize>,
 }
 
@@ -56,7 +56,7 @@ struct Continuation {
 const CONTINUATION_VERSION: &str = "meta.k8s.io/v1";
 
 impl Api {
-    /// One page of a kind's objects.
+    /// Lists one page of a kind's objects.
     pub fn list(&self, target: &Target, options: &ListOptions) -> Result<Listed, Status> {
         let mut range = Range::namespace(&target.namespace);
         let mut at = None;
@@ -70,8 +70,8 @@ impl Api {
             at = Some(position.rv);
             range.after = Some(position.start);
         } else if let Some(version) = options.resource_version.filter(|version| *version > 0) {
-            self.check_reached(version)?;
-            // A page of a named version without a match has always meant exactly that version.
+            self.check_not_in_future(version)?;
+            // In Kubernetes, a resource version with a limit but without resourceVersionMatch means exactly that version.
             if options.version_match == Some(VersionMatch::Exact)
                 || (options.version_match.is_none() && options.limit > 0)
             {
@@ -128,8 +128,8 @@ impl Api {
         }
     }
 
-    /// Refuses a version that lies in the future.
-    pub(super) fn check_reached(&self, version: Revision) -> Result<(), Status> {
+    /// Rejects a resource version that is higher than the current one.
+    pub(super) fn check_not_in_future(&self, version: Revision) -> Result<(), Status> {
         let current = self.store.revision();
         if version <= current {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Object metadata on its way into the store: what the server sets, what a client may not change, and what is well formed.
+//! Object metadata before a write: the fields that the server sets, the fields that a client may not change, and validation.
 
 use apimachinery::{field::FieldError, names, status::Status, time};
 use jiff::Timestamp;
@@ -7,19 +7,21 @@ use serde_json::{Map, Value, json};
 
 use crate::registry::{Resource, Rules};
 
-/// Room that a generated suffix needs.
+/// Length of the random suffix of a generated name.
 const GENERATED_SUFFIX: usize = 5;
 const ANNOTATION_BYTES: usize = 256 << 10;
 
-/// The metadata of an object, made when missing.
+/// The metadata of an object, created if missing.
 pub fn of(object: &mut Value) -> &mut Map<String, Value> {
     if !object.get("metadata").is_some_and(Value::is_object) {
         object["metadata"] = json!({});
     }
-    object["metadata"].as_object_mut().expect("made above")
+    object["metadata"]
+        .as_object_mut()
+        .expect("the metadata was created above")
 }
 
-/// A text field of the metadata, empty when missing.
+/// A string field of the metadata; empty if missing.
 pub fn text<'a>(object: &'a Value, field: &str) -> &'a str {
     object
         .get("metadata")
@@ -28,17 +30,17 @@ pub fn text<'a>(object: &'a Value, field: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// The time as metadata writes it.
+/// A timestamp in the format of the metadata.
 pub fn timestamp(now: Timestamp) -> Value {
     Value::from(apimachinery::time::format(now))
 }
 
-/// A name made from a prefix, as kube-apiserver makes them.
+/// Generates a name from a prefix in the way of kube-apiserver.
 pub fn generate_name(prefix: &str) -> String {
-    // No vowels, so that no words appear.
+    // No vowels, so that the suffix cannot form a word.
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    let longest = names::DNS_1123_LABEL_MAX - GENERATED_SUFFIX;
-    let mut end = prefix.len().min(longest);
+    let longest_prefix = names::DNS_1123_LABEL_MAX - GENERATED_SUFFIX;
+    let mut end = prefix.len().min(longest_prefix);
     while !prefix.is_char_boundary(end) {
         end -= 1;
     }
@@ -49,7 +51,7 @@ pub fn generate_name(prefix: &str) -> String {
     format!("{}{suffix}", &prefix[..end])
 }
 
-/// Fills the metadata of a new object. The name must already be there.
+/// Fills the metadata of a new object. The name must be set already.
 pub fn prepare_create(object: &mut Value, resource: &Resource, now: Timestamp) {
     let metadata = of(object);
     for set_by_server in [
@@ -63,13 +65,13 @@ pub fn prepare_create(object: &mut Value, resource: &Resource, now: Timestamp) {
     }
     metadata.insert("uid".into(), Value::from(uuid::Uuid::new_v4().to_string()));
     metadata.insert("creationTimestamp".into(), timestamp(now));
-    if resource.counts_generation {
+    if resource.has_generation {
         metadata.insert("generation".into(), Value::from(1));
     }
     drop_empty(metadata);
 }
 
-/// Carries what a client may not change from the stored object over to its successor.
+/// Copies the metadata that a client may not change from the stored object to the new version.
 pub fn prepare_update(object: &mut Value, old: &Value) {
     let empty = Map::new();
     let old_metadata = old
@@ -78,26 +80,26 @@ pub fn prepare_update(object: &mut Value, old: &Value) {
         .unwrap_or(&empty);
     let metadata = of(object);
     metadata.remove("selfLink");
-    for kept in ["uid", "creationTimestamp"] {
-        let Some(before) = old_metadata.get(kept) else {
+    for field in ["uid", "creationTimestamp"] {
+        let Some(before) = old_metadata.get(field) else {
             continue;
         };
-        let is_kept = metadata
-            .get(kept)
+        let is_unchanged = metadata
+            .get(field)
             .is_none_or(|value| value.is_null() || value == "" || is_same_time(value, before));
-        if is_kept {
-            metadata.insert(kept.into(), before.clone());
+        if is_unchanged {
+            metadata.insert(field.into(), before.clone());
         }
     }
-    for kept in [
+    for field in [
         "deletionTimestamp",
         "deletionGracePeriodSeconds",
         "generation",
         "generateName",
     ] {
-        match old_metadata.get(kept) {
-            Some(value) => metadata.insert(kept.into(), value.clone()),
-            None => metadata.remove(kept),
+        match old_metadata.get(field) {
+            Some(value) => metadata.insert(field.into(), value.clone()),
+            None => metadata.remove(field),
         };
     }
     if let Some(version) = old_metadata.get("resourceVersion") {
@@ -106,13 +108,13 @@ pub fn prepare_update(object: &mut Value, old: &Value) {
     drop_empty(metadata);
 }
 
-/// Whether two texts are one time: clients write offsets and fractions as they like.
+/// Whether two strings denote the same time: clients may use other offsets and fractions of a second.
 fn is_same_time(left: &Value, right: &Value) -> bool {
     let time = |value: &Value| value.as_str().and_then(|text| time::parse(text).ok());
     time(left).is_some_and(|left| time(right) == Some(left))
 }
 
-/// Empty maps and lists, and nulls, are left out as Kubernetes leaves them out.
+/// Removes empty maps, lists and strings, and nulls, as Kubernetes does.
 fn drop_empty(metadata: &mut Map<String, Value>) {
     metadata.retain(|_, value| match value {
         Value::Null => false,
@@ -123,7 +125,7 @@ fn drop_empty(metadata: &mut Map<String, Value>) {
     });
 }
 
-/// Checks the metadata of an object, and against the stored one on an update.
+/// Validates the metadata of an object; on an update also against the stored version.
 pub fn validate(object: &Value, old: Option<&Value>, resource: &Resource) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let Some(metadata) = object.get("metadata").and_then(Value::as_object) else {
@@ -166,7 +168,7 @@ fn validate_name(metadata: &Map<String, Value>, resource: &Resource, errors: &mu
     let problems = match resource.rules {
         Rules::Namespace => names::dns_1123_label(name),
         Rules::Service => names::dns_1035_label(name),
-        // RBAC names are path segments; they use colons.
+        // RBAC names only need to be valid path segments: they may contain colons.
         Rules::Role | Rules::ClusterRole | Rules::RoleBinding | Rules::ClusterRoleBinding => {
             path_segment(name)
         }
@@ -239,7 +241,7 @@ fn validate_annotations(metadata: &Map<String, Value>, errors: &mut Vec<FieldErr
     };
     let mut total = 0;
     for (key, value) in annotations {
-        // Keys of annotations may have capitals in their prefix.
+        // The prefix of an annotation key may contain capitals.
         let lower = key.to_lowercase();
         errors.extend(
             names::qualified_name(&lower)
@@ -346,7 +348,7 @@ fn validate_finalizers(
     }
 }
 
-/// The strings of a list.
+/// The strings in a list.
 pub fn list_of_text(list: Option<&Value>) -> Vec<&str> {
     list.and_then(Value::as_array)
         .into_iter()
@@ -355,7 +357,8 @@ pub fn list_of_text(list: Option<&Value>) -> Vec<&str> {
         .collect()
 }
 
-/// Whether anything but metadata and, where it is written apart, status differs: what moves the generation.
+/// Whether the content changed in a way that increments the generation: anything but the metadata and, if it is a subresource,
+/// the status.
 pub fn differs_in_content(object: &Value, old: &Value, resource: &Resource) -> bool {
     fn content<'a>(
         value: &'a Value,
@@ -367,22 +370,22 @@ pub fn differs_in_content(object: &Value, old: &Value, resource: &Resource) -> b
                 && (name.as_str() != "status" || !resource.has_status)
         })
     }
-    // Maps of JSON are sorted by name, so equal contents come in the same order.
+    // JSON maps are sorted by key, so equal contents iterate in the same order.
     content(object, resource).ne(content(old, resource))
 }
 
-/// Moves the generation on when the content changed.
-pub fn count_generation(object: &mut Value, old: &Value, resource: &Resource) {
-    if resource.counts_generation
+/// Increments the generation if the content changed.
+pub fn increment_generation_on_change(object: &mut Value, old: &Value, resource: &Resource) {
+    if resource.has_generation
         && differs_in_content(object, old, resource)
-        && !only_binds(object, old, resource)
+        && !only_assigns_node(object, old, resource)
     {
-        advance_generation(object);
+        increment_generation(object);
     }
 }
 
-/// Whether a pod's spec differs only in the node that it got: nobody's wish has changed by that.
-fn only_binds(object: &Value, old: &Value, resource: &Resource) -> bool {
+/// Whether the only change of a pod's spec is its assignment to a node, which is not a change of the desired state.
+fn only_assigns_node(object: &Value, old: &Value, resource: &Resource) -> bool {
     let is_bound = |pod: &Value| pod.pointer("/spec/nodeName").is_some_and(|node| node != "");
     if resource.rules != Rules::Pod || is_bound(old) || !is_bound(object) {
         return false;
@@ -394,8 +397,8 @@ fn only_binds(object: &Value, old: &Value, resource: &Resource) -> bool {
     spec == old["spec"]
 }
 
-/// Moves the generation on.
-pub fn advance_generation(object: &mut Value) {
+/// Increments the generation.
+pub fn increment_generation(object: &mut Value) {
     let next = object["metadata"]
         .get("generation")
         .and_then(Value::as_i64)
@@ -404,7 +407,7 @@ pub fn advance_generation(object: &mut Value) {
     of(object).insert("generation".into(), Value::from(next));
 }
 
-/// The object must say what the path says, or leave it out.
+/// Checks that kind, version, namespace and name of the object match the request path. Missing fields are filled in.
 pub fn check_identity(
     object: &mut Value,
     resource: &Resource,

@@ -1,6 +1,6 @@
-//! What can be done with objects, apart from how requests arrive: create, get, list, watch, update, patch, delete.
+//! The operations on objects, independent of the transport: create, get, list, watch, update, patch, delete.
 //!
-//! Every way into the server, the in-process client, HTTPS and the collectors in the background, goes through [`Api`].
+//! Every caller goes through [`Api`]: the in-process client, HTTPS, and the background controllers.
 
 mod create;
 pub mod delete;
@@ -37,7 +37,7 @@ use crate::{
     strategy,
 };
 
-/// Where the time comes from.
+/// The source of the current time.
 #[derive(Clone)]
 pub struct Clock(pub Arc<dyn Fn() -> Timestamp + Send + Sync>);
 
@@ -53,7 +53,7 @@ impl Default for Clock {
     }
 }
 
-/// Which object, or which collection, a request is about.
+/// The object or collection that a request addresses.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The resource in the requested version.
@@ -75,12 +75,12 @@ impl Target {
     }
 }
 
-/// Which part of an object a write touches.
+/// The part of an object that a write changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Everything but what is written apart.
+    /// Everything except the parts that have their own subresource.
     Main,
-    /// `status` alone.
+    /// Only `status`.
     Status,
     /// The finalizers of a namespace's spec.
     Finalize,
@@ -100,37 +100,37 @@ impl Part {
     }
 }
 
-/// What happens to fields that the schema does not know.
+/// How unknown and duplicate fields are handled (`fieldValidation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldValidation {
-    /// They are dropped silently.
+    /// Drop them silently.
     Ignore,
-    /// They are dropped with a warning.
+    /// Drop them and return a warning.
     #[default]
     Warn,
-    /// The request fails.
+    /// Reject the request.
     Strict,
 }
 
-/// How a write is done, and by whom.
+/// The options of a write, and its user.
 #[derive(Clone, Debug, Default)]
 pub struct WriteOptions {
-    /// Go through everything and store nothing.
+    /// Validate everything and store nothing.
     pub dry_run: bool,
-    /// Unknown fields.
+    /// How unknown fields are handled.
     pub field_validation: FieldValidation,
-    /// Fields that the body gave twice.
+    /// Fields that occur more than once in the body.
     pub duplicate_fields: Vec<String>,
-    /// Name under which fields are managed.
+    /// The name of the field manager.
     pub field_manager: String,
-    /// Whether the object comes out of a server-side apply, which has recorded its managed fields already.
+    /// Whether the object is the result of a server-side apply, which has already set `managedFields`.
     pub applies: bool,
-    /// Who writes.
+    /// The user who writes.
     pub user: User,
 }
 
 impl WriteOptions {
-    /// The options of the server's own background work, under the name it has on a cluster.
+    /// The options of a built-in background controller, under its name in Kubernetes.
     pub fn system(controller: &str) -> Self {
         Self {
             user: User::system(controller),
@@ -140,32 +140,32 @@ impl WriteOptions {
     }
 }
 
-/// A finished write.
+/// The result of a write.
 #[derive(Clone, Debug)]
 pub struct Written {
     /// The object as stored.
     pub object: Arc<Object>,
-    /// Whether it is new.
+    /// Whether the write created the object.
     pub created: bool,
-    /// What the client should be told.
+    /// Warnings for the client.
     pub warnings: Vec<String>,
 }
 
 impl Written {
-    /// Puts what was found earlier before its warnings.
-    fn warned_before(mut self, mut earlier: Vec<String>) -> Self {
+    /// Inserts earlier warnings before the present ones.
+    fn with_earlier_warnings(mut self, mut earlier: Vec<String>) -> Self {
         earlier.append(&mut self.warnings);
         self.warnings = earlier;
         self
     }
 }
 
-/// The server's operations over one store.
+/// The operations over one store.
 #[derive(Debug)]
 pub struct Api {
     pub(crate) store: Store,
     pub(crate) shutdown: CancellationToken,
-    /// Set when the server is complete; until then only the server itself writes.
+    /// Set when the server is initialized. Before that, only the server itself writes.
     pub(crate) access: OnceLock<Arc<Access>>,
     registry: ArcSwap<Registry>,
     refresh: Mutex<()>,
@@ -174,7 +174,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Operations over `store`.
+    /// Creates the operations over `store`.
     pub fn new(store: Store, admission: Vec<Arc<dyn Admission>>, clock: Clock) -> Self {
         let api = Self {
             store,
@@ -189,19 +189,19 @@ impl Api {
         api
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Timestamp {
         (self.clock.0)()
     }
 
-    /// What is served at this moment.
+    /// The resources that are served now.
     pub fn registry(&self) -> Arc<Registry> {
         self.registry.load_full()
     }
 
-    /// Reads the definitions again; called after every write to one.
+    /// Reads the CustomResourceDefinitions again. Called after every write to one of them.
     pub(crate) fn refresh_registry(&self) {
-        let _one_at_a_time = self.refresh.lock().unwrap_or_else(PoisonError::into_inner);
+        let _serialized = self.refresh.lock().unwrap_or_else(PoisonError::into_inner);
         let definitions = ResourceId::new("apiextensions.k8s.io", "customresourcedefinitions");
         let listed = self.store.list(&definitions, &Range::namespace(""), None);
         let values: Vec<Value> = listed
@@ -217,7 +217,7 @@ impl Api {
             .store(Arc::new(Registry::new(&self.registry(), values.iter())));
     }
 
-    /// One object.
+    /// Gets one object.
     pub fn get(&self, target: &Target) -> Result<Arc<Object>, Status> {
         self.store
             .get(&target.resource.id, &target.key())
@@ -258,13 +258,13 @@ impl Api {
         }
         *object = request.object;
         if operation != Operation::Delete {
-            // A hook may have added what the schema does not know or what has defaults.
-            strategy::settle(resource, object);
+            // A hook may have added unknown fields, or fields that need defaults.
+            strategy::prune_and_default(resource, object);
         }
         Ok(())
     }
 
-    /// Refuses roles and bindings that would give their writer more than it has.
+    /// Rejects roles and bindings that would grant permissions that the writer does not have (privilege escalation).
     fn check_escalation(
         &self,
         resource: &Resource,
@@ -284,18 +284,19 @@ impl Api {
         access.check_escalation(self, &attempt)
     }
 
-    /// Refuses what nobody could read again. What is that deep already may still be changed and deleted.
-    fn check_levels(object: &Value, old: Option<&Value>) -> Result<(), Status> {
+    /// Rejects an object that is nested too deeply to be parsed again. An object that is already that deep can still be changed
+    /// and deleted.
+    fn check_nesting(object: &Value, old: Option<&Value>) -> Result<(), Status> {
         let found = levels(object);
         if found <= MOST_LEVELS || old.is_some_and(|old| found <= levels(old)) {
             return Ok(());
         }
         Err(Status::bad_request(format!(
-            "an object cannot have more than {MOST_LEVELS} levels of maps and lists, what the server adds included; this one has {found}"
+            "an object cannot have more than {MOST_LEVELS} levels of nested maps and lists, including the fields that the server adds; this object has {found}"
         )))
     }
 
-    /// The draft of an object in the form it is stored in.
+    /// Converts an object to its storage form.
     fn draft(resource: &Resource, mut object: Value) -> Result<Draft, Status> {
         strategy::to_storage(resource, &mut object);
         Draft::new(&object).map_err(|error| {
@@ -306,21 +307,21 @@ impl Api {
         })
     }
 
-    /// A stored object as a value of the requested version.
+    /// A stored object, converted to the requested version.
     pub fn value_of(resource: &Resource, object: &Object) -> Value {
         let mut value = object.value();
         strategy::from_storage(resource, &mut value);
         value
     }
 
-    fn written(&self, resource: &Resource) {
+    fn after_write(&self, resource: &Resource) {
         if resource.rules == Rules::CustomResourceDefinition {
             self.refresh_registry();
         }
     }
 }
 
-/// What the store's refusals mean to a client.
+/// Converts an error of the store to a `Status`.
 fn storage_failure(target: &Target, error: &WriteError) -> Status {
     match error {
         WriteError::Conflict { .. } => Status::conflict(
@@ -346,7 +347,7 @@ fn storage_failure(target: &Target, error: &WriteError) -> Status {
     }
 }
 
-/// Group and resource of the definitions of custom kinds.
+/// Group and resource of CustomResourceDefinitions.
 const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "customresourcedefinitions");
 
 fn terminating_definition(target: &Target) -> Status {

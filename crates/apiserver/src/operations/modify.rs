@@ -1,5 +1,5 @@
-//! Changing an object: an update or a patch is a function from the stored object to its successor, tried again when another write
-//! comes between, unless the client named the version it changes.
+//! Changing an object. An update or a patch is a function from the stored version to the new version. On a write conflict it is
+//! applied again, unless the client gave the resource version that it changes.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use crate::{
     strategy,
 };
 
-/// Another writer can only win so often before something is wrong.
+/// The maximum number of attempts after write conflicts. More conflicts in a row indicate a bug.
 const ATTEMPTS: usize = 1000;
 
-/// How a successor is made.
+/// Computes the new version of an object.
 pub trait Transform: Send + Sync {
-    /// The successor of `old`.
+    /// Computes the new version from `old`.
     fn apply(&self, old: &Value) -> Result<Value, Status>;
 
-    /// Whether the change is an update of the whole object, which must name its version where the kind asks for that.
+    /// Whether the change replaces the whole object (PUT). Some kinds then require a resource version.
     fn replaces(&self) -> bool {
         false
     }
 }
 
-/// PUT: the successor is the client's object.
+/// PUT: the new version is the client's object.
 #[derive(Debug)]
 pub struct Replace(pub Value);
 
@@ -73,7 +73,7 @@ impl Api {
         ))
     }
 
-    /// One attempt; nothing when another write came between.
+    /// Makes one attempt. Returns `None` on a write conflict.
     async fn modify_once(
         &self,
         target: &Target,
@@ -84,14 +84,14 @@ impl Api {
     ) -> Result<Option<Written>, Status> {
         let resource = &target.resource;
         let old = Self::value_of(resource, current);
-        let (object, warnings) = self.successor(target, part, &old, transform, options)?;
+        let (object, warnings) = self.new_version(target, part, &old, transform, options)?;
         let written = |object| Written {
             object,
             created: false,
             warnings,
         };
         let unchanged = if options.applies {
-            use strategy::ownership::without_times;
+            use strategy::managed_fields::without_times;
             without_times(&object) == without_times(&old)
         } else {
             object == old
@@ -100,13 +100,13 @@ impl Api {
         if unchanged && !finished {
             return Ok(Some(written(current.clone())));
         }
-        Self::check_levels(&object, Some(&old))?;
+        Self::check_nesting(&object, Some(&old))?;
         let draft = Self::draft(resource, object)?;
         if options.dry_run {
             let preview = draft.preview(target.key(), current.revision);
             return Ok(Some(written(Arc::new(preview))));
         }
-        // Whoever takes the last finalizer away is answered with the version that it was taken from.
+        // A client that removes the last finalizer gets the resource version from before the removal, as in kube-apiserver.
         let last =
             finished.then(|| Arc::new(draft.clone().preview(target.key(), current.revision)));
         let change = if finished {
@@ -123,7 +123,7 @@ impl Api {
         };
         match self.store.write(write).await {
             Ok(object) => {
-                self.written(resource);
+                self.after_write(resource);
                 Ok(Some(written(last.unwrap_or(object))))
             }
             Err(WriteError::Conflict { .. }) => Ok(None),
@@ -131,8 +131,8 @@ impl Api {
         }
     }
 
-    /// The object that follows `old`, complete and valid, and what the client should be told about it.
-    fn successor(
+    /// The new version of `old`, complete and validated, and warnings for the client.
+    fn new_version(
         &self,
         target: &Target,
         part: Part,
@@ -171,7 +171,7 @@ impl Api {
             Some(old),
             options,
         )?;
-        metadata::count_generation(&mut object, old, resource);
+        metadata::increment_generation_on_change(&mut object, old, resource);
         let mut errors = metadata::validate(&object, Some(old), resource);
         errors.extend(strategy::validate(self, resource, &object, Some(old), part));
         if !errors.is_empty() {
@@ -185,19 +185,27 @@ impl Api {
         self.check_escalation(resource, &object, Some(old), options)?;
         warnings.extend(self.check_pod_security(target, part, &object, Some(old))?);
         if !options.applies {
-            strategy::ownership::track(resource, &mut object, Some(old), options, part, self.now());
+            strategy::managed_fields::track(
+                resource,
+                &mut object,
+                Some(old),
+                options,
+                part,
+                self.now(),
+            );
         }
         Ok((object, warnings))
     }
 }
 
-/// The refusal of a patch whose outcome cannot be decoded. kube-apiserver repeats the object in it; who may patch may not always read.
+/// The error for a patch whose result cannot be decoded. kube-apiserver includes the object in the error. We do not, because a
+/// user with permission to patch may have no permission to read.
 pub(super) fn undecodable_patch(error: &DecodeError) -> Status {
     let error = FieldError::invalid("patch", "", error.to_string());
     Status::invalid("", "", "", &[error])
 }
 
-/// Whether a deleted object has nothing left to wait for.
+/// Whether a terminating object can be removed: no finalizers and no grace period are left.
 pub(super) fn is_finished(object: &Value) -> bool {
     let metadata = &object["metadata"];
     let no_finalizers = metadata
@@ -209,7 +217,7 @@ pub(super) fn is_finished(object: &Value) -> bool {
         .and_then(Value::as_i64)
         .unwrap_or_default()
         == 0;
-    // A namespace keeps its own finalizers in its spec.
+    // A namespace has additional finalizers in its spec.
     let spec_finalizers = object["kind"] == "Namespace"
         && object
             .pointer("/spec/finalizers")
@@ -250,7 +258,7 @@ fn check_version(
             &target.name,
         ));
     }
-    // In an update the UID is a precondition; in a patch it is a field that cannot change, which is found out later.
+    // In an update, the UID is a precondition. In a patch, it is an immutable field, which is validated later.
     let (stated, stored) = (metadata::text(object, "uid"), metadata::text(old, "uid"));
     if replaces && !stated.is_empty() && stated != stored {
         let cause = format!(

@@ -1,4 +1,5 @@
-//! Asks PodSecurity admission about writes of pods, of what makes pods, and of the namespaces whose labels decide.
+//! Applies PodSecurity admission to writes of pods, of objects with a pod template, and of namespaces (whose labels set the
+//! policy).
 
 use apimachinery::status::Status;
 use serde_json::Value;
@@ -14,11 +15,12 @@ use crate::{
     store::{Key, Range, ResourceId},
 };
 
-/// Where kinds that make pods keep the pod. Kubernetes asks only its own kinds; on this server they are custom ones.
+/// The paths of pod templates in custom kinds. Kubernetes checks only its own workload kinds; on this server all workload kinds
+/// are custom.
 const TEMPLATES: [&str; 2] = ["/spec/podTemplate", "/spec/template"];
 
 impl Api {
-    /// Refuses what the labels of the namespace forbid; else says what the client should be told.
+    /// Rejects an object that violates the policy of its namespace. Otherwise returns warnings for the client.
     pub(super) fn check_pod_security(
         &self,
         target: &Target,
@@ -30,10 +32,10 @@ impl Api {
         match (resource.rules, part) {
             (Rules::Namespace, Part::Main) => self.check_namespace_labels(target, object, old),
             (Rules::Pod, Part::Main | Part::EphemeralContainers) => {
-                let is_judged =
+                let is_checked =
                     old.is_none_or(|old| admission::is_significant(&object["spec"], &old["spec"]));
-                if is_judged {
-                    self.judge(target, Subject::Pod, object)
+                if is_checked {
+                    self.evaluate(target, Subject::Pod, object)
                 } else {
                     Ok(Vec::new())
                 }
@@ -44,7 +46,7 @@ impl Api {
                     .filter_map(|pointer| object.pointer(pointer))
                     .find(|template| template["spec"]["containers"].is_array());
                 match template {
-                    Some(template) => self.judge(target, Subject::Template, template),
+                    Some(template) => self.evaluate(target, Subject::Template, template),
                     None => Ok(Vec::new()),
                 }
             }
@@ -52,20 +54,26 @@ impl Api {
         }
     }
 
-    fn judge(&self, target: &Target, subject: Subject, pod: &Value) -> Result<Vec<String>, Status> {
+    fn evaluate(
+        &self,
+        target: &Target,
+        subject: Subject,
+        pod: &Value,
+    ) -> Result<Vec<String>, Status> {
         let id = ResourceId::new("", "namespaces");
         let Some(namespace) = self.store.get(&id, &Key::new("", &target.namespace)) else {
             return Ok(Vec::new());
         };
         let mut labels = namespace
-            .facts
+            .metadata
             .labels
             .iter()
             .flat_map(|labels| labels.keys());
         if !labels.any(|label| label.starts_with(policy::PREFIX)) {
             return Ok(Vec::new());
         }
-        let verdict = admission::judge(&namespace.value(), subject, &pod["metadata"], &pod["spec"]);
+        let verdict =
+            admission::evaluate(&namespace.value(), subject, &pod["metadata"], &pod["spec"]);
         for (name, value) in &verdict.annotations {
             audit::annotate(&format!("{}{name}", policy::PREFIX), value);
         }

@@ -1,4 +1,4 @@
-//! Which objects a list or watch covers: label and field selectors over stored objects.
+//! Selects the objects that a list or watch covers: label and field selectors over stored objects.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,12 @@ use crate::{
 pub struct Selection {
     labels: LabelSelector,
     fields: FieldSelector,
-    /// Whether a field other than name and namespace must be read out of the JSON.
-    reads_content: bool,
+    /// Whether a field selector uses a field other than name and namespace, which requires parsing the JSON.
+    parses_json: bool,
 }
 
 impl Selection {
-    /// Parses both selectors and refuses fields that the kind cannot be selected by.
+    /// Parses both selectors. Rejects field selectors that the kind does not support.
     pub fn parse(
         resource: &Resource,
         labels: Option<&str>,
@@ -50,30 +50,30 @@ impl Selection {
                 )));
             }
         }
-        let reads_content = fields
+        let parses_json = fields
             .terms()
             .iter()
             .any(|term| !matches!(&*term.field, "metadata.name" | "metadata.namespace"));
         Ok(Self {
             labels,
             fields,
-            reads_content,
+            parses_json,
         })
     }
 
-    /// Whether everything is selected.
+    /// Whether all objects are selected.
     pub fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// The one name that can match, when the selector says so.
+    /// The only name that can match, if the field selector requires one.
     pub fn name(&self) -> Option<&str> {
         self.fields.required_value("metadata.name")
     }
 
     /// Whether an object is selected.
     pub fn matches(&self, object: &Object) -> bool {
-        let labels = object.facts.labels.as_deref();
+        let labels = object.metadata.labels.as_deref();
         let labelled = self.labels.matches_with(|name| {
             labels
                 .and_then(|labels| labels.get(name))
@@ -82,7 +82,7 @@ impl Selection {
         if !labelled || self.fields.is_empty() {
             return labelled;
         }
-        if !self.reads_content {
+        if !self.parses_json {
             return self.fields.matches(|field| match field {
                 "metadata.name" => Some(object.key.name()),
                 "metadata.namespace" => Some(object.key.namespace()),
@@ -101,7 +101,7 @@ impl Selection {
     }
 }
 
-/// The fields a kind can be selected by.
+/// The fields that a field selector of a kind may use.
 fn selectable(resource: &Resource) -> &'static [&'static str] {
     match resource.rules {
         Rules::Pod => &[
@@ -153,7 +153,7 @@ fn selectable(resource: &Resource) -> &'static [&'static str] {
     }
 }
 
-/// A field of a stored object as text; events are stored in their core form.
+/// A field of a stored object as text. Events are stored in their core/v1 form.
 fn read(object: &Value, field: &str) -> Option<String> {
     let stored = match field.split_once('.') {
         Some(("regarding", rest)) => format!("involvedObject.{rest}"),

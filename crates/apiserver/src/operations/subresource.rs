@@ -1,4 +1,4 @@
-//! The subresources that act on stored objects: `scale` of custom resources, `binding` and `eviction` of pods.
+//! The subresources of stored objects: `scale` of custom resources, `binding` and `eviction` of pods.
 
 use apimachinery::{
     field::FieldError,
@@ -13,14 +13,14 @@ use crate::{
     strategy,
 };
 
-/// A stored object's `Scale`.
+/// The `Scale` of a stored object.
 pub fn scale_of(paths: &ScalePaths, object: &Value) -> Value {
     let at = |path: &[String]| {
         Resource::at(object, path)
             .and_then(Value::as_i64)
             .unwrap_or_default()
     };
-    // In the spec, no replicas are left out, as kube-apiserver leaves them out; in the status they are said.
+    // Like kube-apiserver, omits zero replicas in the spec but not in the status.
     let spec = match at(&paths.spec_replicas) {
         0 => json!({}),
         replicas => json!({"replicas": replicas}),
@@ -50,7 +50,7 @@ pub fn scale_of(paths: &ScalePaths, object: &Value) -> Value {
 }
 
 impl Api {
-    /// Changes the scale of an object; `change` makes the new `Scale` from the present one.
+    /// Changes the scale of an object. `change` computes the new `Scale` from the current one.
     pub async fn modify_scale(
         &self,
         target: &Target,
@@ -92,7 +92,7 @@ impl Api {
         Ok(scale_of(paths, &Self::value_of(resource, &written.object)))
     }
 
-    /// Assigns a pod to a node, once.
+    /// Assigns a pod to a node. A pod that is already assigned yields a conflict.
     pub async fn bind_pod(
         &self,
         target: &Target,
@@ -159,7 +159,7 @@ impl Api {
             .await
     }
 
-    /// Deletes a pod on behalf of an eviction.
+    /// Deletes a pod because of an eviction.
     pub async fn evict_pod(
         &self,
         target: &Target,

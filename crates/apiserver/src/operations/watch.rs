@@ -1,7 +1,8 @@
-//! Watching: what a client sees of a kind's history through its selectors.
+//! Watching: the history of a kind, filtered by the selectors of a client.
 //!
-//! An object that starts to match appears, one that stops matching disappears, whatever really happened to it. The stream ends at
-//! its deadline, when the server stops, or with a 410 when the window has moved past the watcher.
+//! The client gets ADDED when an object starts to match and DELETED when it stops matching, even if the object itself was only
+//! modified. The stream ends at its deadline, when the server stops, or with a 410 error when the window has moved past the
+//! watcher.
 
 use std::{
     sync::Arc,
@@ -14,33 +15,33 @@ use saturating_time::SaturatingTime;
 use super::{Api, ListOptions, Target, VersionMatch, selection::Selection};
 use crate::store::{Event, EventKind, Expired, Object, Range, Revision, Watch};
 
-/// What a watch covers and how it starts.
+/// The options of a watch.
 #[derive(Clone, Debug, Default)]
 pub struct WatchOptions {
     /// Selectors, resource version and its match.
     pub list: ListOptions,
     /// Whether the client wants bookmarks.
     pub bookmarks: bool,
-    /// Whether the present state comes first; unset leaves it to the resource version.
+    /// Whether the current state is sent first (`sendInitialEvents`). If unset, the resource version decides.
     pub initial_events: Option<bool>,
-    /// How long the watch lasts.
+    /// The maximum duration of the watch.
     pub timeout: Option<Duration>,
 }
 
-/// One message to a watcher.
+/// One event for a watcher.
 #[derive(Clone, Debug)]
-pub enum Notice {
-    /// An object appeared in the selection.
+pub enum WatchEvent {
+    /// An object started to match the selection.
     Added(Arc<Object>),
     /// A selected object changed.
     Modified(Arc<Object>),
-    /// An object left the selection; as it last was, at the revision at which it left.
+    /// An object left the selection: its last matching version, and the revision at which it left.
     Deleted(Arc<Object>, Revision),
-    /// Nothing happened up to this revision.
+    /// There are no more events up to this revision.
     Bookmark(Revision),
-    /// The present state is complete at this revision.
+    /// The current state is complete at this revision.
     InitialEnd(Revision),
-    /// The watch is over.
+    /// The watch failed.
     Error(Box<Status>),
 }
 
@@ -61,11 +62,11 @@ pub struct Watching {
 
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1800);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
-const INITIAL_AT_ONCE: usize = 256;
+const MAXIMUM_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
+const INITIAL_BATCH: usize = 256;
 
 impl Api {
-    /// Starts a watch. A version that is too old is refused with 410.
+    /// Starts a watch. Returns 410 for a resource version that is too old.
     pub fn watch(&self, target: &Target, options: &WatchOptions) -> Result<Watching, Status> {
         let version = options.list.resource_version;
         check_options(options)?;
@@ -73,7 +74,7 @@ impl Api {
             .initial_events
             .unwrap_or_else(|| version.is_none_or(|version| version == 0));
         if let Some(version) = version.filter(|version| *version > 0) {
-            self.check_reached(version)?;
+            self.check_not_in_future(version)?;
         }
         let too_old =
             |expired: Expired| Status::too_old_resource_version(expired.requested, expired.oldest);
@@ -108,12 +109,12 @@ impl Api {
                 .then_some(after),
             bookmarks: options.bookmarks,
             next_bookmark: now.later_by(BOOKMARK_INTERVAL),
-            // One that lies beyond what a clock can hold is as good as none.
+            // Capped, because a deadline beyond the range of the clock cannot be represented.
             deadline: now.later_by(
                 options
                     .timeout
                     .unwrap_or(DEFAULT_TIMEOUT)
-                    .min(LONGEST_TIMEOUT),
+                    .min(MAXIMUM_TIMEOUT),
             ),
             ended: false,
             shutdown: self.shutdown.clone(),
@@ -138,22 +139,22 @@ fn check_options(options: &WatchOptions) -> Result<(), Status> {
 }
 
 impl Watching {
-    /// The next messages; nothing when the watch is over.
-    pub async fn next(&mut self) -> Option<Vec<Notice>> {
+    /// The next events; `None` when the watch is over.
+    pub async fn next(&mut self) -> Option<Vec<WatchEvent>> {
         if self.ended {
             return None;
         }
-        let present: Vec<Notice> = self
+        let present: Vec<WatchEvent> = self
             .initial
             .by_ref()
-            .take(INITIAL_AT_ONCE)
-            .map(Notice::Added)
+            .take(INITIAL_BATCH)
+            .map(WatchEvent::Added)
             .collect();
         if !present.is_empty() {
             return Some(present);
         }
         if let Some(revision) = self.initial_end.take() {
-            return Some(vec![Notice::InitialEnd(revision)]);
+            return Some(vec![WatchEvent::InitialEnd(revision)]);
         }
         loop {
             let wake = if self.bookmarks {
@@ -166,15 +167,15 @@ impl Watching {
                 () = self.shutdown.cancelled() => return None,
                 events = self.watch.next() => match events {
                     Ok(events) => {
-                        let notices: Vec<Notice> = events.into_iter().filter_map(|event| self.translate(event)).collect();
-                        if !notices.is_empty() {
-                            return Some(notices);
+                        let watch_events: Vec<WatchEvent> = events.into_iter().filter_map(|event| self.translate(event)).collect();
+                        if !watch_events.is_empty() {
+                            return Some(watch_events);
                         }
                     }
                     Err(expired) => {
                         self.ended = true;
                         let status = Status::too_old_resource_version(expired.requested, expired.oldest);
-                        return Some(vec![Notice::Error(Box::new(status))]);
+                        return Some(vec![WatchEvent::Error(Box::new(status))]);
                     }
                 },
                 () = tokio::time::sleep_until(wake.into()) => {
@@ -183,7 +184,7 @@ impl Watching {
                     if !self.bookmarks {
                         return None;
                     }
-                    return Some(vec![Notice::Bookmark(self.watch.progress())]);
+                    return Some(vec![WatchEvent::Bookmark(self.watch.progress())]);
                 }
             }
         }
@@ -194,7 +195,7 @@ impl Watching {
             && self.selection.matches(object)
     }
 
-    fn translate(&self, event: Event) -> Option<Notice> {
+    fn translate(&self, event: Event) -> Option<WatchEvent> {
         let revision = event.revision();
         if !self.namespace.is_empty() && event.object.key.namespace() != self.namespace {
             return None;
@@ -205,14 +206,14 @@ impl Watching {
             .is_some_and(|previous| self.selects(previous));
         let after = event.kind != EventKind::Deleted && self.selects(&event.object);
         match (before, after) {
-            (false, true) => Some(Notice::Added(event.object)),
-            (true, true) => Some(Notice::Modified(event.object)),
+            (false, true) => Some(WatchEvent::Added(event.object)),
+            (true, true) => Some(WatchEvent::Modified(event.object)),
             (true, false) if event.kind == EventKind::Deleted => {
-                Some(Notice::Deleted(event.object, revision))
+                Some(WatchEvent::Deleted(event.object, revision))
             }
             (true, false) => event
                 .previous
-                .map(|previous| Notice::Deleted(previous, revision)),
+                .map(|previous| WatchEvent::Deleted(previous, revision)),
             (false, false) => None,
         }
     }

@@ -1,4 +1,4 @@
-//! What PodSecurity admission answers to a write: a refusal, warnings, and what the audit log is told.
+//! The decision of PodSecurity admission about a write: an error, warnings, and audit annotations.
 
 use std::collections::BTreeMap;
 
@@ -6,35 +6,35 @@ use apimachinery::field::FieldError;
 use serde_json::Value;
 
 use super::{
-    checks::{in_detail, in_short, violations},
+    checks::{reasons, violations, with_details},
     policy::{Level, LevelVersion, Policy},
 };
 
-/// The most pods that are looked at when a namespace gets a stricter level.
-const MOST_PODS: usize = 3000;
+/// Maximum number of pods that are checked when a namespace gets a stricter level.
+const MAXIMUM_PODS: usize = 3000;
 
-/// What becomes of a write.
+/// The decision about a write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Why it is refused, if it is.
+    /// The error, if the write is rejected.
     pub refusal: Option<String>,
-    /// What its writer is told.
+    /// Warnings for the client.
     pub warnings: Vec<String>,
-    /// What the audit log is told, by the name of the annotation.
+    /// Audit annotations, by name.
     pub annotations: BTreeMap<&'static str, String>,
 }
 
-/// Whether a policy is enforced, or only told of.
+/// The kind of object that is checked. A policy is enforced only on pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// A pod.
     Pod,
-    /// Something that makes pods.
+    /// An object with a pod template. Violations only cause warnings.
     Template,
 }
 
-/// Judges a pod, or the template of one, by the policy of its namespace.
-pub fn judge(namespace: &Value, subject: Subject, metadata: &Value, spec: &Value) -> Verdict {
+/// Evaluates a pod or a pod template by the policy of its namespace.
+pub fn evaluate(namespace: &Value, subject: Subject, metadata: &Value, spec: &Value) -> Verdict {
     let (policy, errors) = Policy::of(namespace);
     let mut verdict = Verdict::default();
     if errors.is_empty() && policy.is_privileged() {
@@ -45,10 +45,10 @@ pub fn judge(namespace: &Value, subject: Subject, metadata: &Value, spec: &Value
         let problems = format!("Failed to parse policy: {}", problems.join(", "));
         verdict.annotations.insert("error", problems);
     }
-    let found = |asked: LevelVersion| {
-        let found = violations(asked, metadata, spec);
+    let found = |level: LevelVersion| {
+        let found = violations(level, metadata, spec);
         (!found.is_empty())
-            .then(|| format!("violate PodSecurity \"{asked}\": {}", in_detail(&found)))
+            .then(|| format!("violate PodSecurity \"{level}\": {}", with_details(&found)))
     };
     if subject == Subject::Pod {
         let enforced = policy.enforce.to_string();
@@ -69,7 +69,7 @@ pub fn judge(namespace: &Value, subject: Subject, metadata: &Value, spec: &Value
     verdict
 }
 
-/// Whether an update of a pod changes what is judged: a container came, or has another image.
+/// Whether an update of a pod needs a new evaluation: a container was added or has another image.
 pub fn is_significant(spec: &Value, old: &Value) -> bool {
     let list = |spec: &'_ Value, name: &str| spec[name].as_array().cloned().unwrap_or_default();
     let differs = |name: &str| {
@@ -92,7 +92,7 @@ pub fn is_significant(spec: &Value, old: &Value) -> bool {
         || list(spec, "ephemeralContainers").iter().any(is_new)
 }
 
-/// What is wrong with the labels of a namespace. Labels that were wrong before may stay.
+/// Validates the PodSecurity labels of a namespace. Errors that the stored labels have too are allowed (validation ratcheting).
 pub fn label_errors(namespace: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let (_, errors) = Policy::of(namespace);
     match old {
@@ -101,32 +101,32 @@ pub fn label_errors(namespace: &Value, old: Option<&Value>) -> Vec<FieldError> {
     }
 }
 
-/// The level that a change of labels begins to enforce on pods that are there already.
+/// The level that a change of labels newly enforces on existing pods.
 pub fn newly_enforced(namespace: &Value, old: &Value) -> Option<LevelVersion> {
     let (now, before) = (Policy::of(namespace).0.enforce, Policy::of(old).0.enforce);
     let is_relaxed = now.version == before.version && now.level <= before.level;
     (now != before && now.level != Level::Privileged && !is_relaxed).then_some(now)
 }
 
-/// The warnings about pods that do not meet a level which their namespace begins to enforce.
+/// Warnings about existing pods that violate the newly enforced level of their namespace.
 pub fn warn_of_pods<'a>(
     namespace: &str,
     enforced: LevelVersion,
     pods: impl IntoIterator<Item = &'a Value>,
 ) -> Vec<String> {
-    let pods = one_of_each_controller_first(pods);
+    let pods = one_per_controller_first(pods);
     let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for pod in pods.iter().take(MOST_PODS) {
+    for pod in pods.iter().take(MAXIMUM_PODS) {
         let violations = violations(enforced, &pod["metadata"], &pod["spec"]);
         if !violations.is_empty() {
             let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-            found.entry(in_short(&violations)).or_default().push(name);
+            found.entry(reasons(&violations)).or_default().push(name);
         }
     }
     let mut warnings = Vec::new();
-    if pods.len() > MOST_PODS {
+    if pods.len() > MAXIMUM_PODS {
         warnings.push(format!(
-            "new PodSecurity enforce level only checked against the first {MOST_PODS} of {} existing pods",
+            "new PodSecurity enforce level only checked against the first {MAXIMUM_PODS} of {} existing pods",
             pods.len()
         ));
     }
@@ -151,8 +151,8 @@ pub fn warn_of_pods<'a>(
     warnings
 }
 
-/// The pods of one controller are alike, so one of each comes before all the others.
-fn one_of_each_controller_first<'a>(pods: impl IntoIterator<Item = &'a Value>) -> Vec<&'a Value> {
+/// Sorts one pod of each controller to the front, because the pods of one controller are alike.
+fn one_per_controller_first<'a>(pods: impl IntoIterator<Item = &'a Value>) -> Vec<&'a Value> {
     let mut seen = std::collections::HashSet::new();
     let (mut first, mut further) = (Vec::new(), Vec::new());
     for pod in pods {
@@ -188,22 +188,22 @@ mod tests {
         json!({"metadata": {"name": "n", "labels": labels}})
     }
 
-    fn judged(labels: &[(&str, &str)], subject: Subject, spec: &Value) -> Verdict {
-        judge(&namespace(labels), subject, &json!({}), spec)
+    fn verdict(labels: &[(&str, &str)], subject: Subject, spec: &Value) -> Verdict {
+        evaluate(&namespace(labels), subject, &json!({}), spec)
     }
 
     #[test]
-    fn a_pod_is_refused_noted_or_warned_of_as_its_namespace_says() {
+    fn a_pod_is_rejected_audited_or_warned_about_by_its_namespace() {
         let privileged =
             json!({"containers": [{"name": "c", "securityContext": {"privileged": true}}]});
         let found = "privileged (container \"c\" must not set securityContext.privileged=true)";
-        let refused = judged(&[("enforce", "baseline")], Subject::Pod, &privileged);
+        let refused = verdict(&[("enforce", "baseline")], Subject::Pod, &privileged);
         assert_eq!(
             refused.refusal,
             Some(format!("violates PodSecurity \"baseline:latest\": {found}"))
         );
         assert_eq!(refused.warnings, [""; 0]);
-        let warned = judged(
+        let warned = verdict(
             &[("warn", "baseline"), ("warn-version", "v1.20")],
             Subject::Pod,
             &privileged,
@@ -215,23 +215,23 @@ mod tests {
                 "would violate PodSecurity \"baseline:v1.20\": {found}"
             )]
         );
-        let noted = judged(&[("audit", "baseline")], Subject::Pod, &privileged);
-        assert_eq!((noted.refusal, noted.warnings), (None, Vec::new()));
+        let audited = verdict(&[("audit", "baseline")], Subject::Pod, &privileged);
+        assert_eq!((audited.refusal, audited.warnings), (None, Vec::new()));
         assert_eq!(
-            noted.annotations["audit-violations"],
+            audited.annotations["audit-violations"],
             format!("would violate PodSecurity \"baseline:latest\": {found}")
         );
-        assert_eq!(noted.annotations["enforce-policy"], "privileged:latest");
-        assert_eq!(judged(&[], Subject::Pod, &privileged), Verdict::default());
+        assert_eq!(audited.annotations["enforce-policy"], "privileged:latest");
+        assert_eq!(verdict(&[], Subject::Pod, &privileged), Verdict::default());
         let plain = json!({"containers": [{"name": "c"}]});
         assert_eq!(
-            judged(&[("enforce", "baseline")], Subject::Pod, &plain).refusal,
+            verdict(&[("enforce", "baseline")], Subject::Pod, &plain).refusal,
             None
         );
-        let unknown = judged(&[("enforce", "none")], Subject::Pod, &plain);
+        let unknown = verdict(&[("enforce", "none")], Subject::Pod, &plain);
         assert!(
             unknown.refusal.is_some(),
-            "a level that is none is enforced as restricted"
+            "an invalid level is enforced as restricted"
         );
         assert!(
             unknown.annotations["error"].starts_with("Failed to parse policy: metadata.labels[")
@@ -239,16 +239,16 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_pods_is_warned_of_and_never_refused() {
+    fn a_pod_template_causes_warnings_and_is_never_rejected() {
         let privileged =
             json!({"containers": [{"name": "c", "securityContext": {"privileged": true}}]});
-        let verdict = judged(&[("enforce", "baseline")], Subject::Template, &privileged);
+        let verdict = verdict(&[("enforce", "baseline")], Subject::Template, &privileged);
         assert_eq!(verdict.refusal, None);
         assert_eq!(verdict.warnings.len(), 1);
     }
 
     #[test]
-    fn an_update_counts_when_an_image_changes_or_a_container_comes() {
+    fn an_update_is_evaluated_when_an_image_changes_or_a_container_is_added() {
         let spec = |image: &str, ephemeral: Value| json!({"containers": [{"name": "c", "image": image}], "ephemeralContainers": ephemeral});
         let none = json!([]);
         assert!(!is_significant(
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_are_there_are_warned_of_when_the_level_rises() {
+    fn existing_pods_cause_warnings_when_the_level_becomes_stricter() {
         let (plain, strict) = (namespace(&[]), namespace(&[("enforce", "restricted")]));
         let enforced = newly_enforced(&strict, &plain).unwrap();
         assert_eq!(newly_enforced(&plain, &strict), None);

@@ -1,4 +1,4 @@
-//! The checks of the baseline level: what is known to lift a container's confinement.
+//! The checks of the baseline level, which prevents known privilege escalations.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::{Violation, containers, has_user_namespace, named, names_of, plural, quoted, setters};
 
-/// Text values of a field of a pod's and its containers' security contexts that are not allowed, and who set them.
+/// Forbidden string values of a field in the security contexts of a pod and its containers, and the pod or containers that set
+/// them.
 fn bad_values<'a>(
     spec: &'a Value,
     pointer: &str,
@@ -90,7 +91,7 @@ pub fn capabilities(_: &Value, spec: &Value) -> Option<Violation> {
     })
 }
 
-/// Who adds capabilities that are not allowed, and which.
+/// The containers that add forbidden capabilities, and the capabilities.
 pub fn added_capabilities(
     spec: &Value,
     is_allowed: impl Fn(&str) -> bool,
@@ -179,7 +180,7 @@ pub fn host_probes(_: &Value, spec: &Value) -> Option<Violation> {
             .map(ToOwned::to_owned)
             .collect()
     };
-    // Unlike others, this check sorts the names.
+    // Unlike the other checks, this one sorts the names.
     let names: BTreeSet<&str> = names_of(spec, |container| !hosts(container).is_empty())
         .into_iter()
         .collect();
@@ -276,27 +277,27 @@ fn selinux_options_of(spec: &Value, allowed: &[&str]) -> Option<Violation> {
         .map(|container| container["name"].as_str().unwrap_or_default())
         .collect();
     let setters = setters(is_pod, &names)?;
-    let mut told = Vec::new();
+    let mut details = Vec::new();
     if !kinds.is_empty() {
         let noun = plural(kinds.len(), "type", "types");
-        told.push(format!("{noun} {}", quoted(kinds)));
+        details.push(format!("{noun} {}", quoted(kinds)));
     }
     if user {
-        told.push("user may not be set".to_owned());
+        details.push("user may not be set".to_owned());
     }
     if role {
-        told.push("role may not be set".to_owned());
+        details.push("role may not be set".to_owned());
     }
     Some(Violation {
         reason: "seLinuxOptions",
         detail: format!(
             "{setters} set forbidden securityContext.seLinuxOptions: {}",
-            told.join("; ")
+            details.join("; ")
         ),
     })
 }
 
-/// Before 1.19, profiles were annotations.
+/// Checks the seccomp annotations, which were used before version 1.19.
 pub fn seccomp_annotations(metadata: &Value, spec: &Value) -> Option<Violation> {
     const POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
     const CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
@@ -325,7 +326,7 @@ pub fn seccomp_annotations(metadata: &Value, spec: &Value) -> Option<Violation> 
     })
 }
 
-/// Whether a type of seccomp profile confines.
+/// Whether a type of seccomp profile is allowed.
 pub fn is_seccomp(kind: &str) -> bool {
     matches!(kind, "Localhost" | "RuntimeDefault")
 }
@@ -342,7 +343,7 @@ pub fn seccomp_profile(_: &Value, spec: &Value) -> Option<Violation> {
     })
 }
 
-/// In the order of the versions that allowed them.
+/// Allowed sysctls, in the order of the versions that added them.
 const SYSCTLS: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",

@@ -1,4 +1,4 @@
-//! Which check belongs to which level since which version, and judging a pod by them.
+//! The table of checks by level and version, and the evaluation of a pod.
 
 use serde_json::Value;
 
@@ -8,16 +8,17 @@ use super::{
     restricted,
 };
 
-/// Looks at a pod's metadata and spec.
+/// A check of a pod's metadata and spec.
 type Check = fn(&Value, &Value) -> Option<Violation>;
 
-/// A check since a minor version. Of one name the newest counts that is not newer than what is asked for.
+/// A check that exists since a minor version. Of several rows with the same name, the newest that the requested version includes
+/// applies.
 struct Row {
     name: &'static str,
     since: u32,
     check: Check,
-    /// Checks of the baseline that need not run beside it.
-    instead_of: &'static [&'static str],
+    /// Baseline checks that this check replaces.
+    replaces: &'static [&'static str],
 }
 
 const fn row(name: &'static str, since: u32, check: Check) -> Row {
@@ -25,11 +26,11 @@ const fn row(name: &'static str, since: u32, check: Check) -> Row {
         name,
         since,
         check,
-        instead_of: &[],
+        replaces: &[],
     }
 }
 
-/// In the order in which Kubernetes names what it finds.
+/// The baseline checks, in the order in which Kubernetes reports violations.
 const BASELINE: &[Row] = &[
     row("appArmorProfile", 0, baseline::app_armor_profile),
     row("capabilities_baseline", 0, baseline::capabilities),
@@ -63,19 +64,19 @@ const RESTRICTED: &[Row] = &[
         restricted::allow_privilege_escalation_1_25,
     ),
     Row {
-        instead_of: &["capabilities_baseline"],
+        replaces: &["capabilities_baseline"],
         ..row("capabilities_restricted", 22, restricted::capabilities)
     },
     Row {
-        instead_of: &["capabilities_baseline"],
+        replaces: &["capabilities_baseline"],
         ..row("capabilities_restricted", 25, restricted::capabilities_1_25)
     },
     Row {
-        instead_of: &["procMount"],
+        replaces: &["procMount"],
         ..row("procMount_restricted", 35, baseline::proc_mount)
     },
     Row {
-        instead_of: &["hostPathVolumes"],
+        replaces: &["hostPathVolumes"],
         ..row("restrictedVolumes", 0, restricted::volumes)
     },
     row("runAsNonRoot", 0, restricted::run_as_non_root),
@@ -83,11 +84,11 @@ const RESTRICTED: &[Row] = &[
     row("runAsUser", 23, restricted::run_as_user),
     row("runAsUser", 35, restricted::run_as_user_1_35),
     Row {
-        instead_of: &["seccompProfile_baseline"],
+        replaces: &["seccompProfile_baseline"],
         ..row("seccompProfile_restricted", 19, restricted::seccomp_profile)
     },
     Row {
-        instead_of: &["seccompProfile_baseline"],
+        replaces: &["seccompProfile_baseline"],
         ..row(
             "seccompProfile_restricted",
             25,
@@ -96,7 +97,7 @@ const RESTRICTED: &[Row] = &[
     },
 ];
 
-/// The rows that apply as of a version.
+/// The rows that apply in a version.
 fn as_of(rows: &'static [Row], version: Version) -> impl Iterator<Item = &'static Row> {
     let applies = move |row: &Row| Version::Minor(row.since) <= version;
     rows.iter().filter(move |row| {
@@ -107,18 +108,18 @@ fn as_of(rows: &'static [Row], version: Version) -> impl Iterator<Item = &'stati
     })
 }
 
-/// Everything in which a pod does not meet a level.
-pub fn violations(asked: LevelVersion, metadata: &Value, spec: &Value) -> Vec<Violation> {
-    let baseline = as_of(BASELINE, asked.version);
-    let rows: Vec<&Row> = match asked.level {
+/// All violations of a level by a pod.
+pub fn violations(required: LevelVersion, metadata: &Value, spec: &Value) -> Vec<Violation> {
+    let baseline = as_of(BASELINE, required.version);
+    let rows: Vec<&Row> = match required.level {
         Level::Privileged => Vec::new(),
         Level::Baseline => baseline.collect(),
         Level::Restricted => {
-            let restricted: Vec<&Row> = as_of(RESTRICTED, asked.version).collect();
+            let restricted: Vec<&Row> = as_of(RESTRICTED, required.version).collect();
             let is_needed = |row: &&Row| {
                 !restricted
                     .iter()
-                    .any(|other| other.instead_of.contains(&row.name))
+                    .any(|other| other.replaces.contains(&row.name))
             };
             baseline
                 .filter(is_needed)
@@ -131,20 +132,20 @@ pub fn violations(asked: LevelVersion, metadata: &Value, spec: &Value) -> Vec<Vi
         .collect()
 }
 
-/// All reasons with their details: `host namespaces (hostPID=true), privileged (…)`.
-pub fn in_detail(violations: &[Violation]) -> String {
-    let told: Vec<String> = violations
+/// The reasons with their details: `host namespaces (hostPID=true), privileged (…)`.
+pub fn with_details(violations: &[Violation]) -> String {
+    let described: Vec<String> = violations
         .iter()
         .map(|violation| match violation.detail.as_str() {
             "" => violation.reason.to_owned(),
             detail => format!("{} ({detail})", violation.reason),
         })
         .collect();
-    told.join(", ")
+    described.join(", ")
 }
 
-/// All reasons.
-pub fn in_short(violations: &[Violation]) -> String {
+/// The reasons without their details.
+pub fn reasons(violations: &[Violation]) -> String {
     let reasons: Vec<&str> = violations
         .iter()
         .map(|violation| violation.reason)
@@ -158,9 +159,9 @@ mod tests {
 
     use super::*;
 
-    fn judged(level: Level, version: Version, pod: &Value) -> String {
-        let asked = LevelVersion { level, version };
-        in_detail(&violations(asked, &pod["metadata"], &pod["spec"]))
+    fn violations_of(level: Level, version: Version, pod: &Value) -> String {
+        let required = LevelVersion { level, version };
+        with_details(&violations(required, &pod["metadata"], &pod["spec"]))
     }
 
     /// A pod that meets the restricted level.
@@ -175,22 +176,25 @@ mod tests {
     #[test]
     fn a_plain_pod_meets_the_baseline_and_not_the_restricted_level() {
         let plain = json!({"metadata": {}, "spec": {"containers": [{"name": "a"}], "initContainers": [{"name": "b"}]}});
-        assert_eq!(judged(Level::Privileged, Version::Latest, &plain), "");
-        assert_eq!(judged(Level::Baseline, Version::Latest, &plain), "");
         assert_eq!(
-            judged(Level::Restricted, Version::Latest, &restricted()),
+            violations_of(Level::Privileged, Version::Latest, &plain),
+            ""
+        );
+        assert_eq!(violations_of(Level::Baseline, Version::Latest, &plain), "");
+        assert_eq!(
+            violations_of(Level::Restricted, Version::Latest, &restricted()),
             ""
         );
         assert_eq!(
-            judged(Level::Restricted, Version::Latest, &plain),
+            violations_of(Level::Restricted, Version::Latest, &plain),
             "allowPrivilegeEscalation != false (containers \"b\", \"a\" must set securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (containers \"b\", \"a\" must set securityContext.capabilities.drop=[\"ALL\"]), runAsNonRoot != true (pod or containers \"b\", \"a\" must set securityContext.runAsNonRoot=true), seccompProfile (pod or containers \"b\", \"a\" must set securityContext.seccompProfile.type to \"RuntimeDefault\" or \"Localhost\")"
         );
     }
 
-    /// What each check says of a pod that fails it alone, at the level it belongs to.
+    /// The message of each check for a pod that fails only that check.
     #[test]
     #[expect(clippy::too_many_lines, reason = "one table of every check")]
-    fn every_check_names_what_it_forbids_in_kubernetes_words() {
+    fn every_check_reports_its_violation_with_kubernetes_messages() {
         use Level::{Baseline, Restricted};
         let container =
             |context: Value| json!({"containers": [{"name": "c", "securityContext": context}]});
@@ -299,20 +303,20 @@ mod tests {
             for (field, value) in spec.as_object().unwrap() {
                 pod["spec"][field] = value.clone();
             }
-            assert_eq!(judged(level, Version::Latest, &pod), expected);
+            assert_eq!(violations_of(level, Version::Latest, &pod), expected);
         }
     }
 
     #[test]
-    fn annotations_of_old_count_too() {
+    fn deprecated_annotations_are_checked() {
         let pod = json!({"metadata": {"annotations": {
             "container.apparmor.security.beta.kubernetes.io/c": "unconfined",
             "seccomp.security.alpha.kubernetes.io/pod": "unconfined",
         }}, "spec": {"containers": [{"name": "c"}]}});
         let armor = "forbidden AppArmor profile (annotation must not set AppArmor profile type to \"container.apparmor.security.beta.kubernetes.io/c=\"unconfined\"\")";
-        assert_eq!(judged(Level::Baseline, Version::Latest, &pod), armor);
+        assert_eq!(violations_of(Level::Baseline, Version::Latest, &pod), armor);
         assert_eq!(
-            judged(Level::Baseline, Version::Minor(18), &pod),
+            violations_of(Level::Baseline, Version::Minor(18), &pod),
             format!(
                 "{armor}, seccompProfile (forbidden annotation seccomp.security.alpha.kubernetes.io/pod=\"unconfined\")"
             )
@@ -320,41 +324,44 @@ mod tests {
     }
 
     #[test]
-    fn a_version_brings_its_own_checks() {
+    fn each_version_has_its_own_checks() {
         let context = |context: Value| json!({"metadata": {}, "spec": {"securityContext": context, "containers": [{"name": "c"}]}});
-        let reasons = |level, version, pod: &Value| {
-            let asked = LevelVersion { level, version };
-            in_short(&violations(asked, &pod["metadata"], &pod["spec"]))
+        let reasons_of = |level, version, pod: &Value| {
+            let required = LevelVersion { level, version };
+            reasons(&violations(required, &pod["metadata"], &pod["spec"]))
         };
         let sysctl = context(json!({"sysctls": [{"name": "net.ipv4.tcp_rmem", "value": "1"}]}));
         assert_eq!(
-            reasons(Level::Baseline, Version::Minor(31), &sysctl),
+            reasons_of(Level::Baseline, Version::Minor(31), &sysctl),
             "forbidden sysctls"
         );
-        assert_eq!(reasons(Level::Baseline, Version::Minor(32), &sysctl), "");
-        assert_eq!(reasons(Level::Baseline, Version::Minor(99), &sysctl), "");
+        assert_eq!(reasons_of(Level::Baseline, Version::Minor(32), &sysctl), "");
+        assert_eq!(reasons_of(Level::Baseline, Version::Minor(99), &sysctl), "");
         let engine = context(json!({"seLinuxOptions": {"type": "container_engine_t"}}));
         assert_eq!(
-            reasons(Level::Baseline, Version::Minor(30), &engine),
+            reasons_of(Level::Baseline, Version::Minor(30), &engine),
             "seLinuxOptions"
         );
-        assert_eq!(reasons(Level::Baseline, Version::Minor(31), &engine), "");
+        assert_eq!(reasons_of(Level::Baseline, Version::Minor(31), &engine), "");
         let plain = context(json!({}));
         assert_eq!(
-            reasons(Level::Restricted, Version::Minor(7), &plain),
+            reasons_of(Level::Restricted, Version::Minor(7), &plain),
             "runAsNonRoot != true"
         );
         assert_eq!(
-            reasons(Level::Restricted, Version::Minor(21), &plain),
+            reasons_of(Level::Restricted, Version::Minor(21), &plain),
             "allowPrivilegeEscalation != false, runAsNonRoot != true, seccompProfile"
         );
         let mut own_users = restricted();
         own_users["spec"]["hostUsers"] = json!(false);
         own_users["spec"]["securityContext"]["runAsNonRoot"] = json!(false);
         own_users["spec"]["securityContext"]["runAsUser"] = json!(0);
-        assert_eq!(reasons(Level::Restricted, Version::Latest, &own_users), "");
         assert_eq!(
-            reasons(Level::Restricted, Version::Minor(34), &own_users),
+            reasons_of(Level::Restricted, Version::Latest, &own_users),
+            ""
+        );
+        assert_eq!(
+            reasons_of(Level::Restricted, Version::Minor(34), &own_users),
             "runAsNonRoot != true, runAsUser=0"
         );
     }

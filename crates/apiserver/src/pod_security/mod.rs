@@ -1,13 +1,13 @@
-//! The Pod Security Standards, enforced by the labels of a namespace as Kubernetes' PodSecurity admission does (version 1.35).
+//! The Pod Security Standards, controlled by the labels of a namespace as in Kubernetes' PodSecurity admission (version 1.35).
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`policy`] | levels, versions, and what the labels of a namespace ask for |
-//! | [`checks`] | which check belongs to which level since which version; judging a pod |
-//! | [`baseline`], [`restricted`] | the checks themselves, in Kubernetes' words |
-//! | [`admission`] | what a write is answered: a refusal, warnings, audit annotations |
+//! | [`policy`] | levels, versions, and parsing of a namespace's labels |
+//! | [`checks`] | the table of checks by level and version, and the evaluation of a pod |
+//! | [`baseline`], [`restricted`] | the checks themselves, with Kubernetes' messages |
+//! | [`admission`] | the decision about a write: an error, warnings, audit annotations |
 //!
-//! All of it is pure: the namespace and its pods come in as JSON. No namespace, user or runtime class is exempt.
+//! All functions are pure: the namespace and its pods are JSON arguments. No namespace, user or runtime class is exempt.
 
 pub mod admission;
 mod baseline;
@@ -17,23 +17,23 @@ mod restricted;
 
 use serde_json::Value;
 
-/// Why a pod does not meet a level.
+/// A reason why a pod does not meet a level.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What is wrong, in a few words.
+    /// A short reason.
     pub reason: &'static str,
-    /// Who does it, and what is meant.
+    /// The container or field that violates the level, and how to fix it.
     pub detail: String,
 }
 
-/// The containers of a pod, of all three kinds.
+/// The containers of a pod: init, regular and ephemeral ones.
 fn containers(spec: &Value) -> impl Iterator<Item = &Value> {
     ["initContainers", "containers", "ephemeralContainers"]
         .into_iter()
         .flat_map(|list| spec[list].as_array().into_iter().flatten())
 }
 
-/// The names of the containers that a rule does not let pass.
+/// The names of the containers that violate a check.
 fn names_of<'a>(spec: &'a Value, is_bad: impl Fn(&'a Value) -> bool) -> Vec<&'a str> {
     containers(spec)
         .filter(|container| is_bad(container))
@@ -60,7 +60,7 @@ fn named(containers: &[&str]) -> String {
     format!("{noun} {}", quoted(containers))
 }
 
-/// The pod and its containers, as far as they are to blame: `pod and container "a"`.
+/// The pod and the containers that set a forbidden value: `pod and container "a"`.
 fn setters(is_pod: bool, containers: &[&str]) -> Option<String> {
     let mut setters = Vec::new();
     if is_pod {
@@ -72,7 +72,7 @@ fn setters(is_pod: bool, containers: &[&str]) -> Option<String> {
     (!setters.is_empty()).then(|| setters.join(" and "))
 }
 
-/// Whether a pod has a user namespace of its own by its own wish, for which 1.35 relaxes some checks.
+/// Whether a pod requests its own user namespace, for which version 1.35 relaxes some checks.
 fn has_user_namespace(spec: &Value) -> bool {
     spec["hostUsers"] == false
 }

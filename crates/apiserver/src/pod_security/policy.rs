@@ -1,14 +1,14 @@
-//! Levels, versions, and what the labels of a namespace ask for.
+//! Levels, versions, and parsing of a namespace's PodSecurity labels.
 
 use std::fmt;
 
 use apimachinery::field::FieldError;
 use serde_json::Value;
 
-/// What the labels begin with, and audit annotations too.
+/// The prefix of the labels and of the audit annotations.
 pub const PREFIX: &str = "pod-security.kubernetes.io/";
 
-/// How much is asked of pods, from nothing to all.
+/// The levels, from the least to the most restrictive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     Privileged,
@@ -70,7 +70,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// A level as of a version: `restricted:latest`.
+/// A level in a version: `restricted:latest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LevelVersion {
     pub level: Level,
@@ -90,37 +90,37 @@ impl fmt::Display for LevelVersion {
     }
 }
 
-/// What happens to a pod that does not meet a level.
+/// The levels of a namespace, by what happens to a pod that does not meet them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// It is refused.
+    /// The pod is rejected.
     pub enforce: LevelVersion,
-    /// It is noted in the audit log.
+    /// The audit log gets an annotation.
     pub audit: LevelVersion,
-    /// Its writer is warned.
+    /// The client gets a warning.
     pub warn: LevelVersion,
 }
 
 impl Policy {
-    /// The policy of a namespace, and what is wrong with its labels. A level to enforce that is none counts as restricted; one to
-    /// audit or to warn of as privileged.
+    /// Parses the labels of a namespace. Returns the policy and the errors in the labels. An invalid `enforce` level counts as
+    /// restricted; an invalid `audit` or `warn` level as privileged.
     pub fn of(namespace: &Value) -> (Self, Vec<FieldError>) {
         let labels = &namespace["metadata"]["labels"];
         let label = |name: &str| labels[format!("{PREFIX}{name}").as_str()].as_str();
         let mut errors = Vec::new();
-        let mut complain = |name: &str, value: &str, problem: &str| {
+        let mut report = |name: &str, value: &str, problem: &str| {
             let path = format!("metadata.labels[{PREFIX}{name}]");
             errors.push(FieldError::invalid(path, value, problem));
         };
-        let mut read = |mode: &str, if_wrong: Level| {
+        let mut read = |mode: &str, if_invalid: Level| {
             let mut found = LevelVersion::PRIVILEGED;
-            let mut is_level_good = false;
+            let mut is_valid = false;
             if let Some(text) = label(mode) {
                 match Level::parse(text) {
-                    Ok(level) => (found.level, is_level_good) = (level, true),
+                    Ok(level) => (found.level, is_valid) = (level, true),
                     Err(problem) => {
-                        found.level = if_wrong;
-                        complain(mode, text, problem);
+                        found.level = if_invalid;
+                        report(mode, text, problem);
                     }
                 }
             }
@@ -128,15 +128,15 @@ impl Policy {
             if let Some(text) = label(&name) {
                 match Version::parse(text) {
                     Ok(version) => found.version = version,
-                    Err(problem) => complain(&name, text, problem),
+                    Err(problem) => report(&name, text, problem),
                 }
             }
-            (found, is_level_good)
+            (found, is_valid)
         };
         let (enforce, is_enforced) = read("enforce", Level::Restricted);
         let (audit, _) = read("audit", Level::Privileged);
         let (mut warn, _) = read("warn", Level::Privileged);
-        // What is enforced is warned of where pods come from others, unless the labels say what to warn of.
+        // Without a `warn` label, the enforced level also causes warnings about pod templates.
         if label("warn").is_none() && is_enforced && enforce.level > warn.level {
             warn.level = enforce.level;
             if label("warn-version").is_none() {
@@ -151,7 +151,7 @@ impl Policy {
         (policy, errors)
     }
 
-    /// Whether every pod passes without a word.
+    /// Whether every pod passes without errors and warnings.
     pub fn is_privileged(&self) -> bool {
         [self.enforce, self.audit, self.warn]
             .iter()
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_say_what_is_enforced_audited_and_warned_of() {
+    fn labels_set_the_enforced_audited_and_warned_levels() {
         for (labels, expected) in [
             (
                 &[][..],
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_that_say_nothing_enforce_everything_and_are_explained() {
+    fn invalid_labels_enforce_restricted_and_yield_errors() {
         let (shown, errors) = policy(&[
             ("enforce", "strict"),
             ("enforce-version", "1.24"),

@@ -1,4 +1,4 @@
-//! The checks of the restricted level: what a hardened pod must say.
+//! The checks of the restricted level, which requires hardened pods.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::{
     Violation, baseline, containers, has_user_namespace, named, names_of, plural, quoted, setters,
 };
 
-/// Windows has none of these.
+/// Whether the pod runs on Windows, to which these checks do not apply.
 fn is_windows(spec: &Value) -> bool {
     spec["os"]["name"] == "windows"
 }
@@ -39,23 +39,23 @@ pub fn capabilities(_: &Value, spec: &Value) -> Option<Violation> {
         let mut dropped = dropped.and_then(Value::as_array).into_iter().flatten();
         dropped.any(|name| name == "ALL")
     };
-    let keeping = names_of(spec, |container| !drops_all(container));
-    let mut told = Vec::new();
-    if !keeping.is_empty() {
-        told.push(format!(
+    let without_drop = names_of(spec, |container| !drops_all(container));
+    let mut details = Vec::new();
+    if !without_drop.is_empty() {
+        details.push(format!(
             "{} must set securityContext.capabilities.drop=[\"ALL\"]",
-            named(&keeping)
+            named(&without_drop)
         ));
     }
     let added = baseline::added_capabilities(spec, |name| name == "NET_BIND_SERVICE");
     if let Some((names, added)) = added {
-        told.push(format!(
+        details.push(format!(
             "{names} must not include {added} in securityContext.capabilities.add"
         ));
     }
-    (!told.is_empty()).then(|| Violation {
+    (!details.is_empty()).then(|| Violation {
         reason: "unrestricted capabilities",
-        detail: told.join("; "),
+        detail: details.join("; "),
     })
 }
 
@@ -79,17 +79,17 @@ pub fn volumes(_: &Value, spec: &Value) -> Option<Violation> {
         "secret",
     ];
     let source = |volume: &Value| -> Option<String> {
-        let given: Vec<&String> = volume
+        let sources: Vec<&String> = volume
             .as_object()
             .into_iter()
             .flatten()
             .filter(|(_, source)| source.is_object())
             .map(|(name, _)| name)
             .collect();
-        if given.iter().any(|name| ALLOWED.contains(&name.as_str())) {
+        if sources.iter().any(|name| ALLOWED.contains(&name.as_str())) {
             return None;
         }
-        let first = given.first().map(ToString::to_string);
+        let first = sources.first().map(ToString::to_string);
         Some(first.unwrap_or_else(|| "unknown".to_owned()))
     };
     let all = spec["volumes"].as_array().map_or(&[][..], Vec::as_slice);
@@ -116,21 +116,21 @@ pub fn volumes(_: &Value, spec: &Value) -> Option<Violation> {
 }
 
 pub fn run_as_non_root(_: &Value, spec: &Value) -> Option<Violation> {
-    let says = |holder: &Value| holder["securityContext"]["runAsNonRoot"].as_bool();
-    let explicit = names_of(spec, |container| says(container) == Some(false));
+    let value = |holder: &Value| holder["securityContext"]["runAsNonRoot"].as_bool();
+    let explicit = names_of(spec, |container| value(container) == Some(false));
     let reason = "runAsNonRoot != true";
-    if let Some(setters) = setters(says(spec) == Some(false), &explicit) {
+    if let Some(setters) = setters(value(spec) == Some(false), &explicit) {
         return Some(Violation {
             reason,
             detail: format!("{setters} must not set securityContext.runAsNonRoot=false"),
         });
     }
-    let silent = names_of(spec, |container| says(container).is_none());
-    (says(spec) != Some(true) && !silent.is_empty()).then(|| Violation {
+    let unset = names_of(spec, |container| value(container).is_none());
+    (value(spec) != Some(true) && !unset.is_empty()).then(|| Violation {
         reason,
         detail: format!(
             "pod or {} must set securityContext.runAsNonRoot=true",
-            named(&silent)
+            named(&unset)
         ),
     })
 }
@@ -162,16 +162,16 @@ pub fn seccomp_profile(metadata: &Value, spec: &Value) -> Option<Violation> {
     if let Some(explicit) = baseline::seccomp_profile(metadata, spec) {
         return Some(explicit);
     }
-    let says = |holder: &Value| holder["securityContext"]["seccompProfile"].is_object();
-    if says(spec) || containers(spec).next().is_none() {
+    let is_set = |holder: &Value| holder["securityContext"]["seccompProfile"].is_object();
+    if is_set(spec) || containers(spec).next().is_none() {
         return None;
     }
-    let silent = names_of(spec, |container| !says(container));
-    (!silent.is_empty()).then(|| Violation {
+    let unset = names_of(spec, |container| !is_set(container));
+    (!unset.is_empty()).then(|| Violation {
         reason: "seccompProfile",
         detail: format!(
             "pod or {} must set securityContext.seccompProfile.type to \"RuntimeDefault\" or \"Localhost\"",
-            named(&silent)
+            named(&unset)
         ),
     })
 }

@@ -1,8 +1,9 @@
-//! Objects in Kubernetes' protobuf encoding, which Go clients send for built-in kinds. Decoded only: answers are JSON.
+//! Decoder for Kubernetes' protobuf encoding, which Go clients send for built-in kinds. There is no encoder: responses are JSON.
 //!
-//! `messages.txt` holds the field numbers of Kubernetes' published messages, one message after another: `# name`, then
-//! `number field type`, where `[]` marks a list and `{}` a map with text keys; lines with `=` name the message of a kind. A type that ends in `?` is a
-//! scalar without a pointer whose Go field is tagged `omitempty`: Go writes its zero value to the wire and leaves it out of JSON, and so does this decoder.
+//! `messages.txt` holds the field numbers of Kubernetes' published messages: `# name`, then lines of `number field type`. `[]`
+//! marks a list and `{}` a map with string keys. Lines with `=` name the message of a kind. A type that ends in `?` is a scalar
+//! without a pointer whose Go field is tagged `omitempty`: Go writes its zero value to the wire but omits it from JSON, and so
+//! does this decoder.
 
 pub mod wire;
 
@@ -13,14 +14,14 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::{SignedDuration, civil::DateTime};
 use serde_json::{Map, Value};
 
-use self::wire::{Part, Reader, Scalar};
+use self::wire::{Reader, WireField, WireValue};
 
 const MAGIC: &[u8] = b"k8s\0";
-/// Deeper nesting than any built-in kind has.
+/// Maximum nesting, deeper than any built-in kind.
 const DEPTH: usize = 32;
 const TOO_LARGE: &str = "the body holds too many values";
 
-/// Structs that JSON shows as part of what holds them.
+/// Structs whose fields JSON inlines into the parent.
 const INLINE: &[&str] = &[
     "volumeSource",
     "persistentVolumeSource",
@@ -41,7 +42,7 @@ struct Field {
     name: &'static str,
     kind: &'static str,
     shape: Shape,
-    /// JSON leaves the zero value out.
+    /// Whether JSON omits the zero value.
     omits_zero: bool,
 }
 
@@ -95,31 +96,31 @@ fn malformed(detail: &str) -> Status {
     ))
 }
 
-/// Decodes an enveloped object.
+/// Decodes an object in its envelope.
 pub fn decode(bytes: &[u8]) -> Result<Value, Status> {
     let envelope = bytes
         .strip_prefix(MAGIC)
         .ok_or_else(|| malformed("the envelope is missing"))?;
     let (mut version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
     for part in Reader::new(envelope) {
-        let Part { number, scalar } = part.map_err(malformed)?;
+        let WireField { number, scalar } = part.map_err(malformed)?;
         match (number, scalar) {
-            (1, Scalar::Bytes(identity)) => {
+            (1, WireValue::Bytes(identity)) => {
                 for part in Reader::new(identity) {
                     let part = part.map_err(malformed)?;
                     match (part.number, part.scalar) {
-                        (1, Scalar::Bytes(text)) => {
+                        (1, WireValue::Bytes(text)) => {
                             version = String::from_utf8_lossy(text).into_owned();
                         }
-                        (2, Scalar::Bytes(text)) => {
+                        (2, WireValue::Bytes(text)) => {
                             kind = String::from_utf8_lossy(text).into_owned();
                         }
                         _ => {}
                     }
                 }
             }
-            (2, Scalar::Bytes(content)) => raw = content,
-            (3, Scalar::Bytes(encoding)) if !encoding.is_empty() => {
+            (2, WireValue::Bytes(content)) => raw = content,
+            (3, WireValue::Bytes(encoding)) if !encoding.is_empty() => {
                 return Err(malformed("the content is encoded"));
             }
             _ => {}
@@ -149,7 +150,7 @@ fn message_fields(
     let fields = MESSAGES.fields.get(message).ok_or("a message is unknown")?;
     let mut object = Map::new();
     for part in Reader::new(bytes) {
-        let Part { number, scalar } = part?;
+        let WireField { number, scalar } = part?;
         let Some(field) = fields.get(&number) else {
             continue;
         };
@@ -201,18 +202,18 @@ fn is_zero(value: &Value) -> bool {
 
 fn map_entry(
     kind: &'static str,
-    scalar: Scalar<'_>,
+    scalar: WireValue<'_>,
     depth: usize,
     budget: &mut MemoryBudget,
 ) -> Result<(String, Value), &'static str> {
-    let Scalar::Bytes(entry) = scalar else {
-        return Err("a map has no entry");
+    let WireValue::Bytes(entry) = scalar else {
+        return Err("a map entry is not a message");
     };
     let (mut key, mut value) = (String::new(), None);
     for part in Reader::new(entry) {
         let part = part?;
         match (part.number, part.scalar) {
-            (1, Scalar::Bytes(text)) => key = String::from_utf8_lossy(text).into_owned(),
+            (1, WireValue::Bytes(text)) => key = String::from_utf8_lossy(text).into_owned(),
             (2, scalar) => value = Some(single(kind, scalar, depth, budget)?),
             _ => {}
         }
@@ -229,63 +230,64 @@ fn map_entry(
 
 fn single(
     kind: &'static str,
-    scalar: Scalar<'_>,
+    scalar: WireValue<'_>,
     depth: usize,
     budget: &mut MemoryBudget,
 ) -> Result<Value, &'static str> {
     let text_bytes = match scalar {
-        Scalar::Bytes(bytes) if matches!(kind, "string" | "bytes") => bytes.len(),
+        WireValue::Bytes(bytes) if matches!(kind, "string" | "bytes") => bytes.len(),
         _ => 0,
     };
     budget.value(text_bytes).map_err(|_| TOO_LARGE)?;
     Ok(match (kind, scalar) {
-        ("string", Scalar::Bytes(bytes)) => {
-            Value::from(std::str::from_utf8(bytes).map_err(|_| "a text is not UTF-8")?)
+        ("string", WireValue::Bytes(bytes)) => {
+            Value::from(std::str::from_utf8(bytes).map_err(|_| "a string is not UTF-8")?)
         }
-        ("bytes", Scalar::Bytes(bytes)) => Value::from(STANDARD.encode(bytes)),
-        ("bool", Scalar::Number(number)) => Value::from(number != 0),
-        ("int32", Scalar::Number(number)) => Value::from(int32(number)),
-        ("int64", Scalar::Number(number)) => Value::from(number.cast_signed()),
-        ("uint32" | "uint64", Scalar::Number(number)) => Value::from(number),
-        ("double", Scalar::Fixed(bits)) => Value::from(f64::from_bits(bits)),
-        ("time", Scalar::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%SZ")?,
-        ("microtime", Scalar::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%S.%6fZ")?,
-        ("quantity", Scalar::Bytes(bytes)) => {
+        ("bytes", WireValue::Bytes(bytes)) => Value::from(STANDARD.encode(bytes)),
+        ("bool", WireValue::Number(number)) => Value::from(number != 0),
+        ("int32", WireValue::Number(number)) => Value::from(int32(number)),
+        ("int64", WireValue::Number(number)) => Value::from(number.cast_signed()),
+        ("uint32" | "uint64", WireValue::Number(number)) => Value::from(number),
+        ("double", WireValue::Fixed(bits)) => Value::from(f64::from_bits(bits)),
+        ("time", WireValue::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%SZ")?,
+        ("microtime", WireValue::Bytes(bytes)) => time(bytes, "%Y-%m-%dT%H:%M:%S.%6fZ")?,
+        ("quantity", WireValue::Bytes(bytes)) => {
             wire::first_text(bytes)?.map_or_else(|| Value::from("0"), Value::from)
         }
-        ("raw", Scalar::Bytes(bytes)) => wire::first_bytes(bytes)?
+        ("raw", WireValue::Bytes(bytes)) => wire::first_bytes(bytes)?
             .and_then(|raw| strict::decode_within(raw, budget).ok())
             .map(|decoded| decoded.value)
             .unwrap_or_default(),
-        ("intorstring", Scalar::Bytes(bytes)) => int_or_string(bytes)?,
-        (message, Scalar::Bytes(bytes)) if message.ends_with(".ExtraValue") => {
+        ("intorstring", WireValue::Bytes(bytes)) => int_or_string(bytes)?,
+        (message, WireValue::Bytes(bytes)) if message.ends_with(".ExtraValue") => {
             let mut fields = message_fields(message, bytes, depth + 1, budget)?;
             fields
                 .remove("items")
                 .unwrap_or_else(|| Value::Array(Vec::new()))
         }
-        (message, Scalar::Bytes(bytes)) => {
+        (message, WireValue::Bytes(bytes)) => {
             Value::Object(message_fields(message, bytes, depth + 1, budget)?)
         }
-        _ => return Err("a field has another type than its message says"),
+        _ => return Err("the type of a field does not match its message"),
     })
 }
 
-/// The low 32 bits, which is what the decoders that are generated for Go keep of a longer number.
-#[expect(clippy::cast_possible_truncation, reason = "the rest is dropped")]
+/// The low 32 bits: Go's generated decoders truncate longer numbers in the same way.
+#[expect(clippy::cast_possible_truncation, reason = "truncation is intended")]
 fn int32(number: u64) -> i32 {
     (number as u32).cast_signed()
 }
 
-/// Seconds and nanoseconds since 1970, as text; no time at all is an empty message. A [`jiff::Timestamp`] would end before 9999 does.
+/// Formats a time in seconds and nanoseconds since 1970. An empty message means no time. A [`jiff::Timestamp`] cannot represent
+/// the last hours of the year 9999.
 fn time(bytes: &[u8], format: &str) -> Result<Value, &'static str> {
     const EPOCH: DateTime = jiff::civil::date(1970, 1, 1).at(0, 0, 0, 0);
     let (mut seconds, mut nanoseconds) = (0, 0);
     for part in Reader::new(bytes) {
         let part = part?;
         match (part.number, part.scalar) {
-            (1, Scalar::Number(number)) => seconds = number.cast_signed(),
-            (2, Scalar::Number(number)) => {
+            (1, WireValue::Number(number)) => seconds = number.cast_signed(),
+            (2, WireValue::Number(number)) => {
                 nanoseconds =
                     i32::try_from(number.cast_signed()).map_err(|_| "a time is out of range")?;
             }
@@ -305,9 +307,9 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, &'static str> {
     for part in Reader::new(bytes) {
         let part = part?;
         match (part.number, part.scalar) {
-            (1, Scalar::Number(kind)) => is_text = kind == 1,
-            (2, Scalar::Number(value)) => number = int32(value),
-            (3, Scalar::Bytes(value)) => text = String::from_utf8_lossy(value).into_owned(),
+            (1, WireValue::Number(kind)) => is_text = kind == 1,
+            (2, WireValue::Number(value)) => number = int32(value),
+            (3, WireValue::Bytes(value)) => text = String::from_utf8_lossy(value).into_owned(),
             _ => {}
         }
     }
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_map_reads_as_its_json() {
+    fn a_config_map_decodes_to_its_json() {
         let entry = [field(1, b"key"), field(2, b"value")].concat();
         let metadata = [
             field(1, b"name"),
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_structs_quantities_and_ports_read_as_their_json() {
+    fn inline_structs_quantities_and_ports_decode_to_their_json() {
         let quantity = field(1, b"1Gi");
         let claim = field(1, b"data");
         let volume = [field(1, b"v"), field(2, &field(10, &claim))].concat();
@@ -401,10 +403,10 @@ mod tests {
         }
     }
 
-    /// `written_by_go.txt` has two objects of every kind as Go's own codecs write them, in both encodings: one with every pointer set to a zero
-    /// value, one with a value everywhere.
+    /// `written_by_go.txt` has two objects of every kind as Go's own codecs encode them, in both encodings: one with every
+    /// pointer set to a zero value, one with every field set.
     #[test]
-    fn every_kind_reads_as_the_json_that_go_writes() {
+    fn every_kind_decodes_to_the_json_of_gos_codecs() {
         let mut kinds = std::collections::HashSet::new();
         for line in include_str!("written_by_go.txt").lines() {
             let mut parts = line.splitn(4, ' ');
@@ -427,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_and_times_are_kept_as_go_keeps_them() {
+    fn integers_are_truncated_and_times_formatted_as_in_go() {
         // 3,000,000,000 as a varint: an int32 keeps its low 32 bits.
         let number = [0x80, 0xbc, 0xc1, 0x96, 0x0b];
         let probe = [&[0x20][..], &number].concat();
@@ -442,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_are_told_to_send_json() {
+    fn the_error_for_an_unknown_kind_says_to_send_json() {
         let refused = decode(&enveloped("example.com/v1", "Gadget", b"")).unwrap_err();
         assert!(
             refused.code == 400 && refused.message.contains("send JSON"),

@@ -1,33 +1,33 @@
-//! The wire format of protobuf, as far as Kubernetes uses it. Knows no messages.
+//! Reader for the subset of the protobuf wire format that Kubernetes uses. It knows no messages.
 
 /// The value of a field on the wire.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scalar<'a> {
-    /// A variable-length number.
+pub enum WireValue<'a> {
+    /// A varint.
     Number(u64),
-    /// Eight bytes.
+    /// A fixed-width number of four or eight bytes.
     Fixed(u64),
-    /// Text, bytes or a message.
+    /// A string, bytes or a message.
     Bytes(&'a [u8]),
 }
 
 /// One field on the wire.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Part<'a> {
-    /// Its number.
+pub struct WireField<'a> {
+    /// The field number.
     pub number: u64,
-    /// Its value.
-    pub scalar: Scalar<'a>,
+    /// The value.
+    pub scalar: WireValue<'a>,
 }
 
-/// The fields of a message, one after another. Ends at the first error.
+/// Iterates over the fields of a message. Ends at the first error.
 #[derive(Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// The fields in `bytes`.
+    /// Reads the fields in `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
@@ -35,7 +35,7 @@ impl<'a> Reader<'a> {
     fn number(&mut self) -> Result<u64, &'static str> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
-            let (&byte, rest) = self.rest.split_first().ok_or("a number is cut off")?;
+            let (&byte, rest) = self.rest.split_first().ok_or("a number is truncated")?;
             self.rest = rest;
             value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
@@ -50,30 +50,36 @@ impl<'a> Reader<'a> {
         let (taken, rest) = self
             .rest
             .split_at_checked(length)
-            .ok_or("a field is cut off")?;
+            .ok_or("a field is truncated")?;
         self.rest = rest;
         Ok(taken)
     }
 
-    fn part(&mut self) -> Result<Part<'a>, &'static str> {
+    fn part(&mut self) -> Result<WireField<'a>, &'static str> {
         let tag = self.number()?;
         let scalar = match tag & 7 {
-            0 => Scalar::Number(self.number()?),
+            0 => WireValue::Number(self.number()?),
             1 => {
-                let bytes = self.take(8)?.try_into().map_err(|_| "a field is cut off")?;
-                Scalar::Fixed(u64::from_le_bytes(bytes))
+                let bytes = self
+                    .take(8)?
+                    .try_into()
+                    .map_err(|_| "a field is truncated")?;
+                WireValue::Fixed(u64::from_le_bytes(bytes))
             }
             2 => {
                 let length = self.number()?;
-                Scalar::Bytes(self.take(length)?)
+                WireValue::Bytes(self.take(length)?)
             }
             5 => {
-                let bytes = self.take(4)?.try_into().map_err(|_| "a field is cut off")?;
-                Scalar::Fixed(u64::from(u32::from_le_bytes(bytes)))
+                let bytes = self
+                    .take(4)?
+                    .try_into()
+                    .map_err(|_| "a field is truncated")?;
+                WireValue::Fixed(u64::from(u32::from_le_bytes(bytes)))
             }
-            _ => return Err("a field has an unknown encoding"),
+            _ => return Err("a field has an unknown wire type"),
         };
-        Ok(Part {
+        Ok(WireField {
             number: tag >> 3,
             scalar,
         })
@@ -81,7 +87,7 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Iterator for Reader<'a> {
-    type Item = Result<Part<'a>, &'static str>;
+    type Item = Result<WireField<'a>, &'static str>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.rest.is_empty() {
@@ -95,12 +101,12 @@ impl<'a> Iterator for Reader<'a> {
     }
 }
 
-/// The bytes of a message's first field.
+/// The bytes of a message's field number 1.
 pub fn first_bytes(message: &[u8]) -> Result<Option<&[u8]>, &'static str> {
     for part in Reader::new(message) {
-        if let Part {
+        if let WireField {
             number: 1,
-            scalar: Scalar::Bytes(bytes),
+            scalar: WireValue::Bytes(bytes),
         } = part?
         {
             return Ok(Some(bytes));
@@ -109,9 +115,9 @@ pub fn first_bytes(message: &[u8]) -> Result<Option<&[u8]>, &'static str> {
     Ok(None)
 }
 
-/// The text of a message's first field.
+/// The string in a message's field number 1.
 pub fn first_text(message: &[u8]) -> Result<Option<&str>, &'static str> {
     first_bytes(message)?
-        .map(|bytes| std::str::from_utf8(bytes).map_err(|_| "a text is not UTF-8"))
+        .map(|bytes| std::str::from_utf8(bytes).map_err(|_| "a string is not UTF-8"))
         .transpose()
 }

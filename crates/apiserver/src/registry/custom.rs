@@ -1,4 +1,4 @@
-//! Resources that a CustomResourceDefinition defines: which versions it serves and what each one's schema asks for.
+//! The resources of a CustomResourceDefinition: its served versions and their schemas.
 
 use std::{cmp::Ordering, sync::Arc};
 
@@ -11,21 +11,21 @@ use crate::store::ResourceId;
 /// One version of a custom resource.
 #[derive(Debug)]
 pub struct CustomVersion {
-    /// The compiled schema; none keeps every field.
+    /// The compiled schema. Without a schema, unknown fields are preserved.
     pub schema: Option<Schema>,
-    /// The schema as written, for OpenAPI. It is text because it is read seldom: parsed, it would take ten times the memory.
+    /// The schema as JSON text, for OpenAPI. It is read rarely, and a parsed copy would take ten times the memory.
     pub open_api: Option<Box<str>>,
     /// The columns of its tables.
     pub printer: Printer,
-    /// What clients of a deprecated version are told.
+    /// The warning to clients of a deprecated version.
     pub deprecation: Option<String>,
-    /// Fields that selectors may name, without the leading dot.
+    /// Fields that field selectors may use, without the leading dot.
     pub selectable_fields: Vec<String>,
-    /// Definition and generation this was compiled from.
+    /// UID and generation of the definition that this was compiled from.
     pub origin: (String, i64),
 }
 
-/// Whether a definition's condition is `True`.
+/// Whether a condition of a definition is `True`.
 pub fn has_condition(definition: &Value, kind: &str) -> bool {
     let conditions = definition
         .pointer("/status/conditions")
@@ -37,7 +37,7 @@ pub fn has_condition(definition: &Value, kind: &str) -> bool {
         .any(|condition| condition["type"] == kind && condition["status"] == "True")
 }
 
-/// The resources that an established definition serves; `known` gives versions that were compiled before.
+/// The resources that an established definition serves. `known` returns versions that were compiled before.
 pub fn resources_of(
     definition: &Value,
     known: impl Fn(&str, &str, &str) -> Option<Arc<CustomVersion>>,
@@ -105,7 +105,7 @@ pub fn resources_of(
                     Scope::Cluster
                 },
                 has_status: version.pointer("/subresources/status").is_some(),
-                counts_generation: true,
+                has_generation: true,
                 unconditional_update: false,
                 returns_deleted: false,
                 scale: version.pointer("/subresources/scale").map(scale_paths),
@@ -117,7 +117,7 @@ pub fn resources_of(
         .collect()
 }
 
-/// The version that clients of a deprecated one should use: the most preferred that is served, not deprecated and preferred to it.
+/// The version that clients of a deprecated version should use: the most preferred one that is served, not deprecated and newer.
 fn preferred_over<'a>(deprecated: &str, spec: &'a Value) -> Option<&'a str> {
     let versions = spec["versions"].as_array().into_iter().flatten();
     versions
@@ -137,15 +137,16 @@ fn compile(
     let open_api = version
         .pointer("/schema/openAPIV3Schema")
         .filter(|schema| schema.is_object());
-    // Definitions are validated before they are stored, so a schema that fails here kept every field when it was written, too.
+    // Definitions are validated before they are stored. A schema that does not compile preserves all fields, as it did when it
+    // was written.
     let schema = open_api.and_then(|schema| Schema::compile(schema, "openAPIV3Schema").ok());
     let deprecated = version["deprecated"] == true;
     let name = version["name"].as_str().unwrap_or_default();
     let deprecation = deprecated.then(|| {
-        let said = version["deprecationWarning"]
+        let custom_warning = version["deprecationWarning"]
             .as_str()
             .map(ToOwned::to_owned);
-        said.unwrap_or_else(|| match better {
+        custom_warning.unwrap_or_else(|| match better {
             Some(better) => {
                 format!("{group}/{name} {kind} is deprecated; use {group}/{better} {kind}")
             }
@@ -158,7 +159,7 @@ fn compile(
         .map(|path| path.trim_start_matches('.').to_owned())
         .collect();
     let columns = version.get("additionalPrinterColumns");
-    // Columns are validated before they are stored; should they not compile, name and age are shown.
+    // Columns are validated before they are stored. If they do not compile, the table shows name and age.
     let printer = Printer::custom(columns, "additionalPrinterColumns")
         .unwrap_or_else(|_| Printer::builtin(""));
     CustomVersion {
@@ -188,7 +189,7 @@ fn scale_paths(scale: &Value) -> ScalePaths {
     }
 }
 
-/// Orders versions as Kubernetes prefers them: stable over beta over alpha, newer over older, all of these over other names.
+/// Orders versions by Kubernetes' preference: stable over beta over alpha, newer over older, and these over other names.
 pub fn compare_versions(left: &str, right: &str) -> Ordering {
     match (rank(left), rank(right)) {
         (Some(left), Some(right)) => left.cmp(&right),
@@ -198,7 +199,7 @@ pub fn compare_versions(left: &str, right: &str) -> Ordering {
     }
 }
 
-/// Stability, major and minor number of `v1`, `v2beta1`.
+/// Stability, major and minor number of a version such as `v1` or `v2beta1`.
 fn rank(version: &str) -> Option<(u8, u32, u32)> {
     let rest = version.strip_prefix('v')?;
     for (stability, marker) in [(0, "alpha"), (1, "beta")] {
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_preferred_as_kubernetes_prefers_them() {
+    fn versions_are_ordered_by_kubernetes_preference() {
         let mut versions = vec![
             "v1alpha1",
             "foo1",

@@ -1,6 +1,6 @@
-//! Which resources are served: the built-in ones and those that CustomResourceDefinitions define.
+//! The served resources: built-in ones and those of CustomResourceDefinitions.
 //!
-//! A registry is immutable; a change of definitions makes a new one, so a request sees one consistent set from start to end.
+//! A registry is immutable. A change of definitions creates a new one, so a request sees a consistent set from start to end.
 
 pub mod custom;
 pub mod resource;
@@ -24,12 +24,13 @@ pub struct Registry {
     by_path: HashMap<PathKey, Arc<Resource>>,
     by_kind: HashMap<(Arc<str>, Arc<str>), Arc<Resource>>,
     by_id: HashMap<ResourceId, Arc<Resource>>,
-    /// Group, then versions in the order of preference.
+    /// Maps a group to its versions, in order of preference.
     groups: BTreeMap<Arc<str>, Vec<Arc<str>>>,
 }
 
 impl Registry {
-    /// The built-in resources, and those of the given definitions that are established. What `previous` had compiled is kept.
+    /// The built-in resources and those of the given definitions that are established. Reuses the compiled versions of
+    /// `previous`.
     pub fn new<'a>(previous: &Self, definitions: impl Iterator<Item = &'a Value>) -> Self {
         let known = |group: &str, version: &str, plural: &str| {
             previous
@@ -69,7 +70,7 @@ impl Registry {
             (resource.api_version.clone(), resource.kind.clone()),
             resource.clone(),
         );
-        // The store's own form of a resource is the one that background work uses.
+        // Background controllers use the storage version of a resource.
         if resource.api_version == resource.storage_api_version
             || !self.by_id.contains_key(&resource.id)
         {
@@ -91,13 +92,13 @@ impl Registry {
             .cloned()
     }
 
-    /// The resource that the store knows by `id`.
+    /// The resource with the store id `id`.
     pub fn find_id(&self, id: &ResourceId) -> Option<Arc<Resource>> {
         self.by_id.get(id).cloned()
     }
 
-    /// The groups other than core in the order discovery lists them: x-k8s.io first, since kubectl resolves a name that several
-    /// groups have to the first of them.
+    /// The groups other than core in the order of discovery. `x-k8s.io` comes first, because kubectl resolves an ambiguous name
+    /// to the first group that has it.
     pub fn groups(&self) -> Vec<(&Arc<str>, &Vec<Arc<str>>)> {
         let mut groups: Vec<_> = self
             .groups
@@ -113,7 +114,7 @@ impl Registry {
         self.groups.get(group)
     }
 
-    /// Whether the server itself serves a group in a version, rather than definitions.
+    /// Whether a group and version are built in, rather than defined by CustomResourceDefinitions.
     pub fn is_built_in(&self, group: &str, version: &str) -> bool {
         let mut resources = self.by_path.values();
         resources.any(|resource| {
@@ -121,7 +122,7 @@ impl Registry {
         })
     }
 
-    /// The resources of a group and version, by name.
+    /// The resources of a group and version, sorted by name.
     pub fn resources(&self, group: &str, version: &str) -> Vec<&Arc<Resource>> {
         let mut resources: Vec<_> = self
             .by_path

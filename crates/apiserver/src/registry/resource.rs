@@ -1,4 +1,4 @@
-//! What the server knows about one served resource: its names, its scope, its subresources and which rules apply to it.
+//! A served resource: its names, its scope, its subresources and the rules that apply to it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{registry::custom::CustomVersion, store::ResourceId};
 
-/// Which built-in rules an object follows.
+/// The rules that apply to objects of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rules {
     Namespace,
@@ -34,23 +34,23 @@ pub enum Rules {
     Custom,
 }
 
-/// Whether objects live in namespaces.
+/// Whether objects are namespaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// They do.
+    /// Objects are in namespaces.
     Namespaced,
-    /// They do not.
+    /// Objects are cluster-scoped.
     Cluster,
 }
 
-/// How a `/scale` subresource finds its fields.
+/// The field paths of a `/scale` subresource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScalePaths {
-    /// Path of the wanted count, below `.spec`.
+    /// Path of the desired count, below `.spec`.
     pub spec_replicas: Vec<String>,
     /// Path of the observed count, below `.status`.
     pub status_replicas: Vec<String>,
-    /// Path of the serialised selector, below `.status`.
+    /// Path of the serialized selector, below `.status`.
     pub label_selector: Option<Vec<String>>,
 }
 
@@ -58,7 +58,7 @@ pub struct ScalePaths {
 #[derive(Clone, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is one independent trait of a kind"
+    reason = "the flags are independent properties of a kind"
 )]
 pub struct Resource {
     /// API group, empty for core.
@@ -67,7 +67,7 @@ pub struct Resource {
     pub version: Arc<str>,
     /// `group/version`, or `version` in core.
     pub api_version: Arc<str>,
-    /// The apiVersion that objects are stored in.
+    /// The apiVersion of stored objects.
     pub storage_api_version: Arc<str>,
     /// Name in paths.
     pub plural: Arc<str>,
@@ -81,33 +81,33 @@ pub struct Resource {
     pub short_names: Vec<String>,
     /// Categories for kubectl.
     pub categories: Vec<String>,
-    /// Whether objects live in namespaces.
+    /// Whether objects are namespaced.
     pub scope: Scope,
-    /// Whether `status` is written apart.
+    /// Whether `status` is a subresource.
     pub has_status: bool,
-    /// Whether changes outside metadata and status move `metadata.generation`.
-    pub counts_generation: bool,
-    /// Whether a PUT may leave the resource version out.
+    /// Whether changes outside metadata and status increment `metadata.generation`.
+    pub has_generation: bool,
+    /// Whether a PUT may omit the resource version.
     pub unconditional_update: bool,
-    /// Whether deleting answers with the object instead of a Status.
+    /// Whether a deletion returns the object instead of a `Status`.
     pub returns_deleted: bool,
     /// The `/scale` subresource.
     pub scale: Option<ScalePaths>,
-    /// Which rules apply.
+    /// The rules that apply.
     pub rules: Rules,
-    /// Identity in the store.
+    /// The id in the store.
     pub id: ResourceId,
-    /// The definition of a custom resource's version.
+    /// The version of a CustomResourceDefinition, for custom resources.
     pub custom: Option<Arc<CustomVersion>>,
 }
 
 impl Resource {
-    /// Whether objects live in namespaces.
+    /// Whether objects are namespaced.
     pub fn is_namespaced(&self) -> bool {
         self.scope == Scope::Namespaced
     }
 
-    /// A field of an object by its path.
+    /// Gets a field of an object by its path.
     pub fn at<'a>(object: &'a Value, path: &[String]) -> Option<&'a Value> {
         path.iter()
             .try_fold(object, |value, segment| value.get(segment))
@@ -178,7 +178,7 @@ pub fn api_version(group: &str, version: &str) -> Arc<str> {
 pub fn built_in() -> impl Iterator<Item = Resource> {
     BUILT_IN.iter().map(|row| {
         let served: Arc<str> = api_version(row.group, row.version);
-        // Both event APIs read and write the same objects, kept in the core form.
+        // Both event APIs read and write the same objects, which are stored in the core form.
         let (storage, id) = match row.rules {
             Rules::Event => (Arc::from("v1"), ResourceId::new("", "events")),
             _ => (served.clone(), ResourceId::new(row.group, row.plural)),
@@ -200,7 +200,7 @@ pub fn built_in() -> impl Iterator<Item = Resource> {
             },
             scope: row.scope,
             has_status: row.flags.contains(&Status),
-            counts_generation: row.flags.contains(&Generation),
+            has_generation: row.flags.contains(&Generation),
             unconditional_update: row.rules != Rules::CustomResourceDefinition,
             returns_deleted: row.flags.contains(&ReturnsDeleted),
             scale: None,

@@ -1,11 +1,11 @@
-//! The data directory: who may use it, and the highest revision that was ever acknowledged from it.
+//! The data directory: its permissions, its lock, and the highest revision that was acknowledged from it.
 //!
-//! It holds secrets and the tokens of all accounts, so it is closed to other users, and so is each of its files: a copy or a backup
-//! keeps a file's mode, but not its directory's.
+//! The directory holds secrets and the tokens of all accounts, so it is private to its owner. Each file in it is private too: a
+//! copy or a backup preserves the mode of a file, but not the mode of its directory.
 //!
-//! The mark lies outside the database on purpose. SQLite drops a damaged tail of its write-ahead log without a word; a database that
-//! ends below the mark has lost acknowledged writes, and is refused. The mark is written after each commit without waiting for the
-//! disk, so after a power cut it may be old, never too new.
+//! The acknowledged revision is a high-water mark outside the database on purpose. SQLite silently drops a damaged tail of its
+//! write-ahead log. A database that ends below the mark has lost acknowledged writes, and the server refuses to open it. The mark
+//! is written after each commit without a sync, so after a power failure it may be too low, but never too high.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions, Permissions},
@@ -22,17 +22,17 @@ use rustix::{
 
 use super::Revision;
 
-/// The file whose lock says who has the directory.
+/// The lock file: the process that holds its lock owns the directory.
 const LOCK: &str = "lock";
 
 /// The database.
 const DATABASE: &str = "store.sqlite3";
 
-/// Files that SQLite makes beside the database, with the database's mode.
-const JOURNALS: [&str; 2] = ["store.sqlite3-wal", "store.sqlite3-shm"];
+/// Files that SQLite creates beside the database, with the database's mode.
+const WAL_FILES: [&str; 2] = ["store.sqlite3-wal", "store.sqlite3-shm"];
 
-/// What only a data directory has: of a server, of a server with a node, of a node.
-const SIGNS: [&str; 3] = [DATABASE, "node", "pods"];
+/// Entries that identify a data directory: of a server, of a server with a node, of a node.
+const MARKER_ENTRIES: [&str; 3] = [DATABASE, "node", "pods"];
 
 /// The permission bits of group and others.
 const OTHERS: u32 = 0o077;
@@ -40,33 +40,33 @@ const OTHERS: u32 = 0o077;
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// It cannot be made or opened.
+    /// The directory cannot be created or opened.
     #[error("cannot use the data directory {path}")]
     Unusable {
         /// The directory or the file in it.
         path: PathBuf,
-        /// What the system said.
+        /// The I/O error.
         #[source]
         source: io::Error,
     },
-    /// Other users may enter it, and it is not clear that it is a data directory at all.
+    /// The directory is accessible to other users, and it may not be a data directory at all.
     #[error(
-        "{path} is open to other users (mode {mode:03o}) and holds files of others: run `chmod 700` on it if it is meant as data directory, or choose another"
+        "{path} is accessible to other users (mode {mode:03o}) and holds files that are not of a data directory: run `chmod 700` on it if it is meant as data directory, or choose another directory"
     )]
-    Open {
+    Accessible {
         /// The directory.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
     },
-    /// Another process has it.
+    /// Another process holds the lock.
     #[error(
         "the data directory {path} is in use by process {holder}: stop that process, or choose another data directory"
     )]
     InUse {
         /// The directory.
         path: PathBuf,
-        /// Process id written by the holder, or a question mark.
+        /// The process id that the holder wrote, or a question mark.
         holder: String,
     },
 }
@@ -75,14 +75,14 @@ pub enum DirectoryError {
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    // Held for its lock alone: the kernel releases it however the process ends.
+    // Only its lock is needed. The kernel releases the lock when the process ends, even after a crash.
     _lock: File,
-    mark: File,
+    acknowledged: File,
 }
 
 impl Directory {
-    /// Makes the directory if needed and locks it.
-    pub fn claim(path: &Path) -> Result<Self, DirectoryError> {
+    /// Creates the directory if needed and locks it.
+    pub fn lock(path: &Path) -> Result<Self, DirectoryError> {
         let unusable = |path: &Path| {
             let path = path.to_owned();
             move |source| DirectoryError::Unusable { path, source }
@@ -107,23 +107,24 @@ impl Directory {
             .and_then(|()| lock.seek(SeekFrom::Start(0)))
             .and_then(|_| writeln!(lock, "{}", std::process::id()))
             .map_err(unusable(&lock_path))?;
-        let mark_path = path.join("acknowledged");
-        let mark = private_file(&mark_path).map_err(unusable(&mark_path))?;
-        // SQLite would make it readable by all.
+        let acknowledged_path = path.join("acknowledged");
+        let acknowledged =
+            private_file(&acknowledged_path).map_err(unusable(&acknowledged_path))?;
+        // Creates the file before SQLite does, because SQLite would make it readable by all users.
         let database = path.join(DATABASE);
         private_file(&database).map_err(unusable(&database))?;
-        for journal in JOURNALS {
-            let journal = path.join(journal);
-            close_to_others(&journal).map_err(unusable(&journal))?;
+        for name in WAL_FILES {
+            let file = path.join(name);
+            remove_access_of_others(&file).map_err(unusable(&file))?;
         }
         Ok(Self {
             path: path.to_owned(),
             _lock: lock,
-            mark,
+            acknowledged,
         })
     }
 
-    /// Where the database lies.
+    /// Path of the database file.
     pub fn database(&self) -> PathBuf {
         self.path.join(DATABASE)
     }
@@ -133,31 +134,31 @@ impl Directory {
         &self.path
     }
 
-    /// The highest revision known to have been acknowledged; zero when nothing legible says so.
+    /// The highest revision known to have been acknowledged; zero if the record is missing or corrupt.
     pub fn acknowledged(&self) -> Revision {
         let mut record = [0; 12];
-        if self.mark.read_exact_at(&mut record, 0).is_err() {
+        if self.acknowledged.read_exact_at(&mut record, 0).is_err() {
             return 0;
         }
         let (number, checksum) = record.split_at(8);
         if crc32fast::hash(number).to_le_bytes() != checksum {
-            tracing::warn!(directory = %self.path.display(), "the mark of acknowledged writes is illegible and is made anew");
+            tracing::warn!(directory = %self.path.display(), "the record of the acknowledged revision is corrupt; the next write replaces it");
             return 0;
         }
         number.try_into().map_or(0, Revision::from_le_bytes)
     }
 
-    /// Records that everything up to `revision` has been acknowledged.
+    /// Records that every revision up to `revision` has been acknowledged.
     pub fn acknowledge(&self, revision: Revision) -> io::Result<()> {
         let number = revision.to_le_bytes();
         let mut record = [0; 12];
         record[..8].copy_from_slice(&number);
         record[8..].copy_from_slice(&crc32fast::hash(&number).to_le_bytes());
-        self.mark.write_all_at(&record, 0)
+        self.acknowledged.write_all_at(&record, 0)
     }
 }
 
-/// Whether a process has this data directory now.
+/// Whether a process holds the lock of this data directory now.
 pub fn is_in_use(path: &Path) -> bool {
     let Ok(lock) = File::open(path.join(LOCK)) else {
         return false;
@@ -168,8 +169,8 @@ pub fn is_in_use(path: &Path) -> bool {
     )
 }
 
-/// Takes the lock. Somebody who only looks whether it is taken holds it for a moment, and so does a process that is just being
-/// started by the one that had it; on a busy machine the moment may be long.
+/// Takes the lock, with retries. Another process may hold it briefly: one that only checks whether the directory is in use, or
+/// one that the previous owner is just starting. On a busy machine this may take long.
 fn acquire(lock: &File) -> bool {
     const ATTEMPTS: u32 = 400;
     const PAUSE: Duration = Duration::from_millis(5);
@@ -182,8 +183,8 @@ fn acquire(lock: &File) -> bool {
     (0..ATTEMPTS).any(attempt)
 }
 
-/// Makes a data directory that its owner alone may enter, or closes one that is there to others. A directory that is open to
-/// others and holds something else, such as `/tmp`, is refused instead.
+/// Creates a data directory that only its owner may enter, or makes an existing data directory private. Refuses a directory that
+/// is accessible to other users and holds other files, such as `/tmp`.
 pub fn make_private(path: &Path) -> Result<(), DirectoryError> {
     let unusable = |source| DirectoryError::Unusable {
         path: path.to_owned(),
@@ -203,18 +204,19 @@ pub fn make_private(path: &Path) -> Result<(), DirectoryError> {
         return Ok(());
     }
     let is_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
-    if !is_empty && !SIGNS.iter().any(|sign| path.join(sign).exists()) {
-        return Err(DirectoryError::Open {
+    let is_data_directory = MARKER_ENTRIES.iter().any(|entry| path.join(entry).exists());
+    if !is_empty && !is_data_directory {
+        return Err(DirectoryError::Accessible {
             path: path.to_owned(),
             mode,
         });
     }
-    tracing::warn!(directory = %path.display(), mode = format!("{mode:03o}"), "the data directory was open to other users and is closed to them now");
-    close_to_others(path).map_err(unusable)
+    tracing::warn!(directory = %path.display(), mode = format!("{mode:03o}"), "the data directory was accessible to other users; their access is removed now");
+    remove_access_of_others(path).map_err(unusable)
 }
 
-/// Takes the permissions of group and others away, if the path exists.
-fn close_to_others(path: &Path) -> io::Result<()> {
+/// Removes the permissions of group and others, if the path exists.
+fn remove_access_of_others(path: &Path) -> io::Result<()> {
     let mode = match std::fs::metadata(path) {
         Ok(found) => found.permissions().mode() & 0o777,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -226,7 +228,7 @@ fn close_to_others(path: &Path) -> io::Result<()> {
     std::fs::set_permissions(path, Permissions::from_mode(mode & !OTHERS))
 }
 
-/// A file that its owner alone may read and write, whatever its mode was.
+/// Opens or creates a file and makes sure that only its owner may read and write it.
 fn private_file(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
@@ -249,17 +251,17 @@ mod tests {
         std::fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
 
-    fn open_to_all(path: &Path) {
+    fn make_accessible_to_others(path: &Path) {
         std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     }
 
     #[test]
-    fn an_existing_data_directory_that_others_may_enter_is_closed_to_them() {
+    fn an_existing_data_directory_becomes_private() {
         let temporary = tempfile::tempdir().unwrap();
         let empty = temporary.path().join("empty");
         std::fs::create_dir(&empty).unwrap();
-        open_to_all(&empty);
-        drop(Directory::claim(&empty).unwrap());
+        make_accessible_to_others(&empty);
+        drop(Directory::lock(&empty).unwrap());
         assert_eq!(mode(&empty), 0o700);
         let used = temporary.path().join("used");
         std::fs::create_dir(&used).unwrap();
@@ -274,8 +276,8 @@ mod tests {
             std::fs::write(used.join(name), "").unwrap();
             std::fs::set_permissions(used.join(name), Permissions::from_mode(0o644)).unwrap();
         }
-        open_to_all(&used);
-        drop(Directory::claim(&used).unwrap());
+        make_accessible_to_others(&used);
+        drop(Directory::lock(&used).unwrap());
         assert_eq!(mode(&used), 0o700);
         for name in names {
             assert_eq!(mode(&used.join(name)), 0o600, "{name}");
@@ -283,20 +285,20 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_others_is_refused_and_left_as_it_was() {
+    fn an_accessible_directory_with_foreign_files_is_refused_and_unchanged() {
         let temporary = tempfile::tempdir().unwrap();
         std::fs::write(temporary.path().join("letter"), "").unwrap();
-        open_to_all(temporary.path());
-        let refused = Directory::claim(temporary.path()).unwrap_err().to_string();
+        make_accessible_to_others(temporary.path());
+        let refused = Directory::lock(temporary.path()).unwrap_err().to_string();
         assert!(refused.contains("chmod 700"), "{refused}");
         assert_eq!(mode(temporary.path()), 0o755);
     }
 
     #[test]
-    fn a_directory_has_one_user_and_says_who() {
+    fn a_data_directory_is_locked_and_the_error_names_the_holder() {
         let temporary = tempfile::tempdir().unwrap();
-        let held = Directory::claim(temporary.path()).unwrap();
-        let refused = Directory::claim(temporary.path()).unwrap_err();
+        let held = Directory::lock(temporary.path()).unwrap();
+        let refused = Directory::lock(temporary.path()).unwrap_err();
         assert!(
             refused
                 .to_string()
@@ -306,17 +308,17 @@ mod tests {
         assert!(is_in_use(temporary.path()));
         drop(held);
         assert!(!is_in_use(temporary.path()));
-        Directory::claim(temporary.path()).unwrap();
+        Directory::lock(temporary.path()).unwrap();
     }
 
     #[test]
-    fn the_mark_survives_and_a_damaged_one_reads_as_nothing() {
+    fn a_corrupt_record_of_the_acknowledged_revision_reads_as_zero() {
         let temporary = tempfile::tempdir().unwrap();
-        let directory = Directory::claim(temporary.path()).unwrap();
+        let directory = Directory::lock(temporary.path()).unwrap();
         assert_eq!(directory.acknowledged(), 0);
         directory.acknowledge(77).unwrap();
         assert_eq!(directory.acknowledged(), 77);
-        directory.mark.write_all_at(b"x", 3).unwrap();
+        directory.acknowledged.write_all_at(b"x", 3).unwrap();
         assert_eq!(directory.acknowledged(), 0);
     }
 }

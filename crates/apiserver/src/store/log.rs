@@ -1,8 +1,7 @@
-//! The log on disk: every retained write as one row of an SQLite table, in the order of revisions.
+//! The log on disk: one row of an SQLite table for every retained write, in the order of revisions.
 //!
-//! A row that a later row of the same key supersedes stays until the window of events moves past it, so that watches can resume
-//! after a restart. Each row has a checksum, and one row of totals, changed in every transaction, tells when a row is missing.
-//! This file does not know what an object is: a value is bytes.
+//! A superseded row stays until the event window moves past it, so that watches can resume after a restart. Each row has a
+//! checksum. A separate row of totals changes in every transaction, so a missing row is detected. Values are opaque bytes here.
 
 use std::{collections::HashMap, path::Path, time::Duration};
 
@@ -20,23 +19,23 @@ pub enum LogError {
     /// SQLite reported an error.
     #[error("cannot {operation} the database")]
     Sqlite {
-        /// What was being done.
+        /// The operation that failed, as a verb.
         operation: &'static str,
-        /// What SQLite said.
+        /// The SQLite error.
         #[source]
         source: rusqlite::Error,
     },
-    /// An operation failed for want of space.
+    /// The disk has no free space.
     #[error("the disk that holds the database is full")]
-    NoRoom {
-        /// What SQLite said.
+    DiskFull {
+        /// The SQLite error.
         #[source]
         source: rusqlite::Error,
     },
-    /// The contents are not what was written.
+    /// The contents differ from the data that was written.
     #[error("the database is damaged: {0}")]
     Damaged(String),
-    /// Written by another release.
+    /// The database was written by a release with another format.
     #[error(
         "the database has format {found}, this program reads format {FORMAT}: use the release that wrote it"
     )]
@@ -61,35 +60,35 @@ impl LogError {
         }
     }
 
-    /// Whether the disk had no room.
+    /// Whether the disk has no free space.
     pub fn is_disk_full(&self) -> bool {
         match self {
             Self::Sqlite { source, .. } => {
                 source.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
             }
-            Self::NoRoom { .. } => true,
+            Self::DiskFull { .. } => true,
             _ => false,
         }
     }
 
-    /// Whether reading or writing the disk failed, other than for a sync.
+    /// Whether a disk read or write failed, other than a sync.
     pub(super) fn is_io(source: &rusqlite::Error) -> bool {
         source.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
             && !Self::is_sync(source)
     }
 
-    /// Whether nothing is to be written until the log has been opened and read again.
+    /// Whether the store must refuse writes until the log has been opened and read again.
     pub fn is_fatal(&self) -> bool {
         match self {
             Self::Sqlite { source, .. } => {
                 source.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
             }
             Self::Damaged(_) => true,
-            Self::NoRoom { .. } | Self::Format { .. } => false,
+            Self::DiskFull { .. } | Self::Format { .. } => false,
         }
     }
 
-    /// Whether the disk failed to promise that data is safe, after which nothing it says about that data can be trusted.
+    /// Whether a sync (fsync) failed. After that, nothing that the disk reports about the data can be trusted.
     pub fn is_sync_failure(&self) -> bool {
         matches!(self, Self::Sqlite { source, .. } if Self::is_sync(source))
     }
@@ -100,7 +99,7 @@ impl LogError {
     }
 }
 
-/// What a row records.
+/// The kind of change that a row records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowKind {
     /// The object as created or changed.
@@ -109,18 +108,18 @@ pub enum RowKind {
     Delete,
 }
 
-/// One write as it lies on disk.
+/// One write as it is stored on disk.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// Revision of the write.
     pub revision: Revision,
-    /// Kind of object.
+    /// The kind of the object.
     pub resource: ResourceId,
-    /// Which object.
+    /// The key of the object.
     pub key: Key,
-    /// Revision of the version it supersedes, zero for a creation.
+    /// Revision of the superseded version; zero for a creation.
     pub previous: Revision,
-    /// What happened.
+    /// Whether the object was written or deleted.
     pub kind: RowKind,
     /// The object's JSON.
     pub value: Bytes,
@@ -141,10 +140,11 @@ impl Row {
     }
 }
 
-/// Totals over all rows; order does not matter to the fingerprint, so rows come and go at the cost of an addition.
+/// Totals over all rows. The fingerprint does not depend on the order of the rows, so adding or removing a row costs one
+/// addition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// The last revision given out.
+    /// The last assigned revision.
     pub revision: Revision,
     rows: u64,
     fingerprint: u64,
@@ -169,27 +169,27 @@ impl Totals {
     }
 }
 
-/// Everything read when a log is opened.
+/// Everything that is read when a log is opened.
 #[derive(Debug, Default)]
 pub struct Contents {
     /// Rows in the order of revisions.
     pub rows: Vec<Row>,
-    /// Per kind, the revision below which events are gone.
+    /// For each kind, the compacted revision: events up to it have been removed.
     pub floors: HashMap<ResourceId, Revision>,
-    /// The last revision given out.
+    /// The last assigned revision.
     pub revision: Revision,
 }
 
-/// The rows to remove because the window has moved past them.
+/// The rows to remove because the event window has moved past them.
 #[derive(Debug, Default)]
 pub struct Garbage {
-    /// Revisions of rows nothing needs any more.
+    /// Revisions of rows that are no longer needed.
     pub rows: Vec<Revision>,
-    /// New lower ends of the windows.
+    /// For each kind, the new compacted revision.
     pub floors: HashMap<ResourceId, Revision>,
 }
 
-/// A connection that appends.
+/// The connection that appends rows.
 #[derive(Debug)]
 pub struct Log {
     connection: Connection,
@@ -198,7 +198,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Opens the log at `path`, or one in memory without a path, and reads all of it.
+    /// Opens the log at `path`, or a log in memory when there is no path, and reads all of it.
     pub fn open(path: Option<&Path>) -> Result<(Self, Contents), LogError> {
         let connection = match path {
             Some(path) => Connection::open(path),
@@ -297,12 +297,12 @@ impl Log {
         Ok(floors)
     }
 
-    /// The last revision given out.
+    /// The last assigned revision.
     pub fn revision(&self) -> Revision {
         self.totals.revision
     }
 
-    /// Appends rows and removes garbage in one durable transaction. On an error nothing has changed.
+    /// Appends rows and removes garbage in one durable transaction. An error leaves the log unchanged.
     pub fn append(&mut self, rows: &[Row], garbage: &Garbage) -> Result<(), LogError> {
         let mut totals = self.totals;
         let mut added = Vec::with_capacity(rows.len());
@@ -372,23 +372,23 @@ impl Log {
         Ok(())
     }
 
-    /// Moves the write-ahead log into the database and starts it again from its beginning, waiting for the checkpointer.
-    pub fn restart_journal(&self) -> Result<(), LogError> {
+    /// Moves the write-ahead log (WAL) into the database and restarts the WAL from its beginning. Waits for the checkpointer.
+    pub fn restart_wal(&self) -> Result<(), LogError> {
         checkpoint(&self.connection, "RESTART")
     }
 
-    /// Leaves one file behind.
+    /// Closes the log and truncates the WAL, so that only the database file is left.
     pub fn close(self) {
         if let Err(error) = checkpoint(&self.connection, "TRUNCATE") {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "the journal stays behind; it is read at the next start"
+                "cannot truncate the write-ahead log; it is read at the next start"
             );
         }
     }
 }
 
-/// A second connection that moves the write-ahead log into the database while the first one appends.
+/// A second connection that moves the write-ahead log into the database while the first connection appends.
 #[derive(Debug)]
 pub struct Checkpointer(Connection);
 
@@ -400,7 +400,7 @@ impl Checkpointer {
         Ok(Self(connection))
     }
 
-    /// Moves what it can without making a writer wait.
+    /// Moves as many pages as possible without blocking the writer.
     pub fn run(&self) -> Result<(), LogError> {
         checkpoint(&self.0, "PASSIVE")
     }
@@ -414,7 +414,7 @@ fn checkpoint(connection: &Connection, mode: &str) -> Result<(), LogError> {
 
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.busy_timeout(Duration::from_secs(10))?;
-    // A refused database must stay as it was found: closing it would otherwise fold the journal in.
+    // Without this option, closing a refused database would checkpoint its WAL and so change it.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.pragma_update(None, "page_size", PAGE_BYTES)?;
     connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;

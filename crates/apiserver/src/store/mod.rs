@@ -1,8 +1,12 @@
 //! The revisioned store under the API: a durable log with one global revision, the current objects in memory, and watches.
 //!
-//! Guarantees: a write that was answered is on disk; reads see only what is on disk; every watcher sees exactly the history of its
-//! kind from its revision on, in order, or is told that it fell behind. The store knows keys, revisions and JSON bytes; it does not
-//! know what any kind means.
+//! Guarantees:
+//! - An acknowledged write is on disk.
+//! - Reads return only data that is on disk.
+//! - A watcher sees the complete history of its kind after its start revision, in order, or gets [`Expired`] when it falls
+//!   behind.
+//!
+//! The store knows keys, revisions and JSON bytes. It does not know the meaning of any kind.
 
 pub mod directory;
 pub mod log;
@@ -20,7 +24,7 @@ use tokio::sync::{mpsc, oneshot, watch as watch_channel};
 
 pub use self::{
     directory::is_in_use,
-    object::{Draft, DraftError, Facts, Key, Object, Owner, ResourceId, Revision},
+    object::{Draft, DraftError, Key, Object, ObjectMetadata, Owner, ResourceId, Revision},
     state::{Event, EventKind, Range, Window},
     watch::Watch,
 };
@@ -34,7 +38,7 @@ use self::{
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The directory is not ours to use.
+    /// The data directory cannot be created, opened or locked.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     /// The log cannot be read.
@@ -42,18 +46,18 @@ pub enum OpenError {
     Log {
         /// The data directory.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: LogError,
     },
-    /// Something acknowledged is not there.
+    /// Acknowledged writes are missing or unreadable.
     #[error(
         "the data directory {path} is damaged: {detail}. Nothing was changed. Restore the directory from a backup, or move it away to start empty"
     )]
     Damaged {
         /// The data directory.
         path: PathBuf,
-        /// What was found.
+        /// The damage that was found.
         detail: String,
     },
     /// The writer's threads could not start.
@@ -61,29 +65,29 @@ pub enum OpenError {
     Threads(#[source] std::io::Error),
 }
 
-/// A revision that the window no longer reaches.
+/// The requested revision is older than the retained event history (HTTP 410 Gone, reason `Expired`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too old resource version: {requested} ({oldest})")]
 pub struct Expired {
-    /// What was asked for.
+    /// The revision that the caller asked for.
     pub requested: Revision,
-    /// The oldest that can be had.
+    /// The oldest revision that is still available.
     pub oldest: Revision,
 }
 
 /// Why a write did not happen.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The object is not as the writer expected.
+    /// The object is not at the revision that the write expects.
     #[error("the object has been modified")]
     Conflict {
-        /// How it is now.
+        /// The current version of the object, if it exists.
         current: Option<Arc<Object>>,
     },
-    /// What the write requires is gone or going.
+    /// An object that the write requires is missing or is being deleted.
     #[error("an object of {0:?} that this one requires is gone")]
     Requirement(ResourceId),
-    /// The disk refused.
+    /// The write to disk failed.
     #[error("the write could not be made durable")]
     Storage(#[source] Arc<LogError>),
     /// The store was closed.
@@ -91,7 +95,7 @@ pub enum WriteError {
     Closed,
 }
 
-/// What a write expects to find.
+/// The precondition of a write (compare-and-swap).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
     /// No object under the key.
@@ -100,7 +104,7 @@ pub enum Expectation {
     Revision(Revision),
 }
 
-/// What a write does.
+/// The change that a write makes.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Creates or replaces.
@@ -112,40 +116,40 @@ pub enum Change {
 /// One write.
 #[derive(Clone, Debug)]
 pub struct Write {
-    /// Kind of object.
+    /// The kind of the object.
     pub resource: ResourceId,
-    /// Which object.
+    /// The key of the object.
     pub key: Key,
-    /// What must be there.
+    /// The precondition on the object itself.
     pub expect: Expectation,
-    /// Other objects that must exist and not be on their way out, such as the namespace.
+    /// Other objects that must exist and not be terminating, such as the namespace.
     pub requires: Vec<(ResourceId, Key)>,
-    /// What to do.
+    /// The change to apply.
     pub change: Change,
 }
 
 /// Objects of one kind at one revision.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Revision of the snapshot; a watch from here on misses nothing.
+    /// Revision of the snapshot. A watch that starts at this revision misses no event.
     pub revision: Revision,
     /// The objects in key order.
     pub objects: Vec<Arc<Object>>,
 }
 
-/// Every event of every kind, for the collectors inside the server.
+/// Events of every kind, for the garbage collectors inside the server.
 pub type Feed = mpsc::UnboundedReceiver<(ResourceId, Event)>;
 
 #[derive(Debug)]
 struct Shared {
     state: RwLock<State>,
     feed: Mutex<Option<mpsc::UnboundedSender<(ResourceId, Event)>>>,
-    /// Why nothing can be written any more.
+    /// The error after which the store refuses all writes.
     failure: watch_channel::Sender<Option<Arc<LogError>>>,
 }
 
 impl Shared {
-    /// Refuses all writes from now on. What is on disk is unknown until the log is opened and read again.
+    /// Refuses all writes from now on. The contents of the disk are unknown until the log is opened and read again.
     fn fail(&self, error: &Arc<LogError>) {
         let is_first = self.failure.send_if_modified(|failure| {
             let is_first = failure.is_none();
@@ -155,7 +159,7 @@ impl Shared {
         if is_first {
             tracing::error!(
                 error = &**error as &dyn std::error::Error,
-                "the store cannot write any more until it is opened again"
+                "the store refuses all writes until it is opened again"
             );
         }
     }
@@ -168,9 +172,9 @@ pub struct Store {
     commands: mpsc::Sender<Command>,
 }
 
-/// Where a store lies.
+/// Where a store keeps its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// On disk.
     Directory(PathBuf),
     /// In memory only, for tests.
@@ -178,13 +182,14 @@ pub enum Place {
 }
 
 impl Store {
-    /// Opens the store, creating it when there is none. Reads the whole log: call it off the async threads.
-    pub fn open(place: &Place, window: Window) -> Result<Self, OpenError> {
-        let (directory, log, contents) = match place {
-            Place::Directory(path) => {
-                let directory = Directory::claim(path)?;
-                let (log, contents) =
-                    Log::open(Some(&directory.database())).map_err(|error| refuse(path, error))?;
+    /// Opens the store, and creates it if it does not exist. This reads the whole log and blocks: do not call it on an async
+    /// thread.
+    pub fn open(location: &Location, window: Window) -> Result<Self, OpenError> {
+        let (directory, log, contents) = match location {
+            Location::Directory(path) => {
+                let directory = Directory::lock(path)?;
+                let (log, contents) = Log::open(Some(&directory.database()))
+                    .map_err(|error| open_error(path, error))?;
                 let acknowledged = directory.acknowledged();
                 if acknowledged > contents.revision {
                     let detail = format!(
@@ -198,7 +203,7 @@ impl Store {
                 }
                 (Some(directory), log, contents)
             }
-            Place::Memory => {
+            Location::Memory => {
                 let (log, contents) = Log::open(None).map_err(|source| OpenError::Log {
                     path: PathBuf::new(),
                     source,
@@ -210,7 +215,7 @@ impl Store {
             .as_ref()
             .map(|directory| directory.path().to_owned())
             .unwrap_or_default();
-        let state = State::load(contents, window).map_err(|error| refuse(&path, error))?;
+        let state = State::load(contents, window).map_err(|error| open_error(&path, error))?;
         let shared = Arc::new(Shared {
             state: RwLock::new(state),
             feed: Mutex::new(None),
@@ -219,7 +224,7 @@ impl Store {
         let checkpoints = match &directory {
             Some(directory) => {
                 let checkpointer = Checkpointer::open(&directory.database())
-                    .map_err(|error| refuse(&path, error))?;
+                    .map_err(|error| open_error(&path, error))?;
                 let checkpoints = writer::spawn_checkpointer(checkpointer, shared.clone());
                 Some(checkpoints.map_err(OpenError::Threads)?)
             }
@@ -232,8 +237,8 @@ impl Store {
             directory,
             checkpoints,
             garbage: Garbage::default(),
-            unchecked_bytes: 0,
-            journal_bytes: 0,
+            bytes_since_checkpoint: 0,
+            wal_bytes: 0,
         };
         std::thread::Builder::new()
             .name("store-writer".into())
@@ -247,12 +252,12 @@ impl Store {
         self.read(|state| state.revision)
     }
 
-    /// One object.
+    /// Gets one object.
     pub fn get(&self, resource: &ResourceId, key: &Key) -> Option<Arc<Object>> {
         self.read(|state| state.get(resource, key.as_str()).cloned())
     }
 
-    /// Revision of the last write to a kind since its history begins; it moves with every write.
+    /// Revision of the last write to a kind within its retained history. Every write to the kind advances it.
     pub fn newest(&self, resource: &ResourceId) -> Revision {
         self.read(|state| {
             state
@@ -261,7 +266,7 @@ impl Store {
         })
     }
 
-    /// Whether a kind has any object in a namespace, or at all when that is empty.
+    /// Whether a kind has no object in a namespace. An empty namespace means all namespaces.
     pub fn is_empty(&self, resource: &ResourceId, namespace: &str) -> bool {
         self.read(|state| {
             state
@@ -270,7 +275,7 @@ impl Store {
         })
     }
 
-    /// The objects in `range` now, or as of a revision that the window still reaches.
+    /// Lists the objects in `range`, at the current revision or at an older revision that is still in the window.
     pub fn list(
         &self,
         resource: &ResourceId,
@@ -304,7 +309,7 @@ impl Store {
         })
     }
 
-    /// Writes, and answers when the write is durable and visible.
+    /// Writes one object. Returns when the write is durable and visible to readers.
     pub async fn write(&self, write: Write) -> Result<Arc<Object>, WriteError> {
         let (reply, outcome) = oneshot::channel();
         self.commands
@@ -314,12 +319,13 @@ impl Store {
         outcome.await.map_err(|_| WriteError::Closed)?
     }
 
-    /// Why nothing can be written any more, if that is so: the disk failed. Reads go on. Only opening the store anew helps.
+    /// The error that stopped all writes, if the disk failed. Reads still work. Only a restart (opening the store again) allows
+    /// writes again.
     pub fn failure(&self) -> Option<Arc<LogError>> {
         self.shared.failure.borrow().clone()
     }
 
-    /// Waits until nothing can be written any more.
+    /// Waits until the store refuses all writes, and returns the error that caused it.
     pub async fn failed(&self) -> Arc<LogError> {
         let mut failure = self.shared.failure.subscribe();
         let failed = failure.wait_for(Option::is_some).await;
@@ -330,12 +336,12 @@ impl Store {
         }
     }
 
-    /// Follows a kind from after `revision` on.
+    /// Watches the events of a kind after revision `after`.
     pub fn watch(&self, resource: &ResourceId, after: Revision) -> Result<Watch, Expired> {
         Watch::new(self.shared.clone(), resource.clone(), after)
     }
 
-    /// Every object there is, and every event from then on. There is one feed; a second call ends the first.
+    /// Returns every object, and a channel with every later event. There is one feed: a second call ends the first.
     pub fn feed(&self) -> (Vec<(ResourceId, Arc<Object>)>, Feed) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let objects = self.read(|state| {
@@ -357,12 +363,12 @@ impl Store {
         (objects, receiver)
     }
 
-    /// Forgets events that are past their age.
+    /// Removes events that are older than the window.
     pub async fn compact(&self) {
         let _ = self.commands.send(Command::Trim).await;
     }
 
-    /// Finishes the writes that wait and closes the log.
+    /// Commits the writes that are queued and closes the log.
     pub async fn close(&self) {
         let (done, closed) = oneshot::channel();
         if self.commands.send(Command::Close(done)).await.is_ok() {
@@ -381,7 +387,7 @@ impl Store {
     }
 }
 
-fn refuse(path: &std::path::Path, error: LogError) -> OpenError {
+fn open_error(path: &std::path::Path, error: LogError) -> OpenError {
     match error {
         LogError::Damaged(detail) => OpenError::Damaged {
             path: path.to_owned(),

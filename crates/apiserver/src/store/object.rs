@@ -1,8 +1,8 @@
-//! One stored object: its JSON, kept once as shared bytes, and the few facts about it that the server needs without parsing.
+//! One stored object: its JSON as shared bytes, and the metadata that the server needs without parsing the JSON again.
 //!
-//! The bytes have a fixed opening, `{"apiVersion":"…"` first and `metadata.resourceVersion` as the first key of the metadata, so that
-//! the revision is written in when the write is sequenced, and another served version is answered by replacing the first string.
-//! This file does not know which kinds exist or what their fields mean.
+//! The bytes have a fixed prefix: `{"apiVersion":"…"` comes first, and `metadata.resourceVersion` is the first key of the
+//! metadata. So the writer can insert the revision when it sequences the write, and another served version only replaces the
+//! first string. This file does not know which kinds exist or what their fields mean.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -13,12 +13,12 @@ use serde_json::Value;
 /// A position in the history of the whole store; Kubernetes' `resourceVersion`.
 pub type Revision = u64;
 
-/// A kind of object as the store tells them apart: `pods`, `sandboxes.agents.x-k8s.io`.
+/// Identifies a kind in the store: `pods`, `sandboxes.agents.x-k8s.io`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceId(Arc<str>);
 
 impl ResourceId {
-    /// The identity of `resource` in `group`; the core group is empty.
+    /// The id of `resource` in `group`; the core group is empty.
     pub fn new(group: &str, resource: &str) -> Self {
         if group.is_empty() {
             Self(Arc::from(resource))
@@ -54,7 +54,7 @@ impl fmt::Display for ResourceId {
 pub struct Key(Arc<str>);
 
 impl Key {
-    /// A key; neither part may contain a slash, which no Kubernetes name does.
+    /// Builds a key. Neither part may contain a slash; Kubernetes names never do.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self(Arc::from(format!("{namespace}/{name}")))
     }
@@ -93,7 +93,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// One entry of `metadata.ownerReferences`, as far as garbage collection reads it.
+/// One entry of `metadata.ownerReferences`, with the fields that garbage collection reads.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Owner {
@@ -106,7 +106,7 @@ pub struct Owner {
     /// Name of the owner.
     #[serde(default)]
     pub name: Box<str>,
-    /// Identity of the owner.
+    /// UID of the owner.
     pub uid: Box<str>,
     /// Whether the owner's foreground deletion waits for this object.
     #[serde(default)]
@@ -116,10 +116,10 @@ pub struct Owner {
     pub controller: Option<bool>,
 }
 
-/// What the server must know of an object without parsing its JSON again.
+/// The metadata that the server needs without parsing the object's JSON again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Facts {
+pub struct ObjectMetadata {
     /// `metadata.uid`.
     #[serde(default)]
     pub uid: Box<str>,
@@ -141,10 +141,10 @@ pub struct Facts {
 struct Envelope {
     #[serde(rename = "apiVersion")]
     api_version: Box<str>,
-    metadata: Facts,
+    metadata: ObjectMetadata,
 }
 
-/// What comes before the version in an object's JSON.
+/// The bytes before the version in an object's JSON.
 const VERSION_FIELD: &[u8] = b"\"resourceVersion\":\"";
 
 /// An object to be written, complete but for its revision.
@@ -153,16 +153,16 @@ pub struct Draft {
     head: Vec<u8>,
     tail: Vec<u8>,
     api_version_end: u32,
-    facts: Facts,
+    metadata: ObjectMetadata,
 }
 
 /// Why a JSON value cannot be stored.
 #[derive(Debug, thiserror::Error)]
 pub enum DraftError {
-    /// The value lacks what every object has.
+    /// The value lacks a field that every object has.
     #[error("an object needs apiVersion, kind and metadata")]
     NotAnObject,
-    /// Metadata of the wrong shape.
+    /// The metadata has the wrong shape.
     #[error("the object's metadata is malformed")]
     Metadata(#[source] serde_json::Error),
 }
@@ -182,7 +182,8 @@ impl Draft {
         ) else {
             return Err(DraftError::NotAnObject);
         };
-        let facts = Facts::deserialize(&value["metadata"]).map_err(DraftError::Metadata)?;
+        let parsed =
+            ObjectMetadata::deserialize(&value["metadata"]).map_err(DraftError::Metadata)?;
 
         let mut head = Vec::with_capacity(128);
         head.extend_from_slice(b"{\"apiVersion\":");
@@ -213,7 +214,7 @@ impl Draft {
             head,
             tail,
             api_version_end,
-            facts,
+            metadata: parsed,
         })
     }
 
@@ -228,14 +229,15 @@ impl Draft {
             revision,
             bytes: Bytes::from(bytes),
             api_version_end: self.api_version_end,
-            facts: self.facts,
+            metadata: self.metadata,
         }
     }
 
-    /// The object as it would be created, for a dry run: nobody can know the version that it would get.
+    /// The object that a dry-run creation returns. It has no `resourceVersion`, because the version is only known after a real
+    /// write.
     pub fn preview_of_new(mut self, key: Key) -> Object {
         self.head.truncate(self.head.len() - VERSION_FIELD.len());
-        // The tail begins with the quote after the version, and the comma before the next field.
+        // The tail begins with the closing quote of the version and the comma before the next field.
         let rest = self.tail.get(2..).unwrap_or_default();
         let bytes = [&self.head, rest].concat();
         Object {
@@ -243,18 +245,18 @@ impl Draft {
             revision: 0,
             bytes: Bytes::from(bytes),
             api_version_end: self.api_version_end,
-            facts: self.facts,
+            metadata: self.metadata,
         }
     }
 
-    /// The object as it would be stored at `revision`, for answers that write nothing (dry run).
+    /// The object as it would be stored at `revision`, for a dry run.
     pub fn preview(self, key: Key, revision: Revision) -> Object {
         self.sequence(key, revision)
     }
 }
 
 fn append_json(buffer: &mut Vec<u8>, value: &Value) {
-    serde_json::to_writer(buffer, value).expect("a JSON value serialises into memory");
+    serde_json::to_writer(buffer, value).expect("serializing a JSON value into memory cannot fail");
 }
 
 fn append_field(buffer: &mut Vec<u8>, name: &str, value: &Value) {
@@ -269,12 +271,12 @@ fn append_field(buffer: &mut Vec<u8>, name: &str, value: &Value) {
 pub struct Object {
     /// Namespace and name.
     pub key: Key,
-    /// Revision of the write that made this version.
+    /// Revision of the write that created this version.
     pub revision: Revision,
     /// The JSON, resourceVersion included.
     pub bytes: Bytes,
-    /// What was read off the metadata.
-    pub facts: Facts,
+    /// The metadata, parsed.
+    pub metadata: ObjectMetadata,
     api_version_end: u32,
 }
 
@@ -284,7 +286,7 @@ impl fmt::Debug for Object {
     }
 }
 
-const OPENING: &[u8] = b"{\"apiVersion\":";
+const PREFIX: &[u8] = b"{\"apiVersion\":";
 
 impl Object {
     pub(super) fn from_stored(
@@ -293,41 +295,41 @@ impl Object {
         bytes: Bytes,
     ) -> Result<Self, serde_json::Error> {
         let envelope: Envelope = serde_json::from_slice(&bytes)?;
-        // API versions are plain ASCII, so their quoted length is their length and two quotes.
+        // API versions are plain ASCII without escapes, so the quoted length is the length plus two quotes.
         let api_version_end =
-            u32::try_from(OPENING.len() + envelope.api_version.len() + 2).unwrap_or(u32::MAX);
+            u32::try_from(PREFIX.len() + envelope.api_version.len() + 2).unwrap_or(u32::MAX);
         Ok(Self {
             key,
             revision,
             bytes,
-            facts: envelope.metadata,
+            metadata: envelope.metadata,
             api_version_end,
         })
     }
 
     /// Parses the JSON.
     pub fn value(&self) -> Value {
-        serde_json::from_slice(&self.bytes).expect("only JSON is ever stored")
+        serde_json::from_slice(&self.bytes).expect("the store holds only valid JSON")
     }
 
-    /// The stored apiVersion, without parsing.
+    /// The stored apiVersion, read without parsing.
     pub fn api_version(&self) -> &str {
         let end = self.api_version_end as usize;
-        std::str::from_utf8(&self.bytes[OPENING.len() + 1..end - 1]).unwrap_or_default()
+        std::str::from_utf8(&self.bytes[PREFIX.len() + 1..end - 1]).unwrap_or_default()
     }
 
-    /// Appends the JSON to `buffer`, in `api_version`.
+    /// Appends the JSON to `buffer`, with `apiVersion` set to `api_version`.
     pub fn write_as(&self, api_version: &str, buffer: &mut Vec<u8>) {
         if self.api_version() == api_version {
             buffer.extend_from_slice(&self.bytes);
             return;
         }
-        buffer.extend_from_slice(OPENING);
+        buffer.extend_from_slice(PREFIX);
         append_json(buffer, &Value::from(api_version));
         buffer.extend_from_slice(&self.bytes[self.api_version_end as usize..]);
     }
 
-    /// The JSON in `api_version`; copies only when that is not the stored one.
+    /// The JSON with `apiVersion` set to `api_version`. Copies only if that differs from the stored version.
     pub fn bytes_as(&self, api_version: &str) -> Bytes {
         if self.api_version() == api_version {
             return self.bytes.clone();
@@ -337,19 +339,20 @@ impl Object {
         Bytes::from(buffer)
     }
 
-    /// Appends the JSON to `buffer`, in `api_version` and as if written at `revision`: how a watcher sees an object leave its selection.
+    /// Appends the JSON to `buffer`, in `api_version` and as if written at `revision`. A watcher sees this when an object leaves
+    /// its selection.
     pub fn write_at(&self, api_version: &str, revision: Revision, buffer: &mut Vec<u8>) {
-        const MARK: &[u8] = b"\"metadata\":{\"resourceVersion\":\"";
+        const FIELD: &[u8] = b"\"metadata\":{\"resourceVersion\":\"";
         let start = buffer.len();
         self.write_as(api_version, buffer);
         // Only apiVersion and kind precede the metadata, and neither can contain a quote.
         let Some(at) = buffer[start..]
-            .windows(MARK.len())
-            .position(|window| window == MARK)
+            .windows(FIELD.len())
+            .position(|window| window == FIELD)
         else {
             return;
         };
-        let from = start + at + MARK.len();
+        let from = start + at + FIELD.len();
         let digits = buffer[from..]
             .iter()
             .take_while(|byte| byte.is_ascii_digit())
@@ -359,7 +362,7 @@ impl Object {
 
     /// Whether the object is being deleted.
     pub fn is_deleting(&self) -> bool {
-        self.facts.deletion_timestamp.is_some()
+        self.metadata.deletion_timestamp.is_some()
     }
 }
 
@@ -370,21 +373,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_draft_takes_its_revision_and_keeps_every_field() {
+    fn a_sequenced_draft_has_its_revision_and_every_field() {
         let value = json!({"kind": "Pod", "apiVersion": "v1", "Zed": 1, "spec": {"a": [1, 2]},
             "metadata": {"name": "x", "resourceVersion": "3", "labels": {"a": "b"}, "uid": "u"}});
         let object = Draft::new(&value).unwrap().sequence(Key::new("n", "x"), 42);
         let mut expected = value;
         expected["metadata"]["resourceVersion"] = json!("42");
         assert_eq!(object.value(), expected);
-        assert_eq!(object.facts.labels.as_ref().unwrap()["a"], "b");
+        assert_eq!(object.metadata.labels.as_ref().unwrap()["a"], "b");
         let reread = Object::from_stored(object.key.clone(), 42, object.bytes.clone()).unwrap();
         assert_eq!(reread.api_version(), "v1");
-        assert_eq!(reread.facts, object.facts);
+        assert_eq!(reread.metadata, object.metadata);
     }
 
     #[test]
-    fn another_version_changes_the_api_version_alone() {
+    fn another_served_version_changes_only_the_api_version() {
         let value = json!({"kind": "Sandbox", "apiVersion": "a.io/v1", "metadata": {"name": "x"}, "spec": {"apiVersion": "a.io/v1"}});
         let object = Draft::new(&value).unwrap().sequence(Key::new("", "x"), 1);
         let other: Value = serde_json::from_slice(&object.bytes_as("a.io/v1alpha1")).unwrap();
@@ -393,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_object_is_refused() {
+    fn a_value_without_valid_metadata_is_refused() {
         assert!(matches!(
             Draft::new(&json!([])),
             Err(DraftError::NotAnObject)

@@ -1,7 +1,8 @@
-//! What is in memory: the current objects of every kind, and the recent events of every kind.
+//! The state in memory: the current objects and the recent events of every kind.
 //!
-//! Events hold the object after and before, so any revision inside a kind's window can be listed by undoing what came later.
-//! The window is bounded by count, by age and, over all kinds together, by the bytes it alone keeps alive. This file does no I/O.
+//! An event holds the object before and after the write. So a list at any revision in a kind's window can be computed by undoing
+//! the later events. The window is bounded by count, by age and, over all kinds together, by the bytes that only the window holds
+//! in memory. This file does no I/O.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -17,14 +18,14 @@ use super::{
     log::{Contents, Garbage, LogError, RowKind},
 };
 
-/// How much history is kept.
+/// The bounds of the event history.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Most events of one kind.
+    /// Maximum number of events of one kind.
     pub events_per_kind: usize,
-    /// Most bytes of superseded objects over all kinds.
+    /// Maximum bytes of superseded objects over all kinds.
     pub bytes: usize,
-    /// Oldest event.
+    /// Maximum age of an event.
     pub age: Duration,
 }
 
@@ -38,7 +39,7 @@ impl Default for Window {
     }
 }
 
-/// What an event did to its object.
+/// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// It was created.
@@ -52,7 +53,7 @@ pub enum EventKind {
 /// One write, as watchers see it.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// What happened.
+    /// The kind of change.
     pub kind: EventKind,
     /// The object after the write, or its last state.
     pub object: Arc<Object>,
@@ -67,7 +68,7 @@ impl Event {
         self.object.revision
     }
 
-    /// Bytes that nothing but this event keeps in memory.
+    /// Bytes in memory that only this event references.
     fn cost(&self) -> usize {
         const BOOKKEEPING: usize = 256;
         let previous = self
@@ -83,17 +84,17 @@ impl Event {
     }
 }
 
-/// Which objects of a kind a list covers.
+/// The part of a kind that a list covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Only this namespace; empty for all.
+    /// Only this namespace; empty for all namespaces.
     pub namespace: String,
     /// Only keys after this one, for the next page.
     pub after: Option<Key>,
 }
 
 impl Range {
-    /// Everything in `namespace`, or everywhere when that is empty.
+    /// All objects in `namespace`, or in all namespaces if it is empty.
     pub fn namespace(namespace: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -129,7 +130,7 @@ impl Table {
     }
 
     fn select(&self, range: &Range) -> impl Iterator<Item = (&Key, &Arc<Object>)> {
-        // '/' separates the parts of a key and '0' is its successor, so these bounds hold exactly one namespace.
+        // '/' separates the parts of a key and '0' is the next character, so these bounds contain exactly one namespace.
         let prefix = Key::from_stored(&format!("{}/", range.namespace));
         let end = Key::from_stored(&format!("{}0", range.namespace));
         let all = range.namespace.is_empty();
@@ -156,7 +157,7 @@ impl Table {
         range.into_iter().flatten()
     }
 
-    /// What to put in place of today's objects to see the kind as it was at `revision`.
+    /// The changes to the current objects that yield the kind's objects at `revision`; `None` means absent.
     fn undo_to(&self, revision: Revision) -> BTreeMap<Key, Option<Arc<Object>>> {
         let later = self
             .events
@@ -193,7 +194,7 @@ pub struct State {
 }
 
 impl State {
-    /// Builds the state from what the log held.
+    /// Builds the state from the contents of the log.
     pub fn load(contents: Contents, window: Window) -> Result<Self, LogError> {
         let mut state = Self {
             revision: contents.revision,
@@ -250,7 +251,7 @@ impl State {
             let last = table.objects.values().map(|object| object.revision).max();
             table.newest.send_replace(last.unwrap_or(table.floor));
         }
-        // A kind without rows may still have had its history forgotten.
+        // A kind without rows may still have a compacted history.
         for (resource, floor) in floors {
             state
                 .tables
@@ -265,7 +266,7 @@ impl State {
         self.tables.get(resource)
     }
 
-    /// The table of a kind, made when missing.
+    /// The table of a kind, created if missing.
     pub fn table_mut(&mut self, resource: &ResourceId) -> &mut Table {
         self.tables
             .entry(resource.clone())
@@ -332,7 +333,7 @@ impl State {
         table.events.push_back(event);
     }
 
-    /// Forgets events beyond the window and says which rows the log no longer needs.
+    /// Removes events beyond the window and returns the rows that the log no longer needs.
     pub fn trim(&mut self, now: Instant) -> Garbage {
         let mut garbage = Garbage::default();
         let window = self.window;
@@ -342,7 +343,7 @@ impl State {
                 table.events.len() > window.events_per_kind
                     || now.saturating_duration_since(oldest.at) > window.age
             }) {
-                *bytes -= forget_oldest(resource, table, &mut garbage);
+                *bytes -= remove_oldest(resource, table, &mut garbage);
             }
         }
         while *bytes > window.bytes {
@@ -350,10 +351,10 @@ impl State {
             else {
                 break;
             };
-            let share = table.bytes / 8;
+            let target = table.bytes / 8;
             let mut freed = 0;
-            while freed <= share && !table.events.is_empty() {
-                freed += forget_oldest(resource, table, &mut garbage);
+            while freed <= target && !table.events.is_empty() {
+                freed += remove_oldest(resource, table, &mut garbage);
             }
             if freed == 0 {
                 break;
@@ -364,7 +365,7 @@ impl State {
     }
 }
 
-fn forget_oldest(resource: &ResourceId, table: &mut Table, garbage: &mut Garbage) -> usize {
+fn remove_oldest(resource: &ResourceId, table: &mut Table, garbage: &mut Garbage) -> usize {
     let Some(event) = table.events.pop_front() else {
         return 0;
     };

@@ -1,7 +1,7 @@
-//! Following one kind from a revision on.
+//! Watching one kind from a revision on.
 //!
-//! A watch holds no queue of its own: it reads the shared window of events at its own pace, and one that falls out of the window
-//! is told so. A slow watcher therefore costs nothing.
+//! A watch has no queue of its own: it reads the shared event window at its own pace. A watch that falls out of the window gets
+//! [`Expired`]. A slow watcher therefore costs no memory.
 
 use std::sync::{Arc, PoisonError};
 
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::{Event, Expired, ResourceId, Revision, Shared};
 
-const EVENTS_AT_ONCE: usize = 256;
+const EVENT_BATCH: usize = 256;
 
 /// A position in the history of one kind.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Watch {
         }
     }
 
-    /// The events that are there already, possibly none.
+    /// The events that are available now; may be empty.
     pub fn ready(&mut self) -> Result<Vec<Event>, Expired> {
         let state = self
             .shared
@@ -71,7 +71,7 @@ impl Watch {
         let events: Vec<Event> = table
             .events
             .range(start..)
-            .take(EVENTS_AT_ONCE)
+            .take(EVENT_BATCH)
             .cloned()
             .collect();
         if let Some(last) = events.last() {
@@ -80,21 +80,21 @@ impl Watch {
         Ok(events)
     }
 
-    /// The revision up to which this watch has seen everything: the store's, when nothing of this kind is outstanding.
+    /// The revision up to which this watch has seen everything: the store's revision if no event of this kind is pending.
     pub fn progress(&mut self) -> Revision {
         let state = self
             .shared
             .state
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        let outstanding = state.table(&self.resource).is_some_and(|table| {
+        let pending = state.table(&self.resource).is_some_and(|table| {
             table.floor > self.cursor
                 || table
                     .events
                     .back()
                     .is_some_and(|event| event.revision() > self.cursor)
         });
-        if !outstanding {
+        if !pending {
             self.cursor = self.cursor.max(state.revision);
         }
         self.cursor

@@ -1,7 +1,7 @@
-//! The one thread that writes: it takes every waiting write, decides each against the state and the writes before it in the batch,
-//! makes the batch durable with one sync, and only then shows it to readers and answers.
+//! The single writer thread. It takes all queued writes as one batch, checks each against the state and the earlier writes of the
+//! batch, makes the batch durable with one sync, and only then publishes it to readers and replies to the clients.
 //!
-//! Because it alone changes the state, a precondition checked here cannot be overtaken.
+//! Only this thread changes the state, so no other write can come between the check of a precondition and its write.
 
 use std::{
     collections::HashMap,
@@ -19,19 +19,19 @@ use super::{
 
 const BATCH_WRITES: usize = 512;
 const CHECKPOINT_BYTES: usize = 4 << 20;
-const JOURNAL_BYTES: usize = 64 << 20;
+const WAL_BYTES: usize = 64 << 20;
 
-/// Where the outcome of a write goes.
+/// The channel for the result of a write.
 pub type Reply = oneshot::Sender<Result<Arc<Object>, WriteError>>;
 
-/// What the writer is asked to do.
+/// A command to the writer thread.
 #[derive(Debug)]
 pub enum Command {
-    /// One write, and where its outcome goes.
+    /// One write, and the channel for its result.
     Write(Box<Write>, Reply),
-    /// Forget what is past its age.
+    /// Remove events that are older than the window.
     Trim,
-    /// Finish and close the log.
+    /// Commit the queued writes and close the log.
     Close(oneshot::Sender<()>),
 }
 
@@ -43,11 +43,11 @@ pub struct Writer {
     pub(super) directory: Option<Directory>,
     pub(super) checkpoints: Option<std_mpsc::SyncSender<()>>,
     pub(super) garbage: Garbage,
-    pub(super) unchecked_bytes: usize,
-    pub(super) journal_bytes: usize,
+    pub(super) bytes_since_checkpoint: usize,
+    pub(super) wal_bytes: usize,
 }
 
-/// Starts the thread that checkpoints in the background; it ends when the sender is dropped.
+/// Starts the thread that checkpoints in the background. It ends when the sender is dropped.
 pub fn spawn_checkpointer(
     checkpointer: Checkpointer,
     shared: Arc<Shared>,
@@ -59,13 +59,14 @@ pub fn spawn_checkpointer(
             while receiver.recv().is_ok() {
                 if let Err(error) = checkpointer.run() {
                     if error.is_sync_failure() {
-                        // A second sync would succeed without the data of the first, and the journal would go.
+                        // A second sync could succeed although the data of the first was lost, and then the WAL would be
+                        // discarded.
                         shared.fail(&Arc::new(error));
                         return;
                     }
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
-                        "a background checkpoint failed; it is tried again"
+                        "a background checkpoint failed; it will be retried"
                     );
                 }
             }
@@ -80,7 +81,7 @@ struct Decided {
 }
 
 impl Writer {
-    /// Serves commands until told to close or every sender is gone.
+    /// Serves commands until a `Close` command arrives or every sender is dropped.
     pub fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut closing = None;
         let mut batch = Vec::new();
@@ -157,11 +158,11 @@ impl Writer {
                 {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
-                        "cannot update the mark of acknowledged writes"
+                        "cannot update the record of the acknowledged revision"
                     );
                 }
                 self.publish(decided, now);
-                self.account(rows.iter().map(|row| row.value.len() + 512).sum());
+                self.schedule_checkpoint(rows.iter().map(|row| row.value.len() + 512).sum());
             }
             Err(error) => self.refuse(decided, error),
         }
@@ -267,53 +268,53 @@ impl Writer {
         self.garbage.floors.extend(more.floors);
     }
 
-    fn account(&mut self, bytes: usize) {
-        self.unchecked_bytes += bytes;
-        self.journal_bytes += bytes;
-        if self.unchecked_bytes > CHECKPOINT_BYTES
+    fn schedule_checkpoint(&mut self, bytes: usize) {
+        self.bytes_since_checkpoint += bytes;
+        self.wal_bytes += bytes;
+        if self.bytes_since_checkpoint > CHECKPOINT_BYTES
             && let Some(checkpoints) = &self.checkpoints
             && checkpoints.try_send(()).is_ok()
         {
-            self.unchecked_bytes = 0;
+            self.bytes_since_checkpoint = 0;
         }
-        // Passive checkpoints never catch up with a steady stream of writes, so now and then the journal is started anew.
-        if self.journal_bytes > JOURNAL_BYTES && self.checkpoints.is_some() {
-            self.journal_bytes = 0;
-            if let Err(error) = self.log.restart_journal() {
+        // Passive checkpoints never catch up with a steady stream of writes, so the WAL is restarted from time to time.
+        if self.wal_bytes > WAL_BYTES && self.checkpoints.is_some() {
+            self.wal_bytes = 0;
+            if let Err(error) = self.log.restart_wal() {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "cannot restart the journal; it grows until the next attempt"
+                    "cannot restart the write-ahead log; it grows until the next attempt"
                 );
             }
         }
     }
 
     fn refuse(&mut self, decided: Vec<Decided>, error: LogError) {
-        let error = Arc::new(self.judge(error));
+        let error = Arc::new(self.classify(error));
         if error.is_fatal() {
             self.shared.fail(&error);
         }
         tracing::error!(
             error = &*error as &dyn std::error::Error,
             writes = decided.len(),
-            "writes could not be made durable and were refused"
+            "writes could not be made durable and were rejected"
         );
         for Decided { reply, .. } in decided {
             let _ = reply.send(Err(WriteError::Storage(error.clone())));
         }
     }
 
-    /// Tells a disk without room, which recovers, from one that fails. SQLite says the same of some of their errors.
-    fn judge(&self, error: LogError) -> LogError {
-        /// Less than this is no room.
-        const ROOM: u64 = 1 << 20;
+    /// Distinguishes a full disk, which recovers, from a failing disk. SQLite reports some of their errors with the same code.
+    fn classify(&self, error: LogError) -> LogError {
+        /// A disk with less free space counts as full.
+        const MINIMUM_FREE_BYTES: u64 = 1 << 20;
         let has_room = self.directory.as_ref().is_none_or(|directory| {
             rustix::fs::statvfs(directory.path())
-                .is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) >= ROOM)
+                .is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) >= MINIMUM_FREE_BYTES)
         });
         match error {
             LogError::Sqlite { source, .. } if !has_room && LogError::is_io(&source) => {
-                LogError::NoRoom { source }
+                LogError::DiskFull { source }
             }
             other => other,
         }

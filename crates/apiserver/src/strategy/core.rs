@@ -71,7 +71,7 @@ pub fn validate_secret(secret: &Value, old: Option<&Value>) -> Vec<FieldError> {
         errors.push(FieldError::too_long("data", SECRET_BYTES));
     }
     immutable(secret, old, "/type", "type", &mut errors);
-    validate_frozen(secret, old, &["/data"], &mut errors);
+    validate_immutable_data(secret, old, &["/data"], &mut errors);
     errors
 }
 
@@ -115,12 +115,12 @@ pub fn validate_config_map(map: &Value, old: Option<&Value>) -> Vec<FieldError> 
     if total > SECRET_BYTES {
         errors.push(FieldError::too_long("", SECRET_BYTES));
     }
-    validate_frozen(map, old, &["/data", "/binaryData"], &mut errors);
+    validate_immutable_data(map, old, &["/data", "/binaryData"], &mut errors);
     errors
 }
 
-/// `immutable: true` cannot be taken back, and freezes the data.
-fn validate_frozen(
+/// Validates `immutable: true`, which cannot be removed and makes the data immutable.
+fn validate_immutable_data(
     object: &Value,
     old: Option<&Value>,
     data: &[&str],
@@ -175,7 +175,7 @@ const ACCESS_MODES: &[&str] = &[
     "ReadWriteOncePod",
 ];
 
-/// The finalizer that keeps a volume claim while pods use it.
+/// The finalizer that protects a volume claim while pods use it.
 pub const CLAIM_PROTECTION: &str = "kubernetes.io/pvc-protection";
 
 pub fn protect_claim(claim: &mut Value) {
@@ -212,7 +212,7 @@ pub fn validate_claim(claim: &Value, old: Option<&Value>) -> Vec<FieldError> {
             None => drop(fields(&mut allowed).remove(field)),
         }
     }
-    // The binder fills these in once.
+    // The binder sets these fields once.
     for field in ["volumeName", "storageClassName"] {
         if old["spec"].get(field).is_none_or(|value| value == "") {
             match old["spec"].get(field) {

@@ -1,5 +1,5 @@
-//! The rules of CustomResourceDefinitions. Names are accepted and versions established in the very write that stores a definition,
-//! so that what a client created is served when the answer arrives.
+//! The rules of CustomResourceDefinitions. The write that stores a definition also accepts its names and establishes it, so a new
+//! kind is served when the create request returns.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::{
     store::{Range, ResourceId},
 };
 
-/// Keeps a definition until its objects are gone.
+/// The finalizer that delays the removal of a definition until its objects are deleted.
 pub const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 pub fn default(definition: &mut Value) {
@@ -49,7 +49,7 @@ pub fn prepare_update(api: &Api, definition: &mut Value, _old: &Value) {
     establish(api, definition);
 }
 
-/// Accepts the names unless another definition of the group has them, and establishes what is accepted.
+/// Accepts the names unless another definition of the group uses them, and sets the condition `Established`.
 fn establish(api: &Api, definition: &mut Value) {
     let now = metadata::timestamp(api.now());
     let conflict = name_conflict(api, definition);
@@ -279,7 +279,7 @@ fn validate_versions(spec: &Value, errors: &mut Vec<FieldError>) {
         let place = format!("{path}.schema.openAPIV3Schema");
         match schema.filter(|schema| schema.is_object()) {
             None => errors.push(FieldError::required(place, "schemas are required")),
-            // One that all versions have is one for Kubernetes, with a name of its own.
+            // If all versions have the same schema, Kubernetes treats it as one and uses another path in errors.
             Some(schema) if is_shared => {
                 if index == 0 {
                     let place = "spec.validation.openAPIV3Schema";

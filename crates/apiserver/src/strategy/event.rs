@@ -1,11 +1,11 @@
-//! Events, which two API groups serve in two forms. The core form is stored.
+//! The rules of events. Two API groups serve them in two forms; the core form is stored.
 
 use apimachinery::field::FieldError;
 use serde_json::{Map, Value};
 
 use super::{fields, text};
 
-/// Names in `events.k8s.io` and in core.
+/// Pairs of field names in `events.k8s.io` and in core.
 const RENAMED: &[(&str, &str)] = &[
     ("regarding", "involvedObject"),
     ("note", "message"),
@@ -16,12 +16,12 @@ const RENAMED: &[(&str, &str)] = &[
     ("deprecatedCount", "count"),
 ];
 
-/// From the form of `events.k8s.io` to the core form.
+/// Converts from the form of `events.k8s.io` to the core form.
 pub fn to_core(event: &mut Value) {
     rename(fields(event), RENAMED.iter().copied());
 }
 
-/// From the core form to that of `events.k8s.io`.
+/// Converts from the core form to that of `events.k8s.io`.
 pub fn from_core(event: &mut Value) {
     rename(
         fields(event),
@@ -37,8 +37,8 @@ fn rename<'a>(event: &mut Map<String, Value>, names: impl Iterator<Item = (&'a s
     }
 }
 
-/// What is wrong with an event, in either form. What it must have depends on whether it says when it happened, as only newer clients
-/// do; through the newer group it must, when it is made.
+/// Validates an event in either form. The required fields depend on whether it has an `eventTime`, which only newer clients set.
+/// A new event in the group `events.k8s.io` must have one.
 pub fn validate(event: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let newer = event["apiVersion"] == "events.k8s.io/v1";
     let mut errors = if text(event, "eventTime").is_empty() {
@@ -67,7 +67,7 @@ fn mismatch(namespace: &str) -> FieldError {
 
 fn validate_older(event: &Value, newer: bool) -> Vec<FieldError> {
     let (namespace, own) = namespaces(event, newer);
-    // Events of cluster-scoped objects live in `default`.
+    // Events of cluster-scoped objects are in the namespace `default`.
     let matches = if namespace.is_empty() {
         own == "default"
     } else {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_survives_both_forms() {
+    fn an_event_converts_to_the_core_form_and_back() {
         let newer = json!({"regarding": {"name": "a"}, "note": "n", "reportingController": "c", "deprecatedCount": 2, "type": "Normal"});
         let mut event = newer.clone();
         to_core(&mut event);
@@ -127,15 +127,15 @@ mod tests {
         assert_eq!(event, newer);
     }
 
-    fn wrong(event: &Value, old: Option<&Value>) -> Vec<String> {
+    fn invalid_fields(event: &Value, old: Option<&Value>) -> Vec<String> {
         let errors = validate(event, old);
         errors.into_iter().map(|error| error.field).collect()
     }
 
     #[test]
-    fn an_event_of_the_newer_group_says_when_and_by_whom() {
+    fn a_new_event_of_the_events_group_needs_a_time_and_a_reporter() {
         let bare = json!({"apiVersion": "events.k8s.io/v1", "metadata": {"namespace": "a"}, "regarding": {"namespace": "a"}, "type": "Odd"});
-        assert_eq!(wrong(&bare, None), ["eventTime", "type"]);
+        assert_eq!(invalid_fields(&bare, None), ["eventTime", "type"]);
         let mut timed = bare.clone();
         timed["eventTime"] = json!("2026-01-01T00:00:00.000000Z");
         timed["type"] = json!("Normal");
@@ -145,24 +145,24 @@ mod tests {
             "action",
             "reason",
         ];
-        assert_eq!(wrong(&timed, None), fields);
+        assert_eq!(invalid_fields(&timed, None), fields);
         for field in fields {
             timed[field] = json!("x");
         }
-        assert!(wrong(&timed, None).is_empty());
+        assert!(invalid_fields(&timed, None).is_empty());
         assert!(
-            wrong(&bare, Some(&timed)).is_empty(),
-            "an update need not say it again"
+            invalid_fields(&bare, Some(&timed)).is_empty(),
+            "an update does not need them"
         );
     }
 
     #[test]
-    fn an_older_event_is_in_the_namespace_of_its_object() {
+    fn an_event_without_a_time_is_in_the_namespace_of_its_object() {
         let event = |own: &str, subject: &str| json!({"apiVersion": "v1", "metadata": {"namespace": own}, "involvedObject": {"namespace": subject}});
-        assert!(wrong(&event("a", "a"), None).is_empty());
-        assert!(wrong(&event("default", ""), None).is_empty());
+        assert!(invalid_fields(&event("a", "a"), None).is_empty());
+        assert!(invalid_fields(&event("default", ""), None).is_empty());
         for (own, subject) in [("a", "b"), ("a", "")] {
-            let errors = wrong(&event(own, subject), None);
+            let errors = invalid_fields(&event(own, subject), None);
             assert_eq!(errors, ["involvedObject.namespace"], "{own} {subject}");
         }
     }

@@ -1,11 +1,11 @@
-//! The validation of labels and label selectors inside of objects, in kube-apiserver's words.
+//! Validation of labels and label selectors inside objects, with kube-apiserver's messages.
 
 use apimachinery::{field::FieldError, names};
 use serde_json::Value;
 
 use super::{items, text};
 
-/// What is wrong with a `LabelSelector`.
+/// Validates a `LabelSelector`.
 pub fn validate(selector: &Value, path: &str, errors: &mut Vec<FieldError>) {
     validate_labels(
         &selector["matchLabels"],
@@ -18,7 +18,7 @@ pub fn validate(selector: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// What is wrong with a map of labels. Errors carry the map's path, not the key's.
+/// Validates a map of labels. Errors have the path of the map, not of the key.
 pub fn validate_labels(labels: &Value, path: &str, errors: &mut Vec<FieldError>) {
     for (key, value) in labels.as_object().into_iter().flatten() {
         validate_key(key, path, errors);
@@ -28,7 +28,7 @@ pub fn validate_labels(labels: &Value, path: &str, errors: &mut Vec<FieldError>)
     }
 }
 
-/// What is wrong with a label's key.
+/// Validates the key of a label.
 pub fn validate_key(key: &str, path: &str, errors: &mut Vec<FieldError>) {
     let problems = names::qualified_name(key).into_iter();
     errors.extend(problems.map(|problem| FieldError::invalid(path, key, problem)));
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_operators_and_values_are_those_of_labels() {
+    fn keys_operators_and_values_are_validated() {
         let name = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
         for (selector, expected) in [
             (json!({"matchLabels": {"a": "b"}}), String::new()),

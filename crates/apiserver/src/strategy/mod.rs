@@ -1,13 +1,13 @@
-//! The rules of each kind: what the server fills in, what it refuses, and what a write to one part leaves alone.
+//! The rules of each kind: defaults, validation, and the fields that a write to one part must not change.
 //!
-//! The functions here are over JSON values; those that look at other objects take the [`Api`] and only read from it.
+//! The functions work on JSON values. Functions that need other objects take the [`Api`] and only read from it.
 
 mod core;
 pub mod definition;
 mod event;
 mod label_selector;
+pub mod managed_fields;
 mod network;
-pub mod ownership;
 mod pod;
 mod pod_defaults;
 mod service;
@@ -22,7 +22,7 @@ use crate::{
 
 pub use self::core::CLAIM_PROTECTION;
 
-/// Turns an object of the requested version into the one that is stored.
+/// Converts an object of the requested version to its storage form.
 pub fn to_storage(resource: &Resource, object: &mut Value) {
     if resource.rules == Rules::Event && &*resource.group == "events.k8s.io" {
         event::to_core(object);
@@ -30,7 +30,7 @@ pub fn to_storage(resource: &Resource, object: &mut Value) {
     object["apiVersion"] = Value::from(&*resource.storage_api_version);
 }
 
-/// Turns a stored object into one of the requested version.
+/// Converts a stored object to the requested version.
 pub fn from_storage(resource: &Resource, object: &mut Value) {
     if needs_conversion(resource) {
         event::from_core(object);
@@ -43,16 +43,16 @@ pub fn needs_conversion(resource: &Resource) -> bool {
     resource.rules == Rules::Event && &*resource.group == "events.k8s.io"
 }
 
-/// Refuses what kube-apiserver cannot decode into its Go types. An object that was stored before this was checked stays writable:
-/// its finalizers must go, its status must be told.
+/// Rejects an object that kube-apiserver cannot decode into its Go types. An error that the stored object has too is allowed
+/// (validation ratcheting): removing its finalizers and updating its status must stay possible.
 pub fn check_types(
     resource: &Resource,
     object: &mut Value,
     old: Option<&Value>,
 ) -> Result<(), types::DecodeError> {
     let is_custom = resource.rules == Rules::Custom;
-    let decode = |object: &mut Value| match ownership::types_of(resource) {
-        // The schema judges the rest.
+    let decode = |object: &mut Value| match managed_fields::types_of(resource) {
+        // The schema validates the rest.
         _ if is_custom => match object.get_mut("metadata") {
             Some(metadata) => types::decode(metadata, types::TypeRef::object_meta()),
             None => Ok(()),
@@ -67,15 +67,15 @@ pub fn check_types(
     }
 }
 
-/// What the client is told about an object that cannot be decoded.
+/// The 400 response to an object that cannot be decoded.
 pub fn undecodable(kind: &str, version: &str, error: &types::DecodeError) -> Status {
     Status::bad_request(format!(
         "{kind} in version \"{version}\" cannot be handled as a {kind}: {error}"
     ))
 }
 
-/// Names the fields that the kind does not have: as warnings, as a refusal, or not at all. Fields of a custom resource that were
-/// named are gone from it.
+/// Reports unknown and duplicate fields: as warnings, as an error, or not at all. Unknown fields of a custom resource are removed
+/// from the object.
 pub fn check_fields(
     resource: &Resource,
     object: &mut Value,
@@ -90,7 +90,7 @@ pub fn check_fields(
             let schema = custom.schema.as_ref();
             schema.map(|schema| schema.prune_reporting(object))
         }
-        _ => ownership::types_of(resource).map(|types| types::unknown_fields(object, types)),
+        _ => managed_fields::types_of(resource).map(|types| types::unknown_fields(object, types)),
     }
     .unwrap_or_default();
     match (validation, strict::message(duplicates, &unknown)) {
@@ -99,12 +99,12 @@ pub fn check_fields(
     }
 }
 
-/// Prunes and defaults.
-pub fn settle(resource: &Resource, object: &mut Value) {
+/// Removes unknown fields and sets defaults.
+pub fn prune_and_default(resource: &Resource, object: &mut Value) {
     if resource.rules != Rules::Custom
-        && let Some(types) = ownership::types_of(resource)
+        && let Some(types) = managed_fields::types_of(resource)
     {
-        ownership::prune(object, types);
+        managed_fields::prune(object, types);
     }
     match resource.rules {
         Rules::Custom => {
@@ -133,7 +133,7 @@ pub fn settle(resource: &Resource, object: &mut Value) {
     }
 }
 
-/// What the server does to a new object before anyone sees it.
+/// Initializes a new object before admission and validation.
 pub fn prepare_create(api: &Api, resource: &Resource, object: &mut Value) {
     if resource.has_status {
         fields(object).remove("status");
@@ -151,18 +151,18 @@ pub fn prepare_create(api: &Api, resource: &Resource, object: &mut Value) {
         Rules::CustomResourceDefinition => definition::prepare_create(api, object),
         _ => {}
     }
-    settle(resource, object);
+    prune_and_default(resource, object);
     if resource.rules == Rules::Pod {
         pod::classify(object);
     }
 }
 
-/// What a write to `part` may not touch is taken from the stored object.
+/// Copies the fields that a write to `part` may not change from the stored object.
 pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &Value, part: Part) {
     match part {
         Part::Main => {
             if resource.has_status {
-                carry(object, old, "status");
+                copy_field(object, old, "status");
             }
             if resource.rules == Rules::Namespace {
                 let finalizers = old
@@ -183,17 +183,18 @@ pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &
         }
         _ => {}
     }
-    settle(resource, object);
+    prune_and_default(resource, object);
 }
 
 fn restrict_to_status(resource: &Resource, object: &mut Value, old: &Value) {
-    if differs_in_status_alone(object, old) {
+    if differs_only_in_status(object, old) {
         return;
     }
     let status = object.get("status").cloned();
     let labels_and_annotations =
         ["labels", "annotations"].map(|field| object["metadata"].get(field).cloned());
-    // It cannot change either, but is not passed over: who names it means no other object of that name.
+    // The UID cannot change either, but must not be ignored: a client that sets it means exactly that object, not another of the
+    // same name.
     let kept =
         ["managedFields", "uid"].map(|field| (field, object["metadata"].get(field).cloned()));
     let mut restricted = old.clone();
@@ -219,8 +220,8 @@ fn restrict_to_status(resource: &Resource, object: &mut Value, old: &Value) {
     *object = restricted;
 }
 
-/// Whether a write to the status leaves everything else alone as it should, which most do.
-fn differs_in_status_alone(object: &Value, old: &Value) -> bool {
+/// Whether only the status differs, as in most writes to the status.
+fn differs_only_in_status(object: &Value, old: &Value) -> bool {
     let (Some(object), Some(old)) = (object.as_object(), old.as_object()) else {
         return false;
     };
@@ -234,14 +235,14 @@ fn differs_in_status_alone(object: &Value, old: &Value) -> bool {
             .all(|(name, value)| name == "status" || object.get(name) == Some(value))
 }
 
-fn carry(object: &mut Value, old: &Value, field: &str) {
+fn copy_field(object: &mut Value, old: &Value, field: &str) {
     match old.get(field) {
         Some(value) => fields(object).insert(field.to_owned(), value.clone()),
         None => fields(object).remove(field),
     };
 }
 
-/// What is wrong with an object, and with the step from `old` to it.
+/// Validates an object and, on an update, the change from `old`.
 pub fn validate(
     api: &Api,
     resource: &Resource,
@@ -269,7 +270,7 @@ pub fn validate(
     }
 }
 
-/// The group of the kind that a refusal names: events are core events, whichever group they come by.
+/// The group of the kind in an error: events are always core events.
 pub fn group_of_kind(resource: &Resource) -> &str {
     if resource.rules == Rules::Event {
         ""
@@ -278,7 +279,7 @@ pub fn group_of_kind(resource: &Resource) -> &str {
     }
 }
 
-/// Refuses an object whose quantities are none. Kubernetes parses them while it reads a body, so that is a bad request.
+/// Rejects invalid quantities. Kubernetes parses them while it decodes a body, so the error is 400 Bad Request.
 pub fn check_quantities(resource: &Resource, object: &Value) -> Result<(), Status> {
     let written: Vec<(String, &Value)> = match resource.rules {
         Rules::Pod => pod::quantities(object),
@@ -301,7 +302,7 @@ pub fn check_quantities(resource: &Resource, object: &Value) -> Result<(), Statu
     Ok(())
 }
 
-/// What `limits` and `requests` hold.
+/// The quantities in `limits` and `requests`.
 fn quantities_of<'a>(resources: &'a Value, path: &str) -> Vec<(String, &'a Value)> {
     ["limits", "requests"]
         .into_iter()
@@ -316,7 +317,7 @@ fn quantities_in<'a>(map: &'a Value, path: &str) -> Vec<(String, &'a Value)> {
         .collect()
 }
 
-/// A quantity as it is parsed: numbers may be written without quotes.
+/// The text of a quantity, which may also be a JSON number.
 fn quantity_text(quantity: &Value) -> String {
     match quantity {
         Value::String(text) => text.clone(),
@@ -324,7 +325,7 @@ fn quantity_text(quantity: &Value) -> String {
     }
 }
 
-/// The schema first; its rules only run on what the schema allows.
+/// Validates a custom resource against its schema. Validation rules (CEL) run only if the schema matches.
 fn validate_custom(resource: &Resource, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let custom = resource.custom.as_ref();
     let Some(schema) = custom.and_then(|custom| custom.schema.as_ref()) else {
@@ -341,15 +342,17 @@ fn validate_custom(resource: &Resource, object: &Value, old: Option<&Value>) -> 
     }
 }
 
-/// The fields of an object; made when it has none.
+/// The fields of an object. A value that is not an object is replaced by an empty one.
 fn fields(object: &mut Value) -> &mut Map<String, Value> {
     if !object.is_object() {
         *object = json!({});
     }
-    object.as_object_mut().expect("made above")
+    object
+        .as_object_mut()
+        .expect("the object was created above")
 }
 
-/// Sets a field of a map that has none, or null.
+/// Sets a field that is missing or null.
 fn default_field(object: &mut Value, field: &str, value: impl Into<Value>) {
     let fields = fields(object);
     if fields.get(field).is_none_or(Value::is_null) {
@@ -357,7 +360,7 @@ fn default_field(object: &mut Value, field: &str, value: impl Into<Value>) {
     }
 }
 
-/// Like [`default_field`], and an empty string counts as nothing.
+/// Like [`default_field`], but also replaces an empty string.
 fn default_text(object: &mut Value, field: &str, value: &str) {
     let fields = fields(object);
     if fields
@@ -368,7 +371,7 @@ fn default_text(object: &mut Value, field: &str, value: &str) {
     }
 }
 
-/// The elements of a list, if it is one.
+/// The elements of a list; empty if the field is not a list.
 fn items_mut<'a>(object: &'a mut Value, field: &str) -> impl Iterator<Item = &'a mut Value> {
     object
         .get_mut(field)
@@ -377,7 +380,7 @@ fn items_mut<'a>(object: &'a mut Value, field: &str) -> impl Iterator<Item = &'a
         .flatten()
 }
 
-/// The elements of a list, if it is one.
+/// The elements of a list; empty if the field is not a list.
 fn items<'a>(object: &'a Value, field: &str) -> &'a [Value] {
     object
         .get(field)
@@ -385,7 +388,7 @@ fn items<'a>(object: &'a Value, field: &str) -> &'a [Value] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// A text field, empty when missing.
+/// A string field; empty if missing.
 fn text<'a>(object: &'a Value, field: &str) -> &'a str {
     object
         .get(field)
@@ -393,7 +396,7 @@ fn text<'a>(object: &'a Value, field: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// Refuses a change of a field.
+/// Rejects a change of an immutable field.
 fn immutable(
     object: &Value,
     old: Option<&Value>,
@@ -411,7 +414,7 @@ fn immutable(
     }
 }
 
-/// Refuses a value outside a set.
+/// Rejects a value that is not in a set.
 fn one_of(value: &Value, path: &str, allowed: &[&str], errors: &mut Vec<FieldError>) {
     if let Some(text) = value.as_str()
         && !allowed.contains(&text)

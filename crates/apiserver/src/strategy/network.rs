@@ -85,7 +85,7 @@ pub fn validate_slice(slice: &Value, old: Option<&Value>) -> Vec<FieldError> {
     errors
 }
 
-/// What is wrong with a policy. A spec that an earlier version let in may stay as it is.
+/// Validates a network policy. An unchanged spec is not validated again (validation ratcheting).
 pub fn validate_policy(policy: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &policy["spec"];
@@ -124,10 +124,10 @@ pub fn validate_policy(policy: &Value, old: Option<&Value>) -> Vec<FieldError> {
 }
 
 fn validate_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    let given = |field: &&str| peer.get(*field).is_some_and(Value::is_object);
+    let is_given = |field: &&str| peer.get(*field).is_some_and(Value::is_object);
     let selectors: Vec<&str> = ["podSelector", "namespaceSelector"]
         .into_iter()
-        .filter(given)
+        .filter(is_given)
         .collect();
     for field in &selectors {
         label_selector::validate(&peer[*field], &format!("{path}.{field}"), errors);
@@ -210,7 +210,7 @@ fn validate_end_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
         Value::Number(start) => {
             let start = start.as_i64().unwrap_or_default();
             if end < start {
-                // kube-apiserver shows the other number.
+                // kube-apiserver reports the start port here, not the end port.
                 let detail = "must be greater than or equal to `port`";
                 errors.push(FieldError::invalid(&path, start, detail));
             }
@@ -230,7 +230,7 @@ fn validate_end_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Address bits, prefix length and width of a range.
+/// Address bits, prefix length and address width of a CIDR range.
 fn parse_range(text: &str) -> Option<(u128, u32, u32)> {
     let (address, prefix) = text.split_once('/')?;
     let prefix: u32 = prefix.parse().ok()?;
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_gets_its_types_and_protocols() {
+    fn a_policy_gets_default_types_and_protocols() {
         let mut policy =
             json!({"spec": {"podSelector": {}, "egress": [{"ports": [{"port": 53}]}]}});
         default_policy(&mut policy);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exception_must_lie_within_its_block() {
+    fn an_exception_must_be_within_its_ip_block() {
         let policy = |except: &str| json!({"spec": {"egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [except]}}]}]}});
         assert!(validate_policy(&policy("10.0.0.0/8"), None).is_empty());
         assert_eq!(
@@ -275,7 +275,7 @@ mod tests {
         );
     }
     #[test]
-    fn selectors_and_ports_that_no_packet_can_match_are_refused_in_kubernetes_words() {
+    fn invalid_selectors_and_ports_are_refused_with_kubernetes_messages() {
         let rule = |rule: Value| json!({"podSelector": {}, "ingress": [rule]});
         for (spec, expected) in [
             (
@@ -311,7 +311,7 @@ mod tests {
             assert_eq!(errors[0].to_string(), expected, "{policy}");
             assert!(
                 validate_policy(&policy, Some(&policy)).is_empty(),
-                "what is stored may stay"
+                "an unchanged spec passes"
             );
         }
     }

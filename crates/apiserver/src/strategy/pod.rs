@@ -1,4 +1,4 @@
-//! The rules of pods: what a new one starts with, what is refused, and what may change afterwards.
+//! The rules of pods: initial state, validation, and which fields may change later.
 
 use std::collections::BTreeSet;
 
@@ -6,19 +6,19 @@ use apimachinery::{field::FieldError, names};
 use serde_json::{Value, json};
 
 mod ephemeral;
-mod identities;
 mod probes;
+mod user_ids;
 
 pub use self::ephemeral::restrict as restrict_to_ephemeral_containers;
 use super::{default_field, default_text, fields, items, label_selector, one_of, text};
 use crate::operations::Part;
 
-const CHANGEABLE: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+const IMMUTABLE_SPEC: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-/// Seconds: the most that kube-apiserver takes.
-const LONGEST_DEADLINE: i64 = 2_147_483_647;
+/// Maximum of `activeDeadlineSeconds`, as in kube-apiserver.
+const MAXIMUM_DEADLINE_SECONDS: i64 = 2_147_483_647;
 
-/// The state a new pod starts in, and what admission plugins add on every cluster.
+/// Sets the initial status of a new pod, and the fields that the default admission plugins of Kubernetes set.
 pub fn prepare_create(pod: &mut Value) {
     pod["status"] = json!({"phase": "Pending"});
     if !pod.get("spec").is_some_and(Value::is_object) {
@@ -52,7 +52,7 @@ pub fn prepare_create(pod: &mut Value) {
     }
 }
 
-/// The quality of service that the pod's resources amount to.
+/// Sets the quality-of-service class that follows from the pod's resources.
 pub fn classify(pod: &mut Value) {
     let spec = &pod["spec"];
     let containers = items(spec, "containers")
@@ -79,7 +79,7 @@ pub fn classify(pod: &mut Value) {
     pod["status"]["qosClass"] = Value::from(class);
 }
 
-/// What is wrong with a pod.
+/// Validates a pod.
 pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &pod["spec"];
@@ -92,8 +92,8 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
         }
         if part == Part::Main {
             validate_deadline_change(spec, &old["spec"], &mut errors);
-            if changeable_removed(spec) != changeable_removed(&old["spec"]) {
-                errors.push(FieldError::forbidden("spec", CHANGEABLE));
+            if immutable_spec(spec) != immutable_spec(&old["spec"]) {
+                errors.push(FieldError::forbidden("spec", IMMUTABLE_SPEC));
             }
         }
         return errors;
@@ -149,11 +149,11 @@ pub fn validate(pod: &Value, old: Option<&Value>, part: Part) -> Vec<FieldError>
     }
     validate_seconds(spec, &mut errors);
     label_selector::validate_labels(&spec["nodeSelector"], "spec.nodeSelector", &mut errors);
-    identities::validate_pod(&spec["securityContext"], &mut errors);
+    user_ids::validate_pod(&spec["securityContext"], &mut errors);
     errors
 }
 
-/// What is wrong with the volumes of a new pod, and with its containers.
+/// Validates the volumes and the containers of a new pod.
 fn validate_containers(spec: &Value, errors: &mut Vec<FieldError>) {
     let volumes = validate_volumes(spec, errors);
     let grace = spec["terminationGracePeriodSeconds"]
@@ -177,11 +177,13 @@ fn validate_containers(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// What is wrong with the deadline and the grace period of a new pod.
+/// Validates the deadline and the grace period of a new pod.
 fn validate_seconds(spec: &Value, errors: &mut Vec<FieldError>) {
     let deadline = spec["activeDeadlineSeconds"].as_i64();
-    if let Some(seconds) = deadline.filter(|seconds| !(1..=LONGEST_DEADLINE).contains(seconds)) {
-        let detail = format!("must be between 1 and {LONGEST_DEADLINE}, inclusive");
+    if let Some(seconds) =
+        deadline.filter(|seconds| !(1..=MAXIMUM_DEADLINE_SECONDS).contains(seconds))
+    {
+        let detail = format!("must be between 1 and {MAXIMUM_DEADLINE_SECONDS}, inclusive");
         errors.push(FieldError::invalid(
             "spec.activeDeadlineSeconds",
             seconds,
@@ -198,7 +200,7 @@ fn validate_seconds(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// A deadline may be set and shortened, never lengthened or taken away.
+/// Validates a change of the deadline: it may be set and shortened, but not extended or removed.
 fn validate_deadline_change(spec: &Value, old: &Value, errors: &mut Vec<FieldError>) {
     let path = "spec.activeDeadlineSeconds";
     let (now, before) = (
@@ -208,8 +210,8 @@ fn validate_deadline_change(spec: &Value, old: &Value, errors: &mut Vec<FieldErr
     let problem = match (now, before) {
         (now, before) if now == before => return,
         (None, _) => "must not update from a positive integer to nil value".to_owned(),
-        (Some(now), _) if !(0..=LONGEST_DEADLINE).contains(&now) => {
-            format!("must be between 0 and {LONGEST_DEADLINE}, inclusive")
+        (Some(now), _) if !(0..=MAXIMUM_DEADLINE_SECONDS).contains(&now) => {
+            format!("must be between 0 and {MAXIMUM_DEADLINE_SECONDS}, inclusive")
         }
         (Some(now), Some(before)) if before < now => {
             "must be less than or equal to previous value".to_owned()
@@ -223,8 +225,8 @@ fn validate_deadline_change(spec: &Value, old: &Value, errors: &mut Vec<FieldErr
     ));
 }
 
-/// A spec without the fields that may change.
-fn changeable_removed(spec: &Value) -> Value {
+/// A spec without the mutable fields.
+fn immutable_spec(spec: &Value) -> Value {
     let mut spec = spec.clone();
     for field in [
         "activeDeadlineSeconds",
@@ -337,7 +339,7 @@ fn validate_container(
     }
     validate_ports(container, path, errors);
     validate_resources(container, path, errors);
-    identities::validate_container(container, path, errors);
+    user_ids::validate_container(container, path, errors);
     let mut mounted = BTreeSet::new();
     for (index, mount) in items(container, "volumeMounts").iter().enumerate() {
         let field = format!("{path}.volumeMounts[{index}]");
@@ -360,7 +362,7 @@ fn validate_container(
             _ => {}
         }
         for part in ["subPath", "subPathExpr"] {
-            // kube-apiserver leaves the index out.
+            // kube-apiserver omits the index here.
             validate_descending_path(
                 text(mount, part),
                 &format!("{path}.volumeMounts.{part}"),
@@ -370,7 +372,7 @@ fn validate_container(
     }
 }
 
-/// Refuses a path that leads out of where it begins.
+/// Rejects an absolute path and a path with `..` (path traversal).
 fn validate_descending_path(inside: &str, path: &str, errors: &mut Vec<FieldError>) {
     if inside.starts_with('/') {
         errors.push(FieldError::invalid(path, inside, "must be a relative path"));
@@ -426,7 +428,7 @@ fn validate_ports(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Every quantity of a pod's containers and volumes, with its field.
+/// All quantities of a pod's containers and volumes, with their field paths.
 pub fn quantities(pod: &Value) -> Vec<(String, &Value)> {
     let spec = &pod["spec"];
     let mut found = super::quantities_in(&spec["overhead"], "spec.overhead");

@@ -1,10 +1,10 @@
-//! What Kubernetes fills in on a pod that leaves it out.
+//! The defaults that Kubernetes sets on a pod.
 
 use serde_json::{Value, json};
 
 use super::{default_field, default_text, fields, items_mut, text};
 
-/// Fills in a pod.
+/// Sets the defaults of a pod.
 pub fn apply(pod: &mut Value) {
     if !pod.get("spec").is_some_and(Value::is_object) {
         return;
@@ -66,7 +66,7 @@ fn default_container(container: &mut Value) {
     }
 }
 
-/// Whether an image reference means "whatever is newest".
+/// Whether an image reference has the tag `latest`, explicitly or by default.
 fn is_latest(image: &str) -> bool {
     if image.contains('@') {
         return false;
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_pod_is_filled_in_as_kubernetes_does() {
+    fn a_minimal_pod_gets_kubernetes_defaults() {
         let mut pod = json!({"spec": {"containers": [{"name": "a", "image": "b/c", "ports": [{"containerPort": 1}],
             "livenessProbe": {"httpGet": {"port": 1}}, "resources": {"limits": {"cpu": "1"}}}], "volumes": [{"name": "v"}]}});
         apply(&mut pod);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_image_is_always_pulled() {
+    fn only_the_latest_tag_is_always_pulled() {
         for (image, latest) in [
             ("a", true),
             ("a:latest", true),

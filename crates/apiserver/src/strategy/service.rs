@@ -1,4 +1,4 @@
-//! The rules of services, and the addresses and node ports they are given.
+//! The rules of services, and the allocation of their cluster IPs and node ports.
 
 use std::{collections::HashSet, net::Ipv4Addr};
 
@@ -12,7 +12,7 @@ use crate::{
     store::{Range, ResourceId},
 };
 
-/// 10.96.0.0/16: the usual range of service addresses.
+/// 10.96.0.0/16: the usual range of cluster IPs.
 const NETWORK: u32 = 0x0a60_0000;
 const NODE_PORTS: std::ops::Range<u16> = 30_000..32_768;
 
@@ -56,7 +56,7 @@ pub fn prepare_update(api: &Api, service: &mut Value, old: &Value) {
     if !service["spec"].is_object() {
         return;
     }
-    // What was allocated stays unless the client says otherwise.
+    // Keeps allocated addresses and ports if the client omits them.
     for field in ["clusterIP", "clusterIPs"] {
         if service["spec"]
             .get(field)
@@ -109,7 +109,7 @@ fn allocate(api: &Api, service: &mut Value) {
     }
 }
 
-fn taken(api: &Api, read: impl Fn(&Value) -> Vec<Value>) -> HashSet<String> {
+fn allocated(api: &Api, read: impl Fn(&Value) -> Vec<Value>) -> HashSet<String> {
     let services = api.store.list(
         &ResourceId::new("", "services"),
         &Range::namespace(""),
@@ -126,18 +126,18 @@ fn taken(api: &Api, read: impl Fn(&Value) -> Vec<Value>) -> HashSet<String> {
 }
 
 fn free_address(api: &Api) -> String {
-    let taken = taken(api, |service| vec![service["spec"]["clusterIP"].clone()]);
+    let allocated = allocated(api, |service| vec![service["spec"]["clusterIP"].clone()]);
     loop {
         let host = rand::rng().random_range(2..0xfffe_u32);
         let address = Ipv4Addr::from_bits(NETWORK | host).to_string();
-        if !taken.contains(&Value::from(address.as_str()).to_string()) {
+        if !allocated.contains(&Value::from(address.as_str()).to_string()) {
             return address;
         }
     }
 }
 
 fn free_node_port(api: &Api) -> u16 {
-    let taken = taken(api, |service| {
+    let allocated = allocated(api, |service| {
         items(&service["spec"], "ports")
             .iter()
             .map(|port| port["nodePort"].clone())
@@ -147,19 +147,19 @@ fn free_node_port(api: &Api) -> u16 {
     let candidates = (start..NODE_PORTS.end).chain(NODE_PORTS.start..start);
     candidates
         .into_iter()
-        .find(|port| !taken.contains(&port.to_string()))
+        .find(|port| !allocated.contains(&port.to_string()))
         .unwrap_or(start)
 }
 
 fn validate_affinity_timeout(spec: &Value, errors: &mut Vec<FieldError>) {
-    const LONGEST: i64 = 86_400;
+    const MAXIMUM_SECONDS: i64 = 86_400;
     let timeout = spec.pointer("/sessionAffinityConfig/clientIP/timeoutSeconds");
     let seconds = timeout.and_then(Value::as_i64);
-    if let Some(seconds) = seconds.filter(|seconds| !(1..=LONGEST).contains(seconds)) {
+    if let Some(seconds) = seconds.filter(|seconds| !(1..=MAXIMUM_SECONDS).contains(seconds)) {
         errors.push(FieldError::invalid(
             "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
             seconds,
-            format!("must be greater than 0 and less than {LONGEST}"),
+            format!("must be greater than 0 and less than {MAXIMUM_SECONDS}"),
         ));
     }
 }

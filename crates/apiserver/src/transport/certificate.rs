@@ -1,5 +1,5 @@
-//! Users by certificate: the common name is the user, the organisations are their groups, as in Kubernetes. Whether the certificate is
-//! to be trusted was settled in the handshake.
+//! Authentication by client certificate: as in Kubernetes, the common name is the user and the organizations are the groups. The
+//! TLS handshake has already verified the certificate.
 
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
@@ -10,7 +10,7 @@ use x509_parser::{
 
 use crate::auth::{AUTHENTICATED, User};
 
-/// The user that a certificate is for; none if it names nobody.
+/// The user of a certificate; `None` if it has no common name.
 pub fn user(certificate: &CertificateDer<'_>) -> Option<User> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     let text =

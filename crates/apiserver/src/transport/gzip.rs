@@ -1,4 +1,4 @@
-//! Compressed answers, for clients that accept them and answers that are long enough to be worth it.
+//! Compresses responses with gzip, if the client accepts it and the response is large enough.
 
 use std::io::Write;
 
@@ -9,10 +9,10 @@ use http::{HeaderMap, HeaderValue, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Either};
 
-use crate::http::body::{self, Answer};
+use crate::http::body::{self, HttpResponse};
 
-/// Shorter answers are sent as they are, as kube-apiserver does.
-const LEAST_BYTES: u64 = 128 << 10;
+/// Smaller responses are not compressed, as in kube-apiserver.
+const MINIMUM_BYTES: u64 = 128 << 10;
 
 /// Whether the client accepts gzip.
 pub fn is_accepted(headers: &HeaderMap) -> bool {
@@ -26,22 +26,22 @@ pub fn is_accepted(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether the answer is a log, which must be passed on as it is written: an encoder would keep it back.
-fn is_log(answer: &Answer) -> bool {
-    let kind = answer.headers().get(header::CONTENT_TYPE);
+/// Whether the response is a log. A log must be sent as it is written, and an encoder would buffer it.
+fn is_log(response: &HttpResponse) -> bool {
+    let kind = response.headers().get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"))
 }
 
-/// Compresses an answer when that is worth it.
-pub fn compress(answer: Answer) -> Answer {
-    let long = match answer.body() {
-        Either::Left(full) => full.size_hint().lower() >= LEAST_BYTES,
+/// Compresses a response if it is large enough.
+pub fn compress(response: HttpResponse) -> HttpResponse {
+    let long = match response.body() {
+        Either::Left(full) => full.size_hint().lower() >= MINIMUM_BYTES,
         Either::Right(_) => true,
     };
-    if !long || is_log(&answer) || answer.headers().contains_key(header::CONTENT_ENCODING) {
-        return answer;
+    if !long || is_log(&response) || response.headers().contains_key(header::CONTENT_ENCODING) {
+        return response;
     }
-    let (mut parts, content) = answer.into_parts();
+    let (mut parts, content) = response.into_parts();
     parts
         .headers
         .insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
@@ -49,7 +49,7 @@ pub fn compress(answer: Answer) -> Answer {
         .headers
         .append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
     parts.headers.remove(header::CONTENT_LENGTH);
-    // Speed over size: the client is mostly on the same machine.
+    // Prefers speed over size, because most clients run on the same machine.
     let state = Some((
         content.into_data_stream(),
         GzEncoder::new(Vec::new(), Compression::fast()),
@@ -70,7 +70,7 @@ pub fn compress(answer: Answer) -> Answer {
             }
         }
     });
-    Answer::from_parts(parts, body::stream(pieces))
+    HttpResponse::from_parts(parts, body::stream(pieces))
 }
 
 #[cfg(test)]
@@ -78,14 +78,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_compressed_and_logs_are_not_kept_back() {
+    fn objects_are_compressed_and_logs_are_not() {
         for (kind, encoding) in [("application/json", Some("gzip")), ("text/plain", None)] {
-            let answer = http::Response::builder()
+            let response = http::Response::builder()
                 .header(header::CONTENT_TYPE, kind)
                 .body(body::stream(futures::stream::empty()))
                 .unwrap();
-            let answer = compress(answer);
-            let found = answer.headers().get(header::CONTENT_ENCODING);
+            let response = compress(response);
+            let found = response.headers().get(header::CONTENT_ENCODING);
             assert_eq!(found.map(|value| value.to_str().unwrap()), encoding);
         }
     }

@@ -1,4 +1,5 @@
-//! Who the server is and who its administrator is: a certificate authority and a token, made on first start and kept with the data.
+//! The server's certificate authority and the administrator's token. They are created on first start and stored in the data
+//! directory.
 
 use std::{
     io::{self, Write},
@@ -26,43 +27,44 @@ use saturating_time::SaturatingTime;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-/// Why there is no identity.
+/// Why the identity cannot be loaded or created.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// A file.
+    /// A file cannot be read or written.
     #[error("cannot read or write {path}")]
     File {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The I/O error.
         #[source]
         source: io::Error,
     },
-    /// The token is too short to be one that this server made. An empty one would let in whoever sends an empty one.
+    /// The token is too short to be one that this server created. With an empty token, a request with an empty token would be
+    /// accepted.
     #[error(
-        "{path} holds no token of at least {LEAST_TOKEN_BYTES} characters: restore it, or remove the directory it is in to start with new keys"
+        "{path} does not hold a token of at least {MINIMUM_TOKEN_BYTES} characters: restore it, or remove the directory it is in to start with new keys"
     )]
     WeakToken {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// Only a part of the files is there.
+    /// Some of the files are missing.
     #[error(
-        "{path} is missing beside other keys: restore it, or remove the directory to start with new keys"
+        "{path} is missing, although other keys exist: restore it, or remove the directory to start with new keys"
     )]
     MissingPart {
-        /// Which file.
+        /// The path of the missing file.
         path: PathBuf,
     },
-    /// A certificate or key.
-    #[error("cannot make or read a certificate")]
+    /// A certificate or key cannot be created or parsed.
+    #[error("cannot create or read a certificate")]
     Certificate(#[from] rcgen::Error),
-    /// TLS.
+    /// TLS cannot be configured.
     #[error("cannot set up TLS")]
     Tls(#[from] rustls::Error),
 }
 
-/// The authority and the administrator's token.
+/// The certificate authority and the administrator's token.
 #[derive(Debug)]
 pub struct Identity {
     authority_pem: String,
@@ -70,10 +72,10 @@ pub struct Identity {
     token: String,
 }
 
-/// What a node's kubelet endpoint serves with: PEM texts.
+/// The certificate of a node's kubelet endpoint, as PEM texts.
 #[derive(Clone, Debug)]
 pub struct NodeCertificate {
-    /// The authority; the kubelet asks clients for a certificate of it.
+    /// The certificate authority; the kubelet requires client certificates of it.
     pub authority_pem: String,
     /// The kubelet's certificate.
     pub certificate_pem: String,
@@ -81,7 +83,7 @@ pub struct NodeCertificate {
     pub key_pem: String,
 }
 
-/// Whom a certificate is for: a user and their group.
+/// The subject of a certificate: a user and their group.
 struct Subject<'a> {
     name: &'a str,
     group: Option<&'a str>,
@@ -89,14 +91,14 @@ struct Subject<'a> {
 
 const YEARS: i64 = 10;
 
-/// The file that is written last: with it, an identity is complete.
+/// The file that is written last: if it exists, the identity is complete.
 const COMPLETE: &str = "ca.crt";
 
-/// Half of what the server makes itself. Service-account tokens are signed with a key that is derived from it.
-const LEAST_TOKEN_BYTES: usize = 20;
+/// Half of the length that the server generates. The signing key of service-account tokens is derived from the token.
+const MINIMUM_TOKEN_BYTES: usize = 20;
 
 impl Identity {
-    /// Reads the identity in `directory`, or makes one and keeps it there.
+    /// Loads the identity from `directory`, or creates one and stores it there.
     pub fn load_or_create(directory: Option<&Path>) -> Result<Self, IdentityError> {
         let Some(directory) = directory else {
             return Self::create();
@@ -132,7 +134,7 @@ impl Identity {
             })
         };
         let token = read("admin.token")?.trim().to_owned();
-        if token.len() < LEAST_TOKEN_BYTES {
+        if token.len() < MINIMUM_TOKEN_BYTES {
             let path = directory.join("admin.token");
             return Err(IdentityError::WeakToken { path });
         }
@@ -165,7 +167,7 @@ impl Identity {
         })
     }
 
-    /// A certificate for `names`, and its key, as TLS wants them.
+    /// Issues a server certificate for `names`, with its key.
     pub fn server_certificate(
         &self,
         names: &[String],
@@ -217,9 +219,9 @@ impl Identity {
         &self.token
     }
 
-    /// How the server reaches nodes: it trusts its own authority and shows a certificate of it.
+    /// The TLS configuration for connections to nodes: trusts the server's own authority and has a client certificate of it.
     pub fn dialer(&self) -> Result<Arc<rustls::ClientConfig>, IdentityError> {
-        // A kubelet asks the server whether the holder of this certificate may use it, and the server must say yes.
+        // A kubelet asks the server whether the holder of this certificate may use its API, and the server must allow it.
         let subject = Subject {
             name: "kube-apiserver-kubelet-client",
             group: Some("system:masters"),
@@ -236,7 +238,7 @@ impl Identity {
         Ok(Arc::new(config))
     }
 
-    /// Accepts connections with a client certificate of this authority, and those without one.
+    /// Accepts connections with a client certificate of this authority, and connections without a client certificate.
     pub fn client_verifier(
         &self,
         provider: &Arc<CryptoProvider>,
@@ -255,7 +257,8 @@ impl Identity {
             .map_err(|_| rcgen::Error::CouldNotParseCertificate.into())
     }
 
-    /// A serving certificate for a node's kubelet endpoint, with what it needs to know the API server by.
+    /// Issues a serving certificate for a node's kubelet endpoint, with the authority by which the kubelet verifies the API
+    /// server.
     pub fn node_certificate(
         &self,
         node: &str,
@@ -277,9 +280,9 @@ impl Identity {
         })
     }
 
-    /// Whether `token` is the administrator's.
+    /// Whether `token` is the administrator's token.
     pub fn is_admin_token(&self, token: &str) -> bool {
-        // Digests are compared, so the time taken says nothing about the token.
+        // Compares digests, so that the duration of the comparison reveals nothing about the token (timing attack).
         !token.is_empty()
             && Sha256::digest(token.as_bytes()) == Sha256::digest(self.token.as_bytes())
     }
@@ -305,14 +308,14 @@ impl Identity {
 }
 
 fn set_validity(params: &mut CertificateParams) {
-    // Clocks of virtual machines jump; an hour of slack keeps a fresh certificate valid.
+    // The clocks of virtual machines jump. One hour of slack keeps a fresh certificate valid.
     let now = std::time::SystemTime::now();
     let validity = Duration::from_secs(u64::try_from(YEARS * 365 * 86_400).unwrap_or_default());
     params.not_before = now.earlier_by(Duration::from_secs(3600)).into();
     params.not_after = now.later_by(validity).into();
 }
 
-/// The names a certificate needs for a listener at `address`.
+/// The names in the certificate of a listener at `address`.
 pub fn names_for(address: IpAddr, extra: &[String]) -> Vec<String> {
     let mut names: Vec<String> = [
         "localhost",
@@ -334,7 +337,7 @@ pub fn names_for(address: IpAddr, extra: &[String]) -> Vec<String> {
     names
 }
 
-/// Replaces a file in one step, readable by its owner alone.
+/// Replaces a file atomically. Only its owner can read it.
 pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     let directory = path
         .parent()

@@ -1,4 +1,4 @@
-//! HTTPS: connections, TLS, who is asking, and the bounds on what one server takes on at a time.
+//! HTTPS: connections, TLS, authentication of each request, timeouts and limits.
 
 mod certificate;
 mod gzip;
@@ -27,7 +27,7 @@ use crate::{
     fair_queue::{FairQueue, Limits},
     http::{
         Frontend,
-        body::{self, Answer},
+        body::{self, HttpResponse},
         public,
         request_info::RequestInfo,
     },
@@ -36,10 +36,11 @@ use crate::{
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a client may take to send a request's line and headers.
+/// The time within which a client must send the request line and the headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-const DRAIN: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Handles the requests of all connections.
 struct Gate {
     frontend: Arc<Frontend>,
     queue: Arc<FairQueue>,
@@ -68,7 +69,7 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => drop(connections.spawn(connection(gate.clone(), acceptor.clone(), stream, peer.ip(), shutdown.clone()))),
                 Err(error) => {
-                    // Out of file descriptors, most likely: others may close theirs.
+                    // Most likely the process has no free file descriptor; retry when other connections are closed.
                     tracing::warn!(error = &error as &dyn std::error::Error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -76,7 +77,7 @@ pub async fn serve(
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
         }
     }
-    let drained = tokio::time::timeout(DRAIN, async {
+    let drained = tokio::time::timeout(DRAIN_TIMEOUT, async {
         while connections.join_next().await.is_some() {}
     })
     .await;
@@ -122,7 +123,7 @@ async fn connection(
         async move { Ok::<_, Infallible>(gate.answer(&peer, request).await) }
     });
     let builder = auto::Builder::new(TokioExecutor::new());
-    // TLS has settled the protocol. To find it out from the first bytes would wait for them without end.
+    // TLS (ALPN) has negotiated the protocol. Detecting it from the first bytes would wait for them without a timeout.
     let mut builder = if is_http2 {
         builder.http2_only()
     } else {
@@ -152,24 +153,24 @@ async fn connection(
     }
 }
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 struct Peer {
     address: IpAddr,
-    /// Whom their certificate is for, if they showed one.
+    /// The user of the client certificate, if there is one.
     user: Option<User>,
 }
 
 impl Gate {
-    async fn answer(&self, peer: &Peer, mut request: Request<Incoming>) -> Answer {
+    async fn answer(&self, peer: &Peer, mut request: Request<Incoming>) -> HttpResponse {
         if request.method() == Method::GET
-            && let Some(answer) = public(request.uri().path(), &self.frontend.api.store)
+            && let Some(response) = public(request.uri().path(), &self.frontend.api.store)
         {
-            return answer;
+            return response;
         }
         if let Err(status) = check_hosts(&request) {
             return body::failure(&status);
         }
-        // From the thread's own generator: the system's costs a call for each request.
+        // Uses the generator of the thread: the one of the operating system costs a syscall for each request.
         let audit_id = uuid::Builder::from_random_bytes(rand::random())
             .into_uuid()
             .to_string();
@@ -196,30 +197,31 @@ impl Gate {
             && request.method() == Method::GET
             && !info.is_watch();
         let answering = frontend.handle(&user, info, request, Some(&self.queue));
-        let mut answer = match tokio::time::timeout(REQUEST_TIMEOUT, answering).await {
-            Ok(answer) if compress => gzip::compress(answer),
-            Ok(answer) => answer,
+        let mut response = match tokio::time::timeout(REQUEST_TIMEOUT, answering).await {
+            Ok(response) if compress => gzip::compress(response),
+            Ok(response) => response,
             Err(_) => body::failure(&Status::timeout(
                 "request did not complete within the allotted timeout",
                 0,
             )),
         };
         if let Ok(value) = audit_id.parse() {
-            answer
+            response
                 .headers_mut()
                 .insert(HeaderName::from_static("audit-id"), value);
         }
-        // What never changes says so itself.
-        answer
+        // Responses that may be cached have set their own header.
+        response
             .headers_mut()
             .entry(header::CACHE_CONTROL)
             .or_insert(http::HeaderValue::from_static("no-cache, private"));
-        answer
+        response
     }
 }
 
-/// Refuses a request that two readers could understand differently (request smuggling). The HTTP parser itself refuses conflicting lengths,
-/// and closes the connection after a request with both `Transfer-Encoding` and `Content-Length`.
+/// Rejects a request with several Host headers, which two HTTP parsers could interpret differently (request smuggling). The HTTP
+/// parser itself rejects conflicting lengths, and closes the connection after a request with both `Transfer-Encoding` and
+/// `Content-Length`.
 fn check_hosts<B>(request: &Request<B>) -> Result<(), Status> {
     if request.headers().get_all(header::HOST).iter().count() > 1 {
         return Err(Status::bad_request("more than one Host header"));
@@ -232,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_with_two_hosts_is_refused() {
+    fn a_request_with_two_host_headers_is_refused() {
         let request = Request::get("/api").header(header::HOST, "a");
         let twice = request.header(header::HOST, "b").body(()).unwrap();
         assert_eq!(check_hosts(&twice).unwrap_err().code, 400);

@@ -1,5 +1,5 @@
-//! Bodies that are small to send and expensive to read. Every account may ask for a review of its own rights, so no right is needed to
-//! have a body parsed.
+//! Bodies that are small to send and expensive to decode. Every account may request a review of its own permissions, so an
+//! attacker needs no permission to have a body decoded.
 
 use std::time::{Duration, Instant};
 
@@ -11,22 +11,26 @@ use crate::support::server;
 
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// Answers take milliseconds, but a busy machine may stop this process for seconds.
-const SOON: Duration = Duration::from_secs(30);
+/// Responses take milliseconds, but a busy machine may stop this process for seconds.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn code_of(content_type: &str, body: String) -> u16 {
     let server = server().await;
     let client = server.client_as(mallory());
     let started = Instant::now();
     let (code, _) = send(&client, Method::POST, REVIEWS, content_type, body).await;
-    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < RESPONSE_TIMEOUT,
+        "{:?}",
+        started.elapsed()
+    );
     drop(client);
     server.shutdown().await;
     code
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_yaml_body_of_nested_sequences_is_refused_at_once() {
+async fn a_yaml_body_of_nested_sequences_is_refused_quickly() {
     for opening in ["[", "[\n", "{a: "] {
         let nested = opening.repeat(600_000 / opening.len());
         assert_eq!(code_of("application/yaml", nested).await, 400);
@@ -79,9 +83,9 @@ async fn a_protobuf_body_of_many_tiny_messages_is_refused() {
     server.shutdown().await;
 }
 
-/// On one thread, a small request is answered while a large body is being decoded.
+/// On a single thread, the server answers a small request while it decodes a large body.
 #[tokio::test]
-async fn a_large_body_is_decoded_beside_the_async_workers() {
+async fn a_large_body_is_decoded_off_the_async_workers() {
     let server = server().await;
     let client = server.client_as(mallory());
     let mut body = String::from("spec:\n  resourceAttributes:\n    verb: get\nlist:\n");
@@ -100,13 +104,15 @@ async fn a_large_body_is_decoded_beside_the_async_workers() {
             assert_eq!(code, 200);
             assert_eq!(large.await.0, 201);
         }
-        futures::future::Either::Left(_) => panic!("the worker was busy with the large body"),
+        futures::future::Either::Left(_) => {
+            panic!("the async worker was blocked by the large body")
+        }
     }
 }
 
-/// Every tenant may write objects, and each wrong item of a list is an error of its own.
+/// Every tenant may write objects, and each invalid item of a list is an error of its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_with_hundreds_of_thousands_of_mistakes_is_answered_soon_and_briefly() {
+async fn an_object_with_hundreds_of_thousands_of_errors_gets_a_quick_and_short_response() {
     let server = server().await;
     let schema = serde_json::json!({"openAPIV3Schema": {"type": "object", "properties": {
         "list": {"type": "array", "items": {"type": "string"}}}}});
@@ -125,7 +131,11 @@ async fn an_object_with_hundreds_of_thousands_of_mistakes_is_answered_soon_and_b
     let target = "/apis/example.io/v1/namespaces/default/notes";
     let started = Instant::now();
     let (code, answer) = send(&client, Method::POST, target, "application/json", body).await;
-    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < RESPONSE_TIMEOUT,
+        "{:?}",
+        started.elapsed()
+    );
     assert_eq!(code, 422);
     assert!(answer.to_string().len() < 1 << 20);
     drop(client);

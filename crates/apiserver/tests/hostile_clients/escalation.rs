@@ -1,5 +1,5 @@
-//! Rights that nobody gave: through bindings, aggregation, and updates of what is there. What kube-apiserver answers to the same requests
-//! is recorded in the conformance suite (`escalation.yaml`).
+//! Privilege escalation through bindings, aggregation, and updates of existing roles. The conformance suite (`escalation.yaml`)
+//! records the responses of kube-apiserver to the same requests.
 
 use apiserver::Server;
 use http::Method;
@@ -11,7 +11,7 @@ use crate::support::server;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// A server where `mallory` may write roles and bindings of every kind, and holds nothing else but to read configmaps in `default`.
+/// A server where `mallory` may write all kinds of roles and bindings, and otherwise only read configmaps in `default`.
 async fn rbac_writer(more: Value) -> (Server, Client) {
     let server = server().await;
     let writes = json!({"verbs": ["create", "update", "patch", "get"], "apiGroups": [GROUP],
@@ -39,7 +39,7 @@ fn message(answer: &Value) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_binding_to_an_absent_role_is_refused_until_the_role_is_there() {
+async fn a_binding_to_a_missing_role_is_refused() {
     let (server, client) = rbac_writer(json!([])).await;
     for (path, kind, plural) in [
         ("/namespaces/default/rolebindings", "Role", "rolebindings"),
@@ -58,7 +58,7 @@ async fn a_binding_to_an_absent_role_is_refused_until_the_role_is_there() {
             format!("{plural}.{GROUP} \"absent\" not found")
         );
     }
-    // The administrator may prepare a binding.
+    // The administrator may create a binding before its role.
     let target = format!("{RBAC}/clusterrolebindings");
     let (code, _) = create(&server.client(), &target, &binding("ClusterRole", "absent")).await;
     assert_eq!(code, 201);
@@ -67,7 +67,7 @@ async fn a_binding_to_an_absent_role_is_refused_until_the_role_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_right_to_bind_a_role_covers_that_role_and_no_other() {
+async fn the_bind_verb_on_a_role_covers_no_other_role() {
     let (server, client) = rbac_writer(json!([{"verbs": ["bind"], "apiGroups": [GROUP],
         "resources": ["clusterroles"], "resourceNames": ["view", "later"]}]))
     .await;
@@ -91,7 +91,7 @@ async fn the_right_to_bind_a_role_covers_that_role_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_aggregation_rule_takes_every_right() {
+async fn an_aggregation_rule_needs_all_permissions() {
     let (server, client) = rbac_writer(json!([])).await;
     let target = format!("{RBAC}/clusterroles");
     let (code, answer) = create(&client, &target, &aggregating()).await;
@@ -102,7 +102,7 @@ async fn an_aggregation_rule_takes_every_right() {
             "clusterroles.{GROUP} \"collects\" is forbidden: must have cluster-admin privileges to use the aggregationRule"
         )
     );
-    // Nor may an aggregating role of another be changed, or given an aggregation rule later.
+    // An existing aggregated role cannot be changed, and a role cannot get an aggregation rule later.
     let admin = server.client();
     assert_eq!(create(&admin, &target, &aggregating()).await.0, 201);
     let plain = json!({"metadata": {"name": "plain"}, "rules": []});
@@ -125,8 +125,7 @@ async fn an_aggregation_rule_takes_every_right() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_role_with_rights_that_the_writer_lacks_changes_only_in_what_the_garbage_collector_needs()
-{
+async fn a_role_with_permissions_that_the_writer_lacks_allows_only_garbage_collector_changes() {
     let (server, client) = rbac_writer(json!([])).await;
     let admin = server.client();
     let target = format!("{RBAC}/namespaces/default/roles");
@@ -147,14 +146,14 @@ async fn a_role_with_rights_that_the_writer_lacks_changes_only_in_what_the_garba
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_right_to_escalate_a_named_role_does_not_reach_roles_yet_to_be_created() {
+async fn the_escalate_verb_on_a_named_role_does_not_allow_creating_it() {
     let (server, client) = rbac_writer(json!([{"verbs": ["escalate"], "apiGroups": [GROUP],
         "resources": ["roles"], "resourceNames": ["mine"]}]))
     .await;
     let target = format!("{RBAC}/namespaces/default/roles");
     let rules = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["secrets"]}]);
     let strong = json!({"metadata": {"name": "mine"}, "rules": rules});
-    // A request to create has no name, so a right for one name does not apply to it.
+    // A create request has no name, so a permission for a named role does not apply to it.
     assert_eq!(create(&client, &target, &strong).await.0, 403);
     let weak = json!({"metadata": {"name": "mine"}, "rules": []});
     assert_eq!(create(&client, &target, &weak).await.0, 201);

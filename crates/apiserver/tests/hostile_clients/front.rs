@@ -1,4 +1,4 @@
-//! Credentials and requests that are not what they seem.
+//! Invalid credentials and malformed requests.
 
 use apiserver::{Config, Server};
 use http::Method;
@@ -8,7 +8,7 @@ use super::{create, send};
 use crate::support::server;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_for_another_audience_passes_no_review_that_names_none() {
+async fn a_token_for_another_audience_fails_a_review_without_audiences() {
     let server = server().await;
     let admin = server.client();
     let issue = async |audiences: &[&str]| {
@@ -90,7 +90,7 @@ async fn a_missing_admin_token_does_not_replace_the_authority() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_method_that_is_no_method_of_http_gets_no_right() {
+async fn an_unknown_http_method_gets_no_permission() {
     let server = server().await;
     let client = server.client_as(super::mallory());
     super::grant(

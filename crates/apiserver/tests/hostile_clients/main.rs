@@ -1,4 +1,4 @@
-//! Attacks by clients that are known to the server and have few rights or none.
+//! Attacks by authenticated clients with few or no permissions.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -15,7 +15,7 @@ use http_body_util::BodyExt;
 use kube::{Client, client::Body};
 use serde_json::Value;
 
-/// An account without one right beyond what every account has.
+/// An account with only the permissions that every account has.
 fn mallory() -> User {
     User {
         name: "mallory".into(),
@@ -24,7 +24,7 @@ fn mallory() -> User {
     }
 }
 
-/// Sends a request as it is, and returns the code and the body of the answer.
+/// Sends a request unchanged, and returns the status code and the body of the response.
 async fn send(
     client: &Client,
     method: Method,
@@ -67,7 +67,7 @@ async fn create(client: &Client, target: &str, object: &Value) -> (u16, Value) {
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 
-/// Gives `mallory` the rules in the namespace `default`, and the cluster-wide ones everywhere.
+/// Grants `mallory` the `local` rules in the namespace `default` and the `everywhere` rules cluster-wide.
 async fn grant(admin: &Client, local: Value, everywhere: Value) {
     let subjects = serde_json::json!([{"kind": "User", "name": "mallory"}]);
     for (kind, rules, below) in [

@@ -1,4 +1,4 @@
-//! One account that keeps the server busy, and others that must not notice.
+//! Overload by one account, which must not affect other accounts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::create;
 
-const SOON: Duration = Duration::from_secs(20);
-/// More than the server lets one account have under way, on two connections: one has at most a thousand streams.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
+/// More than the per-account limit of concurrent uploads. They need two connections, because one has at most a thousand streams.
 const SLOW_REQUESTS: usize = 1100;
 
 type Sender = hyper::client::conn::http2::SendRequest<BoxBody<Bytes, std::convert::Infallible>>;
 
-/// An HTTP/2 connection to a server that listens at `address`, whoever it says it is.
+/// Opens an HTTP/2 connection to the server at `address`.
 async fn connect(server: &Server, address: std::net::SocketAddr) -> Sender {
     let kubeconfig = tempfile::NamedTempFile::new().expect("a file");
     server
@@ -65,7 +65,7 @@ async fn token(server: &Server) -> String {
     answer["status"]["token"].as_str().expect("a token").into()
 }
 
-/// Opens many requests of an account without rights whose bodies never end, then asks something as the administrator.
+/// Opens many requests with endless bodies from an account without permissions, then sends a request from another account.
 async fn others_are_answered(query: &str) {
     let server = Arc::new(Server::open(Config::in_memory()).await.expect("a server"));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -100,12 +100,14 @@ async fn others_are_answered(query: &str) {
         }
     });
     let mut slow: futures::stream::FuturesUnordered<_> = slow.collect();
-    // The server turns down what is too much of one account; then the rest is under way.
-    let refused = tokio::time::timeout(SOON, slow.next()).await;
-    let refused = refused.expect("some are refused").expect("there are more");
-    assert_eq!(refused.expect("an answer"), 429);
+    // The server rejects the requests beyond the limit of the account; then the others are in progress.
+    let refused = tokio::time::timeout(RESPONSE_TIMEOUT, slow.next()).await;
+    let refused = refused
+        .expect("no request was rejected")
+        .expect("the stream ended");
+    assert_eq!(refused.expect("no response"), 429);
 
-    // Another account of the same rights, on another connection.
+    // Another account with the same permissions, on another connection.
     let (_, made) = create(
         &server.client(),
         "/api/v1/namespaces/default/serviceaccounts",
@@ -125,22 +127,27 @@ async fn others_are_answered(query: &str) {
         .header(header::AUTHORIZATION, format!("Bearer {calm}"))
         .body(BoxBody::new(Empty::new()))
         .expect("a request");
-    let answer = tokio::time::timeout(SOON, other.send_request(request)).await;
-    let answer = answer.expect("soon").expect("an answer");
+    let answer = tokio::time::timeout(RESPONSE_TIMEOUT, other.send_request(request)).await;
+    let answer = answer
+        .expect("the response timed out")
+        .expect("no response");
     assert_eq!(answer.status(), 200);
     drop(answer.into_body().collect().await);
     drop((slow, senders, other));
     stop.cancel();
-    serving.await.expect("served to the end");
-    Arc::into_inner(server).expect("the last").shutdown().await;
+    serving.await.expect("serving panicked");
+    Arc::into_inner(server)
+        .expect("the server is still shared")
+        .shutdown()
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_bodies_of_one_account_leave_the_server_to_others() {
+async fn slow_bodies_of_one_account_do_not_block_other_accounts() {
     others_are_answered("").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_parameter_takes_no_post_out_of_the_bounds() {
+async fn a_watch_parameter_does_not_exempt_a_post_from_the_limits() {
     others_are_answered("?watch=1").await;
 }

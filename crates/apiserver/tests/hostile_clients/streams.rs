@@ -1,4 +1,4 @@
-//! Commands in pods by roles that may only read.
+//! Roles with only read permissions must not run commands in pods.
 
 use http::{Request, header};
 use kube::client::Body;
@@ -9,7 +9,7 @@ use crate::support::server;
 
 const STREAMS: [&str; 3] = ["exec", "attach", "portforward"];
 
-/// The code of the answer to a WebSocket upgrade, which is a GET.
+/// Sends a WebSocket upgrade, which is a GET request. Returns the status code and the message of the response.
 async fn upgrade(client: &kube::Client, subresource: &str, query: &str) -> (u16, String) {
     let request = Request::get(format!(
         "/api/v1/namespaces/default/pods/p/{subresource}?{query}"
@@ -28,7 +28,7 @@ async fn upgrade(client: &kube::Client, subresource: &str, query: &str) -> (u16,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_only_role_opens_no_exec_attach_or_port_forward() {
+async fn a_read_only_role_cannot_exec_attach_or_port_forward() {
     let server = server().await;
     grant(
         &server.client(),
@@ -70,7 +70,7 @@ async fn a_role_that_may_watch_subresources_cannot_use_them_with_a_watch_paramet
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_right_to_create_opens_streams_by_get_and_by_post() {
+async fn the_create_verb_allows_streams_by_get_and_by_post() {
     let server = server().await;
     grant(
         &server.client(),
@@ -81,7 +81,7 @@ async fn the_right_to_create_opens_streams_by_get_and_by_post() {
     let client = server.client_as(mallory());
     for subresource in STREAMS {
         let (code, message) = upgrade(&client, subresource, "command=id&stdout=1").await;
-        assert_eq!(code, 404, "there is no such pod: {message}");
+        assert_eq!(code, 404, "the pod does not exist: {message}");
     }
     drop(client);
     server.shutdown().await;

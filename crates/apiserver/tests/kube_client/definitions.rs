@@ -1,4 +1,4 @@
-//! Kinds that a definition adds, and how clients find out about them.
+//! CustomResourceDefinitions, and the discovery of their kinds.
 
 use kube::{
     Api,
@@ -30,7 +30,7 @@ async fn a_definition_serves_its_kind_with_schema_status_scale_and_versions() {
     );
     assert!(
         created.data.get("status").is_none(),
-        "status is written apart"
+        "status is a subresource"
     );
     assert_eq!(created.metadata.generation, Some(1));
 

@@ -1,4 +1,4 @@
-//! What holds an object that is deleted, and what goes with it.
+//! Deletion: finalizers, propagation to dependents, and the contents of namespaces and definitions.
 
 use k8s_openapi::api::core::v1::{
     ConfigMap, Namespace, PersistentVolumeClaim, Pod, ServiceAccount,
@@ -18,7 +18,7 @@ use crate::requests::{
 use crate::support::{code, define_widgets, refusal, server, widget, widget_resource, widgets};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn finalizers_hold_an_object_until_they_are_removed() {
+async fn finalizers_delay_the_removal_of_an_object() {
     let server = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
     create(&maps, &held_config_map("held")).await;
@@ -28,7 +28,7 @@ async fn finalizers_hold_an_object_until_they_are_removed() {
     assert_eq!(
         code(try_merge(&maps, "held", more).await),
         422,
-        "no finalizers are added to what goes"
+        "no finalizers can be added to a terminating object"
     );
     release(&maps, "held").await;
     assert_eq!(code(maps.get("held").await), 404);
@@ -44,7 +44,7 @@ fn owned_by(owner: &ConfigMap, name: &str, blocks: bool) -> ConfigMap {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dependents_go_after_before_or_not_with_their_owner() {
+async fn dependents_follow_the_propagation_policy_of_their_owner() {
     let server = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
     for policy in [
@@ -81,7 +81,7 @@ async fn dependents_go_after_before_or_not_with_their_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_finishes_its_contents_and_takes_no_more() {
+async fn a_terminating_namespace_deletes_its_contents_and_refuses_new_objects() {
     let server = server().await;
     let client = server.client();
     define_widgets(&client).await;
@@ -110,7 +110,7 @@ async fn a_namespace_finishes_its_contents_and_takes_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_definition_that_goes_takes_no_more_of_its_kind() {
+async fn a_terminating_definition_refuses_new_objects_of_its_kind() {
     let server = server().await;
     let client = server.client();
     define_widgets(&client).await;
@@ -131,7 +131,7 @@ async fn a_definition_that_goes_takes_no_more_of_its_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_volume_claim_stays_while_a_pod_uses_it() {
+async fn a_volume_claim_is_not_removed_while_a_pod_uses_it() {
     let server = server().await;
     let client = server.client();
     let claims: Api<PersistentVolumeClaim> = Api::default_namespaced(client.clone());

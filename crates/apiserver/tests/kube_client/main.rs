@@ -1,4 +1,4 @@
-//! kube-rs against the in-process client: what controllers rely on.
+//! kube-rs with the in-process client: the behaviour that controllers rely on.
 
 mod definitions;
 mod deletion;

@@ -1,4 +1,4 @@
-//! Objects of built-in kinds: written, read, refused, and there from the start.
+//! Objects of built-in kinds: writes, reads, validation, and the initial objects of a server.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, Service, ServiceAccount};
 use kube::{
@@ -12,7 +12,7 @@ use crate::requests::{config_map, create, delete, merge, names, parsed, pod, try
 use crate::support::{code, define_widgets, refusal, server, widget, widgets};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fresh_server_has_its_namespaces_and_accounts() {
+async fn a_new_server_has_the_default_namespaces_and_accounts() {
     let server = server().await;
     let namespaces: Api<Namespace> = Api::all(server.client());
     assert_eq!(
@@ -65,7 +65,7 @@ async fn objects_are_created_read_changed_and_deleted() {
     assert_eq!(
         same.resource_version(),
         patched.resource_version(),
-        "a change of nothing writes nothing"
+        "a patch without changes writes nothing"
     );
 
     delete(&maps, "one").await;
@@ -74,7 +74,7 @@ async fn objects_are_created_read_changed_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_are_generated_and_bad_objects_name_their_field() {
+async fn names_are_generated_and_validation_errors_name_the_field() {
     let server = server().await;
     let pods: Api<Pod> = Api::default_namespaced(server.client());
     let mut generated = pod("");
@@ -149,7 +149,7 @@ async fn unknown_fields_are_refused_when_strict_and_dropped_otherwise() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_are_one_store_in_two_groups() {
+async fn both_event_groups_serve_the_same_objects() {
     let server = server().await;
     let core: Api<Event> = Api::default_namespaced(server.client());
     let event = json!({"metadata": {"name": "e"}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"}, "message": "hello", "reason": "Tried", "type": "Normal"});
@@ -166,7 +166,7 @@ async fn events_are_one_store_in_two_groups() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_every_namespace_has_comes_back() {
+async fn the_default_objects_of_a_namespace_are_restored() {
     let server = server().await;
     let client = server.client();
     let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());

@@ -44,7 +44,7 @@ async fn server_side_apply_creates_merges_and_reports_conflicts() {
     assert_eq!(
         again.resource_version(),
         made.resource_version(),
-        "applying the same changes nothing"
+        "applying the same configuration changes nothing"
     );
 
     let conflict = refusal(apply("second", json!({"size": 2}), false).await);
@@ -62,7 +62,7 @@ async fn server_side_apply_creates_merges_and_reports_conflicts() {
     let given_up = apply("first", json!({"size": 2}), false).await.unwrap();
     assert_eq!(
         given_up.data["spec"]["color"], "red",
-        "a field given up falls back to its default"
+        "a field that is no longer applied gets its default"
     );
 
     let updated = merge(&api, "one", json!({"spec": {"replicas": 3}})).await;
@@ -122,7 +122,7 @@ async fn a_strategic_merge_patch_merges_lists_by_their_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_said_of_a_pod_is_not_said_of_another_of_its_name() {
+async fn a_status_patch_with_another_uid_is_refused() {
     let server = server().await;
     let pods: Api<Pod> = Api::default_namespaced(server.client());
     let made = create(&pods, &pod("p")).await;
@@ -148,7 +148,7 @@ async fn what_is_said_of_a_pod_is_not_said_of_another_of_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_nested_deeper_than_it_can_be_read() {
+async fn a_patch_cannot_nest_an_object_too_deeply() {
     let server = server().await;
     let pods: Api<Pod> = Api::default_namespaced(server.client());
     create(&pods, &pod("p")).await;

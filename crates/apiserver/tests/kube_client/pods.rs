@@ -1,4 +1,4 @@
-//! What is particular about pods.
+//! Binding and graceful deletion of pods.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -11,7 +11,7 @@ use crate::requests::{create, delete, pod, try_merge};
 use crate::support::{code, server};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_are_bound_once_and_end_gracefully() {
+async fn pods_are_bound_once_and_deleted_gracefully() {
     let server = server().await;
     let pods: Api<Pod> = Api::default_namespaced(server.client());
     let made = create(&pods, &pod("p")).await;
@@ -29,7 +29,7 @@ async fn pods_are_bound_once_and_end_gracefully() {
     assert_eq!(
         code(try_merge(&pods, "p", policy).await),
         422,
-        "a pod's spec stays"
+        "a pod's spec is immutable"
     );
 
     let going = delete(&pods, "p").await.unwrap();

@@ -20,7 +20,7 @@ async fn lists_come_in_consistent_pages_and_by_selector() {
     for index in 0..7 {
         create(&maps, &config_map(&format!("m{index}"))).await;
     }
-    // The first is the certificate that every namespace has, before long.
+    // The first config map is the CA certificate that every namespace gets soon after its creation.
     eventually("the certificate", || async {
         maps.get_opt("kube-root-ca.crt").await.unwrap()
     })
@@ -50,7 +50,7 @@ async fn lists_come_in_consistent_pages_and_by_selector() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_translates_changes_of_its_selection() {
+async fn a_watch_reports_objects_that_enter_and_leave_its_selection() {
     let server = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
     let before = maps.list(&ListParams::default()).await.unwrap();
@@ -83,7 +83,7 @@ async fn a_watch_translates_changes_of_its_selection() {
         assert_eq!(
             object.labels()["app"],
             "test",
-            "a watcher only sees what it selected"
+            "a watcher sees only objects that match its selector"
         );
         versions.push(object.resource_version().unwrap().parse::<u64>().unwrap());
         seen.push(kind);
@@ -97,7 +97,7 @@ async fn a_watch_translates_changes_of_its_selection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watchers_and_reflectors_follow_in_both_list_modes() {
+async fn watchers_and_reflectors_work_in_both_list_modes() {
     let server = server().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client());
     create(&maps, &config_map("before")).await;

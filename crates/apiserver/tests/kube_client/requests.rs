@@ -1,4 +1,4 @@
-//! Requests that have to succeed, without parameters, and the objects that most of them are about.
+//! Request helpers that panic on failure, and sample objects.
 
 use std::fmt::Debug;
 
@@ -30,7 +30,7 @@ pub fn config_map(name: &str) -> ConfigMap {
     parsed(json!({"metadata": {"name": name, "labels": {"app": "test"}}, "data": {"a": "b"}}))
 }
 
-/// One that stays after its deletion, until [`release`].
+/// A config map with a finalizer, which delays its removal until [`release`].
 pub fn held_config_map(name: &str) -> ConfigMap {
     let mut held = config_map(name);
     held.finalizers_mut().push("example.com/hold".into());
@@ -62,7 +62,7 @@ pub async fn merge<K: Kind>(api: &Api<K>, name: &str, patch: Value) -> K {
         .unwrap_or_else(|error| panic!("{name} is not patched with {patch}: {error}"))
 }
 
-/// Deletes an object, which may take its time to go. What is left of it, if anything is, is the answer.
+/// Deletes an object. Returns the terminating object, if it is not removed at once.
 pub async fn delete<K: Kind>(api: &Api<K>, name: &str) -> Option<K> {
     api.delete(name, &DeleteParams::default())
         .await
@@ -71,9 +71,9 @@ pub async fn delete<K: Kind>(api: &Api<K>, name: &str) -> Option<K> {
 }
 
 pub async fn until_gone<K: Kind>(api: &Api<K>, name: &str) {
-    let what = format!("the end of {name}");
+    let what = format!("the removal of {name}");
     eventually(&what, || async {
-        let found = api.get_opt(name).await.expect("the server answers");
+        let found = api.get_opt(name).await.expect("the request failed");
         found.is_none().then_some(())
     })
     .await;

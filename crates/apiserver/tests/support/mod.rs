@@ -1,6 +1,9 @@
-//! What the integration tests share: a server in memory and a sample definition.
+//! Shared helpers of the integration tests: a server in memory and a sample CustomResourceDefinition.
 
-#![allow(dead_code, reason = "each test program uses a part of this")]
+#![allow(
+    dead_code,
+    reason = "each test program uses only some of these helpers"
+)]
 
 use std::time::Duration;
 
@@ -19,10 +22,10 @@ pub const DEADLINE: Duration = Duration::from_secs(120);
 pub async fn server() -> Server {
     Server::open(Config::in_memory())
         .await
-        .expect("an in-memory server opens")
+        .expect("cannot open an in-memory server")
 }
 
-/// Sends a request as a client without types would.
+/// Sends a request like an untyped client.
 pub async fn send(
     server: &Server,
     method: &str,
@@ -43,7 +46,7 @@ pub async fn send(
         .expect("the server answers")
 }
 
-/// The whole body of an answer.
+/// Reads the whole body of a response as JSON.
 pub async fn json_body(answer: http::Response<kube::client::Body>) -> Value {
     let bytes = answer.into_body().collect().await;
     let bytes = bytes.expect("the answer is whole").to_bytes();
@@ -109,7 +112,7 @@ pub fn widget(name: &str, spec: Value) -> DynamicObject {
     object
 }
 
-/// What the server says when it refuses.
+/// The `Status` of a rejected request.
 pub fn refusal<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> Status {
     match outcome {
         Err(kube::Error::Api(status)) => *status,

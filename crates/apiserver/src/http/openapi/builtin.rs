@@ -1,11 +1,11 @@
-//! The schemas of Kubernetes' own kinds, as `cargo xtask generate` wrote them. They stay text until somebody asks: most servers are
-//! never asked, and text costs no memory of its own.
+//! The schemas of Kubernetes' built-in kinds, written by `cargo xtask generate`. They stay text until a client requests a
+//! document: most servers never get such a request, and static text needs no heap memory.
 
 use std::{collections::HashMap, sync::LazyLock};
 
 use serde_json::{Map, Value};
 
-/// What a reference to a schema begins with.
+/// The prefix of a reference to a schema.
 pub const REFERENCE: &str = "#/components/schemas/";
 
 /// The schema of every object's metadata.
@@ -16,9 +16,9 @@ pub const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 
 #[derive(Default)]
 struct Table {
-    /// API version and kind, to the name of the schema.
+    /// Maps API version and kind to the name of the schema.
     kinds: HashMap<(&'static str, &'static str), &'static str>,
-    /// Name to JSON.
+    /// Maps the name of a schema to its JSON.
     schemas: HashMap<&'static str, &'static str>,
 }
 
@@ -42,7 +42,8 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
 
 /// The name of a kind's schema.
 pub fn of_kind(api_version: &str, kind: &str) -> Option<&'static str> {
-    // The table borrows from static text, so its keys cannot be looked up by shorter-lived ones: there are few, and they are compared.
+    // The keys borrow static text, so a lookup by keys with a shorter lifetime does not compile. The list is short: compare them
+    // all.
     let mut kinds = TABLE.kinds.iter();
     kinds
         .find(|((known_version, known_kind), _)| {
@@ -51,7 +52,7 @@ pub fn of_kind(api_version: &str, kind: &str) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-/// Adds a schema and all that it refers to.
+/// Adds a schema and all schemas that it references, recursively.
 pub fn add(schemas: &mut Map<String, Value>, name: &str) {
     let Some(text) = TABLE
         .schemas
@@ -76,7 +77,7 @@ mod tests {
     use crate::registry::resource::built_in;
 
     #[test]
-    fn every_served_kind_is_described_with_all_it_refers_to() {
+    fn every_served_kind_has_a_schema_with_all_references() {
         for resource in built_in() {
             for kind in [&resource.kind, &resource.list_kind] {
                 let name = of_kind(&resource.api_version, kind)
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_say_how_they_merge() {
+    fn lists_have_their_merge_keys_and_strategies() {
         let mut schemas = Map::new();
         add(&mut schemas, "io.k8s.api.core.v1.PodSpec");
         let spec = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"];

@@ -1,5 +1,5 @@
-//! What an OpenAPI v3 document of one group and version says: which paths exist, which parameters they take, and the schemas of the
-//! kinds. Built-in kinds are described by Kubernetes' own schemas, custom ones by their definitions.
+//! Builds the OpenAPI v3 document of one group and version: the paths, their parameters, and the schemas of the kinds. Built-in
+//! kinds use Kubernetes' own schemas, custom kinds the schemas in their CustomResourceDefinitions.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::builtin::{self, REFERENCE};
 use crate::registry::Resource;
 
-/// Where a group and version lie: `api/v1`, `apis/apps/v1`.
+/// The path prefix of a group and version: `api/v1`, `apis/apps/v1`.
 pub fn root(resource: &Resource) -> String {
     if resource.group.is_empty() {
         format!("api/{}", resource.version)
@@ -42,7 +42,7 @@ pub fn document(resources: &[&Arc<Resource>]) -> Value {
     })
 }
 
-/// Adds the schemas of a kind and of its list, and says what the kind's is called.
+/// Adds the schemas of a kind and of its list. Returns the name of the kind's schema.
 fn add_schemas(resource: &Resource, schemas: &mut Map<String, Value>) -> String {
     if let Some(name) = builtin::of_kind(&resource.api_version, &resource.kind) {
         builtin::add(schemas, name);
@@ -72,7 +72,7 @@ fn group_version_kind(resource: &Resource) -> Value {
     json!({"group": &*resource.group, "version": &*resource.version, "kind": &*resource.kind})
 }
 
-fn refers_to(name: &str) -> Value {
+fn reference(name: &str) -> Value {
     json!({"allOf": [{"$ref": format!("{REFERENCE}{name}")}]})
 }
 
@@ -86,7 +86,7 @@ fn custom_schema(resource: &Resource) -> Value {
             schema["properties"][field] = json!({"type": "string"});
         }
     }
-    schema["properties"]["metadata"] = refers_to(builtin::OBJECT_META);
+    schema["properties"]["metadata"] = reference(builtin::OBJECT_META);
     schema["x-kubernetes-group-version-kind"] = json!([group_version_kind(resource)]);
     schema
 }
@@ -100,8 +100,8 @@ fn list_schema(resource: &Resource, item: &str) -> Value {
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": refers_to(builtin::LIST_META),
-            "items": {"type": "array", "items": refers_to(item)},
+            "metadata": reference(builtin::LIST_META),
+            "items": {"type": "array", "items": reference(item)},
         },
         "x-kubernetes-group-version-kind": [kind],
     })
@@ -115,15 +115,15 @@ fn write_parameters() -> Vec<Value> {
     vec![
         parameter(
             "dryRun",
-            "With All, every check is made and nothing is stored.",
+            "With All, the server makes every check and stores nothing.",
         ),
         parameter(
             "fieldManager",
-            "Name under which the written fields are managed.",
+            "Name of the field manager that owns the written fields.",
         ),
         parameter(
             "fieldValidation",
-            "What happens to unknown and repeated fields: Ignore, Warn or Strict.",
+            "How the server handles unknown and duplicate fields: Ignore, Warn or Strict.",
         ),
     ]
 }
@@ -157,9 +157,9 @@ fn collection(resource: &Resource, schema: &str) -> Value {
     let selectors = [
         parameter("labelSelector", "Only objects whose labels match."),
         parameter("fieldSelector", "Only objects whose fields match."),
-        parameter("limit", "Most objects in one answer."),
-        parameter("continue", "Where the answer before ended."),
-        parameter("watch", "Follow changes instead of listing."),
+        parameter("limit", "Maximum number of objects in one response."),
+        parameter("continue", "The continue token of the previous response."),
+        parameter("watch", "Watch for changes instead of listing."),
     ];
     json!({
         "get": operation(resource, "list", schema, &selectors, &[]),
@@ -172,7 +172,7 @@ fn object(resource: &Resource, schema: &str) -> Value {
     let mut patch_parameters = write_parameters();
     patch_parameters.push(parameter(
         "force",
-        "With server-side apply, take fields from other managers.",
+        "With server-side apply, take over fields from other managers.",
     ));
     let mut formats = vec![
         "application/json-patch+json",
@@ -186,6 +186,6 @@ fn object(resource: &Resource, schema: &str) -> Value {
         "get": operation(resource, "get", schema, &[], &[]),
         "put": operation(resource, "put", schema, &write_parameters(), &["application/json", "application/yaml"]),
         "patch": operation(resource, "patch", schema, &patch_parameters, &formats),
-        "delete": operation(resource, "delete", schema, &[parameter("propagationPolicy", "What happens to dependents.")], &[]),
+        "delete": operation(resource, "delete", schema, &[parameter("propagationPolicy", "How the server handles dependents.")], &[]),
     })
 }

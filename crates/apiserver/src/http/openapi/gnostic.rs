@@ -1,5 +1,5 @@
-//! An OpenAPI v2 document as the protobuf message that client-go asks for: gnostic's `openapi.v2.Document`. The numbers are that
-//! schema's; what our documents never contain has no encoder here.
+//! Encodes an OpenAPI v2 document as the protobuf message that client-go requests: gnostic's `openapi.v2.Document`. The field
+//! numbers come from that schema. Fields that our documents never contain have no encoder here.
 
 use serde_json::{Map, Value};
 
@@ -64,12 +64,12 @@ impl Message {
         self.bytes(field, &inner.0);
     }
 
-    /// A value of any kind, which gnostic keeps as YAML; JSON is YAML.
+    /// A value of any type. gnostic stores it as YAML, and JSON is valid YAML.
     fn any(&mut self, field: u64, value: &Value) {
         self.message(field, |any| any.bytes(2, value.to_string().as_bytes()));
     }
 
-    /// Entries of a map: a name and what `write` makes of the value.
+    /// One entry of a map: a name, and the value that `write` encodes.
     fn named(&mut self, field: u64, name: &str, write: impl FnOnce(&mut Self)) {
         self.message(field, |entry| {
             entry.bytes(1, name.as_bytes());
@@ -86,7 +86,7 @@ impl Message {
     }
 }
 
-/// The message of a whole document.
+/// Encodes a whole document.
 pub fn encode(document: &Value) -> Vec<u8> {
     let mut message = Message::default();
     message.text(1, &document["swagger"]);
@@ -128,7 +128,7 @@ fn operation(message: &mut Message, operation: &Map<String, Value>) {
     message.texts(6, at("produces"));
     message.texts(7, at("consumes"));
     for item in at("parameters").as_array().into_iter().flatten() {
-        // An item is a parameter or a reference; ours are all parameters.
+        // An item is a parameter or a reference. Our documents contain only parameters.
         message.message(8, |inner| inner.message(1, |inner| parameter(inner, item)));
     }
     message.message(9, |responses| {
@@ -217,16 +217,16 @@ fn schema(message: &mut Message, value: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protobuf::wire::{Part, Reader, Scalar};
+    use crate::protobuf::wire::{Reader, WireField, WireValue};
     use serde_json::json;
 
-    /// The bytes of the first field with each number along a path.
+    /// Follows a path of field numbers and returns the bytes of the first match at each step.
     fn find<'a>(mut bytes: &'a [u8], path: &[u64]) -> &'a [u8] {
         for wanted in path {
             let found = Reader::new(bytes).find_map(|part| match part {
-                Ok(Part {
+                Ok(WireField {
                     number,
-                    scalar: Scalar::Bytes(inner),
+                    scalar: WireValue::Bytes(inner),
                 }) if number == *wanted => Some(inner),
                 _ => None,
             });
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_reads_as_the_message_it_is() {
+    fn an_encoded_document_has_gnostics_field_numbers() {
         let long = "d".repeat(300);
         let bytes = encode(&json!({
             "swagger": "2.0", "info": {"title": "t", "version": "v"}, "paths": {},

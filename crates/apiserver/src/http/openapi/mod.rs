@@ -1,5 +1,5 @@
-//! OpenAPI, in the two generations that clients ask for. Documents are made when somebody asks; only their hashes are kept, by which
-//! clients know whether the copy they have is still good.
+//! OpenAPI v2 and v3. Documents are built on request. Only their hashes stay in memory: clients use them as `ETag` to check
+//! whether their cached copy is still current.
 
 mod builtin;
 mod document;
@@ -13,22 +13,22 @@ use http::{HeaderValue, StatusCode, header, request::Parts};
 use serde_json::{Map, Value, json};
 
 use super::{
-    body::{self, Answer},
+    body::{self, HttpResponse},
     path::Query,
 };
 use crate::registry::Registry;
 use apimachinery::status::Status;
 
-/// How long a client may keep a document that it asked for by its hash.
+/// `Cache-Control` for a document that was requested by its hash.
 const FOREVER: &str = "public, immutable, max-age=31536000";
 
-/// The documents of a registry: made on demand, with their hashes remembered.
+/// The OpenAPI documents of a registry: built on request, with cached hashes.
 #[derive(Debug, Default)]
 pub struct Documents {
     hashes: ArcSwapOption<Hashes>,
 }
 
-/// Group and version as in the document's path, to the hash of the document.
+/// Maps the path of a document (group and version) to the hash of the document.
 #[derive(Debug)]
 struct Hashes {
     registry: Arc<Registry>,
@@ -36,8 +36,8 @@ struct Hashes {
 }
 
 impl Documents {
-    /// Answers a path below `/openapi`, or nothing when there is no such document.
-    pub fn answer(&self, registry: &Arc<Registry>, parts: &Parts) -> Option<Answer> {
+    /// Answers a path below `/openapi`; `None` if the path is not an OpenAPI path.
+    pub fn answer(&self, registry: &Arc<Registry>, parts: &Parts) -> Option<HttpResponse> {
         let path = parts.uri.path();
         if path == "/openapi/v2" {
             return Some(v2::answer(registry, &parts.headers));
@@ -72,7 +72,7 @@ impl Documents {
         made
     }
 
-    /// The documents there are.
+    /// The index of all documents.
     fn index(&self, registry: &Arc<Registry>) -> Value {
         let hashes = self.hashes(registry);
         let paths: Map<String, Value> = hashes
@@ -88,8 +88,9 @@ impl Documents {
         json!({"paths": paths})
     }
 
-    /// The document of one group and version. Who asks by its hash may keep it; who asks by an old one is sent to the new.
-    fn version(&self, registry: &Arc<Registry>, path: &str, parts: &Parts) -> Answer {
+    /// The document of one group and version. A response to a request with the current hash may be cached forever; a request with
+    /// an outdated hash is redirected to the current one.
+    fn version(&self, registry: &Arc<Registry>, path: &str, parts: &Parts) -> HttpResponse {
         let found = match path.split('/').collect::<Vec<_>>().as_slice() {
             ["api", version] => Some(("", *version)),
             ["apis", group, version] => Some((*group, *version)),
@@ -105,21 +106,21 @@ impl Documents {
         let query = Query::parse(parts.uri.query());
         let asked = query.text("hash");
         if asked.is_some_and(|asked| asked != hash) {
-            let mut answer = body::text(StatusCode::MOVED_PERMANENTLY, "");
+            let mut response = body::text(StatusCode::MOVED_PERMANENTLY, "");
             if let Ok(place) = HeaderValue::from_str(&location(path, hash)) {
-                answer.headers_mut().insert(header::LOCATION, place);
+                response.headers_mut().insert(header::LOCATION, place);
             }
-            return answer;
+            return response;
         }
-        let mut answer = unless_known(parts.headers.get(header::IF_NONE_MATCH), hash, || {
+        let mut response = unless_current(parts.headers.get(header::IF_NONE_MATCH), hash, || {
             body::json(StatusCode::OK, &document::document(&resources))
         });
         if asked.is_some() {
-            answer
+            response
                 .headers_mut()
                 .insert(header::CACHE_CONTROL, HeaderValue::from_static(FOREVER));
         }
-        answer
+        response
     }
 }
 
@@ -141,12 +142,12 @@ fn hash(text: &[u8]) -> String {
     format!("{:08X}", crc32fast::hash(text))
 }
 
-/// The document with its tag, or only word that the client's copy is still good.
-fn unless_known(
+/// Returns the document with its `ETag`, or 304 Not Modified if the client has the current version.
+fn unless_current(
     known: Option<&HeaderValue>,
     hash: &str,
-    document: impl FnOnce() -> Answer,
-) -> Answer {
+    document: impl FnOnce() -> HttpResponse,
+) -> HttpResponse {
     let tag = format!("\"{hash}\"");
     let is_known = known
         .and_then(|value| value.to_str().ok())
@@ -154,17 +155,17 @@ fn unless_known(
             tags.split(',')
                 .any(|known| known.trim().trim_start_matches("W/") == tag)
         });
-    let mut answer = if is_known {
-        let mut answer = Answer::new(body::full(""));
-        *answer.status_mut() = StatusCode::NOT_MODIFIED;
-        answer
+    let mut response = if is_known {
+        let mut response = HttpResponse::new(body::full(""));
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        response
     } else {
         document()
     };
     if let Ok(tag) = HeaderValue::from_str(&tag) {
-        answer.headers_mut().insert(header::ETAG, tag);
+        response.headers_mut().insert(header::ETAG, tag);
     }
-    answer
+    response
 }
 
 #[cfg(test)]
@@ -177,7 +178,7 @@ mod tests {
         registry: &Arc<Registry>,
         path: &str,
         tag: Option<&str>,
-    ) -> Answer {
+    ) -> HttpResponse {
         let mut request = Request::get(path);
         if let Some(tag) = tag {
             request = request.header(header::IF_NONE_MATCH, tag);
@@ -187,16 +188,19 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_kept_by_its_hash_until_it_changes() {
+    fn a_document_is_cacheable_by_its_hash_until_it_changes() {
         let registry = Arc::new(Registry::new(&Registry::default(), std::iter::empty()));
         let documents = Documents::default();
         let index = documents.index(&registry);
         let place = index["paths"]["api/v1"]["serverRelativeURL"]
             .as_str()
             .unwrap();
-        let answer = ask(&documents, &registry, place, None);
-        assert_eq!(answer.headers()[header::CACHE_CONTROL], FOREVER);
-        let tag = answer.headers()[header::ETAG].to_str().unwrap().to_owned();
+        let response = ask(&documents, &registry, place, None);
+        assert_eq!(response.headers()[header::CACHE_CONTROL], FOREVER);
+        let tag = response.headers()[header::ETAG]
+            .to_str()
+            .unwrap()
+            .to_owned();
         let again = ask(&documents, &registry, "/openapi/v3/api/v1", Some(&tag));
         assert_eq!(again.status(), StatusCode::NOT_MODIFIED);
         let stale = ask(&documents, &registry, "/openapi/v3/api/v1?hash=0", None);

@@ -1,28 +1,28 @@
-//! OpenAPI v2, made from the documents of v3: what v2 cannot say is left out, as kube-apiserver leaves it out. kubectl before 1.29
-//! merges by it, and newer ones read it when they are given a `List`.
+//! OpenAPI v2, converted from the v3 documents. Keywords that v2 lacks are left out, as kube-apiserver does. kubectl before 1.29
+//! uses v2 for merges, and newer versions read it when they get a `List`.
 
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
 
 use super::{
-    body::{self, Answer},
+    body::{self, HttpResponse},
     builtin::REFERENCE,
-    document, gnostic, group_versions, hash, unless_known,
+    document, gnostic, group_versions, hash, unless_current,
 };
 use crate::registry::Registry;
 
-/// The form client-go wants. It asks with an `@`, which is no valid media type and which it could not read in the answer: that has
-/// the first of these.
+/// The protobuf media types of client-go. It requests the one with an `@`, which is not a valid media type and which it cannot
+/// parse in a response. So the response has the first one.
 const PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
 ];
 
-/// What a schema of v2 has no word for.
-const UNKNOWN_WORDS: [&str; 5] = ["nullable", "oneOf", "anyOf", "not", "$schema"];
+/// Schema keywords that v2 does not have.
+const UNSUPPORTED_KEYWORDS: [&str; 5] = ["nullable", "oneOf", "anyOf", "not", "$schema"];
 
-/// The whole document, in the form asked for.
-pub fn answer(registry: &Registry, headers: &HeaderMap) -> Answer {
+/// Answers with the whole document, in the requested format.
+pub fn answer(registry: &Registry, headers: &HeaderMap) -> HttpResponse {
     let accepted = headers
         .get(header::ACCEPT)
         .and_then(|value| value.to_str().ok())
@@ -31,18 +31,18 @@ pub fn answer(registry: &Registry, headers: &HeaderMap) -> Answer {
     let known = headers.get(header::IF_NONE_MATCH);
     if !PROTOBUF.iter().any(|kind| accepted.contains(kind)) {
         let text = document.to_string();
-        return unless_known(known, &hash(text.as_bytes()), || {
+        return unless_current(known, &hash(text.as_bytes()), || {
             body::json_bytes(StatusCode::OK, text.clone())
         });
     }
     let bytes = gnostic::encode(&document);
     let hash = hash(&bytes);
-    unless_known(known, &hash, || {
-        let mut answer = Answer::new(body::full(bytes));
-        answer
+    unless_current(known, &hash, || {
+        let mut response = HttpResponse::new(body::full(bytes));
+        response
             .headers_mut()
             .insert(header::CONTENT_TYPE, HeaderValue::from_static(PROTOBUF[0]));
-        answer
+        response
     })
 }
 
@@ -51,16 +51,16 @@ fn document(registry: &Registry) -> Value {
     for (group, version) in group_versions(registry) {
         let mut described = document::document(&registry.resources(group, version));
         if let Value::Object(schemas) = described["components"]["schemas"].take() {
-            let older = schemas
+            let converted = schemas
                 .into_iter()
-                .map(|(name, schema)| (name, older(schema)));
-            definitions.extend(older);
+                .map(|(name, schema)| (name, schema_to_v2(schema)));
+            definitions.extend(converted);
         }
         if let Value::Object(described) = described["paths"].take() {
-            let older = described
+            let converted = described
                 .into_iter()
-                .map(|(path, item)| (path, older_path(&item)));
-            paths.extend(older);
+                .map(|(path, item)| (path, path_to_v2(&item)));
+            paths.extend(converted);
         }
     }
     json!({
@@ -71,13 +71,13 @@ fn document(registry: &Registry) -> Value {
     })
 }
 
-/// A schema in the words of v2.
-fn older(schema: Value) -> Value {
+/// Converts a schema from v3 to v2.
+fn schema_to_v2(schema: Value) -> Value {
     let Value::Object(mut schema) = schema else {
         return schema;
     };
-    for word in UNKNOWN_WORDS {
-        schema.remove(word);
+    for keyword in UNSUPPORTED_KEYWORDS {
+        schema.remove(keyword);
     }
     if let Some(Value::Array(parts)) = schema.remove("allOf")
         && let [Value::Object(part)] = parts.as_slice()
@@ -89,7 +89,7 @@ fn older(schema: Value) -> Value {
         *reference = reference.replace(REFERENCE, "#/definitions/");
     }
     if schema.get("x-kubernetes-preserve-unknown-fields") == Some(&Value::Bool(true)) {
-        // A client that checks fields by v2 would refuse those that the schema does not name.
+        // A client that validates fields by v2 would reject fields that the schema does not list.
         schema.remove("properties");
         schema.remove("items");
     }
@@ -102,26 +102,27 @@ fn older(schema: Value) -> Value {
     {
         schema.remove("additionalProperties");
     }
-    for word in ["items", "additionalProperties"] {
-        if let Some(value) = schema.get_mut(word) {
-            *value = older(value.take());
+    for keyword in ["items", "additionalProperties"] {
+        if let Some(value) = schema.get_mut(keyword) {
+            *value = schema_to_v2(value.take());
         }
     }
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
         for property in properties.values_mut() {
-            *property = older(property.take());
+            *property = schema_to_v2(property.take());
         }
     }
     Value::Object(schema)
 }
 
-fn older_path(item: &Value) -> Value {
+fn path_to_v2(item: &Value) -> Value {
     let operations = item.as_object().into_iter().flatten();
-    let older = operations.map(|(method, operation)| (method.clone(), older_operation(operation)));
-    Value::Object(older.collect())
+    let converted =
+        operations.map(|(method, operation)| (method.clone(), operation_to_v2(operation)));
+    Value::Object(converted.collect())
 }
 
-fn older_operation(operation: &Value) -> Value {
+fn operation_to_v2(operation: &Value) -> Value {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let mut parameters: Vec<Value> = list(&operation["parameters"])
         .into_iter()
@@ -135,11 +136,12 @@ fn older_operation(operation: &Value) -> Value {
         let schema = content
             .values()
             .next()
-            .map(|media| older(media["schema"].clone()));
+            .map(|media| schema_to_v2(media["schema"].clone()));
         parameters.push(json!({"name": "body", "in": "body", "required": true, "schema": schema}));
     }
-    let schema =
-        older(operation["responses"]["200"]["content"]["application/json"]["schema"].clone());
+    let schema = schema_to_v2(
+        operation["responses"]["200"]["content"]["application/json"]["schema"].clone(),
+    );
     json!({
         "operationId": operation["operationId"],
         "consumes": consumes,
@@ -156,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_form_is_the_one_asked_for() {
+    fn the_response_has_the_requested_media_type() {
         let registry = Registry::new(&Registry::default(), std::iter::empty());
         let mut headers = HeaderMap::new();
         let kind = |headers: &HeaderMap| {
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_defined_in_the_words_of_v2() {
+    fn schemas_are_converted_to_v2() {
         let registry = Registry::new(&Registry::default(), std::iter::empty());
         let document = document(&registry);
         let pod = &document["definitions"]["io.k8s.api.core.v1.Pod"];
@@ -191,7 +193,7 @@ mod tests {
             names.contains(&&json!("dryRun")) && names.contains(&&json!("fieldValidation")),
             "{names:?}"
         );
-        let custom = older(
+        let custom = schema_to_v2(
             json!({"nullable": true, "x-kubernetes-preserve-unknown-fields": true, "properties": {"a": {}}}),
         );
         assert_eq!(

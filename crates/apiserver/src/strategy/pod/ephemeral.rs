@@ -1,4 +1,4 @@
-//! Ephemeral containers, which are added to a pod that runs: which ones may be, and that those there are stay as they are.
+//! Ephemeral containers, which are added to a running pod: validation of new ones; existing ones are immutable.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::{fields, items, text, validate_container};
 
 const PATH: &str = "spec.ephemeralContainers";
 
-/// Fields of a container that make no sense for one that comes late and is never restarted.
+/// Fields of a container that are not allowed, because an ephemeral container starts late and is never restarted.
 const FORBIDDEN: [&str; 8] = [
     "lifecycle",
     "livenessProbe",
@@ -21,10 +21,11 @@ const FORBIDDEN: [&str; 8] = [
     "startupProbe",
 ];
 
-/// Takes everything but the ephemeral containers from the stored pod.
+/// Copies everything but the ephemeral containers from the stored pod.
 pub fn restrict(pod: &mut Value, old: &Value) {
     let containers = pod.pointer("/spec/ephemeralContainers").cloned();
-    // The UID cannot change either, but is not passed over: who names it means no other pod of that name.
+    // The UID cannot change either, but must not be ignored: a client that sets it means exactly that pod, not another of the
+    // same name.
     let kept = ["managedFields", "uid"].map(|field| (field, pod["metadata"].get(field).cloned()));
     let mut restricted = old.clone();
     let spec = fields(&mut restricted["spec"]);
@@ -40,7 +41,7 @@ pub fn restrict(pod: &mut Value, old: &Value) {
     *pod = restricted;
 }
 
-/// What is wrong with the step from the ephemeral containers of `old` to those of `spec`.
+/// Validates the change from the ephemeral containers of `old` to those of `spec`.
 pub fn validate(spec: &Value, old: &Value, errors: &mut Vec<FieldError>) {
     let volumes: BTreeSet<&str> = items(spec, "volumes")
         .iter()
@@ -103,7 +104,7 @@ pub fn validate(spec: &Value, old: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Whether a field says anything: clients send empty structures along.
+/// Whether a field has a value. Clients send empty structures, which do not count.
 fn is_set(object: &Value, field: &str) -> bool {
     match object.get(field) {
         None | Some(Value::Null) => false,
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_may_be_added_beside_those_there_are() {
+    fn a_container_may_be_added_to_existing_ones() {
         let one = json!({"name": "one", "image": "host", "targetContainerName": "main", "resources": {},
             "volumeMounts": [{"name": "v", "mountPath": "/v"}]});
         let two = json!({"name": "two", "image": "host"});
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_ephemeral_container_cannot_be_is_refused_by_field() {
+    fn invalid_fields_of_an_ephemeral_container_are_refused() {
         for (container, field) in [
             (json!({"image": "host"}), "spec.ephemeralContainers[0].name"),
             (json!({"name": "d"}), "spec.ephemeralContainers[0].image"),
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_are_there_stay() {
+    fn existing_containers_cannot_be_changed_or_removed() {
         let one = json!({"name": "one", "image": "host"});
         let other = json!({"name": "one", "image": "other"});
         assert_eq!(

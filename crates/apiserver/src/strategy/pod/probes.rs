@@ -1,4 +1,4 @@
-//! Probes and lifecycle hooks of containers: what kube-apiserver refuses of them.
+//! Validation of the probes and lifecycle hooks of containers, with kube-apiserver's messages.
 
 use apimachinery::{field::FieldError, names};
 use serde_json::Value;
@@ -7,12 +7,12 @@ use super::super::{items, one_of, text};
 
 const KINDS: [&str; 3] = ["livenessProbe", "readinessProbe", "startupProbe"];
 
-/// The most that one probe or hook may do.
+/// The handler types of probes and hooks; each may have only one.
 const HANDLERS: [&str; 5] = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"];
 
 const NEGATIVE: &str = "must be greater than or equal to 0";
 
-/// What is wrong with the probes and hooks of a container. `grace` is the pod's grace period.
+/// Validates the probes and hooks of a container. `grace` is the pod's grace period.
 pub fn validate(container: &Value, path: &str, grace: Option<i64>, errors: &mut Vec<FieldError>) {
     for hook in ["postStart", "preStop"] {
         if let Some(handler) = container["lifecycle"]
@@ -29,13 +29,13 @@ pub fn validate(container: &Value, path: &str, grace: Option<i64>, errors: &mut 
     }
 }
 
-/// An init container that ends has none of them.
+/// Rejects probes and hooks of an init container that runs to completion.
 pub fn forbid(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    let given = |field: &&str| container.get(*field).is_some_and(Value::is_object);
+    let is_given = |field: &&str| container.get(*field).is_some_and(Value::is_object);
     for field in ["lifecycle"]
         .iter()
         .chain(&KINDS)
-        .filter(|field| given(field))
+        .filter(|field| is_given(field))
     {
         errors.push(FieldError::forbidden(
             format!("{path}.{field}"),
@@ -94,10 +94,10 @@ fn validate_probe(
 }
 
 fn validate_handler(handler: &Value, path: &str, grace: Option<i64>, errors: &mut Vec<FieldError>) {
-    let mut given = HANDLERS
+    let mut handlers = HANDLERS
         .into_iter()
         .filter(|kind| handler.get(*kind).is_some_and(Value::is_object));
-    let Some(first) = given.next() else {
+    let Some(first) = handlers.next() else {
         errors.push(FieldError::required(path, "must specify a handler type"));
         return;
     };
@@ -122,7 +122,7 @@ fn validate_handler(handler: &Value, path: &str, grace: Option<i64>, errors: &mu
         }
         _ => {}
     }
-    for further in given {
+    for further in handlers {
         errors.push(FieldError::forbidden(
             format!("{path}.{further}"),
             "may not specify more than 1 handler type",
@@ -143,11 +143,11 @@ fn validate_http_get(action: &Value, path: &str, errors: &mut Vec<FieldError>) {
     );
     for header in items(action, "httpHeaders") {
         let name = text(header, "name");
-        let is_good = !name.is_empty()
+        let is_valid = !name.is_empty()
             && name
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        if !is_good {
+        if !is_valid {
             errors.push(FieldError::invalid(
                 format!("{path}.httpHeaders"),
                 name,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_passes() {
+    fn common_probes_and_hooks_are_valid() {
         let container = json!({
             "livenessProbe": {"httpGet": {"path": "/", "port": 80, "scheme": "HTTP", "httpHeaders": [{"name": "X-A", "value": "b"}]}, "periodSeconds": 10, "successThreshold": 1, "terminationGracePeriodSeconds": 1},
             "readinessProbe": {"tcpSocket": {"port": "web"}, "successThreshold": 3},
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn negative_numbers_and_handlers_that_are_none_are_refused_in_kubernetes_words() {
+    fn negative_numbers_and_invalid_handlers_are_refused_with_kubernetes_messages() {
         let tcp = json!({"port": 80});
         for (container, expected) in [
             (

@@ -1,4 +1,5 @@
-//! Garbage collection: follows every event, and carries out what the graph decides through the same operations as any client.
+//! The garbage collector: follows every event, and applies the decisions of the owner graph through the same operations as any
+//! client.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -10,7 +11,7 @@ use apimachinery::status::Status;
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use serde_json::Value;
 
-use super::graph::{Decision, Graph, Node, OwnerKind, Policy};
+use super::owner_graph::{Decision, Graph, Node, OwnerKind, Policy};
 use crate::{
     operations::{Api, DeleteOptions, Part, Propagation, Target, WriteOptions, delete, metadata},
     store::{Feed, Object, Owner, ResourceId},
@@ -18,23 +19,27 @@ use crate::{
 
 type Uid = Box<str>;
 
-const AT_ONCE: usize = 64;
+const CONCURRENCY: usize = 64;
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 const CONFLICT_DELAY: Duration = Duration::from_millis(5);
 
-/// Collects garbage until the server stops.
+/// Runs the garbage collector until the server stops.
 pub async fn run(api: Arc<Api>, existing: Vec<(ResourceId, Arc<Object>)>, mut feed: Feed) {
     let mut graph = Graph::default();
     let mut queue = Queue::default();
     for (resource, object) in &existing {
         graph.insert(resource, object);
     }
-    queue.extend(existing.iter().map(|(_, object)| object.facts.uid.clone()));
+    queue.extend(
+        existing
+            .iter()
+            .map(|(_, object)| object.metadata.uid.clone()),
+    );
     drop(existing);
     let mut running: FuturesUnordered<BoxFuture<'static, Option<Uid>>> = FuturesUnordered::new();
     let shutdown = api.shutdown.clone();
     loop {
-        while running.len() < AT_ONCE
+        while running.len() < CONCURRENCY
             && let Some(uid) = queue.pop()
         {
             let registry = api.registry();
@@ -60,7 +65,7 @@ pub async fn run(api: Arc<Api>, existing: Vec<(ResourceId, Arc<Object>)>, mut fe
     }
 }
 
-/// UIDs to decide about, each waiting once.
+/// A queue of UIDs to check, without duplicates.
 #[derive(Default)]
 struct Queue {
     order: VecDeque<Uid>,
@@ -83,7 +88,7 @@ impl Queue {
     }
 }
 
-/// The work that a decision means; it answers with the UID when it must be tried again.
+/// Prepares the work for a decision. The future returns the UID if the work must be retried.
 fn prepare(
     api: &Arc<Api>,
     graph: &Graph,
@@ -94,7 +99,7 @@ fn prepare(
     let target = target_of(api, node)?;
     let preconditions = delete::Preconditions {
         uid: Some(uid.to_string()),
-        // Somebody may just have given it to another owner.
+        // Another client may just have added an owner.
         resource_version: Some(node.revision.to_string()),
     };
     let dependents: Vec<Target> = match &decision {
@@ -107,16 +112,16 @@ fn prepare(
     };
     let api = api.clone();
     Some(Box::pin(async move {
-        match carry_out(&api, &target, &uid, preconditions, decision, dependents).await {
+        match execute(&api, &target, &uid, preconditions, decision, dependents).await {
             Ok(()) => None,
             Err(status) if status.is_not_found() => None,
-            // Another version of it, which the graph will know in a moment.
+            // The object has a newer version, which the graph will receive soon.
             Err(status) if status.is_conflict() => {
                 tokio::time::sleep(CONFLICT_DELAY).await;
                 Some(uid)
             }
             Err(status) => {
-                tracing::warn!(error = %status, resource = %target.resource.id, name = %target.name, "garbage collection failed and is tried again");
+                tracing::warn!(error = %status, resource = %target.resource.id, name = %target.name, "garbage collection failed and will be retried");
                 tokio::time::sleep(RETRY_DELAY).await;
                 Some(uid)
             }
@@ -133,7 +138,7 @@ fn target_of(api: &Api, node: &Node) -> Option<Target> {
     })
 }
 
-async fn carry_out(
+async fn execute(
     api: &Api,
     target: &Target,
     uid: &Uid,

@@ -1,20 +1,21 @@
-//! Volume claims stay as long as a pod uses them: a finalizer holds one that is deleted, and goes when its last pod has gone or ended.
+//! Protection of volume claims in use: a finalizer delays the deletion of a claim until its last pod has been deleted or has
+//! terminated.
 //!
-//! Claims of ephemeral volumes belong to their pod and go after it, so they need no looking after here.
+//! Claims of ephemeral volumes are owned by their pod and deleted after it, so this controller does not handle them.
 
 use std::sync::Arc;
 
 use apimachinery::status::Status;
 use serde_json::Value;
 
-use super::contents::follow;
+use super::content_deletion::follow;
 use crate::{
     operations::{Api, Part, Target, WriteOptions, metadata},
     store::{Event, EventKind, Key, Object, Range, ResourceId},
     strategy::CLAIM_PROTECTION,
 };
 
-/// Lets claims go that are being deleted and that no pod uses.
+/// Removes the finalizer of terminating claims that no pod uses.
 pub async fn run_claims(api: Arc<Api>) {
     follow(
         &api,
@@ -27,9 +28,9 @@ pub async fn run_claims(api: Arc<Api>) {
     .await;
 }
 
-/// Looks again at the claims of pods that end or go.
+/// Checks the claims of pods that terminate or are deleted.
 pub async fn run_pods(api: Arc<Api>) {
-    follow(&api, &pods(), ends, |api, pod| async move {
+    follow(&api, &pods(), terminates, |api, pod| async move {
         for name in claims_of(&pod.value()) {
             let key = Key::new(pod.key.namespace(), &name);
             if let Some(claim) = api.store.get(&claims(), &key) {
@@ -48,27 +49,27 @@ fn pods() -> ResourceId {
     ResourceId::new("", "pods")
 }
 
-/// Pods change often and few have claims, so they are not parsed for nothing.
-fn mentions(object: &Object, words: &str) -> bool {
+/// Whether an object's JSON contains a text. Pods change often and few have claims, so this avoids parsing most of them.
+fn mentions(object: &Object, text: &str) -> bool {
     let bytes = object.bytes_as(object.api_version());
-    std::str::from_utf8(&bytes).is_ok_and(|text| text.contains(words))
+    std::str::from_utf8(&bytes).is_ok_and(|json| json.contains(text))
 }
 
-fn ends(event: &Event) -> bool {
+fn terminates(event: &Event) -> bool {
     if event.kind == EventKind::Added || !mentions(&event.object, "\"persistentVolumeClaim\"") {
         return false;
     }
-    event.kind == EventKind::Deleted || has_ended(&event.object.value())
+    event.kind == EventKind::Deleted || has_terminated(&event.object.value())
 }
 
-fn has_ended(pod: &Value) -> bool {
+fn has_terminated(pod: &Value) -> bool {
     matches!(
         pod["status"]["phase"].as_str(),
         Some("Succeeded" | "Failed")
     )
 }
 
-/// The names of the claims that a pod's volumes are.
+/// The names of the claims that a pod's volumes use.
 fn claims_of(pod: &Value) -> Vec<String> {
     let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
     volumes
@@ -77,12 +78,12 @@ fn claims_of(pod: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Whether a pod that has been given to a node uses the claim, and has not ended.
+/// Whether a pod uses the claim: it is assigned to a node and has not terminated.
 fn uses(pod: &Value, claim: &str) -> bool {
-    let is_given = pod["spec"]["nodeName"]
+    let is_assigned = pod["spec"]["nodeName"]
         .as_str()
         .is_some_and(|node| !node.is_empty());
-    is_given && !has_ended(pod) && claims_of(pod).iter().any(|name| name == claim)
+    is_assigned && !has_terminated(pod) && claims_of(pod).iter().any(|name| name == claim)
 }
 
 fn is_used(api: &Api, claim: &Key) -> bool {
@@ -104,7 +105,7 @@ async fn release(api: &Api, claim: &Object) {
     }
     match remove_finalizer(api, &claim.key).await {
         Err(status) if !status.is_not_found() => {
-            tracing::warn!(error = %status, claim = %claim.key.as_str(), "cannot let a volume claim go");
+            tracing::warn!(error = %status, claim = %claim.key.as_str(), "cannot remove the protection of a volume claim");
         }
         _ => {}
     }

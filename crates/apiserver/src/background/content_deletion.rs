@@ -1,6 +1,6 @@
-//! Containers of objects that must be emptied before they go: namespaces and CustomResourceDefinitions. A namespace that appears gets
-//! what every namespace has, its default service account and the certificate of the server's authority, and gets it again when
-//! somebody takes it away.
+//! Deletes the contents of namespaces and CustomResourceDefinitions before they are removed. It also creates the default objects
+//! of a namespace, its default service account and the config map with the server's CA certificate, and restores them after a
+//! deletion.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,60 +18,74 @@ use crate::{
     strategy::definition::CLEANUP,
 };
 
-/// The account that pods of a namespace run under, unless they name another.
+/// The service account of pods that name no other.
 const ACCOUNT: &str = "default";
-/// The config map in which pods find the certificate of the server's authority.
+/// The config map with the CA certificate of the server.
 const AUTHORITY: &str = "kube-root-ca.crt";
 
-const FIRST_LOOK_AGAIN: Duration = Duration::from_millis(10);
-const LAST_LOOK_AGAIN: Duration = Duration::from_secs(1);
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(10);
+const MAXIMUM_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Empties namespaces that are being deleted, and gives new ones what every namespace has.
-pub async fn run_namespaces(api: Arc<Api>, furnishing: Arc<Furnishing>) {
+/// Deletes the contents of terminating namespaces, and creates the default objects of new namespaces.
+pub async fn run_namespaces(api: Arc<Api>, namespace_defaults: Arc<NamespaceDefaults>) {
     let resource = ResourceId::new("", "namespaces");
-    follow(&api, &resource, begins_or_ends, |api, object| {
-        let furnishing = furnishing.clone();
-        async move {
-            if object.is_deleting() {
-                finish_namespace(&api, object.key.name()).await;
-            } else {
-                furnishing.restore(&api, object.key.name()).await;
+    follow(
+        &api,
+        &resource,
+        is_created_or_marked_for_deletion,
+        |api, object| {
+            let namespace_defaults = namespace_defaults.clone();
+            async move {
+                if object.is_deleting() {
+                    delete_contents_of_namespace(&api, object.key.name()).await;
+                } else {
+                    namespace_defaults.restore(&api, object.key.name()).await;
+                }
             }
-        }
-    })
+        },
+    )
     .await;
 }
 
-/// Empties definitions that are being deleted.
+/// Deletes the objects of terminating CustomResourceDefinitions.
 pub async fn run_definitions(api: Arc<Api>) {
     let resource = ResourceId::new("apiextensions.k8s.io", "customresourcedefinitions");
-    follow(&api, &resource, begins_or_ends, |api, object| async move {
-        if object.is_deleting() {
-            finish_definition(&api, &object).await;
-        }
-    })
+    follow(
+        &api,
+        &resource,
+        is_created_or_marked_for_deletion,
+        |api, object| async move {
+            if object.is_deleting() {
+                delete_objects_of_definition(&api, &object).await;
+            }
+        },
+    )
     .await;
 }
 
-/// Makes the default service accounts again that somebody deletes.
-pub async fn run_accounts(api: Arc<Api>, furnishing: Arc<Furnishing>) {
-    furnishing.keep(&api, "serviceaccounts", ACCOUNT).await;
+/// Restores deleted default service accounts.
+pub async fn run_default_accounts(api: Arc<Api>, namespace_defaults: Arc<NamespaceDefaults>) {
+    namespace_defaults
+        .restore_when_lost(&api, "serviceaccounts", ACCOUNT)
+        .await;
 }
 
-/// Makes the certificates of the authority again that somebody deletes or changes.
-pub async fn run_authorities(api: Arc<Api>, furnishing: Arc<Furnishing>) {
-    furnishing.keep(&api, "configmaps", AUTHORITY).await;
+/// Restores deleted or changed config maps with the CA certificate.
+pub async fn run_ca_config_maps(api: Arc<Api>, namespace_defaults: Arc<NamespaceDefaults>) {
+    namespace_defaults
+        .restore_when_lost(&api, "configmaps", AUTHORITY)
+        .await;
 }
 
-/// What every namespace has.
+/// The default objects of every namespace.
 #[derive(Debug)]
-pub struct Furnishing {
-    /// The certificate by which pods know the server.
+pub struct NamespaceDefaults {
+    /// The CA certificate by which pods verify the server.
     pub authority_pem: String,
 }
 
-impl Furnishing {
-    /// Gives a namespace the account that its pods run under, and the certificate by which they know the server.
+impl NamespaceDefaults {
+    /// Creates the default service account of a namespace, and the config map with the CA certificate.
     pub async fn ensure(&self, api: &Api, namespace: &str) -> Result<(), Status> {
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": namespace}});
         let data = json!({"ca.crt": self.authority_pem});
@@ -116,18 +130,20 @@ impl Furnishing {
             return;
         }
         if let Err(status) = self.ensure(api, namespace).await {
-            tracing::debug!(error = %status, namespace, "a namespace lacks what every namespace has");
+            tracing::debug!(error = %status, namespace, "cannot restore the default objects of a namespace");
         }
     }
 
-    async fn keep(self: &Arc<Self>, api: &Arc<Api>, plural: &str, name: &'static str) {
+    async fn restore_when_lost(self: &Arc<Self>, api: &Arc<Api>, plural: &str, name: &'static str) {
         let is_lost =
             move |event: &Event| event.kind != EventKind::Added && event.object.key.name() == name;
         follow(api, &ResourceId::new("", plural), is_lost, |api, object| {
-            let furnishing = self.clone();
+            let namespace_defaults = self.clone();
             async move {
                 if object.key.name() == name {
-                    furnishing.restore(&api, object.key.namespace()).await;
+                    namespace_defaults
+                        .restore(&api, object.key.namespace())
+                        .await;
                 }
             }
         })
@@ -135,8 +151,8 @@ impl Furnishing {
     }
 }
 
-/// Whether an object appears, or starts to be deleted.
-fn begins_or_ends(event: &Event) -> bool {
+/// Whether an object was created, or marked for deletion.
+fn is_created_or_marked_for_deletion(event: &Event) -> bool {
     let was_deleting = event
         .previous
         .as_ref()
@@ -145,7 +161,7 @@ fn begins_or_ends(event: &Event) -> bool {
         || (event.kind == EventKind::Modified && event.object.is_deleting() && !was_deleting)
 }
 
-/// Runs `work` for every object of a kind that exists, and for every one that something happens to which matters.
+/// Runs `work` for every existing object of a kind, and for every later event that `matters`.
 pub(super) async fn follow<W, F>(
     api: &Arc<Api>,
     resource: &ResourceId,
@@ -171,7 +187,7 @@ pub(super) async fn follow<W, F>(
                 () = api.shutdown.cancelled() => return,
                 events = watch.next() => events,
             };
-            // Falling out of the window means looking at everything again.
+            // The watch fell out of the window, so list everything again.
             let Ok(events) = events else { break };
             for event in events {
                 if matters(&event) {
@@ -187,8 +203,8 @@ fn options() -> WriteOptions {
     WriteOptions::system("namespace-controller")
 }
 
-/// Deletes what a resource has in a namespace, or everywhere when that is empty.
-async fn empty(api: &Api, resource: &Arc<Resource>, namespace: &str) -> Result<(), Status> {
+/// Deletes all objects of a resource in a namespace. An empty namespace means all namespaces.
+async fn delete_all(api: &Api, resource: &Arc<Resource>, namespace: &str) -> Result<(), Status> {
     let target = Target {
         resource: resource.clone(),
         namespace: namespace.to_owned(),
@@ -203,20 +219,20 @@ async fn empty(api: &Api, resource: &Arc<Resource>, namespace: &str) -> Result<(
         .map(drop)
 }
 
-/// Waits a little longer each time, or until the server stops.
+/// Waits with exponential backoff. Returns false if the server stops.
 async fn pause(api: &Api, delay: &mut Duration) -> bool {
     let waited = api
         .shutdown
         .run_until_cancelled(tokio::time::sleep(*delay))
         .await
         .is_some();
-    *delay = delay.saturating_mul(2).min(LAST_LOOK_AGAIN);
+    *delay = delay.saturating_mul(2).min(MAXIMUM_RETRY_DELAY);
     waited
 }
 
-async fn finish_namespace(api: &Api, name: &str) {
+async fn delete_contents_of_namespace(api: &Api, name: &str) {
     let namespaces = ResourceId::new("", "namespaces");
-    let mut delay = FIRST_LOOK_AGAIN;
+    let mut delay = FIRST_RETRY_DELAY;
     while api
         .store
         .get(&namespaces, &Key::new("", name))
@@ -233,14 +249,14 @@ async fn finish_namespace(api: &Api, name: &str) {
             && let Err(status) = finalize_namespace(api, name).await
             && !status.is_not_found()
         {
-            tracing::warn!(error = %status, namespace = name, "cannot finish a namespace");
+            tracing::warn!(error = %status, namespace = name, "cannot remove the finalizer of a namespace");
         }
         for resource in &held {
-            if let Err(status) = empty(api, resource, name).await {
-                tracing::warn!(error = %status, namespace = name, resource = %resource.id, "cannot empty a namespace");
+            if let Err(status) = delete_all(api, resource, name).await {
+                tracing::warn!(error = %status, namespace = name, resource = %resource.id, "cannot delete the contents of a namespace");
             }
         }
-        // What was just emptied may be finished at once; what is held or could not be finished is looked at again.
+        // A namespace that just became empty can be finalized at once. Otherwise check again after a delay.
         let emptied = !held.is_empty() && api.store.resources_in(name).is_empty();
         if !emptied && !pause(api, &mut delay).await {
             return;
@@ -273,24 +289,24 @@ async fn finalize_namespace(api: &Api, name: &str) -> Result<(), Status> {
         .map(drop)
 }
 
-async fn finish_definition(api: &Api, definition: &Object) {
-    let (name, uid) = (definition.key.name(), &definition.facts.uid);
+async fn delete_objects_of_definition(api: &Api, definition: &Object) {
+    let (name, uid) = (definition.key.name(), &definition.metadata.uid);
     let Some((plural, group)) = name.split_once('.') else {
         return;
     };
     let definitions = ResourceId::new("apiextensions.k8s.io", "customresourcedefinitions");
-    // Somebody may take its finalizer away, and make another of its name, whose objects are none of ours.
-    let is_going = || {
+    // A client may remove the finalizer and create another definition of the same name, whose objects must not be deleted.
+    let is_terminating = || {
         let found = api.store.get(&definitions, &definition.key);
-        found.is_some_and(|found| found.facts.uid == *uid && found.is_deleting())
+        found.is_some_and(|found| found.metadata.uid == *uid && found.is_deleting())
     };
     let id = ResourceId::new(group, plural);
-    let mut delay = FIRST_LOOK_AGAIN;
-    while is_going() && !api.store.is_empty(&id, "") {
+    let mut delay = FIRST_RETRY_DELAY;
+    while is_terminating() && !api.store.is_empty(&id, "") {
         if let Some(resource) = api.registry().find_id(&id)
-            && let Err(status) = empty(api, &resource, "").await
+            && let Err(status) = delete_all(api, &resource, "").await
         {
-            tracing::warn!(error = %status, definition = name, "cannot empty a definition");
+            tracing::warn!(error = %status, definition = name, "cannot delete the objects of a CustomResourceDefinition");
         }
         if !api.store.is_empty(&id, "") && !pause(api, &mut delay).await {
             return;
@@ -323,6 +339,6 @@ async fn finish_definition(api: &Api, definition: &Object) {
         .await
         && !status.is_not_found()
     {
-        tracing::warn!(error = %status, definition = name, "cannot finish a definition");
+        tracing::warn!(error = %status, definition = name, "cannot remove the finalizer of a CustomResourceDefinition");
     }
 }

@@ -1,4 +1,4 @@
-//! Which types an object's fields have, who manages them, and which fields no type has.
+//! Field types of a resource, tracking of field managers (`managedFields`), server-side apply, and pruning of unknown fields.
 
 use apimachinery::{
     apply::{self, Writer},
@@ -12,7 +12,7 @@ use crate::{
     registry::{Resource, Rules},
 };
 
-/// The types of a resource's fields; none for a definition without a schema.
+/// The types of a resource's fields; `None` for a CustomResourceDefinition without a schema.
 pub fn types_of(resource: &Resource) -> Option<TypeRef<'_>> {
     match resource.rules {
         Rules::Custom => {
@@ -25,7 +25,7 @@ pub fn types_of(resource: &Resource) -> Option<TypeRef<'_>> {
     }
 }
 
-/// The fields that a write to `part` leaves alone, whatever the request says.
+/// The fields that a write to `part` ignores.
 fn ignored(resource: &Resource, part: Part) -> &'static [&'static [&'static str]] {
     match part {
         Part::Main if resource.has_status => &[&["status"]],
@@ -53,7 +53,7 @@ fn writer<'a>(
     }
 }
 
-/// Records who changed what.
+/// Records which fields a write changed, in `managedFields`.
 pub fn track(
     resource: &Resource,
     object: &mut Value,
@@ -67,7 +67,7 @@ pub fn track(
     }
 }
 
-/// The result of applying a configuration.
+/// The result of a server-side apply.
 pub fn apply(
     resource: &Resource,
     live: Option<&Value>,
@@ -91,7 +91,7 @@ pub fn apply(
     )
 }
 
-/// Removes what a closed type does not have, as decoding into a struct does.
+/// Removes fields that a closed type does not have, like decoding into a Go struct does.
 pub fn prune(value: &mut Value, types: TypeRef<'_>) {
     match value {
         Value::Object(members) => {
@@ -107,7 +107,7 @@ pub fn prune(value: &mut Value, types: TypeRef<'_>) {
     }
 }
 
-/// An object without the times of its managed fields, which alone make no difference.
+/// An object without the times in `managedFields`. A change of these times alone does not count as a change.
 pub fn without_times(object: &Value) -> Value {
     let mut object = object.clone();
     let entries = object

@@ -1,4 +1,4 @@
-//! Events live for an hour after they last happened.
+//! Deletes events one hour after their last occurrence.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
 const LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Removes old events until the server stops.
+/// Deletes expired events until the server stops.
 pub async fn run(api: Arc<Api>) {
     loop {
         expire(&api).await;
@@ -53,12 +53,12 @@ async fn expire(api: &Api) {
             .await
             && !status.is_not_found()
         {
-            tracing::warn!(error = %status, "cannot remove an old event");
+            tracing::warn!(error = %status, "cannot delete an expired event");
         }
     }
 }
 
-/// Whether an event last happened more than an hour ago.
+/// Whether the last occurrence of an event is more than an hour ago.
 fn is_expired(event: &Value, now: Timestamp) -> bool {
     let times = [
         "/series/lastObservedTime",

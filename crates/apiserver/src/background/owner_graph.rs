@@ -1,4 +1,4 @@
-//! Who owns whom, by UID, and what garbage collection must do about one object. Pure: it sees events and answers with decisions.
+//! The owner graph of the garbage collector, by UID. It is pure: it takes events and returns decisions about single objects.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,9 +14,9 @@ type Uid = Box<str>;
 pub struct Node {
     /// Kind of the object.
     pub resource: ResourceId,
-    /// Which object.
+    /// The key of the object.
     pub key: Key,
-    /// Which version of it was seen last.
+    /// The last observed revision.
     pub revision: u64,
     owners: Box<[Owner]>,
     deleting: bool,
@@ -28,7 +28,7 @@ impl Node {
     fn new(resource: &ResourceId, object: &Object) -> Self {
         let has = |name: &str| {
             object
-                .facts
+                .metadata
                 .finalizers
                 .iter()
                 .any(|finalizer| &**finalizer == name)
@@ -37,7 +37,7 @@ impl Node {
             resource: resource.clone(),
             key: object.key.clone(),
             revision: object.revision,
-            owners: object.facts.owners.clone(),
+            owners: object.metadata.owners.clone(),
             deleting: object.is_deleting(),
             foreground: has(FOREGROUND),
             orphan: has(ORPHAN),
@@ -52,37 +52,37 @@ impl Node {
 /// How a garbage object is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Its dependents follow.
+    /// Dependents are deleted after it.
     Background,
-    /// Its dependents go first, because its owner waits for all of them.
+    /// Dependents are deleted before it, because its owner waits for all of them.
     Foreground,
     /// Its dependents stay.
     Orphan,
 }
 
-/// What to do about an object.
+/// What the collector does with an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing.
+    /// Keep it unchanged.
     Keep,
-    /// Delete it: no owner is left.
+    /// Delete it: it has no owner left.
     Delete(Policy),
-    /// Take away references to owners that are gone or going; another owner holds it.
+    /// Remove the references to missing or terminating owners; another owner exists.
     Release(Vec<Uid>),
-    /// It waited for its dependents and none is left.
+    /// Remove its `foregroundDeletion` finalizer: it has no dependents left.
     FinishForeground,
-    /// Its dependents shall lose their reference to it, and then it may go.
+    /// Remove the references of its dependents to it, then its `orphan` finalizer.
     Orphan(Vec<Uid>),
 }
 
-/// What is known of the kind that an owner reference names.
+/// The scope of the kind in an owner reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerKind {
-    /// It is not served, and may own things we cannot see.
+    /// The kind is not served, so its objects cannot be seen.
     Unknown,
-    /// Its objects are in namespaces, and own nothing outside of theirs.
+    /// Objects of the kind are namespaced and can own only objects of the same namespace.
     Namespaced,
-    /// Its objects are in none.
+    /// Objects of the kind are cluster-scoped.
     Cluster,
 }
 
@@ -91,14 +91,14 @@ pub enum OwnerKind {
 pub struct Graph {
     nodes: HashMap<Uid, Node>,
     dependents: HashMap<Uid, HashSet<Uid>>,
-    /// Owners that were seen to go and still have dependents: they are gone, even if their kind went after them.
+    /// Deleted owners that still have dependents. They count as deleted even if their kind is not served any more.
     gone: HashSet<Uid>,
 }
 
 impl Graph {
-    /// Takes an object in; answers with the UIDs to decide about.
+    /// Adds or updates an object. Returns the UIDs to check.
     pub fn insert(&mut self, resource: &ResourceId, object: &Object) -> Vec<Uid> {
-        let uid = object.facts.uid.clone();
+        let uid = object.metadata.uid.clone();
         let node = Node::new(resource, object);
         let mut affected = Vec::new();
         let before = self.nodes.get(&uid).map(|before| {
@@ -112,7 +112,7 @@ impl Graph {
         if let Some((owners, ..)) = &before {
             for owner in owners.iter().filter(|owner| !node.owners.contains(owner)) {
                 self.unlink(&owner.uid, &uid);
-                // An owner that waits may have been waiting for this reference.
+                // A terminating owner may have waited for the removal of this reference.
                 affected.push(owner.uid.clone());
             }
         }
@@ -138,12 +138,12 @@ impl Graph {
         affected
     }
 
-    /// Takes an event in; answers with the UIDs to decide about.
+    /// Applies an event. Returns the UIDs to check.
     pub fn observe(&mut self, resource: &ResourceId, event: &Event) -> Vec<Uid> {
         if event.kind != EventKind::Deleted {
             return self.insert(resource, &event.object);
         }
-        let uid = &event.object.facts.uid;
+        let uid = &event.object.metadata.uid;
         let mut affected: Vec<Uid> = self.dependents_of(uid).collect();
         if !affected.is_empty() {
             self.gone.insert(uid.clone());
@@ -171,12 +171,12 @@ impl Graph {
         self.dependents.get(uid).into_iter().flatten().cloned()
     }
 
-    /// The object behind a UID.
+    /// The object with a UID.
     pub fn node(&self, uid: &str) -> Option<&Node> {
         self.nodes.get(uid)
     }
 
-    /// What to do about an object now.
+    /// Decides what to do with an object now.
     pub fn decide(&self, uid: &str, kind_of: impl Fn(&Owner) -> OwnerKind) -> Decision {
         let Some(node) = self.nodes.get(uid) else {
             return Decision::Keep;
@@ -217,17 +217,17 @@ impl Graph {
         }
     }
 
-    /// Whether nobody can say what became of an owner that is not found.
+    /// Whether it is unknown if an owner that is not in the graph exists.
     fn is_unresolvable(&self, node: &Node, owner: &Owner, kind: OwnerKind) -> bool {
         match kind {
             OwnerKind::Unknown => !self.gone.contains(&owner.uid),
-            // In which namespace would it be?
+            // A cluster-scoped object cannot tell the namespace of its owner.
             OwnerKind::Namespaced => node.key.namespace().is_empty(),
             OwnerKind::Cluster => false,
         }
     }
 
-    /// The owner that a reference of `node` really names: same identity and name, cluster-scoped or in the same namespace.
+    /// The owner that a reference of `node` resolves to: same UID and name, and cluster-scoped or in the same namespace.
     fn owner(&self, node: &Node, owner: &Owner) -> Option<&Node> {
         let found = self.nodes.get(&owner.uid)?;
         let reachable =
@@ -235,7 +235,7 @@ impl Graph {
         (reachable && found.key.name() == &*owner.name).then_some(found)
     }
 
-    /// Whether a dependent that is still there blocks the deletion of its owner.
+    /// Whether an existing dependent blocks the deletion of its owner.
     fn is_blocked(&self, uid: &str) -> bool {
         let mut dependents = self
             .dependents
@@ -244,7 +244,7 @@ impl Graph {
             .flatten()
             .filter_map(|dependent| self.nodes.get(dependent));
         dependents.any(|dependent| {
-            // Two objects that own each other would wait for ever; the one that already waits does not block.
+            // Two objects that own each other would wait forever, so a dependent that itself waits for its owner does not block.
             let blocks =
                 |owner: &Owner| &*owner.uid == uid && owner.block_owner_deletion == Some(true);
             dependent.owners.iter().any(blocks)
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_was_seen_to_go_is_gone_even_if_its_kind_went_too() {
+    fn a_deleted_owner_counts_as_deleted_even_after_its_kind() {
         let mut graph = Graph::default();
         let owner = object("n", "owner", None);
         graph.insert(&things(), &owner);
@@ -301,17 +301,17 @@ mod tests {
         };
         assert_eq!(graph.observe(&things(), &event), ["thing".into()]);
         let unknown = |_: &Owner| OwnerKind::Unknown;
-        let goes = Decision::Delete(Policy::Background);
-        assert_eq!(graph.decide("thing", unknown), goes);
+        let deleted = Decision::Delete(Policy::Background);
+        assert_eq!(graph.decide("thing", unknown), deleted);
         assert_eq!(
             graph.decide("other", unknown),
             Decision::Keep,
-            "it may be there"
+            "the owner may exist"
         );
     }
 
     #[test]
-    fn nobody_in_a_namespace_owns_what_is_in_none() {
+    fn a_namespaced_owner_cannot_own_a_cluster_scoped_object() {
         let mut graph = Graph::default();
         graph.insert(&things(), &object("n", "owner", None));
         graph.insert(&things(), &object("", "thing", Some(&owned_by("owner"))));

@@ -1,4 +1,4 @@
-//! The numbers of users and groups in a pod: what kube-apiserver refuses of them.
+//! Validation of user and group ids in a pod, with kube-apiserver's messages.
 
 use apimachinery::field::FieldError;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use super::super::items;
 const RANGE: std::ops::RangeInclusive<i64> = 0..=2_147_483_647;
 const OUT_OF_RANGE: &str = "must be between 0 and 2147483647, inclusive";
 
-/// What is wrong with the users and groups of a pod's own security context.
+/// Validates the user and group ids in a pod's security context.
 pub fn validate_pod(context: &Value, errors: &mut Vec<FieldError>) {
     let path = "spec.securityContext";
     validate(
@@ -26,7 +26,7 @@ pub fn validate_pod(context: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// What is wrong with those of a container.
+/// Validates the user and group ids in a container's security context.
 pub fn validate_container(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let path = format!("{path}.securityContext");
     let context = &container["securityContext"];
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_and_groups_are_numbers_of_31_bits() {
+    fn user_and_group_ids_have_31_bits() {
         let mut errors = Vec::new();
         validate_pod(
             &json!({"runAsUser": -1, "fsGroup": 0, "supplementalGroups": [1, 2_147_483_648_i64]}),
