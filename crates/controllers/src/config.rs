@@ -1,6 +1,7 @@
 //! What an operator may choose about the controllers, whatever process they run in.
 
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 /// Settings of [`crate::run`]. The defaults are those of the command line, but for leader election and probes, which belong to
 /// the process and not to the controllers.
@@ -25,6 +26,9 @@ pub struct Config {
     pub require_adoptable_label: bool,
     /// Requests a second to the API server; unset does not limit them.
     pub requests: Option<RequestLimit>,
+    /// How long the network policy of a deleted template stays although no sandbox of the template is left. A reconcile that began before
+    /// the deletion may still make one.
+    pub unused_policy_grace: Duration,
 }
 
 /// A limit on requests to the API server.
@@ -49,6 +53,7 @@ impl Config {
     pub const DEFAULT_WARM_POOL_WORKERS: NonZeroUsize = workers(8);
     pub const DEFAULT_TEMPLATE_WORKERS: NonZeroUsize = workers(8);
     pub const DEFAULT_WARM_POOL_MAX_BATCH_SIZE: NonZeroUsize = workers(300);
+    pub const UNUSED_POLICY_GRACE: Duration = Duration::from_secs(30);
     pub const DEFAULT_BATCH_CLAIM_MAX_BATCH_SIZE: NonZeroUsize = workers(10);
 }
 
@@ -66,6 +71,7 @@ impl Default for Config {
             batch_claim_max_batch_size: Self::DEFAULT_BATCH_CLAIM_MAX_BATCH_SIZE,
             require_adoptable_label: false,
             requests: None,
+            unused_policy_grace: Self::UNUSED_POLICY_GRACE,
         }
     }
 }

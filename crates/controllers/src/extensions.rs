@@ -2,7 +2,7 @@
 
 use crate::runtime::Runtime;
 use crate::warm_supply::WarmSupply;
-use crate::{claim, template, warm_pool};
+use crate::{claim, retained_policy, template, warm_pool};
 
 /// Adds the controllers of SandboxTemplate, SandboxWarmPool and SandboxClaim to a runtime. What they share knows who waits for a
 /// sandbox.
@@ -10,6 +10,7 @@ pub fn register(runtime: &mut Runtime) -> WarmSupply {
     let caches = &runtime.context.caches;
     let supply = WarmSupply::new(&caches.sandboxes, &caches.templates, &caches.warm_pools);
     template::register(runtime);
+    retained_policy::register(runtime);
     claim::register(runtime, &supply);
     warm_pool::register(runtime, &supply);
     supply

@@ -51,6 +51,7 @@ pub mod pod_specs;
 mod pool;
 pub mod queue;
 pub mod rbac;
+pub mod retained_policy;
 pub mod runtime;
 pub mod sandbox;
 pub mod slim;

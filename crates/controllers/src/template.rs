@@ -1,13 +1,16 @@
-//! The controller of `SandboxTemplate`: keeps the network policy that a template's sandboxes share.
+//! The controller of `SandboxTemplate`: keeps the network policy that a template's sandboxes share. What becomes of the policy when the
+//! template goes is the business of [`crate::retained_policy`].
 
 use std::sync::Arc;
 
 use api::SandboxTemplate;
 use api::rbac::{MANAGE, Rule, SUBRESOURCE};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::ResourceExt;
+use kube::{Api, ResourceExt};
 use planner::owner::{controller_of, refers_to};
-use planner::template::{Decision, Observed, decide, policy_name};
+use planner::template::{Decision, Observed, decide, is_retained, policy_name};
+use tracing::warn;
 
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
@@ -32,6 +35,11 @@ pub const RBAC: &[Rule] = &[
         groups: &["networking.k8s.io"],
         resources: &["networkpolicies"],
         verbs: MANAGE,
+    },
+    Rule {
+        groups: &[""],
+        resources: &["namespaces"],
+        verbs: &["get"],
     },
     EVENTS,
 ];
@@ -80,9 +88,18 @@ pub async fn reconcile(
     let policies = Writer::new(&context, &context.caches.network_policies, FIELD_MANAGER);
     let mut policy = context.caches.network_policies.get(&policy_key);
     for _ in 0..2 {
+        let is_retained = policy
+            .as_ref()
+            .is_some_and(|policy| is_retained(&policy.metadata));
+        let namespace_uid = if is_retained {
+            None
+        } else {
+            namespace_uid(&context, &key.namespace).await
+        };
         let decision = decide(Observed {
             template: &template,
             policy: policy.as_deref(),
+            namespace_uid: namespace_uid.as_deref(),
         });
         let applied = apply(&context, &template, &policies, &policy_key, decision).await;
         match applied {
@@ -95,6 +112,22 @@ pub async fn reconcile(
         }
     }
     Ok(Action::Retry)
+}
+
+/// The UID of a namespace. A policy that is made without it goes with its template; that is better than none.
+async fn namespace_uid(context: &Context, namespace: &str) -> Option<String> {
+    let namespaces = Api::<Namespace>::all(context.client.clone());
+    match namespaces.get_metadata(namespace).await {
+        Ok(namespace) => namespace.metadata.uid,
+        Err(error) => {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                namespace,
+                "cannot read the namespace: a template's network policy will go with the template, though its sandboxes run on"
+            );
+            None
+        }
+    }
 }
 
 fn is_outdated(error: &WriteError) -> bool {

@@ -14,7 +14,7 @@
 //! | [`patch`] | JSON merge patches that carry only what changes |
 //! | [`pool`], [`stock`], [`expectations`], [`pacing`] | keeping a number of sandboxes in stock |
 //! | [`sandbox`] | what a Sandbox needs: pod, volumes, service, status |
-//! | [`template`] | the network policy of a SandboxTemplate |
+//! | [`template`], [`policy_retention`] | the network policy of a SandboxTemplate |
 //! | [`warm_pool`] | what a SandboxWarmPool needs |
 //! | [`warm_queue`] | which warm sandbox the next claim gets |
 
@@ -30,6 +30,7 @@ pub mod owner;
 pub mod pacing;
 pub mod patch;
 pub mod pod_defaults;
+pub mod policy_retention;
 pub mod pool;
 pub mod sandbox;
 pub mod sandbox_set;

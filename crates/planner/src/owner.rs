@@ -48,6 +48,16 @@ pub fn refers_to<K: Resource<DynamicType = ()>>(reference: &OwnerReference) -> b
     group == K::group(&()) && reference.kind == K::kind(&())
 }
 
+/// Whether a reference is to an earlier object of this kind and name. That one no longer exists, since a name is taken by one object at
+/// a time, and garbage collection is about to remove what it controlled.
+pub fn refers_to_predecessor<K: Resource<DynamicType = ()>>(
+    reference: &OwnerReference,
+    name: &str,
+    uid: Option<&str>,
+) -> bool {
+    refers_to::<K>(reference) && reference.name == name && Some(reference.uid.as_str()) != uid
+}
+
 /// The reference by which an object becomes another's controller. The owner comes from the API server and has a name and UID.
 pub fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
     let metadata = owner.meta();

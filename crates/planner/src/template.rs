@@ -13,10 +13,12 @@ use k8s_openapi::api::networking::v1::{
     NetworkPolicyPort, NetworkPolicySpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
-    LabelSelector, LabelSelectorRequirement, ObjectMeta,
+    LabelSelector, LabelSelectorRequirement, ObjectMeta, OwnerReference,
 };
 
-use crate::owner::{controller_of, controller_reference, is_controlled_by};
+use crate::owner::{controller_of, controller_reference, is_controlled_by, refers_to_predecessor};
+pub use crate::policy_retention::{is_retained, policy_name};
+use crate::policy_retention::{namespace_reference, template_of};
 
 /// What one reconciliation sees.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +26,8 @@ pub struct Observed<'a> {
     pub template: &'a SandboxTemplate,
     /// The policy of the name that [`policy_name`] gives, whoever made it.
     pub policy: Option<&'a NetworkPolicy>,
+    /// The UID of the namespace, needed to make a policy that outlives its template ([`is_retained`]).
+    pub namespace_uid: Option<&'a str>,
 }
 
 /// What to do about a template's policy.
@@ -47,11 +51,6 @@ pub enum Decision {
     },
 }
 
-/// The name of the policy of a template.
-pub fn policy_name(template: &str) -> String {
-    format!("{template}-network-policy")
-}
-
 pub fn decide(observed: Observed<'_>) -> Decision {
     let template = observed.template;
     if template.metadata.deletion_timestamp.is_some() {
@@ -72,7 +71,8 @@ fn decide_unmanaged(observed: Observed<'_>) -> Decision {
         .unwrap_or_default();
     match observed.policy {
         Some(policy)
-            if is_controlled_by(&policy.metadata, template_uid)
+            if (is_controlled_by(&policy.metadata, template_uid)
+                || is_left_behind(policy, observed.template))
                 && policy.metadata.deletion_timestamp.is_none() =>
         {
             Decision::Delete {
@@ -93,7 +93,7 @@ fn decide_managed(observed: Observed<'_>) -> Decision {
             metadata: ObjectMeta {
                 name: Some(policy_name(name)),
                 namespace: template.metadata.namespace.clone(),
-                owner_references: Some(vec![controller_reference(template)]),
+                owner_references: Some(owners(observed, &[])),
                 ..ObjectMeta::default()
             },
             spec: Some(spec),
@@ -103,30 +103,61 @@ fn decide_managed(observed: Observed<'_>) -> Decision {
         // Its deletion will bring us back.
         return Decision::Nothing;
     }
+    let is_as_it_should_be = policy.spec.clone().map(without_empty_lists).as_ref() == Some(&spec);
+    let desired = || {
+        let mut desired = policy.clone();
+        let present = policy.metadata.owner_references.as_deref();
+        desired.metadata.owner_references = Some(owners(observed, present.unwrap_or_default()));
+        desired.spec = Some(spec);
+        Box::new(desired)
+    };
     match controller_of(&policy.metadata) {
-        None => {
-            let mut adopted = policy.clone();
-            adopted
-                .metadata
-                .owner_references
-                .get_or_insert_default()
-                .push(controller_reference(template));
-            adopted.spec = Some(spec);
-            Decision::Adopt(Box::new(adopted))
-        }
+        _ if is_left_behind(policy, template) => Decision::Repair(desired()),
+        None => Decision::Adopt(desired()),
         Some(owner) if Some(&owner.uid) == template.metadata.uid.as_ref() => {
-            if policy.spec.clone().map(without_empty_lists).as_ref() == Some(&spec) {
+            let can_be_retained = observed.namespace_uid.is_some();
+            if is_as_it_should_be && (is_retained(&policy.metadata) || !can_be_retained) {
                 return Decision::Nothing;
             }
-            let mut repaired = policy.clone();
-            repaired.spec = Some(spec);
-            Decision::Repair(Box::new(repaired))
+            Decision::Repair(desired())
         }
         Some(owner) => Decision::HandsOff {
             name: policy.metadata.name.clone().unwrap_or_default(),
             owner: format!("{} {:?}", owner.kind, owner.name),
         },
     }
+}
+
+/// Whether a policy is that of an earlier template of this name.
+fn is_left_behind(policy: &NetworkPolicy, template: &SandboxTemplate) -> bool {
+    let name = template.metadata.name.as_deref().unwrap_or_default();
+    let uid = template.metadata.uid.as_deref();
+    match controller_of(&policy.metadata) {
+        Some(owner) => refers_to_predecessor::<SandboxTemplate>(owner, name, uid),
+        None => template_of(policy) == Some(name),
+    }
+}
+
+/// The owners that a template's policy should have: the template, which controls it, the namespace, and those it has besides.
+fn owners(observed: Observed<'_>, present: &[OwnerReference]) -> Vec<OwnerReference> {
+    let template = observed.template;
+    let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
+    let ours = [
+        Some(controller_reference(template)),
+        observed
+            .namespace_uid
+            .map(|uid| namespace_reference(namespace, uid)),
+    ];
+    let mut owners: Vec<OwnerReference> = ours.into_iter().flatten().collect();
+    let name = template.metadata.name.as_deref().unwrap_or_default();
+    let uid = template.metadata.uid.as_deref();
+    let others = present.iter().filter(|owner| {
+        let is_ours = owners.iter().any(|ours| ours.uid == owner.uid);
+        !is_ours && !refers_to_predecessor::<SandboxTemplate>(owner, name, uid)
+    });
+    let others: Vec<OwnerReference> = others.cloned().collect();
+    owners.extend(others);
+    owners
 }
 
 /// The spec that a template's policy should have. The selector and the policy types are always ours, so that whatever the
@@ -279,7 +310,6 @@ fn selector(key: &str, value: &str) -> LabelSelector {
 #[cfg(test)]
 mod tests {
     use api::template::NetworkPolicyRules;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
     use super::*;
@@ -296,6 +326,7 @@ mod tests {
         let observed = Observed {
             template,
             policy: None,
+            namespace_uid: Some("ns-uid"),
         };
         let Decision::Create(mut policy) = decide(observed) else {
             panic!("expected a policy to be made");
@@ -309,6 +340,7 @@ mod tests {
         decide(Observed {
             template,
             policy: Some(policy),
+            namespace_uid: Some("ns-uid"),
         })
     }
 
@@ -485,8 +517,49 @@ mod tests {
         let absent = Observed {
             template: &unmanaged(),
             policy: None,
+            namespace_uid: None,
         };
         assert_eq!(decide(absent), Decision::Nothing);
+    }
+
+    #[test]
+    fn a_policy_outlives_its_template_and_is_taken_over_by_the_next_of_its_name() {
+        let policy = created(&template());
+        let owners = policy.metadata.owner_references.as_ref().unwrap();
+        assert_eq!(owners[1], namespace_reference("ns", "ns-uid"));
+        let mut unretained = policy.clone();
+        unretained.metadata.owner_references.as_mut().unwrap().pop();
+        assert_eq!(
+            decide_for(&template(), &unretained),
+            Decision::Repair(Box::new(policy.clone())),
+            "a policy that an earlier release made outlives its template too"
+        );
+
+        let mut next = template();
+        next.metadata.uid = Some("next-uid".into());
+        next.spec.network_policy = Some(NetworkPolicyRules::default());
+        let mut taken_over = created(&next);
+        taken_over.metadata.uid.clone_from(&policy.metadata.uid);
+        let mut collected = policy.clone();
+        collected
+            .metadata
+            .owner_references
+            .as_mut()
+            .unwrap()
+            .remove(0);
+        let mut unmanaged = unmanaged();
+        unmanaged.metadata.uid = Some("next-uid".into());
+        // Garbage collection has come to the policy, or not yet.
+        for left in [policy, collected] {
+            assert_eq!(
+                decide_for(&next, &left),
+                Decision::Repair(Box::new(taken_over.clone()))
+            );
+            assert!(matches!(
+                decide_for(&unmanaged, &left),
+                Decision::Delete { .. }
+            ));
+        }
     }
 
     #[test]
@@ -499,6 +572,7 @@ mod tests {
         let observed = Observed {
             template: &going,
             policy: None,
+            namespace_uid: None,
         };
         assert_eq!(decide(observed), Decision::Nothing);
     }

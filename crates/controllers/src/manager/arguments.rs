@@ -204,6 +204,7 @@ impl Args {
                 per_second: self.kube_api_qps,
                 burst: self.kube_api_burst,
             }),
+            unused_policy_grace: Config::UNUSED_POLICY_GRACE,
         }
     }
 

@@ -10,6 +10,7 @@ mod events;
 mod faults;
 mod lifecycle;
 mod measurements;
+mod policies;
 mod refusals;
 #[path = "../support/mod.rs"]
 mod support;

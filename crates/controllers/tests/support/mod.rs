@@ -132,6 +132,7 @@ impl Cluster {
     pub fn controllers_by(&self, client: Client, clock: Clock) -> Running {
         let config = Config {
             extensions: true,
+            unused_policy_grace: Duration::ZERO,
             ..Config::default()
         };
         let parts = Parts {
