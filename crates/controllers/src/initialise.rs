@@ -84,7 +84,9 @@ impl OverHttp {
             Ok(Ok((status, _))) if status.is_success() => Initialisation::Done,
             Ok(Ok((status, message))) => {
                 let why = format!("POST /init was answered with {status}: {message}");
-                if status.is_client_error() {
+                if is_unserved(status) {
+                    Initialisation::Unserved(why)
+                } else if status.is_client_error() {
                     Initialisation::Refused(why)
                 } else {
                     Initialisation::Unanswered(why)
@@ -95,7 +97,11 @@ impl OverHttp {
                     "POST http://{endpoint}/init: {}",
                     root_cause(error.as_ref())
                 );
-                Initialisation::Unanswered(why)
+                if is_refused_connection(error.as_ref()) {
+                    Initialisation::Unserved(why)
+                } else {
+                    Initialisation::Unanswered(why)
+                }
             }
             Err(_) => {
                 let why = format!("POST http://{endpoint}/init was not answered in {TIMEOUT:?}");
@@ -118,6 +124,27 @@ impl OverHttp {
         let text = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned());
         Ok((status, text.unwrap_or_default()))
     }
+}
+
+/// Whether the answer is that of a server that has no `/init`.
+fn is_unserved(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
+    )
+}
+
+/// Whether nothing listens on the port.
+fn is_refused_connection(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<std::io::Error>();
+        if io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 fn root_cause(error: &(dyn std::error::Error + Send + Sync)) -> String {
@@ -186,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_there_is_no_answer() {
+    async fn a_port_without_a_listener_and_a_server_without_the_path_serve_no_init() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = listener.local_addr().unwrap();
         drop(listener);
@@ -196,7 +223,15 @@ mod tests {
         };
         let outcome = OverHttp::default().call(endpoint, &settings).await;
         assert!(
-            matches!(outcome, Initialisation::Unanswered(_)),
+            matches!(outcome, Initialisation::Unserved(_)),
+            "{outcome:?}"
+        );
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, axum::Router::new()).await });
+        let outcome = OverHttp::default().call(endpoint, &settings).await;
+        assert!(
+            matches!(outcome, Initialisation::Unserved(_)),
             "{outcome:?}"
         );
     }

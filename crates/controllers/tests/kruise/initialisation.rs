@@ -13,7 +13,7 @@ use planner::kruise_claim::Initialisation;
 use serde_json::{Value, json};
 use testkit::eventually;
 
-use crate::fixture::{Scene, claim, claimed};
+use crate::fixture::{Scene, claim, claimed, condition};
 
 /// The first sandbox that is asked refuses; those after it do not.
 fn first_refuses(before: usize) -> Initialisation {
@@ -85,6 +85,45 @@ async fn a_sandbox_that_does_not_answer_at_first_is_asked_again_with_the_same_to
     let calls = scene.runtimes.calls.lock().unwrap().clone();
     assert_eq!(calls.len(), 3);
     assert!(calls.iter().all(|call| *call == calls[0]));
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_without_init_is_reported_soon_and_its_sandbox_is_kept() {
+    let unserved = |_| Initialisation::Unserved("connection refused".to_owned());
+    let scene = Scene::start_with(unserved).await;
+    scene.full_set("python", 1).await;
+    let made: SandboxClaim = scene.create(claim("told", "python", with_env(1))).await;
+    let rejected = "EnvVarsInjectionRejected";
+    let is_blocked = |claim: &SandboxClaim| {
+        claim.status.is_some() && condition(claim) == ("False".into(), rejected.into())
+    };
+    let blocked: SandboxClaim = scene
+        .cluster
+        .until("told", "to say that envVars cannot be told", is_blocked)
+        .await;
+    let status = blocked.status.unwrap();
+    let message = status.message.unwrap();
+    assert!(message.contains("spec.envVars") && message.contains("connection refused"));
+    assert_eq!((status.claimed_replicas, status.failed_replicas), (0, 0));
+    let held = scene.until_held(&made, 1).await;
+    eventually("an event that tells of it", async || {
+        let events = scene.cluster.api::<Event>();
+        let events = events.list(&ListParams::default()).await.ok()?;
+        let is_it = |event: &Event| event.reason.as_deref() == Some(rejected);
+        events.items.iter().any(is_it).then_some(())
+    })
+    .await;
+
+    // The claim goes on, with the sandbox that it has, once it asks for what the sandbox can do.
+    let patch = json!({ "spec": { "skipInitRuntime": true } });
+    scene
+        .try_patch::<SandboxClaim>("told", patch)
+        .await
+        .unwrap();
+    let done = scene.completed("told").await;
+    assert_eq!(claimed(&done), 1);
+    assert_eq!(scene.held_by(&made).await[0].uid(), held[0].uid());
     scene.stop().await;
 }
 

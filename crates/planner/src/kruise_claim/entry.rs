@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use api::Sandbox;
 use api::conditions::{self, ConditionType};
@@ -23,6 +24,11 @@ use crate::version::Version;
 
 type Pairs = BTreeMap<String, String>;
 
+/// How long after its pod became Ready a runtime may take until it listens.
+const RUNTIME_START: Duration = Duration::from_secs(5);
+/// How long a sandbox that does not serve `/init` is asked again. Its time is in whole seconds, so this is one second at least.
+const SERVED_WITHIN: Duration = Duration::from_secs(2);
+
 /// What is known of telling a sandbox its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Initialisation {
@@ -33,6 +39,8 @@ pub enum Initialisation {
     Unanswered(String),
     /// It answered that it will not (what it said).
     Refused(String),
+    /// It runs nothing that could be told: the connection was refused, or `/init` is not found (which). Nothing of the call was taken in.
+    Unserved(String),
 }
 
 /// One sandbox of a batch, as one moment shows it.
@@ -117,6 +125,17 @@ fn owned(claim: &SandboxClaim, entry: &Entry<'_>, sandbox: &Sandbox, now: Timest
         Initialisation::Done => Next::Settled(Outcome::Held),
         Initialisation::Refused(why) => give_up(claim, sandbox, why),
         Initialisation::Unanswered(why) => wait_or_give_up(claim, sandbox, why, now),
+        Initialisation::Unserved(why) => match ready_since(sandbox) {
+            Some(ready) if !is_overdue(claim, now) => {
+                let outcome = if has_had_time_to_serve(sandbox, ready, now) {
+                    Outcome::Unserved(why.clone())
+                } else {
+                    Outcome::Unsettled
+                };
+                Next::Settled(outcome)
+            }
+            _ => wait_or_give_up(claim, sandbox, why, now),
+        },
         Initialisation::Untried => match address(sandbox) {
             Some(address) => Next::Initialise {
                 address,
@@ -127,13 +146,21 @@ fn owned(claim: &SandboxClaim, entry: &Entry<'_>, sandbox: &Sandbox, now: Timest
     }
 }
 
+/// Whether a runtime that is going to serve `/init` would do so by now: the pod may be Ready before it listens.
+fn has_had_time_to_serve(sandbox: &Sandbox, ready: Timestamp, now: Timestamp) -> bool {
+    let is_over = |since: Timestamp, time| since.checked_add(span(time)).is_ok_and(|at| at <= now);
+    is_over(ready, RUNTIME_START)
+        && claimed_at(sandbox).is_none_or(|claimed| is_over(claimed, SERVED_WITHIN))
+}
+
+fn claimed_at(sandbox: &Sandbox) -> Option<Timestamp> {
+    let text = sandbox.annotations().get(keys::CLAIM_TIMESTAMP)?;
+    text.parse().ok()
+}
+
 fn wait_or_give_up(claim: &SandboxClaim, sandbox: &Sandbox, why: &str, now: Timestamp) -> Next {
-    let claimed = sandbox
-        .annotations()
-        .get(keys::CLAIM_TIMESTAMP)
-        .and_then(|text| text.parse::<Timestamp>().ok());
     let patience = span(claim.spec.wait_ready_timeout());
-    let is_late = claimed
+    let is_late = claimed_at(sandbox)
         .and_then(|claimed| claimed.checked_add(patience).ok())
         .is_none_or(|deadline| deadline <= now);
     if is_late || is_overdue(claim, now) {
@@ -245,8 +272,12 @@ fn json_map(pairs: Pairs) -> Map<String, Value> {
 }
 
 fn is_ready(sandbox: &Sandbox) -> bool {
-    let status = sandbox.status.as_ref();
-    status.is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+    ready_since(sandbox).is_some()
+}
+
+fn ready_since(sandbox: &Sandbox) -> Option<Timestamp> {
+    let ready = conditions::find(&sandbox.status.as_ref()?.conditions, ConditionType::Ready)?;
+    (ready.status == "True").then_some(ready.last_transition_time.0)
 }
 
 fn address(sandbox: &Sandbox) -> Option<IpAddr> {

@@ -10,7 +10,8 @@
 //!                 │  ▲                                all held, or the time is up, or the set is gone
 //!    write batch  ▼  │ count, next batch
 //!                batch ── take ──▶ the claim's ── init ──▶ held
-//!                  └─▶ lost            └──────▶ failed: released, or set aside
+//!                  └─▶ lost            ├──────▶ failed: released, or set aside
+//!                                      └──────▶ unserved: kept, until the claim or the sandbox changes
 //! ```
 //!
 //! # Guarantees
@@ -40,6 +41,8 @@ use crate::owner::is_controlled_by;
 
 /// How soon a sandbox that did not answer, or is not Ready yet, is looked at again.
 const UNSETTLED_RECHECK: Duration = Duration::from_millis(500);
+/// How soon sandboxes that serve no `/init` are asked again.
+const UNSERVED_RECHECK: Duration = Duration::from_secs(60);
 /// How soon a claim looks again for stock, should nobody tell it of any.
 const STOCK_RECHECK: Duration = Duration::from_secs(2);
 /// How long a claim without a timeout waits for its set to exist.
@@ -74,6 +77,8 @@ pub enum Outcome {
     Failed,
     /// It is not known yet.
     Unsettled,
+    /// It is the claim's and serves no `/init` (how that showed). The claim keeps it until it asks for something that the sandbox can do.
+    Unserved(String),
     /// The API server refuses what the claim would write on it (its message).
     Refused(String),
 }
@@ -137,6 +142,8 @@ pub struct Progress {
     pub unsettled: Vec<Pick>,
     /// Why the API server refuses to let the claim have sandboxes, if it does.
     pub refused: Option<String>,
+    /// Why the sandboxes of the set cannot be told the claim's environment, if they cannot.
+    pub unserved: Option<String>,
 }
 
 /// Sums up what became of a batch.
@@ -155,6 +162,10 @@ pub fn progress(claim: &SandboxClaim, held: usize, outcomes: Vec<(Pick, Outcome)
             Outcome::Held => progress.held += 1,
             Outcome::Failed => progress.failed += 1,
             Outcome::Unsettled => progress.unsettled.push(pick),
+            Outcome::Unserved(why) => {
+                progress.unserved = Some(format!("sandbox {:?}: {why}", pick.name));
+                progress.unsettled.push(pick);
+            }
             Outcome::Refused(message) => progress.refused = Some(message),
             Outcome::Lost => {}
         }
@@ -191,6 +202,16 @@ pub struct Surroundings {
 /// Decides what a claim does next.
 pub fn decide(claim: &SandboxClaim, progress: &Progress, surroundings: &Surroundings) -> Verdict {
     let desired = usize::try_from(claim.spec.desired_replicas()).unwrap_or(1);
+    if let Some(why) = &progress.unserved {
+        return Verdict::Blocked(
+            Reason::EnvVarsInjectionRejected,
+            format!(
+                "spec.envVars: the sandboxes of SandboxSet {:?} serve no POST /init on port 49983 ({why}); use an image that runs sandboxd, \
+                 leave out envVars, or set skipInitRuntime",
+                claim.spec.template_name
+            ),
+        );
+    }
     if !progress.unsettled.is_empty() {
         return Verdict::Settling;
     }
@@ -306,6 +327,7 @@ pub fn next_look(
         Verdict::Blocked(Reason::SandboxSetNotFound, _) => {
             set_deadline(claim).map(|at| left(at).unwrap_or_default())
         }
+        Verdict::Blocked(Reason::EnvVarsInjectionRejected, _) => Some(UNSERVED_RECHECK),
         Verdict::Blocked(..) => None,
         Verdict::Settling => Some(UNSETTLED_RECHECK),
         Verdict::Paused(left) => Some(*left),

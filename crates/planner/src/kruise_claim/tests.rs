@@ -239,6 +239,66 @@ fn variables_are_told_with_the_token_of_the_lock() {
 }
 
 #[test]
+fn a_ready_sandbox_that_serves_no_init_blocks_the_claim_soon_and_stays_with_it() {
+    let claim = begun(with_env(claim(1)), 0, &["a"]);
+    let unserved = Initialisation::Unserved("connection refused".into());
+    let mut sandbox = taken(&claim);
+    let step_at = |sandbox: &Sandbox, claim: &SandboxClaim, second| {
+        let entry = Entry {
+            name: "a",
+            origin: Origin::Taken,
+            sandbox: Some(sandbox),
+            initialisation: &unserved,
+            mould: None,
+            token: "token",
+        };
+        next(claim, &entry, at(second))
+    };
+    let settled = |outcome| Next::Settled(outcome);
+    let final_word = || settled(Outcome::Unserved("connection refused".into()));
+    assert_eq!(
+        step_at(&sandbox, &claim, 1_001),
+        settled(Outcome::Unsettled)
+    );
+    assert_eq!(step_at(&sandbox, &claim, 1_002), final_word());
+    assert_eq!(step_at(&sandbox, &claim, 9_000), final_word(), "it is kept");
+
+    // Its runtime may still be starting.
+    let conditions = &mut sandbox.status.as_mut().unwrap().conditions;
+    conditions[0].last_transition_time = Time(at(999));
+    assert_eq!(
+        step_at(&sandbox, &claim, 1_003),
+        settled(Outcome::Unsettled)
+    );
+    assert_eq!(step_at(&sandbox, &claim, 1_004), final_word());
+    let overdue = with_timeout(claim.clone(), 5);
+    assert!(matches!(
+        step_at(&sandbox, &overdue, 1_040),
+        Next::Release { .. }
+    ));
+
+    let pick = Pick {
+        name: "a".into(),
+        origin: Origin::Taken,
+    };
+    let progress = progress(&claim, 0, vec![(pick, Outcome::Unserved("404".into()))]);
+    let verdict = decide(&claim, &progress, &surroundings());
+    let Verdict::Blocked(Reason::EnvVarsInjectionRejected, why) = &verdict else {
+        panic!("{verdict:?}");
+    };
+    for part in ["spec.envVars", "\"a\": 404", "49983", "skipInitRuntime"] {
+        assert!(why.contains(part), "{why}");
+    }
+    let status = status(&claim, &progress, &verdict, &NextBatch::default(), now());
+    assert_eq!(status.claiming, ["a"], "it stays in the batch");
+    assert_eq!((status.failed_replicas, status.claimed_replicas), (0, 0));
+    assert_eq!(
+        next_look(&claim, &verdict, &NextBatch::default(), now()),
+        Some(Duration::from_secs(60))
+    );
+}
+
+#[test]
 fn a_sandbox_that_does_not_answer_has_its_time_and_is_then_released() {
     let mut claim = with_env(claim(1));
     let silent = Initialisation::Unanswered("connection refused".into());

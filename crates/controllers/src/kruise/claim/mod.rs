@@ -9,7 +9,7 @@ mod notes;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::conditions::Reason;
+use api::conditions::{self, ConditionType, Reason};
 use api::kruise::{ClaimPhase, SandboxClaim, SandboxSet};
 use api::{Sandbox, labels};
 use kube::ResourceExt;
@@ -387,15 +387,41 @@ async fn publish(
         .await;
     match answer {
         Ok(published) => {
-            if let Verdict::Completed(reason) = verdict {
-                let message = after.and_then(|status| status.message);
-                tell_completed(context, claim, *reason, message.unwrap_or_default());
+            let message = after.and_then(|status| status.message).unwrap_or_default();
+            match verdict {
+                Verdict::Completed(reason) => tell_completed(context, claim, *reason, message),
+                Verdict::Blocked(reason, _) if !was_blocked_by(claim, *reason) => {
+                    tell_blocked(context, claim, *reason, message);
+                }
+                _ => {}
             }
             Ok(Some(published))
         }
         Err(error) if error.is_conflict() || error.is_not_found() => Ok(None),
         Err(error) => Err(Error::Publish(error)),
     }
+}
+
+/// Whether the claim's status gives this reason already.
+fn was_blocked_by(claim: &SandboxClaim, reason: Reason) -> bool {
+    let status = claim.status.as_ref();
+    let completed =
+        status.and_then(|status| conditions::find(&status.conditions, ConditionType::Completed));
+    completed.is_some_and(|completed| completed.reason == reason.as_str())
+}
+
+/// Tells why nothing is claimed until something is changed. That a set does not exist yet is no reason for concern: it may be applied next.
+fn tell_blocked(context: &Context, claim: &SandboxClaim, reason: Reason, note: String) {
+    if reason == Reason::SandboxSetNotFound {
+        return;
+    }
+    let occurrence = Occurrence {
+        severity: Severity::Warning,
+        reason: reason.as_str(),
+        action: "Claim",
+        note,
+    };
+    context.events.record(CONTROLLER, claim, occurrence);
 }
 
 fn tell_completed(context: &Context, claim: &SandboxClaim, reason: Reason, note: String) {
