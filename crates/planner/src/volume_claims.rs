@@ -1,5 +1,7 @@
 //! Which volume claim templates a claim may bring beside its template's.
 
+use std::collections::BTreeSet;
+
 use api::sandbox::PersistentVolumeClaimTemplate;
 use api::template::VolumeClaimTemplatesPolicy;
 
@@ -13,8 +15,14 @@ pub enum VolumeClaimsError {
     Disallowed,
     #[error("spec.volumeClaimTemplates[{index}]: metadata.name must be set")]
     Unnamed { index: usize },
-    #[error("spec.volumeClaimTemplates: {name:?} occurs more than once")]
+    #[error(
+        "spec.volumeClaimTemplates: {name:?} occurs more than once; give each volume claim template a name of its own"
+    )]
     Duplicate { name: String },
+    #[error(
+        "spec.volumeClaimTemplates of the template: {name:?} occurs more than once; give each volume claim template a name of its own"
+    )]
+    DuplicateInTemplate { name: String },
     #[error(
         "spec.volumeClaimTemplates: {name:?} is already in the template, and the template policy does not allow overrides \
          (the template's volumeClaimTemplatesPolicy is Allowed, not Overrides)"
@@ -28,6 +36,9 @@ pub fn merge(
     template: Option<&[PersistentVolumeClaimTemplate]>,
     claim: Option<&[PersistentVolumeClaimTemplate]>,
 ) -> Result<Option<Vec<PersistentVolumeClaimTemplate>>, VolumeClaimsError> {
+    if let Some(name) = duplicate(template.unwrap_or_default()) {
+        return Err(VolumeClaimsError::DuplicateInTemplate { name });
+    }
     let brought = claim.unwrap_or_default();
     if brought.is_empty() {
         return Ok(template.map(<[_]>::to_vec));
@@ -66,6 +77,15 @@ pub fn merge(
         }
     }
     Ok(Some(merged))
+}
+
+/// The first name that occurs twice.
+fn duplicate(templates: &[PersistentVolumeClaimTemplate]) -> Option<String> {
+    let mut seen = BTreeSet::new();
+    let mut names = templates
+        .iter()
+        .filter_map(|template| template.metadata.name.as_deref());
+    names.find(|name| !seen.insert(*name)).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -131,5 +151,11 @@ mod tests {
             merge(Overrides, None, Some(&twice)),
             Err(VolumeClaimsError::Duplicate { name: "a".into() })
         );
+        for claim in [None, Some([volume("b", "x")].as_slice())] {
+            assert_eq!(
+                merge(Overrides, Some(&twice), claim),
+                Err(VolumeClaimsError::DuplicateInTemplate { name: "a".into() })
+            );
+        }
     }
 }

@@ -36,7 +36,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::expiry::{Deadlines, Expiry, expiry};
-use crate::owner::{Ownership, Version, controller_of, ownership};
+use crate::owner::{Ownership, Version, controller_of, ownership, refers_to_predecessor};
 
 pub use observed_pod::ObservedPod;
 pub use pod::{Loss, current_pod, loss, pod_name};
@@ -99,6 +99,15 @@ impl Observed {
 
     fn owns(&self, metadata: &ObjectMeta) -> bool {
         ownership(metadata, self.uid()) == Ownership::Ours
+    }
+
+    /// Whether an object is being deleted, or belonged to an earlier Sandbox of this name and garbage collection has not come to it yet.
+    /// Its name is free again soon: a reason to wait, whoever controls it.
+    fn is_leaving(&self, metadata: &ObjectMeta) -> bool {
+        metadata.deletion_timestamp.is_some()
+            || controller_of(metadata).is_some_and(|owner| {
+                refers_to_predecessor::<Sandbox>(owner, self.name(), self.uid())
+            })
     }
 }
 
@@ -191,6 +200,12 @@ pub enum Problem {
         "refusing to adopt service {name:?}: its clusterIP is {cluster_ip}, and only a headless service can be adopted"
     )]
     NotHeadless { name: String, cluster_ip: String },
+    #[error("{kind} {name:?} is being deleted; a new one is made once it is gone")]
+    Leaving { kind: &'static str, name: String },
+    #[error(
+        "spec.volumeClaimTemplates[{index}].metadata.name: {name:?} is taken by an earlier entry; give each volume claim template a name of its own"
+    )]
+    DuplicateVolumeClaim { index: usize, name: String },
     #[error("volumeClaimTemplates[{index}] needs a name")]
     UnnamedVolumeClaim { index: usize },
     #[error(
@@ -204,7 +219,9 @@ impl Problem {
     pub fn is_invalid_spec(&self) -> bool {
         matches!(
             self,
-            Self::UnnamedVolumeClaim { .. } | Self::VolumeClaimNameTooLong { .. }
+            Self::UnnamedVolumeClaim { .. }
+                | Self::DuplicateVolumeClaim { .. }
+                | Self::VolumeClaimNameTooLong { .. }
         )
     }
 }

@@ -90,14 +90,19 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, now: Timestamp,
         create(observed, 0, plan);
         return;
     };
+    if observed.is_leaving(&pod.metadata) {
+        if !observed.owns(&pod.metadata) {
+            let name = name_of(pod);
+            plan.problems.push(Problem::Leaving { kind: KIND, name });
+        }
+        return;
+    }
     match ownership(&pod.metadata, observed.uid()) {
         Ownership::Others(owner) => plan.problems.push(Problem::OwnedByOther {
             kind: KIND,
             name: name_of(pod),
             controller: Named(owner).to_string(),
         }),
-        // Its name is free again once it is gone.
-        _ if pod.metadata.deletion_timestamp.is_some() => {}
         Ownership::Unowned if !settings.adoption.allows(&pod.metadata) => {
             let name = name_of(pod);
             plan.problems

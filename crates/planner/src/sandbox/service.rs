@@ -28,14 +28,16 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan
         return;
     }
     let metadata = &service.metadata;
+    // What is on its way out is neither mended nor adopted; once it is gone, a new one is made.
+    if observed.is_leaving(metadata) {
+        return;
+    }
     match ownership(metadata, observed.uid()) {
         Ownership::Others(owner) => plan.problems.push(Problem::OwnedByOther {
             kind: KIND,
             name: observed.name().to_owned(),
             controller: Named(owner).to_string(),
         }),
-        // What is on its way out is neither mended nor adopted; once it is gone, a new one is made.
-        _ if metadata.deletion_timestamp.is_some() => {}
         Ownership::Ours => {
             if let Some(patch) = drift(observed, service) {
                 plan.effects.push(Effect::UpdateService {

@@ -28,14 +28,17 @@ pub enum Trouble {
     Invalid(String),
     /// A retry may mend it.
     Failed(String),
+    /// Nothing is wrong: what is in the way goes by itself.
+    Waiting(String),
 }
 
 impl From<&Problem> for Trouble {
     fn from(problem: &Problem) -> Self {
-        if problem.is_invalid_spec() {
-            Self::Invalid(problem.to_string())
-        } else {
-            Self::Failed(problem.to_string())
+        let message = problem.to_string();
+        match problem {
+            Problem::Leaving { .. } => Self::Waiting(message),
+            _ if problem.is_invalid_spec() => Self::Invalid(message),
+            _ => Self::Failed(message),
         }
     }
 }
@@ -81,16 +84,15 @@ pub fn status(
     };
     let generation = observed.sandbox.metadata.generation;
     let conditions = &mut status.conditions;
+    let mut findings = vec![(ConditionType::Suspended, suspended(observed, outcome))];
     // What was said of the pod's end outlives the pod once the sandbox has expired.
     if stage != Stage::Expired {
-        for (kind, finding) in [
-            (ConditionType::Suspended, suspended(observed, outcome)),
-            (ConditionType::Finished, finished(outcome)),
-        ] {
-            match finding {
-                Some(finding) => merge(conditions, &finding, generation, now),
-                None => remove(conditions, kind),
-            }
+        findings.push((ConditionType::Finished, finished(outcome)));
+    }
+    for (kind, finding) in findings {
+        match finding {
+            Some(finding) => merge(conditions, &finding, generation, now),
+            None => remove(conditions, kind),
         }
     }
     merge(
@@ -221,26 +223,22 @@ fn ready(observed: &Observed, stage: Stage, outcome: &Outcome) -> Finding {
 
 /// One reason and message for all that went wrong. What the spec's author must mend comes first.
 fn trouble(trouble: &[Trouble]) -> Option<(Reason, String)> {
-    let invalid: Vec<&str> = trouble
-        .iter()
-        .filter_map(|trouble| match trouble {
-            Trouble::Invalid(message) => Some(message.as_str()),
-            Trouble::Failed(_) => None,
-        })
-        .collect();
+    let (mut invalid, mut failed, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    for trouble in trouble {
+        match trouble {
+            Trouble::Invalid(message) => invalid.push(message.as_str()),
+            Trouble::Failed(message) => failed.push(message.as_str()),
+            Trouble::Waiting(message) => waiting.push(message.as_str()),
+        }
+    }
     if !invalid.is_empty() {
         return Some((Reason::InvalidConfiguration, invalid.join("; ")));
     }
-    let failed: Vec<&str> = trouble
-        .iter()
-        .map(|trouble| match trouble {
-            Trouble::Invalid(message) | Trouble::Failed(message) => message.as_str(),
-        })
-        .collect();
-    (!failed.is_empty()).then(|| {
+    if !failed.is_empty() {
         let message = format!("Error seen: {}", failed.join("; "));
-        (Reason::ReconcilerError, message)
-    })
+        return Some((Reason::ReconcilerError, message));
+    }
+    (!waiting.is_empty()).then(|| (Reason::DependenciesNotReady, waiting.join("; ")))
 }
 
 /// Two fields can suspend a sandbox. While they disagree, the message names the one that does, or a user who set the other

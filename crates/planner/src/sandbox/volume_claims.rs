@@ -1,6 +1,6 @@
 //! The volume claims of a sandbox: one per template, made or adopted, never deleted. They go with the Sandbox object.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::labels;
 use api::sandbox::PersistentVolumeClaimTemplate;
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
-use super::{Effect, Observed, Plan, Problem, Settings};
+use super::{Effect, Observed, Plan, Problem, Settings, current_pod};
 use crate::owner::{Named, Ownership, Version, controller_reference, ownership, with_controller};
 use crate::patch;
 
@@ -24,6 +24,7 @@ pub fn claim_name(template: &str, sandbox: &str) -> String {
 }
 
 pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan) {
+    let mut names = BTreeSet::new();
     for (index, template) in templates(observed).enumerate() {
         let Some(template_name) = template
             .metadata
@@ -34,6 +35,12 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan
             plan.problems.push(Problem::UnnamedVolumeClaim { index });
             continue;
         };
+        if !names.insert(template_name) {
+            let name = template_name.to_owned();
+            plan.problems
+                .push(Problem::DuplicateVolumeClaim { index, name });
+            continue;
+        }
         let name = claim_name(template_name, observed.name());
         if name.len() > NAME_MAX {
             let length = name.len();
@@ -84,6 +91,14 @@ fn keep(
     plan: &mut Plan,
 ) {
     let metadata = &claim.metadata;
+    if observed.is_leaving(metadata) {
+        // A pod that is there keeps the volume until it ends; one that is made now would wait for a claim that is going.
+        let has_pod = current_pod(observed).is_some_and(|pod| observed.owns(&pod.metadata));
+        if !has_pod && !observed.sandbox.spec.suspension().is_requested() {
+            plan.problems.push(Problem::Leaving { kind: KIND, name });
+        }
+        return;
+    }
     let version = Version::of(metadata);
     // The label brings the claim into view of the watch; without it every pass would try to create it again.
     let label = patch::string_map(&metadata.labels, &identity(observed), []);

@@ -109,6 +109,25 @@ fn a_retained_sandbox_lives_again_when_its_time_is_extended() {
 }
 
 #[test]
+fn an_expired_sandbox_is_not_said_to_be_suspended_once_it_is_not() {
+    let mut world = expiring(None, 60);
+    world.spec_mut().replicas = Some(0);
+    world.settle();
+    world.advance(60);
+    world.settle();
+    let suspended = |world: &World| {
+        let condition = world.condition(ConditionType::Suspended);
+        condition.is_some_and(|condition| condition.status == "True")
+    };
+    assert_eq!(world.ready().1, "SandboxExpired");
+    assert!(suspended(&world));
+    world.spec_mut().replicas = Some(1);
+    world.settle();
+    assert_eq!(world.ready().1, "SandboxExpired");
+    assert!(!suspended(&world));
+}
+
+#[test]
 fn a_sandbox_that_is_being_deleted_is_left_to_garbage_collection() {
     let mut world = expiring(None, 0).with_pod(ready_pod(NAME));
     let now = Time(world.now);

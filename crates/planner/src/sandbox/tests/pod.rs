@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::time::Duration;
 
 use super::super::{Adoption, DeletionCause, Effect, Loss, Problem, loss};
-use super::world::{NAME, World, other_owner, pod, read, ready_pod, sandbox};
+use super::world::{NAME, World, other_owner, pod, predecessor, read, ready_pod, sandbox};
 
 fn running() -> World {
     World::new(sandbox(SandboxSpec::default()))
@@ -40,6 +40,31 @@ fn controlled_by_other(mut pod: Pod) -> Pod {
 fn terminating(world: &mut World, index: usize) {
     let now = Time(world.now);
     world.pods[index].metadata.deletion_timestamp = Some(now);
+}
+
+#[test]
+fn a_pod_that_is_going_or_a_predecessors_is_waited_for_and_no_error() {
+    let mut going = controlled_by_other(pod(NAME, "Running"));
+    going.metadata.deletion_timestamp = Some(Time(running().now));
+    let mut left_behind = pod(NAME, "Running");
+    left_behind.metadata.owner_references = Some(vec![predecessor()]);
+    for left in [going, left_behind] {
+        let mut world = running().with_pod(left);
+        let plan = world.reconcile();
+        assert!(plan.effects.is_empty(), "{plan:?}");
+        let (_, reason, message) = world.ready();
+        assert_eq!(reason, "DependenciesNotReady");
+        assert_eq!(
+            message,
+            "pod \"box\" is being deleted; a new one is made once it is gone"
+        );
+        world.pods.clear();
+        world.settle();
+        assert_eq!(
+            world.pods[0].metadata.owner_references,
+            Some(vec![world.owner()])
+        );
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::json;
 
 use super::super::{Effect, Problem, Stage};
-use super::world::{HASH, NAME, World, other_owner, ready_pod, sandbox, service};
+use super::world::{HASH, NAME, World, other_owner, predecessor, ready_pod, sandbox, service};
 
 /// What is there before, in the words of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -177,6 +177,11 @@ fn a_service_that_is_on_its_way_out_is_neither_used_nor_mended() {
     assert_eq!(what_happens(&world), Expected::Nothing);
     world.reconcile();
     assert_eq!(world.ready().2, "Pod is Ready; Service does not exist");
+    let mut left_behind = service(Some("None"));
+    left_behind.metadata.owner_references = Some(vec![predecessor()]);
+    world.service = Some(left_behind);
+    assert_eq!(what_happens(&world), Expected::Nothing);
+    assert_eq!(world.problems(), []);
     world.service = None;
     assert_eq!(what_happens(&world), Expected::Create);
 }

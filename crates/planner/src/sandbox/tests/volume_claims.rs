@@ -1,9 +1,10 @@
 use api::SandboxSpec;
 use api::sandbox::{EmbeddedObjectMetadata, PersistentVolumeClaimTemplate};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PersistentVolumeClaim, Volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::super::{Adoption, Effect, Problem};
-use super::world::{HASH, NAME, World, metadata, other_owner, sandbox};
+use super::world::{HASH, NAME, World, metadata, other_owner, predecessor, sandbox};
 
 fn template(name: &str) -> PersistentVolumeClaimTemplate {
     PersistentVolumeClaimTemplate {
@@ -135,6 +136,48 @@ fn no_pod_is_made_on_a_volume_that_is_not_the_sandboxs() {
     assert_eq!(
         message,
         "Error seen: refusing to use persistent volume claim \"work-box\": it is controlled by ReplicaSet \"someone\""
+    );
+}
+
+#[test]
+fn no_pod_is_made_on_a_volume_that_is_going_or_a_predecessors() {
+    let mut left_behind = claim("work-box");
+    left_behind.metadata.owner_references = Some(vec![predecessor()]);
+    let mut going = claim("work-box");
+    going.metadata.deletion_timestamp = Some(Time(world(Vec::new()).now));
+    for left in [left_behind, going] {
+        let mut world = world(vec![template("work")]);
+        world.volume_claims = vec![left];
+        let plan = world.reconcile();
+        assert!(plan.effects.is_empty(), "{plan:?}");
+        let (_, reason, message) = world.ready();
+        assert_eq!(reason, "DependenciesNotReady");
+        assert!(
+            message.contains("\"work-box\" is being deleted"),
+            "{message}"
+        );
+        world.volume_claims.clear();
+        world.settle();
+        assert_eq!(world.pods.len(), 1);
+
+        // A pod that is there keeps its volume, and the sandbox is as ready as the pod.
+        let now = Time(world.now);
+        world.volume_claims[0].metadata.deletion_timestamp = Some(now);
+        assert_eq!(world.problems(), []);
+    }
+}
+
+#[test]
+fn two_volume_claim_templates_of_one_name_are_the_specs_fault() {
+    let mut world = world(vec![template("work"), template("cache"), template("work")]);
+    let plan = world.reconcile();
+    let made = |effect: &Effect| matches!(effect, Effect::CreateVolumeClaim(_));
+    assert!(plan.effects.iter().all(made), "no pod: {plan:?}");
+    let (_, reason, message) = world.ready();
+    assert_eq!(reason, "InvalidConfiguration");
+    assert_eq!(
+        message,
+        "spec.volumeClaimTemplates[2].metadata.name: \"work\" is taken by an earlier entry; give each volume claim template a name of its own"
     );
 }
 

@@ -40,6 +40,17 @@ pub fn other_owner() -> OwnerReference {
     }
 }
 
+/// An earlier sandbox of the same name, which is gone.
+pub fn predecessor() -> OwnerReference {
+    OwnerReference {
+        api_version: "agents.x-k8s.io/v1alpha1".to_owned(),
+        kind: "Sandbox".to_owned(),
+        name: NAME.to_owned(),
+        uid: "uid-of-predecessor".to_owned(),
+        ..other_owner()
+    }
+}
+
 pub fn sandbox(spec: SandboxSpec) -> Sandbox {
     let mut sandbox = Sandbox::new(NAME, spec);
     sandbox.metadata.namespace = Some(NAMESPACE.to_owned());
