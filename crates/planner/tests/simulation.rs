@@ -1,8 +1,9 @@
 //! Claims and pools under random schedules, over a small model of the API: conflicts, caches that lag behind, answers that are
-//! lost, crashes between any two writes, restarts, claims that expire, templates that are edited, and users who delete things.
+//! lost, crashes between any two writes, restarts, claims that expire, templates that are edited, and users who delete things, strip
+//! bindings from claims and forge others.
 //!
-//! What must hold at every moment: no claim holds two sandboxes, no sandbox is held by two claims, and no pool makes more than it
-//! was asked for. What must hold once the dust has settled: every claim is Ready or says why it is not, every pool is full, and
+//! What must hold at every moment: no claim holds two sandboxes, or one that its spec does not ask for, no sandbox is held by two claims,
+//! and no pool makes more than it was asked for. What must hold once the dust has settled: every claim is Ready or says why it is not, every pool is full, and
 //! nothing is left in the queue or among the expectations that should not be.
 
 #![expect(
@@ -14,16 +15,20 @@ mod model;
 
 use agent_sandbox_planner::expectations::Expectations;
 use agent_sandbox_planner::owner::is_controlled_by;
-use api::SandboxClaim;
 use api::claim::ClaimShutdownPolicy;
 use api::conditions::{self, ConditionType, Reason};
+use api::{SandboxClaim, labels};
 use kube::ResourceExt;
-use model::{Process, Server};
+use model::{Faults, Process, Server};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
     CreateClaim(u8),
+    /// A claim that is made with a binding to some sandbox.
+    ForgeClaim(u8, u8),
+    StripBinding(u8),
+    ForgeBinding(u8, u8),
     DeleteClaim(u8),
     DeleteSandbox(u8),
     Expire(u8, bool),
@@ -35,8 +40,8 @@ enum Step {
     SeeSandbox(u8),
     SeeClaim(u8),
     CatchUp,
-    /// A pass over a claim, in a process that ends after so many writes.
-    ReconcileClaim(u8, u8),
+    /// A pass over a claim, in a process that ends after so many writes, or does not get the answer to one.
+    ReconcileClaim(u8, u8, bool),
     /// A pass over a pool, one of whose answers may be lost.
     ReconcilePool(usize, bool),
     Restart,
@@ -45,19 +50,23 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..5u8).prop_map(Step::CreateClaim),
-        1 => (0..5u8).prop_map(Step::DeleteClaim),
+        4 => (0..6u8).prop_map(Step::CreateClaim),
+        1 => (0..6u8, 0..8u8).prop_map(|(claim, sandbox)| Step::ForgeClaim(claim, sandbox)),
+        2 => (0..6u8).prop_map(Step::StripBinding),
+        1 => (0..6u8, 0..8u8).prop_map(|(claim, sandbox)| Step::ForgeBinding(claim, sandbox)),
+        1 => (0..6u8).prop_map(Step::DeleteClaim),
         1 => (0..8u8).prop_map(Step::DeleteSandbox),
-        1 => (0..5u8, any::<bool>()).prop_map(|(claim, retain)| Step::Expire(claim, retain)),
+        1 => (0..6u8, any::<bool>()).prop_map(|(claim, retain)| Step::Expire(claim, retain)),
         1 => (0..2usize).prop_map(Step::EditTemplate),
         2 => (0..2usize).prop_map(Step::CreatePool),
         1 => (0..2usize).prop_map(Step::DeletePool),
         1 => (0..2usize, 0..5u8).prop_map(|(pool, replicas)| Step::Scale(pool, replicas)),
         3 => (0..8u8).prop_map(Step::MarkReady),
         4 => (0..8u8).prop_map(Step::SeeSandbox),
-        4 => (0..5u8).prop_map(Step::SeeClaim),
+        4 => (0..6u8).prop_map(Step::SeeClaim),
         2 => Just(Step::CatchUp),
-        8 => (0..5u8, 0..6u8).prop_map(|(claim, crash)| Step::ReconcileClaim(claim, crash)),
+        8 => (0..6u8, 0..6u8, prop::bool::weighted(0.2))
+            .prop_map(|(claim, crash, loses)| Step::ReconcileClaim(claim, crash, loses)),
         6 => (0..2usize, any::<bool>()).prop_map(|(pool, loses)| Step::ReconcilePool(pool, loses)),
         1 => Just(Step::Restart),
         1 => (0..12u8).prop_map(Step::Wait),
@@ -76,6 +85,19 @@ fn nth_sandbox(server: &Server, process: &Process, index: u8) -> Option<String> 
 fn perform(server: &mut Server, process: &mut Process, step: &Step) {
     match *step {
         Step::CreateClaim(index) => server.create_claim(&format!("c{index}")),
+        Step::ForgeClaim(index, sandbox) => {
+            let claim = format!("c{index}");
+            let bound = nth_sandbox(server, process, sandbox);
+            if !server.claims.contains_key(&claim) {
+                server.create_claim(&claim);
+                server.edit_binding(&claim, bound.as_deref());
+            }
+        }
+        Step::StripBinding(index) => server.edit_binding(&format!("c{index}"), None),
+        Step::ForgeBinding(index, sandbox) => {
+            let bound = nth_sandbox(server, process, sandbox);
+            server.edit_binding(&format!("c{index}"), bound.as_deref());
+        }
         Step::DeleteClaim(index) => server.delete_claim(&format!("c{index}")),
         Step::Expire(index, retain) => {
             let policy = if retain {
@@ -106,9 +128,13 @@ fn perform(server: &mut Server, process: &mut Process, step: &Step) {
         }
         Step::SeeClaim(index) => process.see_claim(server, &format!("c{index}")),
         Step::CatchUp => process.catch_up(server),
-        Step::ReconcileClaim(index, crash_after) => {
+        Step::ReconcileClaim(index, crash_after, loses_answer) => {
             let name = format!("c{index}");
-            let outcome = process.reconcile_claim(server, &name, usize::from(crash_after));
+            let faults = Faults {
+                crash_after: usize::from(crash_after),
+                loses_answer,
+            };
+            let outcome = process.reconcile_claim(server, &name, faults);
             if outcome.is_err() {
                 *process = Process::started(server);
             }
@@ -131,7 +157,7 @@ fn settle(server: &mut Server, process: &mut Process) {
         process.catch_up(server);
         let names: Vec<String> = server.claims.keys().cloned().collect();
         for name in names {
-            let outcome = process.reconcile_claim(server, &name, usize::MAX);
+            let outcome = process.reconcile_claim(server, &name, Faults::NONE);
             assert!(outcome.is_ok(), "nothing crashes any more");
             process.catch_up(server);
         }
@@ -178,6 +204,8 @@ proptest! {
             if ready.status == "True" {
                 let held = &status.sandbox.as_ref().unwrap().name;
                 prop_assert!(is_controlled_by(&server.sandboxes[held].metadata, &claim.uid().unwrap()));
+                prop_assert_eq!(claim.annotations().get(labels::ASSIGNED_SANDBOX_NAME), Some(held));
+                prop_assert_eq!(claim.labels().get(labels::ASSIGNED_SANDBOX_NAME), Some(held));
                 holding += 1;
             } else {
                 let reason = may_be_without(&server, claim);

@@ -27,6 +27,8 @@ pub(super) struct Applied {
     pub transferred: bool,
     /// A sandbox was made for the claim.
     pub created: bool,
+    /// The sandbox that became the claim's, or may have: the answer to the write can be lost.
+    pub acquired: Option<String>,
     pub deleted_sandbox: bool,
     /// What stopped the plan, if something did.
     pub failure: Option<WriteError>,
@@ -87,14 +89,18 @@ async fn carry_out(
             applied.claim = Some(bound);
         }
         Effect::Transfer { sandbox, patch } => {
-            applied.sandbox = Some(change(context, key, sandbox, patch).await?);
+            let answer = change(context, key, sandbox, patch).await;
+            applied.acquired = may_have_happened(&answer).then(|| sandbox.name.clone());
+            applied.sandbox = Some(answer?);
             applied.transferred = true;
         }
         Effect::SyncMetadata { sandbox, patch } => {
             applied.sandbox = Some(change(context, key, sandbox, patch).await?);
         }
         Effect::Create { sandbox } => {
-            match sandboxes(context).create(key, sandbox).await {
+            let answer = sandboxes(context).create(key, sandbox).await;
+            applied.acquired = may_have_happened(&answer).then(|| key.name.to_string());
+            match answer {
                 Ok(made) => {
                     applied.sandbox = Some(made);
                     applied.created = true;
@@ -126,6 +132,17 @@ async fn carry_out(
         Effect::DeleteLegacyPolicy { policy } => delete_legacy_policy(context, key, policy).await,
     }
     Ok(())
+}
+
+/// Whether the server may have carried a write out: it did, or nothing tells that it did not.
+fn may_have_happened<T>(answer: &Result<T, WriteError>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(error) => matches!(
+            error.failure,
+            Failure::Transient(_) | Failure::Unreadable(_)
+        ),
+    }
 }
 
 /// The trace that a claim is to carry from its binding on, while traces are exported.

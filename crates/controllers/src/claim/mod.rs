@@ -2,6 +2,7 @@
 //!
 //! A warm claim costs three writes before it is Ready: bind the claim, transfer the sandbox, publish the status.
 
+mod acquired;
 mod apply;
 mod first_ready;
 mod observe;
@@ -32,6 +33,7 @@ use crate::trace;
 use crate::warm_supply::WarmSupply;
 use crate::writes::{Failure, WriteError};
 
+use acquired::Acquired;
 use apply::Applied;
 use first_ready::FirstReady;
 use observe::{FirstSeen, observe};
@@ -102,6 +104,7 @@ struct Claims {
     supply: WarmSupply,
     first_seen: FirstSeen,
     first_ready: FirstReady,
+    acquired: Acquired,
     starting: Starting<SandboxClaim>,
 }
 
@@ -113,14 +116,18 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         supply: supply.clone(),
         first_seen: FirstSeen::default(),
         first_ready: FirstReady::default(),
+        acquired: Acquired::default(),
         starting: Starting::of(&caches.claims, &context, CONTROLLER),
     };
     claims.first_seen.follow(&caches.claims, &context.clock);
     claims.first_ready.follow(&caches.claims);
+    claims.acquired.follow(&caches.claims);
     let (first_seen, first_ready) = (claims.first_seen.clone(), claims.first_ready.clone());
+    let acquired = claims.acquired.clone();
     let keeps = |structure, count| context.instrumentation.keeps(structure, CONTROLLER, count);
     keeps("first_seen", Box::new(move || first_seen.len()));
     keeps("first_ready", Box::new(move || first_ready.len()));
+    keeps("acquired", Box::new(move || acquired.len()));
     let workers = context.config.claim_workers.get();
     let queue = runtime.controller(
         CONTROLLER,
@@ -287,6 +294,9 @@ async fn attempt(
         Some(error) => decide_unobserved(&facts.observed(), obstacle_of(error), now),
     };
     let applied = apply::apply(context, key, claim, &plan.effects).await;
+    if let Some(sandbox) = &applied.acquired {
+        claims.acquired.note(claim, sandbox);
+    }
     if applied.transferred {
         facts.keep_candidate();
     }

@@ -142,15 +142,21 @@ pub(super) async fn observe(
 fn known(context: &Context, claims: &Claims, key: &ObjectKey, claim: &Arc<SandboxClaim>) -> Facts {
     let caches = &context.caches;
     let names = names_to_look_up(claim);
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     let unreadable = names
         .iter()
-        .find_map(|name| caches.sandboxes.unreadable(&key.sibling(name)));
+        .find_map(|name| caches.sandboxes.unreadable(&key.sibling(name)))
+        .or_else(|| {
+            let left = caches.sandboxes.unreadable_in(&key.namespace);
+            left.into_iter()
+                .find(|left| is_controlled_by(&left.metadata, uid))
+        });
+    let named = names
+        .into_iter()
+        .map(|name| (name.to_owned(), caches.sandboxes.get(&key.sibling(name))));
     Facts {
         claim: Arc::clone(claim),
-        sandboxes: names
-            .into_iter()
-            .map(|name| (name.to_owned(), caches.sandboxes.get(&key.sibling(name))))
-            .collect(),
+        sandboxes: named.chain(controlled(context, key, claim)).collect(),
         pool: Found::NotAsked,
         template: Found::NotAsked,
         reservation: None,
@@ -163,6 +169,22 @@ fn known(context: &Context, claims: &Claims, key: &ObjectKey, claim: &Arc<Sandbo
         unreadable,
         trouble: None,
     }
+}
+
+/// The sandboxes that the claim controls, under whatever names: a user can take the binding off the claim.
+fn controlled(
+    context: &Context,
+    key: &ObjectKey,
+    claim: &SandboxClaim,
+) -> impl Iterator<Item = (String, Option<Arc<Sandbox>>)> {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let mut controlled = context.caches.sandboxes.controlled_by(uid);
+    // An owner in another namespace is none.
+    controlled.retain(|sandbox| sandbox.metadata.namespace.as_deref() == Some(&key.namespace));
+    controlled.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
+    controlled
+        .into_iter()
+        .map(|sandbox| (sandbox.name_any(), Some(sandbox)))
 }
 
 /// The best warm sandbox but those that other claims are bound to: a controller that ended before it could hand them over leaves
@@ -204,6 +226,15 @@ impl Facts {
             let name = left.metadata.name.as_deref().unwrap_or_default();
             return Err(WriteError::unreadable::<Sandbox>(&key.sibling(name), left));
         }
+        if let Some(name) = claims.acquired.unconfirmed(&claim) {
+            if !is_owned {
+                self.confirm_sandbox(context, key, &name).await?;
+            }
+            // What the server said may not be in the cache yet.
+            if is_owned || !matches!(self.holding(), Holding::Owned(_)) {
+                claims.acquired.settle(&claim);
+            }
+        }
         if let Holding::Broken { name } = self.holding() {
             let name = name.to_owned();
             self.confirm_sandbox(context, key, &name).await?;
@@ -231,11 +262,8 @@ impl Facts {
     ) -> Result<(), WriteError> {
         let sandboxes = Writer::new(context, &context.caches.sandboxes, FIELD_MANAGER);
         let live = sandboxes.get(&key.sibling(name)).await?;
-        for (looked_up, sandbox) in &mut self.sandboxes {
-            if looked_up == name {
-                sandbox.clone_from(&live);
-            }
-        }
+        self.sandboxes.retain(|(looked_up, _)| looked_up != name);
+        self.sandboxes.push((name.to_owned(), live));
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 )]
 
 mod adoption;
+mod bindings;
 mod events;
 mod faults;
 mod lifecycle;

@@ -1,24 +1,21 @@
 //! How a claim comes by its sandbox: which warm one it may take, how that one is made the claim's, or how one is made for it.
 
-use std::collections::BTreeMap;
-
 use api::claim::{ClaimSource, WarmPoolPolicy};
 use api::conditions::{self, ConditionType, Reason};
-use api::metadata;
-use api::names::{LabelValue, name_hash};
+use api::names::name_hash;
 use api::sandbox::PodMetadata;
 use api::{Sandbox, SandboxClaim, SandboxWarmPool, labels};
 use kube::ResourceExt;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
+use super::binding::bind;
+use super::pod_metadata::{claim_identity, claimed, metadata_patch, patch_of_pod, sync};
 use super::{Effect, Holding, Lookup, Observed, Obstacle, blueprint, validate};
 use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference, refers_to};
 use crate::version::Version;
 use crate::warm_queue::{Candidate, Request, SandboxKey};
-use crate::{env_injection, patch, volume_claims};
-
-type Pairs = BTreeMap<String, String>;
+use crate::{env_injection, volume_claims};
 
 /// The labels that mark a sandbox as a pool's, and go when it is claimed.
 const POOL_LABELS: [&str; 3] = [
@@ -100,6 +97,31 @@ pub fn warm_request(
     })
 }
 
+/// Whether the claim's spec allows it to adopt this warm sandbox. A user can write any sandbox's name on a claim; that must not get
+/// around the template, the pool, `warmpool: none` or `env` of its spec.
+pub(super) fn allows_adoption(claim: &SandboxClaim, sandbox: &Sandbox) -> bool {
+    let is_labelled =
+        |label: &str, name: &str| sandbox.labels().get(label) == Some(&name_hash(name));
+    if wants_its_own(claim) {
+        return false;
+    }
+    match claim.spec.source() {
+        Ok(ClaimSource::Template {
+            template,
+            warm_pool,
+        }) => {
+            let is_from_pool = match warm_pool {
+                WarmPoolPolicy::None => false,
+                WarmPoolPolicy::Any => true,
+                WarmPoolPolicy::Only(pool) => is_labelled(labels::WARM_POOL_SANDBOX, pool),
+            };
+            is_from_pool && is_labelled(labels::SANDBOX_TEMPLATE_REF_HASH, template)
+        }
+        Ok(ClaimSource::Pool { pool }) => is_labelled(labels::WARM_POOL_SANDBOX, pool),
+        Err(_) => false,
+    }
+}
+
 /// Whether the claim asks for what a sandbox made in advance cannot have.
 fn wants_its_own(claim: &SandboxClaim) -> bool {
     let has_env = claim.spec.env.as_ref().is_some_and(|env| !env.is_empty());
@@ -117,8 +139,8 @@ pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
     let source = validate(claim)?;
     let blueprint = blueprint(observed.template);
     match observed.holding {
-        Holding::Owned(sandbox) => sync_metadata(claim, sandbox, blueprint.as_ref()),
-        Holding::Promised(sandbox) => {
+        Holding::Owned(sandbox) => sync(claim, sandbox, blueprint.as_ref()),
+        Holding::Promised(sandbox) if is_trustworthy(sandbox, blueprint.as_ref()) => {
             let patch = transfer(claim, sandbox, blueprint.as_ref())?;
             Ok(vec![patch])
         }
@@ -127,13 +149,13 @@ pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
             let blueprint = required(observed, source, blueprint)?;
             Ok(vec![create(observed, &blueprint)?])
         }
-        Holding::Free | Holding::Broken { .. } => {
+        Holding::Free | Holding::Broken { .. } | Holding::Promised(_) => {
             refuse_env_beside_pools(claim, source)?;
             let blueprint = required(observed, source, blueprint)?;
             let may_be_warm = warm_request(claim, observed.pool, observed.holding).is_some();
             if let Some(sandbox) = observed
                 .candidate
-                .filter(|sandbox| may_be_warm && is_trustworthy(sandbox, &blueprint))
+                .filter(|sandbox| may_be_warm && is_trustworthy(sandbox, Some(&blueprint)))
             {
                 let transfer = transfer(claim, sandbox, Some(&blueprint))?;
                 return Ok(vec![bind(observed, &sandbox.name_any()), transfer]);
@@ -144,10 +166,10 @@ pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
     }
 }
 
-/// A sandbox that nobody owns may claim to be anybody's: only what it would run counts.
-fn is_trustworthy(sandbox: &Sandbox, blueprint: &Blueprint<'_>) -> bool {
+/// A sandbox without a controller may carry any labels, so it is only trusted if it runs what the template says.
+fn is_trustworthy(sandbox: &Sandbox, blueprint: Option<&Blueprint<'_>>) -> bool {
     controller_of(&sandbox.metadata).is_some()
-        || blueprint.would_make(&sandbox.spec.pod_template.spec)
+        || blueprint.is_some_and(|blueprint| blueprint.would_make(&sandbox.spec.pod_template.spec))
 }
 
 fn refuse_env_beside_pools(claim: &SandboxClaim, source: ClaimSource<'_>) -> Result<(), Obstacle> {
@@ -187,44 +209,6 @@ fn template_not_found(name: &str) -> Obstacle {
     )
 }
 
-/// Writes the intent on the claim, with when the controller first saw it.
-fn bind(observed: &Observed<'_>, sandbox: &str) -> Effect {
-    let claim = observed.claim;
-    let mut annotations = Map::new();
-    annotations.insert(labels::ASSIGNED_SANDBOX_NAME.into(), json!(sandbox));
-    if !claim
-        .annotations()
-        .contains_key(labels::CONTROLLER_FIRST_OBSERVED_AT)
-    {
-        let moment = observed.first_observed.to_string();
-        annotations.insert(labels::CONTROLLER_FIRST_OBSERVED_AT.into(), json!(moment));
-    }
-    // A name may be longer than a label's value can be; the annotation says it then.
-    let label = sandbox
-        .parse::<LabelValue>()
-        .map_or(Value::Null, |value| json!(value.as_str()));
-    Effect::Bind {
-        sandbox: sandbox.to_owned(),
-        patch: json!({
-            "metadata": {
-                "labels": { labels::ASSIGNED_SANDBOX_NAME: label },
-                "annotations": annotations,
-            }
-        }),
-    }
-}
-
-pub(super) fn unbind() -> Effect {
-    Effect::Unbind {
-        patch: json!({
-            "metadata": {
-                "labels": { labels::ASSIGNED_SANDBOX_NAME: null },
-                "annotations": { labels::ASSIGNED_SANDBOX_NAME: null },
-            }
-        }),
-    }
-}
-
 /// Makes a warm sandbox the claim's: it leaves its pool, and its pod is told whose it is now.
 ///
 /// The pod keeps the label its network policy selects throughout.
@@ -252,89 +236,14 @@ fn transfer(
         json!([controller_reference(claim)]),
     );
     let mut transfer = json!({ "metadata": metadata });
-    let desired = claimed_metadata(claim, sandbox, blueprint)?;
-    if let Some(pod_metadata) = pod_metadata_patch(sandbox, &desired) {
+    let desired = claimed(claim, sandbox, blueprint)?;
+    if let Some(pod_metadata) = patch_of_pod(sandbox, &desired) {
         transfer["spec"] = pod_metadata;
     }
     Ok(Effect::Transfer {
         sandbox: Version::of(sandbox),
         patch: transfer,
     })
-}
-
-fn sync_metadata(
-    claim: &SandboxClaim,
-    sandbox: &Sandbox,
-    blueprint: Option<&Blueprint<'_>>,
-) -> Result<Vec<Effect>, Obstacle> {
-    // Without a template there is no telling what came from it and what from the claim: what is there stays.
-    let Some(blueprint) = blueprint else {
-        return Ok(Vec::new());
-    };
-    let desired = claimed_metadata(claim, sandbox, Some(blueprint))?;
-    let patch = pod_metadata_patch(sandbox, &desired)
-        .filter(|_| sandbox.metadata.deletion_timestamp.is_none());
-    Ok(patch
-        .map(|spec| Effect::SyncMetadata {
-            sandbox: Version::of(sandbox),
-            patch: json!({ "spec": spec }),
-        })
-        .into_iter()
-        .collect())
-}
-
-/// The metadata that the pod of a claimed sandbox should have: the template's, who it is, and what the claim adds.
-fn claimed_metadata(
-    claim: &SandboxClaim,
-    sandbox: &Sandbox,
-    blueprint: Option<&Blueprint<'_>>,
-) -> Result<PodMetadata, Obstacle> {
-    let base = if let Some(blueprint) = blueprint {
-        blueprint.pod_metadata(claim_identity(claim))
-    } else {
-        let mut metadata = sandbox.spec.pod_template.metadata.clone();
-        let labels = metadata.labels.get_or_insert_default();
-        labels.remove(labels::WARM_POOL_SANDBOX);
-        labels.remove(labels::SANDBOX_POD_TEMPLATE_HASH);
-        labels.extend(claim_identity(claim));
-        metadata
-    };
-    let none = PodMetadata::default();
-    let additional = claim.spec.additional_pod_metadata.as_ref().unwrap_or(&none);
-    metadata::merge(&base, additional)
-        .map_err(|error| Obstacle::new(Reason::InvalidMetadata, error))
-}
-
-/// The patch of a sandbox's spec that gives its pod this metadata, if it has another.
-fn pod_metadata_patch(sandbox: &Sandbox, desired: &PodMetadata) -> Option<Value> {
-    let current = &sandbox.spec.pod_template.metadata;
-    let none = Pairs::new();
-    let metadata = metadata_patch(
-        (&current.labels, desired.labels.as_ref().unwrap_or(&none)),
-        (
-            &current.annotations,
-            desired.annotations.as_ref().unwrap_or(&none),
-        ),
-    );
-    (!metadata.is_empty()).then(|| json!({ "podTemplate": { "metadata": metadata } }))
-}
-
-/// What gives an object exactly these labels and annotations; empty if it has them.
-fn metadata_patch(
-    (current_labels, labels): (&patch::StringMap, &Pairs),
-    (current_annotations, annotations): (&patch::StringMap, &Pairs),
-) -> Map<String, Value> {
-    let changes = [
-        ("labels", patch::exact_string_map(current_labels, labels)),
-        (
-            "annotations",
-            patch::exact_string_map(current_annotations, annotations),
-        ),
-    ];
-    changes
-        .into_iter()
-        .filter_map(|(field, change)| Some((field.to_owned(), change?)))
-        .collect()
 }
 
 /// Makes a sandbox for this claim alone, under the claim's name.
@@ -369,7 +278,7 @@ fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, 
     .map_err(|error| Obstacle::new(Reason::EnvVarsInjectionRejected, error))?;
 
     let mut sandbox = blueprint.sandbox(pod_spec, PodMetadata::default(), volumes);
-    sandbox.spec.pod_template.metadata = claimed_metadata(claim, &sandbox, Some(blueprint))?;
+    sandbox.spec.pod_template.metadata = claimed(claim, &sandbox, Some(blueprint))?;
     let mut identity = claim_identity(claim);
     identity.insert(
         labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(),
@@ -383,14 +292,6 @@ fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, 
     Ok(Effect::Create {
         sandbox: Box::new(sandbox),
     })
-}
-
-/// How a sandbox and its pod say whose they are.
-fn claim_identity(claim: &SandboxClaim) -> Pairs {
-    Pairs::from([(
-        labels::CLAIM_UID.to_owned(),
-        claim.metadata.uid.clone().unwrap_or_default(),
-    )])
 }
 
 fn trace_context(claim: &SandboxClaim) -> Option<(String, String)> {

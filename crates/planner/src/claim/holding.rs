@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api::{Sandbox, SandboxClaim, labels};
 use kube::ResourceExt;
 
-use super::acquisition::is_adoptable;
+use super::acquisition::{allows_adoption, is_adoptable};
 use crate::owner::is_controlled_by;
 
 /// What a claim has.
@@ -17,7 +17,7 @@ pub enum Holding<'a> {
     Promised(&'a Sandbox),
     /// It is bound to a sandbox of its own name that does not exist yet.
     Planned,
-    /// It is bound to a sandbox that is gone or somebody else's.
+    /// It is bound to a sandbox that is gone, belongs to another owner, or that the claim's spec does not allow it to adopt.
     Broken { name: &'a str },
     /// Nothing.
     Free,
@@ -38,7 +38,10 @@ pub fn names_to_look_up(claim: &SandboxClaim) -> Vec<&str> {
     names
 }
 
-/// What the claim has, given the sandboxes of [`names_to_look_up`], in that order.
+/// What the claim has, given the sandboxes of [`names_to_look_up`], in that order, followed by all others that it controls.
+///
+/// The owner reference of a sandbox decides. Users can edit the binding on the claim, so it is only a hint: it may be missing, and it
+/// may name a sandbox that the claim must not have.
 pub fn holding<'a>(
     claim: &'a SandboxClaim,
     found: &'a [(String, Option<Arc<Sandbox>>)],
@@ -59,7 +62,9 @@ pub fn holding<'a>(
         .find(|(found, _)| *found == name)
         .and_then(|(_, sandbox)| sandbox.as_deref());
     match bound {
-        Some(sandbox) if is_adoptable(sandbox) => Holding::Promised(sandbox),
+        Some(sandbox) if is_adoptable(sandbox) && allows_adoption(claim, sandbox) => {
+            Holding::Promised(sandbox)
+        }
         None if claim.metadata.name.as_deref() == Some(name) => Holding::Planned,
         Some(_) | None => Holding::Broken { name },
     }

@@ -9,6 +9,8 @@
 //! - A claim holds at most one sandbox: only the sandbox it is bound to is ever transferred or made for it, and it is bound to
 //!   another only once that one is known to be gone or somebody else's. One that is made for it has the claim's own name, so
 //!   that making it twice is impossible.
+//! - Users can edit the binding. A claim that lost it still has the sandbox whose owner reference names the claim, and gets the
+//!   binding again. A binding to a warm sandbox that the claim's spec does not allow it to adopt is replaced.
 //!
 //! ```text
 //!   Free ──bind(warm)──▶ Promised ──transfer──▶ Owned
@@ -18,7 +20,9 @@
 //! ```
 
 mod acquisition;
+mod binding;
 mod holding;
+mod pod_metadata;
 mod status;
 
 use std::time::Duration;
@@ -203,6 +207,7 @@ fn decide_by(
         decide_expired(observed, &mut plan);
         return plan;
     }
+    plan.effects.extend(binding::restore(observed));
     match acquire(observed) {
         Ok(effects) => {
             plan.effects.extend(effects);
@@ -210,7 +215,7 @@ fn decide_by(
         }
         Err(obstacle) => {
             if let Holding::Broken { .. } = observed.holding {
-                plan.effects.push(acquisition::unbind());
+                plan.effects.push(binding::unbind());
             }
             let is_absence = matches!(
                 obstacle.reason,

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use agent_sandbox_planner::claim::{
-    self, Effect, Holding, Lookup, Report, Verdict, decide, holding, names_to_look_up,
+    self, Effect, Holding, Lookup, Obstacle, Report, Verdict, decide, holding, names_to_look_up,
     template_name, warm_request,
 };
 use agent_sandbox_planner::owner::is_controlled_by;
 use api::claim::ClaimSource;
+use api::conditions::Reason;
 use api::{Sandbox, SandboxClaim};
 use kube::ResourceExt;
 
@@ -22,22 +23,40 @@ struct Progress {
     sandbox: Option<Sandbox>,
     outdated: bool,
     transferred: bool,
+    /// The answer to a write was lost.
+    failed: bool,
+}
+
+/// What goes wrong in a pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    /// The process ends after so many writes.
+    pub crash_after: usize,
+    /// The answer to the write that gives the claim its sandbox is lost.
+    pub loses_answer: bool,
+}
+
+impl Faults {
+    pub const NONE: Self = Self {
+        crash_after: usize::MAX,
+        loses_answer: false,
+    };
 }
 
 impl Process {
-    /// One pass over a claim, as the controller makes it, in a process that ends after so many writes.
+    /// One pass over a claim, as the controller makes it, while this goes wrong.
     pub fn reconcile_claim(
         &mut self,
         server: &mut Server,
         name: &str,
-        crash_after: usize,
+        faults: Faults,
     ) -> Result<(), Crash> {
-        let mut writes_left = crash_after;
+        let mut writes_left = faults.crash_after;
         for _ in 0..3 {
             let Some(claim) = self.claims.get(name).cloned() else {
                 return Ok(());
             };
-            if self.attempt(server, &claim, &mut writes_left)? {
+            if self.attempt(server, &claim, &mut writes_left, faults.loses_answer)? {
                 return Ok(());
             }
             self.see_claim(server, name);
@@ -51,6 +70,7 @@ impl Process {
         server: &mut Server,
         claim: &SandboxClaim,
         writes_left: &mut usize,
+        loses_answer: bool,
     ) -> Result<bool, Crash> {
         let found = self.look_up(server, claim);
         let held = holding(claim, &found);
@@ -98,12 +118,18 @@ impl Process {
             sandbox: owned,
             outdated: false,
             transferred: false,
+            failed: false,
         };
         for effect in &plan.effects {
             spend(writes_left)?;
-            self.carry_out(server, effect, &mut progress);
+            if loses_answer && let Some(sandbox) = acquired_by(effect) {
+                self.carry_out_unanswered(server, effect, &mut progress);
+                self.acquired.insert(uid.clone(), sandbox);
+            } else {
+                self.carry_out(server, effect, &mut progress);
+            }
             server.check();
-            if progress.outdated {
+            if progress.outdated || progress.failed {
                 break;
             }
         }
@@ -114,7 +140,12 @@ impl Process {
             return Ok(false);
         }
         spend(writes_left)?;
-        publish(server, &plan.verdict, &progress);
+        if progress.failed {
+            let obstacle = Obstacle::new(Reason::ReconcilerError, "the answer was lost");
+            publish(server, &Verdict::Blocked(obstacle), &progress);
+        } else {
+            publish(server, &plan.verdict, &progress);
+        }
         Ok(true)
     }
 
@@ -130,16 +161,56 @@ impl Process {
                 (name.to_owned(), cached)
             })
             .collect();
+        let uid = claim.uid().unwrap();
+        let controlled = self
+            .sandboxes
+            .values()
+            .filter(|sandbox| is_controlled_by(&sandbox.metadata, &uid));
+        found.extend(
+            controlled.map(|sandbox| (sandbox.name_any(), Some(Arc::new(sandbox.clone())))),
+        );
+        if let Some(name) = self.acquired.remove(&uid)
+            && !matches!(holding(claim, &found), Holding::Owned(_))
+        {
+            self.confirm(server, &name, &mut found);
+        }
         if let Holding::Broken { name } = holding(claim, &found) {
             let name = name.to_owned();
-            self.see_sandbox(server, &name);
-            for (looked_up, sandbox) in &mut found {
-                if *looked_up == name {
-                    *sandbox = server.sandboxes.get(&name).cloned().map(Arc::new);
-                }
-            }
+            self.confirm(server, &name, &mut found);
         }
         found
+    }
+
+    /// Asks the server for a sandbox.
+    fn confirm(
+        &mut self,
+        server: &Server,
+        name: &str,
+        found: &mut Vec<(String, Option<Arc<Sandbox>>)>,
+    ) {
+        self.see_sandbox(server, name);
+        found.retain(|(looked_up, _)| looked_up != name);
+        let live = server.sandboxes.get(name).cloned().map(Arc::new);
+        found.push((name.to_owned(), live));
+    }
+
+    /// Carries out an effect that gives the claim its sandbox, and does not learn what came of it.
+    fn carry_out_unanswered(
+        &mut self,
+        server: &mut Server,
+        effect: &Effect,
+        progress: &mut Progress,
+    ) {
+        match effect {
+            Effect::Transfer { sandbox, patch } => {
+                let _ = server.patch_sandbox(sandbox, patch);
+            }
+            Effect::Create { sandbox } => {
+                let _ = server.create_sandbox((**sandbox).clone());
+            }
+            other => panic!("{other:?} gives no sandbox to a claim"),
+        }
+        progress.failed = true;
     }
 
     fn carry_out(&mut self, server: &mut Server, effect: &Effect, progress: &mut Progress) {
@@ -191,6 +262,15 @@ impl Process {
             Effect::DeleteLegacyPolicy { policy } => panic!("nobody made {policy:?}"),
         };
         progress.outdated = answer.is_err();
+    }
+}
+
+/// The sandbox that becomes the claim's by an effect.
+fn acquired_by(effect: &Effect) -> Option<String> {
+    match effect {
+        Effect::Transfer { sandbox, .. } => Some(sandbox.name.clone()),
+        Effect::Create { sandbox } => Some(sandbox.name_any()),
+        _ => None,
     }
 }
 

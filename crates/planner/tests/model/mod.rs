@@ -6,5 +6,6 @@ mod process;
 mod server;
 mod writes;
 
+pub use claims::Faults;
 pub use process::Process;
 pub use server::Server;

@@ -21,6 +21,8 @@ pub struct Process {
     pub queue: WarmQueue,
     /// By the pool's UID.
     pub expectations: BTreeMap<String, Expectations>,
+    /// The sandboxes that claims have or may have, though the answer to the write was lost, by the claim's UID.
+    pub(super) acquired: BTreeMap<String, String>,
 }
 
 impl Process {

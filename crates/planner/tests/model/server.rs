@@ -8,7 +8,7 @@ use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::template::SandboxTemplateRef;
 use api::warm_pool::{UpdateStrategy, UpdateStrategyKind};
-use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -34,11 +34,15 @@ pub(super) const POOLS: [(&str, &str, UpdateStrategyKind); 2] = [
     ("pool-b", "js", UpdateStrategyKind::Recreate),
 ];
 
+/// A claim that takes no warm sandbox.
+const COLD: &str = "c5";
+
 /// Where a claim's sandbox comes from: by template or from a pool, of either template.
 fn source_of(name: &str) -> (Option<&'static str>, Option<&'static str>) {
     match name {
         "c0" | "c1" => (Some("py"), None),
         "c2" => (Some("js"), None),
+        COLD => (Some("py"), None),
         "c3" => (None, Some("pool-a")),
         _ => (None, Some("pool-b")),
     }
@@ -147,7 +151,27 @@ impl Server {
         claim.spec.sandbox_template_ref =
             template.map(|name| SandboxTemplateRef { name: name.into() });
         claim.spec.warm_pool_ref = pool.map(|name| WarmPoolRef { name: name.into() });
+        claim.spec.warmpool = (name == COLD).then(|| "none".into());
         self.claims.insert(name.into(), claim);
+    }
+
+    /// A user writes another binding on a claim, or takes it off.
+    pub fn edit_binding(&mut self, name: &str, sandbox: Option<&str>) {
+        let revision = self.next_revision();
+        let Some(claim) = self.claims.get_mut(name) else {
+            return;
+        };
+        claim.metadata.resource_version = Some(revision);
+        let (labels, annotations) = (&mut claim.metadata.labels, &mut claim.metadata.annotations);
+        for entries in [labels, annotations] {
+            let entries = entries.get_or_insert_default();
+            match sandbox {
+                Some(sandbox) => {
+                    entries.insert(labels::ASSIGNED_SANDBOX_NAME.into(), sandbox.into());
+                }
+                None => entries.clear(),
+            }
+        }
     }
 
     /// Deletes a claim and what it controls, as garbage collection does.
@@ -259,7 +283,31 @@ impl Server {
             if owner.kind == "SandboxClaim" {
                 let other = held.insert(owner.uid.clone(), sandbox.name_any());
                 assert_eq!(other, None, "claim {} holds two sandboxes", owner.name);
+                check_source(sandbox, &owner.name);
             }
         }
     }
+}
+
+/// A claim has no sandbox but one that its spec asks for.
+fn check_source(sandbox: &Sandbox, claim: &str) {
+    let (template, pool) = source_of(claim);
+    let of_pool = || {
+        POOLS
+            .iter()
+            .find(|(name, ..)| Some(*name) == pool)
+            .unwrap()
+            .1
+    };
+    let made_from = sandbox.annotations().get(labels::SANDBOX_TEMPLATE_REF);
+    assert_eq!(
+        made_from.map(String::as_str),
+        Some(template.unwrap_or_else(of_pool)),
+        "claim {claim} has the sandbox of another template"
+    );
+    let is_warm = sandbox.annotations().contains_key(labels::POD_NAME);
+    assert!(
+        !is_warm || claim != COLD,
+        "{claim} asked for no warm sandbox"
+    );
 }

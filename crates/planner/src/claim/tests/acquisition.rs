@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::super::*;
 use super::world::{
-    World, at, bound_to, claim, claim_by_pool, finished_condition, owned, pairs, pool, warm,
+    World, at, bound, bound_to, claim, claim_by_pool, finished_condition, owned, pairs, pool, warm,
 };
 use crate::owner::controller_of;
 
@@ -163,6 +163,88 @@ fn a_cold_sandbox_has_the_claims_name_and_identity() {
 }
 
 #[test]
+fn a_claim_whose_binding_was_taken_off_or_forged_keeps_its_sandbox_and_is_bound_to_it_again() {
+    let mut half_bound = bound_to("w");
+    half_bound.metadata.labels = None;
+    for claim in [claim(), bound_to("x"), bound_to("mine"), half_bound] {
+        let world = World {
+            sandboxes: vec![owned("w"), warm("x")],
+            candidate: Some(warm("x")),
+            ..World::of(claim)
+        };
+        let plan = world.decide();
+        let [Effect::Bind { sandbox, patch }] = plan.effects.as_slice() else {
+            panic!("{:?}", plan.effects);
+        };
+        assert_eq!(sandbox, "w");
+        assert_eq!(
+            patch["metadata"]["labels"][labels::ASSIGNED_SANDBOX_NAME],
+            "w"
+        );
+        assert_eq!(plan.verdict, Verdict::Reflect);
+    }
+    let mut leaving = owned("w");
+    leaving.metadata.deletion_timestamp = Some(Time(at(1)));
+    let world = World {
+        sandboxes: vec![leaving],
+        ..World::of(claim())
+    };
+    assert_eq!(world.decide().effects, []);
+}
+
+#[test]
+fn a_forged_binding_gets_a_claim_no_sandbox_that_its_spec_does_not_allow() {
+    let of_spec = |edit: fn(&mut SandboxClaim)| {
+        let mut claim = bound_to("w");
+        edit(&mut claim);
+        claim
+    };
+    let env = || {
+        Some(vec![EnvVar {
+            name: "A".into(),
+            value: "1".into(),
+            container_name: None,
+        }])
+    };
+    let mut with_env = bound_to("w");
+    with_env.spec.env = env();
+    with_env.spec.warmpool = Some("none".into());
+    for claim in [
+        of_spec(|claim| claim.spec.sandbox_template_ref.as_mut().unwrap().name = "js".into()),
+        of_spec(|claim| claim.spec.warmpool = Some("none".into())),
+        of_spec(|claim| claim.spec.warmpool = Some("another-pool".into())),
+        with_env,
+    ] {
+        let mut world = World {
+            sandboxes: vec![warm("w")],
+            ..World::of(claim)
+        };
+        let template = world.template.as_mut().unwrap();
+        template.spec.env_vars_injection_policy = Some(EnvVarsInjectionPolicy::Allowed);
+        let plan = world.decide();
+        assert!(
+            matches!(
+                plan.effects.as_slice(),
+                [Effect::Bind { sandbox, .. }, Effect::Create { .. }] if sandbox == "mine"
+            ),
+            "{plan:?}"
+        );
+    }
+    let mut by_pool = bound(claim_by_pool(), "w");
+    by_pool.spec.warm_pool_ref.as_mut().unwrap().name = "another-pool".into();
+    let world = World {
+        sandboxes: vec![warm("w")],
+        template: None,
+        ..World::of(by_pool)
+    };
+    assert_eq!(world.blocked().reason, Reason::WarmPoolNotFound);
+    assert!(matches!(
+        world.decide().effects.as_slice(),
+        [Effect::Unbind { .. }]
+    ));
+}
+
+#[test]
 fn a_sandbox_found_by_status_binding_or_name_is_recognised_if_it_is_the_claims() {
     let mut by_status = claim();
     by_status.status = Some(api::SandboxClaimStatus {
@@ -186,7 +268,13 @@ fn a_sandbox_found_by_status_binding_or_name_is_recognised_if_it_is_the_claims()
             ..World::of(claim)
         };
         let plan = world.decide();
-        assert_eq!((plan.effects, plan.verdict), (Vec::new(), Verdict::Reflect));
+        assert!(
+            plan.effects
+                .iter()
+                .all(|effect| matches!(effect, Effect::Bind { sandbox, .. } if sandbox == name)),
+            "{plan:?}"
+        );
+        assert_eq!(plan.verdict, Verdict::Reflect);
     }
 }
 
@@ -316,6 +404,11 @@ fn an_orphan_is_only_taken_if_it_runs_what_the_template_says() {
     };
     assert!(matches!(world.decide().effects[1], Effect::Transfer { .. }));
     orphan.spec.pod_template.spec_mut().containers[0].image = Some("evil".into());
-    world.candidate = Some(orphan);
+    world.candidate = Some(orphan.clone());
     assert!(matches!(world.decide().effects[1], Effect::Create { .. }));
+    let forged = World {
+        sandboxes: vec![orphan],
+        ..World::of(bound_to("w"))
+    };
+    assert!(matches!(forged.decide().effects[1], Effect::Create { .. }));
 }

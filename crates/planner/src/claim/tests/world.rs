@@ -49,8 +49,13 @@ pub(super) fn claim_by_pool() -> SandboxClaim {
 }
 
 pub(super) fn bound_to(name: &str) -> SandboxClaim {
-    let mut claim = claim();
-    claim.metadata.annotations = Some(pairs(&[(labels::ASSIGNED_SANDBOX_NAME, name)]));
+    bound(claim(), name)
+}
+
+pub(super) fn bound(mut claim: SandboxClaim, name: &str) -> SandboxClaim {
+    let binding = pairs(&[(labels::ASSIGNED_SANDBOX_NAME, name)]);
+    claim.metadata.labels = Some(binding.clone());
+    claim.metadata.annotations = Some(binding);
     claim
 }
 
@@ -158,7 +163,7 @@ impl World {
     }
 
     pub fn decide(&self) -> Plan {
-        let found: Vec<(String, Option<Arc<Sandbox>>)> = names_to_look_up(&self.claim)
+        let mut found: Vec<(String, Option<Arc<Sandbox>>)> = names_to_look_up(&self.claim)
             .into_iter()
             .map(|name| {
                 let found = self
@@ -168,6 +173,12 @@ impl World {
                 (name.to_owned(), found.cloned().map(Arc::new))
             })
             .collect();
+        let controlled = self
+            .sandboxes
+            .iter()
+            .filter(|sandbox| is_controlled_by(&sandbox.metadata, "claim-uid"))
+            .map(|sandbox| (sandbox.name_any(), Some(Arc::new(sandbox.clone()))));
+        found.extend(controlled);
         let holding = holding(&self.claim, &found);
         let namesake = self
             .sandboxes

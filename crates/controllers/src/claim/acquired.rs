@@ -1,0 +1,85 @@
+//! Sandboxes that this process gave to claims, or may have given, before the cache shows it.
+//!
+//! The answer to a write can be lost, and a cache that lists anew learns nothing. If a user strips the claim's binding in that moment,
+//! neither the claim nor the cache tells which sandbox the claim has. A process that starts anew lists all sandboxes first, so this need
+//! not outlive the process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::SandboxClaim;
+use kube::ResourceExt;
+
+use crate::cache::Cache;
+
+/// The names of those sandboxes, by the UID of their claim. Clones refer to the same names.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Acquired(Arc<Mutex<HashMap<String, String>>>);
+
+impl Acquired {
+    /// Forgets claims that are gone.
+    pub fn follow(&self, claims: &Cache<SandboxClaim>) {
+        let acquired = self.clone();
+        claims.subscribe(move |change| {
+            if let Some(claim) = change.departed() {
+                acquired.settle(claim);
+            }
+        });
+    }
+
+    /// Notes that the claim has this sandbox, or may have it.
+    pub fn note(&self, claim: &SandboxClaim, sandbox: &str) {
+        let uid = claim.uid().unwrap_or_default();
+        self.names().insert(uid, sandbox.to_owned());
+    }
+
+    /// The sandbox that the server must be asked for before the claim gets another.
+    pub fn unconfirmed(&self, claim: &SandboxClaim) -> Option<String> {
+        self.names().get(claim.metadata.uid.as_ref()?).cloned()
+    }
+
+    /// Forgets the sandbox: the cache shows that it is the claim's, or the server said that it is not.
+    pub fn settle(&self, claim: &SandboxClaim) {
+        if let Some(uid) = &claim.metadata.uid {
+            self.names().remove(uid);
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.names().len()
+    }
+
+    fn names(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::SandboxClaimSpec;
+    use kube::runtime::watcher::Event;
+
+    use super::*;
+
+    #[test]
+    fn a_sandbox_is_remembered_until_it_is_confirmed_or_its_claim_is_gone() {
+        let claim = |uid: &str| {
+            let mut claim = SandboxClaim::new("c", SandboxClaimSpec::default());
+            claim.metadata.uid = Some(uid.to_owned());
+            claim.metadata.resource_version = Some("1".to_owned());
+            claim
+        };
+        let cache = Cache::<SandboxClaim>::new(None);
+        let acquired = Acquired::default();
+        acquired.follow(&cache);
+        cache.apply(Event::Apply(claim("a")));
+        acquired.note(&claim("a"), "w");
+        assert_eq!(acquired.unconfirmed(&claim("a")).as_deref(), Some("w"));
+        assert_eq!(acquired.unconfirmed(&claim("b")), None);
+        cache.apply(Event::Delete(claim("a")));
+        assert_eq!(acquired.len(), 0);
+        acquired.note(&claim("b"), "x");
+        acquired.settle(&claim("b"));
+        assert_eq!(acquired.len(), 0);
+    }
+}

@@ -1,0 +1,63 @@
+//! The binding of a claim: the name of its sandbox, as label and annotation. It is the intent to have that sandbox.
+
+use api::labels;
+use api::names::LabelValue;
+use kube::ResourceExt;
+use serde_json::{Map, Value, json};
+
+use super::{Effect, Holding, Observed};
+
+/// Writes the binding again that the claim lost, or that names another sandbox than the one the claim has.
+pub(super) fn restore(observed: &Observed<'_>) -> Option<Effect> {
+    let Holding::Owned(sandbox) = observed.holding else {
+        return None;
+    };
+    let (claim, name) = (observed.claim, sandbox.name_any());
+    let label = name.parse::<LabelValue>().ok();
+    let is_bound = claim.annotations().get(labels::ASSIGNED_SANDBOX_NAME) == Some(&name)
+        && claim
+            .labels()
+            .get(labels::ASSIGNED_SANDBOX_NAME)
+            .map(String::as_str)
+            == label.as_ref().map(LabelValue::as_str);
+    let is_leaving = sandbox.metadata.deletion_timestamp.is_some();
+    (!is_bound && !is_leaving).then(|| bind(observed, &name))
+}
+
+/// Writes the intent on the claim, with when the controller first saw it.
+pub(super) fn bind(observed: &Observed<'_>, sandbox: &str) -> Effect {
+    let claim = observed.claim;
+    let mut annotations = Map::new();
+    annotations.insert(labels::ASSIGNED_SANDBOX_NAME.into(), json!(sandbox));
+    if !claim
+        .annotations()
+        .contains_key(labels::CONTROLLER_FIRST_OBSERVED_AT)
+    {
+        let moment = observed.first_observed.to_string();
+        annotations.insert(labels::CONTROLLER_FIRST_OBSERVED_AT.into(), json!(moment));
+    }
+    // A name may be longer than a label's value can be; the annotation says it then.
+    let label = sandbox
+        .parse::<LabelValue>()
+        .map_or(Value::Null, |value| json!(value.as_str()));
+    Effect::Bind {
+        sandbox: sandbox.to_owned(),
+        patch: json!({
+            "metadata": {
+                "labels": { labels::ASSIGNED_SANDBOX_NAME: label },
+                "annotations": annotations,
+            }
+        }),
+    }
+}
+
+pub(super) fn unbind() -> Effect {
+    Effect::Unbind {
+        patch: json!({
+            "metadata": {
+                "labels": { labels::ASSIGNED_SANDBOX_NAME: null },
+                "annotations": { labels::ASSIGNED_SANDBOX_NAME: null },
+            }
+        }),
+    }
+}

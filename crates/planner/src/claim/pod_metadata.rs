@@ -1,0 +1,100 @@
+//! The labels and annotations of a claimed sandbox's pod: from the template, from the claim, and those that say whose it is.
+
+use std::collections::BTreeMap;
+
+use api::conditions::Reason;
+use api::metadata;
+use api::sandbox::PodMetadata;
+use api::{Sandbox, SandboxClaim, labels};
+use serde_json::{Map, Value, json};
+
+use super::{Effect, Obstacle};
+use crate::blueprint::Blueprint;
+use crate::patch;
+use crate::version::Version;
+
+type Pairs = BTreeMap<String, String>;
+
+/// Brings the pod metadata of a sandbox in line with template and claim.
+pub(super) fn sync(
+    claim: &SandboxClaim,
+    sandbox: &Sandbox,
+    blueprint: Option<&Blueprint<'_>>,
+) -> Result<Vec<Effect>, Obstacle> {
+    // Without a template there is no telling what came from it and what from the claim: what is there stays.
+    if blueprint.is_none() {
+        return Ok(Vec::new());
+    }
+    let desired = claimed(claim, sandbox, blueprint)?;
+    let patch =
+        patch_of_pod(sandbox, &desired).filter(|_| sandbox.metadata.deletion_timestamp.is_none());
+    Ok(patch
+        .map(|spec| Effect::SyncMetadata {
+            sandbox: Version::of(sandbox),
+            patch: json!({ "spec": spec }),
+        })
+        .into_iter()
+        .collect())
+}
+
+/// The metadata that the pod of a claimed sandbox should have: the template's, who it is, and what the claim adds.
+pub(super) fn claimed(
+    claim: &SandboxClaim,
+    sandbox: &Sandbox,
+    blueprint: Option<&Blueprint<'_>>,
+) -> Result<PodMetadata, Obstacle> {
+    let base = if let Some(blueprint) = blueprint {
+        blueprint.pod_metadata(claim_identity(claim))
+    } else {
+        let mut metadata = sandbox.spec.pod_template.metadata.clone();
+        let labels = metadata.labels.get_or_insert_default();
+        labels.remove(labels::WARM_POOL_SANDBOX);
+        labels.remove(labels::SANDBOX_POD_TEMPLATE_HASH);
+        labels.extend(claim_identity(claim));
+        metadata
+    };
+    let none = PodMetadata::default();
+    let additional = claim.spec.additional_pod_metadata.as_ref().unwrap_or(&none);
+    metadata::merge(&base, additional)
+        .map_err(|error| Obstacle::new(Reason::InvalidMetadata, error))
+}
+
+/// The patch of a sandbox's spec that gives its pod this metadata, if it has another.
+pub(super) fn patch_of_pod(sandbox: &Sandbox, desired: &PodMetadata) -> Option<Value> {
+    let current = &sandbox.spec.pod_template.metadata;
+    let none = Pairs::new();
+    let metadata = metadata_patch(
+        (&current.labels, desired.labels.as_ref().unwrap_or(&none)),
+        (
+            &current.annotations,
+            desired.annotations.as_ref().unwrap_or(&none),
+        ),
+    );
+    (!metadata.is_empty()).then(|| json!({ "podTemplate": { "metadata": metadata } }))
+}
+
+/// What gives an object exactly these labels and annotations; empty if it has them.
+pub(super) fn metadata_patch(
+    (current_labels, labels): (&patch::StringMap, &Pairs),
+    (current_annotations, annotations): (&patch::StringMap, &Pairs),
+) -> Map<String, Value> {
+    let changes = [
+        ("labels", patch::exact_string_map(current_labels, labels)),
+        (
+            "annotations",
+            patch::exact_string_map(current_annotations, annotations),
+        ),
+    ];
+    changes
+        .into_iter()
+        .filter_map(|(field, change)| Some((field.to_owned(), change?)))
+        .collect()
+}
+
+/// How a sandbox and its pod say whose they are.
+pub(super) fn claim_identity(claim: &SandboxClaim) -> Pairs {
+    Pairs::from([(
+        labels::CLAIM_UID.to_owned(),
+        claim.metadata.uid.clone().unwrap_or_default(),
+    )])
+}
