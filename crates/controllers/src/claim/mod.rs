@@ -304,6 +304,9 @@ async fn attempt(
         return Ok(Attempt::Outdated);
     }
     report::tell_provisioning(context, claim, &facts, &applied);
+    if let Some(why) = &plan.unapplied {
+        report::tell_unapplied(context, claim, why);
+    }
     let held = applied.sandbox.as_deref().or(match facts.holding() {
         Holding::Owned(sandbox) => Some(sandbox),
         _ => None,

@@ -127,7 +127,9 @@ fn tell_obstacle(
 ) {
     let known = conditions::find(&before.conditions, ConditionType::Ready)
         .is_some_and(|ready| ready.reason == obstacle.reason.as_str());
-    if known {
+    // That it waits for something to go is nothing to warn of.
+    let is_wait = obstacle.reason == Reason::SandboxNotReady;
+    if known || is_wait {
         return;
     }
     let occurrence = Occurrence {
@@ -189,6 +191,23 @@ pub(super) fn tell_provisioning(
             action: "Create",
             note: format!("Created sandbox {name:?}"),
         }
+    };
+    context.events.record(CONTROLLER, claim, occurrence);
+}
+
+/// Tells why part of the claim's metadata does not reach its pod, once for each change of its spec.
+pub(super) fn tell_unapplied(context: &Context, claim: &SandboxClaim, why: &str) {
+    let status = claim.status.as_ref();
+    let ready =
+        status.and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
+    if ready.is_some_and(|ready| ready.observed_generation == claim.metadata.generation) {
+        return;
+    }
+    let occurrence = Occurrence {
+        severity: Severity::Warning,
+        reason: "MetadataNotApplied",
+        action: "Sync",
+        note: why.to_owned(),
     };
     context.events.record(CONTROLLER, claim, occurrence);
 }

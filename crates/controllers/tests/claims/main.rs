@@ -12,6 +12,7 @@ mod faults;
 mod lifecycle;
 mod measurements;
 mod policies;
+mod recreation;
 mod refusals;
 #[path = "../support/mod.rs"]
 mod support;

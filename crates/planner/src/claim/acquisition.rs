@@ -12,7 +12,7 @@ use super::binding::bind;
 use super::pod_metadata::{claim_identity, claimed, metadata_patch, patch_of_pod, sync};
 use super::{Effect, Holding, Lookup, Observed, Obstacle, blueprint, validate};
 use crate::blueprint::Blueprint;
-use crate::owner::{controller_of, controller_reference, refers_to};
+use crate::owner::{controller_of, controller_reference, refers_to, refers_to_predecessor};
 use crate::version::Version;
 use crate::warm_queue::{Candidate, Request, SandboxKey};
 use crate::{env_injection, volume_claims};
@@ -250,6 +250,15 @@ fn transfer(
 fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, Obstacle> {
     let claim = observed.claim;
     if let Some(namesake) = observed.namesake {
+        if is_leaving(claim, namesake) {
+            return Err(Obstacle::new(
+                Reason::SandboxNotReady,
+                format!(
+                    "Sandbox {:?} of an earlier claim is being deleted; a new one is made once it is gone",
+                    namesake.name_any()
+                ),
+            ));
+        }
         let owner = controller_of(&namesake.metadata).map_or_else(
             || "no controller".to_owned(),
             |owner| format!("{} {:?}", owner.kind, owner.name),
@@ -292,6 +301,15 @@ fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, 
     Ok(Effect::Create {
         sandbox: Box::new(sandbox),
     })
+}
+
+/// Whether a sandbox of the claim's name is being deleted, or belonged to an earlier claim of this name and garbage collection has not
+/// come to it yet.
+fn is_leaving(claim: &SandboxClaim, namesake: &Sandbox) -> bool {
+    let (name, uid) = (claim.name_any(), claim.metadata.uid.as_deref());
+    namesake.metadata.deletion_timestamp.is_some()
+        || controller_of(&namesake.metadata)
+            .is_some_and(|owner| refers_to_predecessor::<SandboxClaim>(owner, &name, uid))
 }
 
 fn trace_context(claim: &SandboxClaim) -> Option<(String, String)> {

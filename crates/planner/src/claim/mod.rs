@@ -170,6 +170,8 @@ pub struct Plan {
     pub verdict: Verdict,
     /// The claim has just expired, and somebody should be told.
     pub announces_expiry: bool,
+    /// Why part of the claim's metadata does not reach its pod, if that is so.
+    pub unapplied: Option<String>,
     /// When to look again at the latest, besides the claim's deadlines.
     pub recheck_after: Option<Duration>,
 }
@@ -197,6 +199,7 @@ fn decide_by(
         effects: Vec::new(),
         verdict: Verdict::Silent,
         announces_expiry: false,
+        unapplied: None,
         recheck_after: None,
     };
     if observed.claim.metadata.deletion_timestamp.is_some() {
@@ -208,6 +211,7 @@ fn decide_by(
         return plan;
     }
     plan.effects.extend(binding::restore(observed));
+    plan.unapplied = unapplied(observed);
     match acquire(observed) {
         Ok(effects) => {
             plan.effects.extend(effects);
@@ -219,13 +223,31 @@ fn decide_by(
             }
             let is_absence = matches!(
                 obstacle.reason,
-                Reason::TemplateNotFound | Reason::WarmPoolNotFound | Reason::ReconcilerError
+                Reason::TemplateNotFound
+                    | Reason::WarmPoolNotFound
+                    | Reason::ReconcilerError
+                    | Reason::SandboxNotReady
             );
             plan.recheck_after = is_absence.then_some(ABSENCE_RECHECK);
             plan.verdict = Verdict::Blocked(obstacle);
         }
     }
     plan
+}
+
+/// Why part of the claim's metadata cannot be given to its pod, if that is so.
+fn unapplied(observed: &Observed<'_>) -> Option<String> {
+    let keys = pod_metadata::unchangeable(observed);
+    if keys.is_empty() {
+        return None;
+    }
+    let template =
+        template_name(observed.claim, observed.holding, observed.pool).unwrap_or_default();
+    Some(format!(
+        "spec.additionalPodMetadata: {} of the pod stay as they are, because SandboxTemplate {template:?}, which may have set them, is gone; \
+         create the template again to change them",
+        keys.join(", ")
+    ))
 }
 
 /// Where the claim stands with its deadlines.

@@ -8,7 +8,7 @@ use api::sandbox::PodMetadata;
 use api::{Sandbox, SandboxClaim, labels};
 use serde_json::{Map, Value, json};
 
-use super::{Effect, Obstacle};
+use super::{Effect, Holding, Observed, Obstacle};
 use crate::blueprint::Blueprint;
 use crate::patch;
 use crate::version::Version;
@@ -21,11 +21,10 @@ pub(super) fn sync(
     sandbox: &Sandbox,
     blueprint: Option<&Blueprint<'_>>,
 ) -> Result<Vec<Effect>, Obstacle> {
-    // Without a template there is no telling what came from it and what from the claim: what is there stays.
-    if blueprint.is_none() {
-        return Ok(Vec::new());
-    }
-    let desired = claimed(claim, sandbox, blueprint)?;
+    let desired = match blueprint {
+        Some(_) => claimed(claim, sandbox, blueprint)?,
+        None => with_additions(claim, sandbox),
+    };
     let patch =
         patch_of_pod(sandbox, &desired).filter(|_| sandbox.metadata.deletion_timestamp.is_none());
     Ok(patch
@@ -35,6 +34,51 @@ pub(super) fn sync(
         })
         .into_iter()
         .collect())
+}
+
+/// The metadata of a claimed sandbox's pod with what the claim adds to it. Without a template there is no telling what came from it and
+/// what from the claim, so everything that is there stays.
+fn with_additions(claim: &SandboxClaim, sandbox: &Sandbox) -> PodMetadata {
+    let mut metadata = sandbox.spec.pod_template.metadata.clone();
+    let Some(additional) = &claim.spec.additional_pod_metadata else {
+        return metadata;
+    };
+    for (present, added) in [
+        (&mut metadata.labels, &additional.labels),
+        (&mut metadata.annotations, &additional.annotations),
+    ] {
+        for (key, value) in added.iter().flatten() {
+            let present = present.get_or_insert_default();
+            present.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+    }
+    metadata
+}
+
+/// The labels and annotations of a claim that its sandbox's pod has with other values, and that cannot be changed because the template is
+/// gone that may have set them.
+pub(super) fn unchangeable(observed: &Observed<'_>) -> Vec<String> {
+    let (Holding::Owned(sandbox), None) = (observed.holding, observed.template.found()) else {
+        return Vec::new();
+    };
+    let Some(additional) = &observed.claim.spec.additional_pod_metadata else {
+        return Vec::new();
+    };
+    let present = &sandbox.spec.pod_template.metadata;
+    [
+        (&present.labels, &additional.labels),
+        (&present.annotations, &additional.annotations),
+    ]
+    .into_iter()
+    .flat_map(|(present, wanted)| {
+        let none = Pairs::new();
+        let present = present.clone().unwrap_or(none);
+        let wanted = wanted.iter().flatten();
+        let differing =
+            wanted.filter(move |(key, value)| present.get(*key).is_some_and(|it| it != *value));
+        differing.map(|(key, _)| key.clone())
+    })
+    .collect()
 }
 
 /// The metadata that the pod of a claimed sandbox should have: the template's, who it is, and what the claim adds.

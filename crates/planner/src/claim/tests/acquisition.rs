@@ -302,6 +302,23 @@ fn a_foreign_sandbox_of_the_claims_name_is_left_alone() {
 }
 
 #[test]
+fn a_sandbox_of_the_claims_name_that_is_going_is_waited_for_and_no_error() {
+    let mut going = warm("mine");
+    going.metadata.deletion_timestamp = Some(Time(at(1)));
+    let mut predecessors = owned("mine");
+    predecessors.metadata.owner_references.as_mut().unwrap()[0].uid = "earlier-uid".into();
+    for left in [going, predecessors] {
+        let world = World {
+            sandboxes: vec![left],
+            ..World::of(claim())
+        };
+        let obstacle = world.blocked();
+        assert_eq!(obstacle.reason, Reason::SandboxNotReady);
+        assert!(obstacle.message.contains("is being deleted"));
+    }
+}
+
+#[test]
 fn env_and_volumes_of_its_own_mean_a_cold_start_from_the_pools_template() {
     let mut world = World {
         pool: Some(pool()),

@@ -38,6 +38,33 @@ fn later_metadata_changes_of_claim_and_template_reach_the_pod() {
 }
 
 #[test]
+fn without_its_template_a_claim_adds_metadata_and_says_what_it_cannot_change() {
+    let mut world = World {
+        sandboxes: vec![owned("w")],
+        template: None,
+        ..World::of(bound_to("w"))
+    };
+    assert_eq!(world.decide().effects, []);
+    world.claim.spec.additional_pod_metadata = Some(PodMetadata {
+        labels: Some(pairs(&[("team", "ml"), ("app", "mine")])),
+        annotations: Some(pairs(&[("cost", "7")])),
+    });
+    let plan = world.decide();
+    let [Effect::SyncMetadata { patch, .. }] = plan.effects.as_slice() else {
+        panic!("{:?}", plan.effects);
+    };
+    assert_eq!(
+        patch["spec"]["podTemplate"]["metadata"],
+        serde_json::json!({ "labels": { "team": "ml" }, "annotations": { "cost": "7" } })
+    );
+    assert_eq!(plan.verdict, Verdict::Reflect);
+    let why = plan.unapplied.unwrap();
+    assert!(why.contains("app") && why.contains("\"py\""), "{why}");
+    world.template = Some(super::world::template());
+    assert_eq!(world.decide().unapplied, None);
+}
+
+#[test]
 fn a_policy_of_older_controllers_goes_and_a_users_stays() {
     let mut policy = NetworkPolicy::default();
     policy.metadata.name = Some("mine-network-policy".into());
