@@ -75,6 +75,25 @@ fn a_crash_in_the_middle_of_many_runs_loses_and_leaks_nothing() {
     );
 }
 
+#[test]
+fn a_disk_that_fails_ends_up_with_a_reason_and_loses_nothing_acknowledged() {
+    let mut up = Up::start_with_writes_that_may_fail();
+    let acknowledged = stdout_of(up.command().args(["claim", "-o", "name"]));
+    up.fail_writes();
+    let refused = run(up.command().arg("claim"));
+    assert!(!refused.status.success(), "a write was acknowledged");
+    let (code, complaints) = up.outcome();
+    assert_eq!(code, Some(1), "{complaints}");
+    assert!(
+        complaints.contains("error: the API server failed"),
+        "{complaints}"
+    );
+
+    up.start_again();
+    let claims = stdout_of(up.command().args(["list", "claims", "-o", "name"]));
+    assert_eq!(claims, acknowledged);
+}
+
 fn start_run(up: &Up, number: usize) -> Child {
     let mut command = up.command();
     command

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -92,8 +93,48 @@ impl Up {
     pub fn start_with(arguments: &[&str], variables: &[(String, String)]) -> Self {
         require_root();
         let home = tempfile::tempdir().expect("a temporary directory");
-        let (child, ready) = spawn(home.path(), arguments, variables);
+        let mut command = agent_sandbox(home.path());
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        let (child, ready) = spawn(home.path(), command, arguments);
         Self { home, child, ready }
+    }
+
+    /// Starts an `up` whose writes [`Self::fail_writes`] can make fail: SIGXFSZ, which would end it, is ignored.
+    pub fn start_with_writes_that_may_fail() -> Self {
+        require_root();
+        let home = tempfile::tempdir().expect("a temporary directory");
+        let binary = agent_sandbox(home.path());
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""])
+            .arg(binary.get_program())
+            .env("AGENT_SANDBOX_HOME", home.path())
+            .env_remove("KUBECONFIG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped());
+        let (child, ready) = spawn(home.path(), command, &[]);
+        Self { home, child, ready }
+    }
+
+    /// Makes every further write to a file fail, as on a disk that fails.
+    pub fn fail_writes(&self) {
+        let none = Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        prlimit(Some(Pid::from_child(&self.child)), Resource::Fsize, none)
+            .expect("limits of a child can be set");
+    }
+
+    /// Waits until the process ends of its own accord: its exit code and standard error, which must be piped.
+    pub fn outcome(&mut self) -> (Option<i32>, String) {
+        let mut complaints = String::new();
+        let mut stderr = self.child.stderr.take().expect("standard error is piped");
+        stderr
+            .read_to_string(&mut complaints)
+            .expect("complaints are text");
+        let status = self.child.wait().expect("the process can be waited for");
+        (status.code(), complaints)
     }
 
     /// Stops `up` with this signal and starts it again on the same data directory.
@@ -109,7 +150,8 @@ impl Up {
 
     /// Starts `up` again on the same data directory.
     pub fn start_again(&mut self) {
-        (self.child, self.ready) = spawn(self.home.path(), &[], &[]);
+        let command = agent_sandbox(self.home.path());
+        (self.child, self.ready) = spawn(self.home.path(), command, &[]);
     }
 
     /// The data directory.
@@ -141,7 +183,7 @@ impl Up {
 
     /// Sends a signal and waits for the process to end.
     pub fn signal(&mut self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
+        let pid = Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, signal);
         self.child.wait().expect("the process can be waited for");
     }
@@ -162,11 +204,11 @@ fn ready_file(home: &Path) -> PathBuf {
     home.join("ready.json")
 }
 
-fn spawn(home: &Path, arguments: &[&str], variables: &[(String, String)]) -> (Child, Value) {
+fn spawn(home: &Path, mut command: Command, arguments: &[&str]) -> (Child, Value) {
     let ready_file = ready_file(home);
     // That of a killed predecessor must not be taken for this one's.
     let _ = std::fs::remove_file(&ready_file);
-    let mut child = agent_sandbox(home)
+    let mut child = command
         .args([
             "up",
             "--api-listen=127.0.0.1:0",
@@ -175,7 +217,6 @@ fn spawn(home: &Path, arguments: &[&str], variables: &[(String, String)]) -> (Ch
         .args(["--metrics-bind-address=127.0.0.1:0", "--ready-file"])
         .arg(&ready_file)
         .args(arguments)
-        .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::null())
         .spawn()
         .expect("the binary starts");
