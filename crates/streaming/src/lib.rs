@@ -1,13 +1,14 @@
 //! The kubelet's streaming API, server side: exec, attach, port-forward and logs over SPDY and WebSocket.
 //!
-//! This crate owns the wire protocols and the HTTP endpoints, and knows nothing of how pods and containers run: a node implements
+//! This crate owns the wire protocols and the HTTP endpoints. It does not know how pods and containers run: a node implements
 //! [`kubelet::Backend`] and serves [`kubelet::router`]. It has no client side.
 //!
 //! ```text
 //! kubelet (routes, access, query) ─► remote_command, port_forward ─► spdy │ websocket
 //! ```
 //!
-//! Everything after an upgrade is a plain byte stream, so any byte-for-byte proxy (kube-apiserver's, for one) may stand between.
+//! After the upgrade, the connection is a plain byte stream, so it works through any byte-for-byte proxy, for example
+//! kube-apiserver's.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -28,28 +29,28 @@ pub type Input = Box<dyn AsyncRead + Send + Unpin>;
 /// Bytes to the client, or to a process.
 pub type Output = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// How much of a stream is moved at a time.
+/// The size of the buffer for copying a stream, in bytes.
 const CHUNK: usize = 32 * 1024;
 
-/// The timing of streaming connections.
+/// The timeouts of streaming connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How long a connection may stay without a byte in either direction.
+    /// Idle timeout: how long a connection may stay open without a byte in either direction.
     pub idle: Duration,
-    /// How long a client may take to open the streams that it asked for.
+    /// How long a client may take to open the streams that its request names.
     pub stream_creation: Duration,
-    /// How long a client may take to close after we have.
+    /// How long a client may take to close the connection after the server has closed its side.
     pub linger: Duration,
-    /// How long the output of a command that has ended is awaited, while none arrives: a background process that inherited it
-    /// must not hold the client for ever.
+    /// How long to wait for further output after a command has exited, if no output arrives. Without this timeout, a background
+    /// process that inherited stdout would keep the client connected for ever.
     pub drain: Duration,
-    /// How long nothing is sent to a WebSocket client of the fifth version, counted from the handshake. client-go before 0.35 reads
-    /// messages while it still creates the streams they belong to, and throws away those that come first.
+    /// The delay after the handshake before the first message to a WebSocket client of protocol v5. client-go before 0.35 starts
+    /// reading messages while it still creates their streams, and drops messages that arrive too early.
     pub settle: Duration,
 }
 
 impl Default for Settings {
-    /// The kubelet's defaults, where it has them.
+    /// The kubelet's defaults, where the kubelet has such a setting.
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(4 * 60 * 60),

@@ -1,4 +1,4 @@
-//! Which protocol a request wants to switch to, and the answer to it. Knows HTTP headers only; the switch itself is hyper's.
+//! Protocol negotiation for upgrade requests. It only reads and writes HTTP headers; hyper performs the upgrade.
 
 use axum::body::Body;
 use http::header::{
@@ -10,10 +10,10 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use crate::spdy;
 
-/// Names the protocol inside SPDY, in the request (several, in order of preference) and in the answer (one).
+/// The header for the protocol inside SPDY: a list in order of preference in the request, the chosen one in the response.
 pub const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 
-/// Names what the server would have accepted.
+/// The header that lists the protocols that the server supports.
 pub const ACCEPTED_PROTOCOLS: HeaderName =
     HeaderName::from_static("x-accepted-stream-protocol-versions");
 
@@ -52,20 +52,20 @@ impl Error {
     }
 }
 
-/// What server and client agreed on.
+/// The transport and protocol that server and client agreed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Upgrade {
     Spdy {
         protocol: &'static str,
     },
-    /// A WebSocket without a named protocol is `None`.
+    /// `protocol` is `None` if the client named no WebSocket subprotocol.
     WebSocket {
         protocol: Option<&'static str>,
         accept: String,
     },
 }
 
-/// The protocols that an endpoint speaks inside each transport.
+/// The protocols that an endpoint supports inside each transport.
 #[derive(Debug, Clone, Copy)]
 pub struct Offer {
     pub spdy: &'static [&'static str],
@@ -116,7 +116,7 @@ impl Upgrade {
         })
     }
 
-    /// The 101 that seals it.
+    /// The response `101 Switching Protocols`.
     pub fn response(&self) -> Response<Body> {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -144,7 +144,7 @@ fn wants(headers: &HeaderMap, token: &str) -> bool {
     values(headers, &UPGRADE).any(|value| value.eq_ignore_ascii_case(token))
 }
 
-/// The values of a header that may be repeated, comma-separated, or both.
+/// The values of a header that may be repeated, comma-separated or both.
 fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     headers
         .get_all(name)
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_agreed_on_is_refused_with_the_servers_list() {
+    fn without_a_common_protocol_the_error_lists_the_servers() {
         let spdy = [(CONNECTION, "Upgrade"), (UPGRADE, "SPDY/3.1")];
         let mut request = headers(&spdy);
         assert_eq!(Upgrade::negotiate(&request, OFFER), Err(Error::NoProtocol));

@@ -1,4 +1,5 @@
-//! The SPDY codec and session against whatever bytes may come, and a connection against a client that keeps to the protocol.
+//! Property tests of the SPDY codec and session with arbitrary bytes, and tests of a session with a client that follows the
+//! protocol.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use bytes::{Bytes, BytesMut};
@@ -76,7 +77,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// Frames a client may send to open streams and use them, with numbers small enough to meet.
+/// Frames that open and use streams, with stream IDs from so small a range that they often collide.
 fn client_frame() -> impl Strategy<Value = Frame> {
     let stream = 1..12_u32;
     prop_oneof![
@@ -108,14 +109,17 @@ fn client_frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// Decodes everything, with the pieces of a DATA frame joined.
+/// Decodes all frames, and joins the pieces of each DATA frame.
 fn decode_all(
     decoder: &mut Decoder,
     input: &mut BytesMut,
     frames: &mut Vec<Frame>,
     open: &mut bool,
 ) {
-    while let Some(frame) = decoder.decode(input).expect("what we encoded") {
+    while let Some(frame) = decoder
+        .decode(input)
+        .expect("the encoder's output is valid")
+    {
         if let Frame::Data { data, fin, .. } = &frame
             && *open
             && let Some(Frame::Data {
@@ -135,7 +139,7 @@ fn decode_all(
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded_however_it_is_cut(frames in vec(frame(), 1..12), cut in 1..64_usize) {
+    fn frames_survive_encoding_and_decoding_in_any_pieces(frames in vec(frame(), 1..12), cut in 1..64_usize) {
         let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
         for frame in &frames {
             let mut wire = BytesMut::new();
@@ -151,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_neither_panic_nor_pile_up(pieces in vec(vec(any::<u8>(), 0..300), 0..20)) {
+    fn arbitrary_bytes_do_not_panic_the_decoder(pieces in vec(vec(any::<u8>(), 0..300), 0..20)) {
         let mut decoder = Decoder::default();
         let mut input = BytesMut::new();
         for piece in pieces {
@@ -166,7 +170,7 @@ proptest! {
         }
     }
 
-    /// Valid prefixes with arbitrary payloads get past the first checks.
+    /// A valid frame prefix gets an arbitrary payload past the first checks.
     #[test]
     fn arbitrary_payloads_of_real_frames_do_not_panic(
         kind in 0..12_u16,
@@ -182,7 +186,7 @@ proptest! {
         let _ = session.receive(&mut wire);
     }
 
-    /// Whatever a client does, and whether or not anybody reads, a session holds no more than its limits allow.
+    /// Whatever frames a client sends, and whether or not the streams are read, a session buffers no more than its limits allow.
     #[test]
     fn a_session_stays_within_its_limits(frames in vec(client_frame(), 0..120), serve in any::<bool>()) {
         let limits = Limits { streams: 4, received: 8_000, queued_data: 2_000, queued: 4_000 };
@@ -194,7 +198,7 @@ proptest! {
             if session.receive(&mut input).is_err() {
                 break;
             }
-            // One frame more than the limit may be held, and what answers it.
+            // The session may hold one frame above the limit, and the answer to that frame.
             prop_assert!(session.buffered() <= limits.received + limits.queued + 2_000 + 2_000);
             if serve {
                 while let Some((stream, _)) = session.accept() {
@@ -304,13 +308,13 @@ fn a_stream_that_is_dropped_early_is_reset() {
     };
     assert_eq!(client.receive(&mut session), [reset]);
     assert_eq!(session.buffered(), 0);
-    // What the client had sent before it knew is no error.
+    // Data that the client sent before it received the reset is no error.
     client.send(&mut session, &[data(1, b"late", true)]);
     assert!(client.receive(&mut session).is_empty());
 }
 
 #[test]
-fn windows_bind_only_a_peer_that_keeps_them() {
+fn windows_limit_sending_only_once_the_peer_uses_them() {
     let (mut session, mut client) = (
         Session::new(Limits {
             queued_data: usize::MAX,
@@ -332,7 +336,7 @@ fn windows_bind_only_a_peer_that_keeps_them() {
     );
     assert_eq!(session.write(1, &big), WriteOutcome::Written(10));
     assert_eq!(session.write(1, &big), WriteOutcome::Blocked);
-    // A smaller first window counts for the streams that are open, too.
+    // A smaller initial window also applies to the open streams.
     client.send(
         &mut session,
         &[Frame::Settings {
@@ -344,7 +348,7 @@ fn windows_bind_only_a_peer_that_keeps_them() {
 }
 
 #[test]
-fn a_window_is_opened_as_it_is_read() {
+fn reading_reopens_the_window() {
     let (mut session, mut client) = (Session::new(Limits::default()), Client::new());
     let half = vec![1; 32 * 1024];
     client.send(
@@ -395,7 +399,7 @@ fn too_many_streams_are_refused_and_wrong_numbers_end_the_connection() {
 }
 
 #[test]
-fn unread_data_stops_the_intake_and_reading_resumes_it() {
+fn unread_data_stops_reading_from_the_connection_until_it_is_read() {
     let limits = Limits {
         received: 10,
         ..Limits::default()

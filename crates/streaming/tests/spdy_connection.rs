@@ -1,4 +1,4 @@
-//! A SPDY connection against peers that do not read, do not stop, or do not speak.
+//! A SPDY connection with peers that do not read, send without end, or stay silent.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
@@ -8,14 +8,14 @@ use streaming::spdy::{Connection, Decoder, Encoder, Frame, Headers, Limits, Time
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Long enough for anything that can still move to have moved.
+/// If nothing moves for this long, the connection has stalled.
 const STALL: Duration = Duration::from_millis(300);
 
 const TIMEOUTS: Timeouts = Timeouts {
-    idle: PATIENCE,
-    linger: PATIENCE,
+    idle: TIMEOUT,
+    linger: TIMEOUT,
 };
 
 fn wire(encoder: &mut Encoder, frame: &Frame) -> BytesMut {
@@ -43,31 +43,31 @@ fn data(stream: u32, length: usize, fin: bool) -> Frame {
     }
 }
 
-/// Writes `piece` over and over until nothing more is taken, and says how many bytes were.
+/// Writes `piece` repeatedly until the connection accepts no more, and returns the number of accepted bytes.
 async fn write_until_stalled(peer: &mut DuplexStream, piece: &[u8]) -> usize {
-    let mut taken = 0;
-    while let Ok(written) = timeout(STALL, peer.write(&piece[taken % piece.len()..])).await {
-        taken += written.unwrap();
-        assert!(taken < 64 * 1024 * 1024, "the connection takes anything");
+    let mut accepted = 0;
+    while let Ok(written) = timeout(STALL, peer.write(&piece[accepted % piece.len()..])).await {
+        accepted += written.unwrap();
+        assert!(accepted < 64 * 1024 * 1024, "the connection never stalls");
     }
-    taken
+    accepted
 }
 
 #[tokio::test]
-async fn a_peer_that_pings_and_reads_nothing_is_not_read_from() {
+async fn a_peer_that_pings_without_reading_is_not_read_from() {
     let (mut peer, ours) = duplex(1_024);
     let _connection = Connection::serve(ours, Limits::default(), TIMEOUTS);
     let pings = wire(&mut Encoder::default(), &Frame::Ping { id: 1 }).repeat(100);
-    let taken = write_until_stalled(&mut peer, &pings).await;
+    let accepted = write_until_stalled(&mut peer, &pings).await;
     let limits = Limits::default();
     assert!(
-        taken < 4 * limits.queued,
-        "{taken} bytes of pings were taken"
+        accepted < 4 * limits.queued,
+        "{accepted} bytes of pings were accepted"
     );
 }
 
 #[tokio::test]
-async fn a_stream_that_nobody_reads_holds_the_sender_and_loses_nothing() {
+async fn an_unread_stream_blocks_the_sender_and_loses_no_data() {
     let (mut peer, ours) = duplex(1_024);
     let mut connection = Connection::serve(ours, Limits::default(), TIMEOUTS);
     let mut encoder = Encoder::default();
@@ -91,10 +91,10 @@ async fn a_stream_that_nobody_reads_holds_the_sender_and_loses_nothing() {
     });
     assert!(
         timeout(STALL, &mut sending).await.is_err(),
-        "ten megabytes were taken that nobody reads"
+        "ten megabytes were accepted although the stream is not read"
     );
     let mut received = Vec::new();
-    timeout(PATIENCE, stream.read_to_end(&mut received))
+    timeout(TIMEOUT, stream.read_to_end(&mut received))
         .await
         .unwrap()
         .unwrap();
@@ -104,7 +104,7 @@ async fn a_stream_that_nobody_reads_holds_the_sender_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn what_was_written_is_delivered_after_the_connection_is_dropped() {
+async fn written_data_is_delivered_after_the_connection_is_dropped() {
     let (mut peer, ours) = duplex(1_024);
     let mut connection = Connection::serve(ours, Limits::default(), TIMEOUTS);
     peer.write_all(&wire(&mut Encoder::default(), &syn(1)))
@@ -116,7 +116,7 @@ async fn what_was_written_is_delivered_after_the_connection_is_dropped() {
     drop(connection);
     drop(stream);
     let mut all = BytesMut::new();
-    while timeout(PATIENCE, peer.read_buf(&mut all))
+    while timeout(TIMEOUT, peer.read_buf(&mut all))
         .await
         .unwrap()
         .unwrap()
@@ -139,7 +139,7 @@ async fn what_was_written_is_delivered_after_the_connection_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_silent_connection_ends() {
+async fn an_idle_connection_ends() {
     let (peer, ours) = duplex(1_024);
     let timeouts = Timeouts {
         idle: Duration::from_millis(50),
@@ -147,32 +147,32 @@ async fn a_silent_connection_ends() {
     };
     let mut connection = Connection::serve(ours, Limits::default(), timeouts);
     assert!(
-        timeout(PATIENCE, connection.accept())
+        timeout(TIMEOUT, connection.accept())
             .await
             .unwrap()
             .is_none()
     );
-    timeout(PATIENCE, connection.closed()).await.unwrap();
+    timeout(TIMEOUT, connection.closed()).await.unwrap();
     drop(peer);
 }
 
 #[tokio::test]
-async fn the_end_of_the_peer_reaches_every_stream() {
+async fn a_disconnect_of_the_peer_ends_every_stream() {
     let (mut peer, ours) = duplex(1_024);
     let mut connection = Connection::serve(ours, Limits::default(), TIMEOUTS);
     let mut encoder = Encoder::default();
     peer.write_all(&wire(&mut encoder, &syn(1))).await.unwrap();
     let mut stream = connection.accept().await.unwrap().accept();
     drop(peer);
-    let ended = timeout(PATIENCE, stream.read(&mut [0; 8])).await.unwrap();
+    let ended = timeout(TIMEOUT, stream.read(&mut [0; 8])).await.unwrap();
     assert_eq!(
         ended.unwrap_err().kind(),
         std::io::ErrorKind::ConnectionReset
     );
-    let broken = timeout(PATIENCE, stream.write_all(&[0; 8])).await.unwrap();
+    let broken = timeout(TIMEOUT, stream.write_all(&[0; 8])).await.unwrap();
     assert_eq!(broken.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
     assert!(
-        timeout(PATIENCE, connection.accept())
+        timeout(TIMEOUT, connection.accept())
             .await
             .unwrap()
             .is_none()

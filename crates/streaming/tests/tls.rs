@@ -1,4 +1,4 @@
-//! The endpoints over TLS: the client's certificate reaches whoever judges the request.
+//! The endpoints over TLS: the client's certificate reaches the authenticator.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -84,10 +84,10 @@ async fn the_clients_certificate_is_in_the_request() {
             .unwrap()
             .with_root_certificates(roots.clone())
     };
-    let nobody = get_root(address, client_config().with_no_client_auth())
+    let anonymous = get_root(address, client_config().with_no_client_auth())
         .await
         .unwrap();
-    assert!(nobody.ends_with("\r\n\r\n[]"), "{nobody}");
+    assert!(anonymous.ends_with("\r\n\r\n[]"), "{anonymous}");
     let expected = format!("{:?}", [client.certificate.to_vec()]);
     let with_certificate = client_config()
         .with_client_auth_cert(vec![client.certificate], client.key)

@@ -1,4 +1,4 @@
-//! Who may use the endpoints: asked before anything else is looked at.
+//! Authentication and authorization of the endpoints: a middleware that checks every request before any handler runs.
 
 use std::sync::Arc;
 
@@ -9,27 +9,28 @@ use http::StatusCode;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 
-/// The certificates that the client showed in the TLS handshake, its own first, as DER. Whoever accepts TLS connections puts this
-/// into the extensions of the requests that come over them; they are verified by then.
+/// The client certificate chain from the TLS handshake as DER, the client's own certificate first. The TLS server verifies the
+/// chain and then adds it to the extensions of each request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerCertificates(pub Vec<Vec<u8>>);
 
-/// The verdict on a request.
+/// The decision on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
     Allowed,
-    /// Nobody we know: 401.
+    /// The request carries no valid credentials: 401.
     Unauthenticated,
-    /// Somebody who may not: 403, with the reason.
+    /// The client is known but not permitted: 403, with the reason.
     Forbidden(String),
 }
 
-/// Judges requests by their head: a bearer token ([`bearer_token`]), a certificate ([`PeerCertificates`]), path and method.
+/// Decides about a request from its head: a bearer token ([`bearer_token`]), a certificate ([`PeerCertificates`]), path and
+/// method.
 pub trait Authenticator: Send + Sync + 'static {
     fn check(&self, request: &Parts) -> impl Future<Output = Access> + Send;
 }
 
-/// A plain function will do.
+/// A closure can serve as an authenticator.
 impl<F> Authenticator for F
 where
     F: Fn(&Parts) -> Access + Send + Sync + 'static,
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_bearer_token_is_a_token() {
+    fn only_the_bearer_scheme_gives_a_token() {
         for (header, token) in [
             ("Bearer abc", Some("abc")),
             ("bearer  abc ", Some("abc")),

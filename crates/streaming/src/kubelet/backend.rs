@@ -1,4 +1,4 @@
-//! What the endpoints ask of whoever runs the pods.
+//! The interface between the endpoints and the container runtime that runs the pods.
 
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use crate::remote_command::{Process, Streams};
 pub struct TargetPod {
     pub namespace: String,
     pub name: String,
-    /// When given, only the pod with this UID is meant.
+    /// If set, the request applies only to the pod with this UID.
     pub uid: Option<String>,
 }
 
@@ -37,14 +37,14 @@ pub struct AttachRequest {
     pub streams: Streams,
 }
 
-/// From when on logs are wanted.
+/// The start of the requested part of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Since {
     Seconds(i64),
     Time(jiff::Timestamp),
 }
 
-/// Which of a container's outputs.
+/// Which of a container's output streams to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogStream {
     #[default]
@@ -57,18 +57,18 @@ pub enum LogStream {
 pub struct LogRequest {
     pub target: Target,
     pub follow: bool,
-    /// Of the container's last run but one.
+    /// Reads the log of the container's previous run.
     pub previous: bool,
-    /// Each line starts with its time.
+    /// Prefixes each line with its timestamp.
     pub timestamps: bool,
     pub since: Option<Since>,
     pub tail_lines: Option<u64>,
-    /// Already enforced by the endpoint; here so that no more need be read.
+    /// The endpoint enforces this limit already; the backend may use it to read less.
     pub limit_bytes: Option<u64>,
     pub stream: LogStream,
 }
 
-/// Why a request cannot be served, in words for the user.
+/// Why a request cannot be served, as a message for the user.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
     /// 404
@@ -97,22 +97,22 @@ impl IntoResponse for Error {
     }
 }
 
-/// Runs pods, for the endpoints.
+/// A container runtime, as the endpoints use it.
 ///
 /// # Guarantees
-/// `find` has succeeded shortly before `exec` and `attach`, and `find_pod` before `port_forward`. A failure of the finders is an
-/// HTTP status; a failure after the upgrade is told inside the protocol.
+/// The endpoints call `find` right before `exec` and `attach`, and `find_pod` right before `port_forward`. If a `find` fails, the
+/// client gets an HTTP status; a failure after the upgrade is reported inside the streaming protocol.
 pub trait Backend: Send + Sync + 'static {
-    /// Whether the container is there and runs.
+    /// Succeeds if the container exists and is running.
     fn find(&self, target: &Target) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Whether the pod is there and runs.
+    /// Succeeds if the pod exists and is running.
     fn find_pod(&self, pod: &TargetPod) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Starts a command. The parts of the process that `request.streams` does not ask for may be absent.
+    /// Starts a command. The process may lack the streams that `request.streams` does not ask for.
     fn exec(&self, request: ExecRequest) -> impl Future<Output = Result<Process, Error>> + Send;
 
-    /// Joins the container's main process; its `exit` is the end of the container.
+    /// Attaches to the container's main process; `exit` resolves when the container ends.
     fn attach(&self, request: AttachRequest)
     -> impl Future<Output = Result<Process, Error>> + Send;
 
@@ -123,7 +123,7 @@ pub trait Backend: Send + Sync + 'static {
         port: u16,
     ) -> impl Future<Output = Result<Box<dyn Duplex>, Error>> + Send;
 
-    /// Logs, as they are to be shown. The stream is dropped when the client leaves.
+    /// The requested log, ready to send to the client. The endpoint drops the stream when the client disconnects.
     fn logs(
         &self,
         request: LogRequest,

@@ -1,4 +1,4 @@
-//! `GET /containerLogs`: a stream of bytes for as long as the client listens, cut at its limit.
+//! `GET /containerLogs`: streams a log until the client disconnects or the byte limit is reached.
 
 use axum::body::Body;
 use axum::extract::{Path, RawQuery, State};
@@ -32,14 +32,14 @@ pub async fn container_logs<B: Backend>(
     match kubelet.backend.logs(request).await {
         Ok(lines) => {
             let text = [(CONTENT_TYPE, "text/plain")];
-            (text, Body::from_stream(limited(lines, limit))).into_response()
+            (text, Body::from_stream(truncate(lines, limit))).into_response()
         }
         Err(error) => error.into_response(),
     }
 }
 
-/// Ends the stream at so many bytes, in the middle of a line if need be, as the kubelet does.
-fn limited(
+/// Ends the stream after `limit` bytes, in the middle of a line if necessary, as the kubelet does.
+fn truncate(
     lines: BoxStream<'static, std::io::Result<Bytes>>,
     limit: Option<u64>,
 ) -> BoxStream<'static, std::io::Result<Bytes>> {

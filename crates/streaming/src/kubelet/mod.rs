@@ -1,4 +1,4 @@
-//! The kubelet's HTTP endpoints, generic over who runs the pods.
+//! The kubelet's HTTP endpoints, generic over the [`Backend`] that runs the pods.
 //!
 //! | request | does |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `GET, POST /attach/{namespace}/{pod}[/{uid}]/{container}` | joins a running container |
 //! | `GET, POST /portForward/{namespace}/{pod}[/{uid}]` | forwards ports |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | logs |
-//! | `GET /pods`, `GET /healthz` | what runs here, and whether it does |
+//! | `GET /pods`, `GET /healthz` | the pods of this node, and a health check |
 //!
 //! Every request passes the [`Authenticator`] first. Errors are plain text with the kubelet's status codes; clients show them.
 
@@ -37,7 +37,7 @@ use serde_json::json;
 
 use crate::Settings;
 
-/// What every handler has at hand.
+/// The state that every handler shares.
 struct Kubelet<B> {
     backend: B,
     settings: Settings,
@@ -45,30 +45,31 @@ struct Kubelet<B> {
 
 type Shared<B> = Arc<Kubelet<B>>;
 
-/// The endpoints. [`serve`] serves them; whatever else does must speak HTTP/1.1 with upgrades.
+/// The router of the kubelet endpoints. [`serve`] serves it; another server must support HTTP/1.1 upgrades.
 pub fn router<B: Backend, A: Authenticator>(
     backend: B,
     authenticator: A,
     settings: Settings,
 ) -> Router {
     let kubelet = Arc::new(Kubelet { backend, settings });
-    let both = |path: &str, with_uid: &str, method: axum::routing::MethodRouter<Shared<B>>| {
-        Router::new()
-            .route(path, method.clone())
-            .route(with_uid, method)
-    };
+    let with_optional_uid =
+        |path: &str, with_uid: &str, method: axum::routing::MethodRouter<Shared<B>>| {
+            Router::new()
+                .route(path, method.clone())
+                .route(with_uid, method)
+        };
     Router::new()
-        .merge(both(
+        .merge(with_optional_uid(
             "/exec/{namespace}/{pod}/{container}",
             "/exec/{namespace}/{pod}/{uid}/{container}",
             get(streams::exec::<B>).post(streams::exec::<B>),
         ))
-        .merge(both(
+        .merge(with_optional_uid(
             "/attach/{namespace}/{pod}/{container}",
             "/attach/{namespace}/{pod}/{uid}/{container}",
             get(streams::attach::<B>).post(streams::attach::<B>),
         ))
-        .merge(both(
+        .merge(with_optional_uid(
             "/portForward/{namespace}/{pod}",
             "/portForward/{namespace}/{pod}/{uid}",
             get(streams::port_forward::<B>).post(streams::port_forward::<B>),

@@ -1,12 +1,12 @@
-//! The parameters of requests: the kubelet's own names for streams, and the API's.
+//! Query parameters. The kubelet and the API server use different names for the streams; both are accepted.
 
 use super::backend::{Error, LogRequest, LogStream, Since, Target};
 use crate::remote_command::Streams;
 
-/// As many ports as channels can be numbered for.
+/// Each port needs two channel numbers, and a channel number is one byte.
 const PORTS_MAX: usize = 127;
 
-/// A query string as a list of pairs, in order.
+/// The name-value pairs of a query string, in order.
 #[derive(Debug, Default)]
 pub struct Query(Vec<(String, String)>);
 
@@ -30,7 +30,7 @@ impl Query {
         self.all(name).next()
     }
 
-    /// As Kubernetes reads a boolean: absent, `0` and `false` are false, anything else is true.
+    /// Parses a boolean as Kubernetes does: absent, `0` and `false` are false, anything else is true.
     fn flag(&self, name: &str) -> bool {
         self.first(name)
             .is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
@@ -55,7 +55,7 @@ impl Query {
         let streams = Streams {
             stdin: self.flag("input") || self.flag("stdin"),
             stdout: self.flag("output") || self.flag("stdout"),
-            // A terminal has one output.
+            // A terminal combines stdout and stderr into one stream.
             stderr: (self.flag("error") || self.flag("stderr")) && !tty,
             tty,
         };
@@ -67,7 +67,7 @@ impl Query {
         }
     }
 
-    /// The ports of a request whose streams do not name them; each parameter may list several.
+    /// The ports in the query string, for protocols whose streams do not name them. Each parameter may list several ports.
     pub fn ports(&self) -> Result<Vec<u16>, Error> {
         let listed = self.all("port").chain(self.all("ports"));
         let ports = listed
@@ -148,7 +148,7 @@ fn decode_pair(pair: &str) -> (String, String) {
     (decode(name), decode(value))
 }
 
-/// Undoes percent-encoding and `+` for a space; what is not an escape stands for itself.
+/// Decodes percent-encoding and `+` as a space. An invalid escape sequence stays as it is.
 fn decode(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_have_the_kubelets_names_and_the_apis() {
+    fn streams_are_accepted_under_kubelet_and_api_names() {
         let kubelets = query("input=1&output=1&error=1").streams();
         assert_eq!(
             kubelets,
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn log_options_are_read_and_checked() {
+    fn log_options_are_parsed_and_validated() {
         let logs = query(
             "follow=true&tailLines=10&sinceTime=2026-01-02T03:04:05Z&limitBytes=5&timestamps=1",
         );

@@ -1,5 +1,5 @@
-//! Serves a router as the kubelet's port is served: HTTP/1.1 with upgrades, over TLS if so configured, with the client's
-//! certificates in each request. Which certificates are good is for the TLS configuration to decide.
+//! The server of the kubelet's port: HTTP/1.1 with upgrades, optionally over TLS, with the client's certificates in the
+//! extensions of each request. The TLS configuration decides which certificates are valid.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,17 +22,17 @@ use tracing::debug;
 
 use super::PeerCertificates;
 
-/// How long a client may take for the TLS handshake, and then for the head of a request.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-const REQUEST_HEAD: Duration = Duration::from_secs(30);
+/// Timeouts for the TLS handshake and for the head of each request.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long to wait when the system gives no more connections (too many open files, for one).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The delay before the next accept after one failed, for example because of too many open files.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Serves `router` on `listener` until `stop` is cancelled and the requests under way are answered. Connections that have been
-/// upgraded are their sessions' by then and go on.
+/// Serves `router` on `listener` until `stop` is cancelled and all pending requests are answered. Connections that were upgraded
+/// before that stay open.
 ///
-/// HTTP/2 is not offered: an upgrade is an affair of HTTP/1.1.
+/// HTTP/2 is not offered, because a connection upgrade exists only in HTTP/1.1.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
@@ -48,15 +48,15 @@ pub async fn serve(
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, _)) => {
-                let session = connection(stream, acceptor.clone(), router.clone(), stop.clone());
+                let session = serve_client(stream, acceptor.clone(), router.clone(), stop.clone());
                 connections.spawn(session);
             }
             Err(error) => {
                 debug!(
                     error = &error as &dyn std::error::Error,
-                    "no connection was accepted"
+                    "accepting a connection failed"
                 );
-                sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -65,37 +65,37 @@ pub async fn serve(
     connections.wait().await;
 }
 
-async fn connection(
+async fn serve_client(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
     router: Router,
     stop: CancellationToken,
 ) {
-    // Keystrokes and their echoes must not wait for each other.
+    // Disables Nagle's algorithm: single keystrokes and their echoes must not be delayed.
     let _ = stream.set_nodelay(true);
     let Some(acceptor) = acceptor else {
-        return requests(stream, PeerCertificates::default(), router, stop).await;
+        return serve_requests(stream, PeerCertificates::default(), router, stop).await;
     };
-    match timeout(HANDSHAKE, acceptor.accept(stream)).await {
+    match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => {
             let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let certificates = certificates
                 .iter()
                 .map(|certificate| certificate.to_vec())
                 .collect();
-            requests(stream, PeerCertificates(certificates), router, stop).await;
+            serve_requests(stream, PeerCertificates(certificates), router, stop).await;
         }
         Ok(Err(error)) => {
             debug!(
                 error = &error as &dyn std::error::Error,
-                "a TLS handshake failed"
+                "TLS handshake failed"
             );
         }
-        Err(_elapsed) => debug!("a TLS handshake took too long"),
+        Err(_elapsed) => debug!("TLS handshake timed out"),
     }
 }
 
-async fn requests<T>(
+async fn serve_requests<T>(
     stream: T,
     certificates: PeerCertificates,
     router: Router,
@@ -110,7 +110,7 @@ async fn requests<T>(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_HEAD)
+        .header_read_timeout(REQUEST_HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
@@ -124,7 +124,7 @@ async fn requests<T>(
     if let Err(error) = served {
         debug!(
             error = &error as &dyn std::error::Error,
-            "a connection was broken"
+            "HTTP connection failed"
         );
     }
 }

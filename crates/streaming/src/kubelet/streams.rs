@@ -1,5 +1,5 @@
-//! The endpoints that switch protocols: look at the request, find the container, agree on a protocol, and serve the client on the
-//! upgraded connection from a task of its own.
+//! The streaming endpoints exec, attach and port-forward: each parses the request, finds the container, negotiates a protocol and
+//! serves the upgraded connection in a task of its own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::port_forward::{self, Connect, Duplex};
 use crate::remote_command::{self, Failure, Process, Streams};
 use crate::upgrade::{Offer, Upgrade};
 
-/// The segments of the path, by name: the UID may be missing.
+/// The named segments of the path. The UID is optional.
 type Segments = Path<HashMap<String, String>>;
 
 fn target_pod(segments: &mut HashMap<String, String>) -> TargetPod {
@@ -82,7 +82,7 @@ pub async fn attach<B: Backend>(
     let start = async move {
         let request = AttachRequest { target, streams };
         let mut process = backend.backend.attach(request).await?;
-        // The end of a container that one is attached to is no failure of the attachment, whatever its exit code.
+        // Attach succeeds when the container ends, whatever its exit code.
         process.exit = process.exit.map(|exit| exit.map(|_code| 0)).boxed();
         Ok(process)
     };
@@ -150,7 +150,7 @@ pub async fn port_forward<B: Backend>(
     response
 }
 
-/// Agrees on a protocol. The connection is switched once the answer has gone out.
+/// Negotiates the protocol. hyper upgrades the connection after it has sent the response.
 fn switch(request: &mut Request, offer: Offer) -> Result<(Upgrade, OnUpgrade), Box<Response>> {
     let upgrade =
         Upgrade::negotiate(request.headers(), offer).map_err(|error| Box::new(error.response()))?;
@@ -163,14 +163,14 @@ async fn connection(upgraded: OnUpgrade) -> Option<TokioIo<Upgraded>> {
         Err(error) => {
             debug!(
                 error = &error as &dyn std::error::Error,
-                "the client left before the upgrade"
+                "the client disconnected before the upgrade"
             );
             None
         }
     }
 }
 
-/// The ports of one pod.
+/// Connects to the ports of one pod.
 struct PodPorts<B> {
     kubelet: Shared<B>,
     pod: TargetPod,

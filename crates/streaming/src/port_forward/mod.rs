@@ -1,4 +1,4 @@
-//! Port-forward: a client's streams joined to connections to ports of a pod. Who connects, and where the pod is, is the caller's.
+//! Port-forward: connects the streams of a client to ports of a pod. The caller's [`Connect`] opens the connections to the pod.
 
 mod spdy;
 mod websocket;
@@ -10,10 +10,10 @@ use crate::Settings;
 use crate::upgrade::{Offer, Upgrade};
 use crate::websocket::{Tunnel, accept};
 
-/// SPDY inside a WebSocket, as newer clients do it.
+/// SPDY tunnelled through a WebSocket, which newer clients use.
 const TUNNEL_PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 
-/// What port-forward speaks.
+/// The protocols that port-forward offers.
 pub const OFFER: Offer = Offer {
     spdy: &["portforward.k8s.io"],
     websocket: &[
@@ -24,12 +24,12 @@ pub const OFFER: Offer = Offer {
     ],
 };
 
-/// A connection to a port, both ways.
+/// A bidirectional connection to a port.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A port that could not be reached, in words for the user.
+/// Why a port could not be reached, as a message for the user.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct Failure(pub String);
@@ -38,18 +38,18 @@ pub struct Failure(pub String);
 pub trait Connect: Clone + Send + Sync + 'static {
     fn connect(&self, port: u16) -> BoxFuture<'static, Result<Box<dyn Duplex>, Failure>>;
 
-    /// The pod, as messages to the client name it.
+    /// The name of the pod in error messages.
     fn name(&self) -> &str;
 }
 
-/// Whether the upgrade is the one in which the request, not the streams, names the ports.
+/// Whether the ports come from the query string of the request and not from stream headers.
 pub fn ports_in_request(upgrade: &Upgrade) -> bool {
     matches!(upgrade, Upgrade::WebSocket { protocol, .. } if *protocol != Some(TUNNEL_PROTOCOL))
 }
 
-/// Serves a client on an upgraded connection until it leaves.
+/// Serves a client on an upgraded connection until it disconnects.
 ///
-/// `ports` are those of the request's query, used where [`ports_in_request`] says so.
+/// `ports` are those of the query string, used if [`ports_in_request`] is true.
 pub async fn serve<T>(
     io: T,
     upgrade: &Upgrade,
@@ -71,7 +71,7 @@ pub async fn serve<T>(
     }
 }
 
-/// What a client reads when a port cannot be reached.
-fn complaint(port: u16, pod: &str, failure: &Failure) -> String {
+/// The error message for a client whose port cannot be reached.
+fn connect_error(port: u16, pod: &str, failure: &Failure) -> String {
     format!("error forwarding port {port} to pod {pod}: {failure}")
 }

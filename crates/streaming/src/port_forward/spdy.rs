@@ -1,4 +1,4 @@
-//! Port-forward over SPDY: for each connection the client opens an error stream and a data stream, which share a request id.
+//! Port-forward over SPDY: for each connection, the client opens an error stream and a data stream with the same request ID.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
-use super::{Connect, complaint};
+use super::{Connect, connect_error};
 use crate::Settings;
 use crate::spdy::{Connection, Headers, IncomingStream, Limits, Stream};
 
@@ -18,18 +18,18 @@ where
 {
     let mut connection = Connection::serve(io, Limits::default(), settings.timeouts());
     let mut pairs: HashMap<String, Pair> = HashMap::new();
-    // Dropped with the connection, and every forward with it.
+    // Dropping the set when the SPDY connection ends aborts all forwarded connections.
     let mut forwards = JoinSet::new();
     loop {
-        let patience = pairs.values().map(|pair| pair.deadline).min();
-        let accepted = match patience {
+        let next_deadline = pairs.values().map(|pair| pair.deadline).min();
+        let accepted = match next_deadline {
             Some(deadline) => timeout_at(deadline, connection.accept()).await,
             None => Ok(connection.accept().await),
         };
         match accepted {
             Ok(Some(incoming)) => {
                 let deadline = Instant::now().later_by(settings.stream_creation);
-                if let Some((port, complete)) = admit(&mut pairs, incoming, deadline) {
+                if let Some((port, complete)) = pair_up(&mut pairs, incoming, deadline) {
                     forwards.spawn(forward(port, complete, connect.clone()));
                 }
             }
@@ -50,7 +50,7 @@ struct Pair {
     data: Option<Stream>,
 }
 
-struct Complete {
+struct CompletePair {
     error: Stream,
     data: Stream,
 }
@@ -61,8 +61,8 @@ enum Kind {
     Data,
 }
 
-/// What the headers of a stream say: what it is for, of which request, to which port.
-fn purpose(headers: &Headers, stream: u32) -> Option<(Kind, String, u16)> {
+/// Parses the headers of a stream: its kind, its request ID and the port.
+fn parse_headers(headers: &Headers, stream: u32) -> Option<(Kind, String, u16)> {
     let kind = match headers.get("streamType")? {
         "error" => Kind::Error,
         "data" => Kind::Data,
@@ -71,7 +71,7 @@ fn purpose(headers: &Headers, stream: u32) -> Option<(Kind, String, u16)> {
     let port = headers.get("port")?.parse().ok().filter(|port| *port > 0)?;
     let request = match headers.get("requestID") {
         Some(request) if !request.is_empty() => request.to_owned(),
-        // Old clients name no request: they open the error stream and then the data stream, whose number is two higher.
+        // Old clients send no request ID. They open the error stream first and then the data stream, whose ID is higher by two.
         _ => match kind {
             Kind::Error => stream.to_string(),
             Kind::Data => stream.checked_sub(2)?.to_string(),
@@ -80,14 +80,14 @@ fn purpose(headers: &Headers, stream: u32) -> Option<(Kind, String, u16)> {
     Some((kind, request, port))
 }
 
-/// Puts a stream to its pair and returns the pair when it is complete. What fits nowhere is refused.
-fn admit(
+/// Adds a stream to its pair and returns the pair when it is complete. Refuses streams with invalid headers and duplicates.
+fn pair_up(
     pairs: &mut HashMap<String, Pair>,
     incoming: IncomingStream,
     deadline: Instant,
-) -> Option<(u16, Complete)> {
-    let Some((kind, request, port)) = purpose(incoming.headers(), incoming.id()) else {
-        debug!(headers = ?incoming.headers(), "refusing a stream that is not for port-forward");
+) -> Option<(u16, CompletePair)> {
+    let Some((kind, request, port)) = parse_headers(incoming.headers(), incoming.id()) else {
+        debug!(headers = ?incoming.headers(), "refused a stream without valid port-forward headers");
         incoming.refuse();
         return None;
     };
@@ -111,27 +111,28 @@ fn admit(
     let pair = pairs.remove(&request)?;
     Some((
         port,
-        Complete {
+        CompletePair {
             error: pair.error?.write_only(),
             data: pair.data?,
         },
     ))
 }
 
-async fn forward(port: u16, streams: Complete, connect: impl Connect) {
-    let Complete {
+async fn forward(port: u16, streams: CompletePair, connect: impl Connect) {
+    let CompletePair {
         mut error,
         mut data,
     } = streams;
     match connect.connect(port).await {
         Ok(mut target) => {
-            // A target or client that resets ends this one connection; a word on the error stream would make clients give up all.
+            // A reset ends only this one connection. Clients stop all forwarding when they read anything on an error stream, so
+            // the server writes nothing there.
             if let Err(error) = copy_bidirectional(&mut data, &mut target).await {
                 debug!(port, %error, "a forwarded connection was reset");
             }
         }
         Err(failure) => {
-            let message = complaint(port, connect.name(), &failure);
+            let message = connect_error(port, connect.name(), &failure);
             let _ = error.write_all(message.as_bytes()).await;
         }
     }

@@ -1,10 +1,10 @@
-//! Port-forward over WebSocket channels: two for each port of the request, data and errors, for one connection each.
+//! Port-forward over WebSocket channels: a data channel and an error channel for each port, for a single connection to that port.
 
 use futures::future::{Either, join_all, select};
 use std::pin::pin;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 
-use super::{Connect, complaint};
+use super::{Connect, connect_error};
 use crate::websocket::{Channels, Encoding, accept};
 use crate::{Input, Output, Settings};
 
@@ -26,7 +26,7 @@ pub async fn serve<T>(
     let mut channels = Channels::serve(socket, encoding, count, settings);
     let mut forwards = Vec::new();
     for (data, port) in (0..count).step_by(2).zip(ports) {
-        // Both channels start with the port that they are for.
+        // The first message on each channel is its port number.
         channels.send(data, &port.to_le_bytes()).await;
         channels.send(data + 1, &port.to_le_bytes()).await;
         if let Some(from) = channels.reader(data) {
@@ -38,7 +38,7 @@ pub async fn serve<T>(
     select(pin!(join_all(forwards)), gone).await;
 }
 
-/// Serves one port until its target closes: a channel cannot tell the client of its end, only the whole connection can.
+/// Serves one port until its target closes the connection. The protocol cannot close a single channel, only the whole connection.
 async fn forward(
     port: u16,
     mut from: Input,
@@ -49,7 +49,7 @@ async fn forward(
     let target = match connect.connect(port).await {
         Ok(target) => target,
         Err(failure) => {
-            let message = complaint(port, connect.name(), &failure);
+            let message = connect_error(port, connect.name(), &failure);
             let _ = error.write_all(message.as_bytes()).await;
             return;
         }

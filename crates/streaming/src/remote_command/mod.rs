@@ -1,7 +1,7 @@
-//! Exec and attach: a client's streams joined to a process's, and the end of the process told to the client.
+//! Exec and attach: connects the streams of a client to those of a process and reports the exit code to the client.
 //!
-//! `spdy` and `websocket` make [`ClientStreams`] out of a connection; [`serve`] does the rest, and cannot tell them apart. What a
-//! process is, nobody here knows: it is handed in as [`Process`].
+//! The modules `spdy` and `websocket` turn a connection into [`ClientStreams`]; [`serve`] works the same for both. This module
+//! does not start processes: the caller provides a [`Process`].
 
 mod protocol;
 mod resize;
@@ -23,11 +23,11 @@ use tracing::debug;
 use crate::upgrade::Upgrade;
 use crate::{CHUNK, Input, Output, Settings};
 
-/// Which streams a client asked for.
+/// The streams that a client asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "these are the four independent parameters of the request"
+    reason = "the request has these four independent parameters"
 )]
 pub struct Streams {
     pub stdin: bool,
@@ -36,20 +36,20 @@ pub struct Streams {
     pub tty: bool,
 }
 
-/// A process as the client is to meet it.
+/// A running process and its streams.
 ///
 /// # Guarantees
-/// All parts are dropped when the client is gone, or when the process has ended and its output is delivered. Whether the process
-/// survives a client that leaves is for its owner to decide, who sees `exit` dropped.
+/// All parts are dropped when the client disconnects, or when the process has exited and its output is delivered. The owner of
+/// the process notices the disconnect because `exit` is dropped, and decides whether the process is killed.
 pub struct Process {
-    /// Closed when the client closes its end.
+    /// Closed when the client closes its stdin.
     pub stdin: Option<Output>,
-    /// Must end when the process does; with a terminal, everything comes here.
+    /// Must end when the process exits. With a terminal, it carries both stdout and stderr.
     pub stdout: Option<Input>,
     pub stderr: Option<Input>,
-    /// The size of the client's terminal, first and whenever it changes.
+    /// Receives the initial size of the client's terminal and each change.
     pub resize: Option<mpsc::Sender<TerminalSize>>,
-    /// The exit code: 128 + the signal for a process that was killed by one.
+    /// The exit code, or 128 + the signal number if a signal killed the process.
     pub exit: BoxFuture<'static, Result<i32, Failure>>,
 }
 
@@ -59,7 +59,7 @@ impl std::fmt::Debug for Process {
     }
 }
 
-/// A command that could not be run or followed, in words for the user.
+/// Why a command could not be started or awaited, as a message for the user.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct Failure(pub String);
@@ -72,9 +72,9 @@ pub(crate) struct ClientStreams {
     resize: Option<Input>,
     error: Output,
     version: Version,
-    /// Done when the client is gone.
+    /// Resolves when the client disconnects.
     gone: BoxFuture<'static, ()>,
-    /// Keeps the connection open.
+    /// Keeps the connection open while it is held.
     _connection: Box<dyn Send>,
 }
 
@@ -82,15 +82,15 @@ pub(crate) struct ClientStreams {
 pub enum Error {
     #[error("the client did not open its streams in time")]
     Timeout,
-    #[error("the client left before it had opened its streams")]
+    #[error("the client disconnected before it opened its streams")]
     Gone,
-    #[error("the end of the command could not be told")]
+    #[error("the exit status could not be sent to the client")]
     Report(#[source] std::io::Error),
 }
 
-/// Serves a client on an upgraded connection: waits for its streams, then starts the process and follows it to its end.
+/// Serves a client on an upgraded connection: waits for its streams, starts the process and waits until it exits.
 ///
-/// `start` is not polled before the streams are there.
+/// `start` is first polled after the client has opened its streams.
 pub async fn serve<T>(
     io: T,
     upgrade: &Upgrade,
@@ -109,10 +109,10 @@ where
             websocket::open(io, *protocol, streams, settings).await
         }
     };
-    follow(client, start, settings).await
+    run_and_report(client, start, settings).await
 }
 
-async fn follow(
+async fn run_and_report(
     client: ClientStreams,
     start: impl Future<Output = Result<Process, Failure>> + Send,
     settings: Settings,
@@ -127,11 +127,11 @@ async fn follow(
         mut gone,
         _connection,
     } = client;
-    let attended = attend(stdin.as_mut(), stdout, stderr, resize, start, settings);
-    let outcome = match select(pin!(attended), &mut gone).await {
+    let running = run_process(stdin.as_mut(), stdout, stderr, resize, start, settings);
+    let outcome = match select(pin!(running), &mut gone).await {
         Either::Left((outcome, _)) => outcome,
         Either::Right(((), _)) => {
-            debug!("the client left before its command ended");
+            debug!("the client disconnected before the command exited");
             return Ok(Outcome::ClientLeft);
         }
     };
@@ -141,8 +141,8 @@ async fn follow(
     Ok(outcome)
 }
 
-/// Runs the process with its streams joined to the client's until it has ended and its output is written.
-async fn attend(
+/// Starts the process and copies its streams until it has exited and its output is written to the client.
+async fn run_process(
     stdin: Option<&mut Input>,
     stdout: Option<Output>,
     stderr: Option<Output>,
@@ -154,13 +154,13 @@ async fn attend(
         Ok(process) => process,
         Err(failure) => return Outcome::Failed(failure),
     };
-    let pace = Pace::default();
+    let progress = CopyProgress::default();
     let input = async {
         if let Some(from) = stdin {
             if let Some(to) = process.stdin {
-                copy(from, to, &Pace::default()).await;
+                copy(from, to, &CopyProgress::default()).await;
             }
-            // A process that reads no more is no reason to bother a client that still sends.
+            // If the process no longer reads stdin, discard the input: this is no error for a client that still sends.
             let _ = tokio::io::copy(from, &mut tokio::io::sink()).await;
         }
     };
@@ -170,20 +170,20 @@ async fn attend(
         }
     };
     let output = join(
-        copy_output(process.stdout, stdout, &pace),
-        copy_output(process.stderr, stderr, &pace),
+        copy_output(process.stdout, stdout, &progress),
+        copy_output(process.stderr, stderr, &progress),
     );
     let end = async {
         let mut output = pin!(output);
         match select(&mut output, process.exit).await {
             Either::Left((_, exit)) => exit.await,
             Either::Right((exit, _)) => {
-                drain(output, &pace, settings).await;
+                drain(output, &progress, settings).await;
                 exit
             }
         }
     };
-    // The input never ends a session: a client may close it and go on reading.
+    // The end of the input does not end the session: a client may close stdin and go on reading.
     let (input, end) = (pin!(join(input, sizes)), pin!(end));
     let exit = match select(end, input).await {
         Either::Left((exit, _)) => exit,
@@ -195,32 +195,35 @@ async fn attend(
     }
 }
 
-/// Waits for the rest of the output of a process that has ended: as long as it keeps coming or the client has yet to take it.
-async fn drain(mut output: impl Future + Unpin, pace: &Pace, settings: Settings) {
+/// Waits for the remaining output of a process that has exited, as long as output arrives or the client has not yet read all of
+/// it.
+async fn drain(mut output: impl Future + Unpin, progress: &CopyProgress, settings: Settings) {
     loop {
-        let before = pace.moved.load(Ordering::Relaxed);
+        let before = progress.moved.load(Ordering::Relaxed);
         if timeout(settings.drain, &mut output).await.is_ok() {
             return;
         }
-        let stalled = pace.moved.load(Ordering::Relaxed) == before;
-        if stalled && pace.writing.load(Ordering::Relaxed) == 0 {
-            debug!("a process that outlives its command holds the output; not waiting for it");
+        let stalled = progress.moved.load(Ordering::Relaxed) == before;
+        if stalled && progress.writing.load(Ordering::Relaxed) == 0 {
+            debug!(
+                "a background process still holds the output of the exited command; not waiting for it"
+            );
             return;
         }
     }
 }
 
-/// How copying goes, for whoever decides whether to wait for it.
+/// The progress of copying, by which [`drain`] decides whether to keep waiting.
 #[derive(Debug, Default)]
-struct Pace {
+struct CopyProgress {
     moved: AtomicU64,
     writing: AtomicUsize,
 }
 
-async fn copy_output(from: Option<Input>, to: Option<Output>, pace: &Pace) {
+async fn copy_output(from: Option<Input>, to: Option<Output>, progress: &CopyProgress) {
     match (from, to) {
-        (Some(mut from), Some(to)) => copy(&mut from, to, pace).await,
-        // Output that the client does not want must still be taken, or the process would stop.
+        (Some(mut from), Some(to)) => copy(&mut from, to, progress).await,
+        // The process would block on a full pipe if its unwanted output were not read.
         (Some(mut from), None) => {
             let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
         }
@@ -231,22 +234,22 @@ async fn copy_output(from: Option<Input>, to: Option<Output>, pace: &Pace) {
     }
 }
 
-/// Copies to the end and closes the target. A reader or writer that fails ends the copy: the other side is then gone, which
-/// the process or the connection tells in its own way.
-async fn copy(from: &mut Input, mut to: Output, pace: &Pace) {
+/// Copies until the end of the input and closes the target. An error on either side ends the copy without a report: the exit of
+/// the process or the end of the connection reports it.
+async fn copy(from: &mut Input, mut to: Output, progress: &CopyProgress) {
     let mut buffer = vec![0; CHUNK];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        pace.writing.fetch_add(1, Ordering::Relaxed);
+        progress.writing.fetch_add(1, Ordering::Relaxed);
         let written = async {
             to.write_all(&buffer[..length]).await?;
             to.flush().await
         };
         let written = written.await;
-        pace.writing.fetch_sub(1, Ordering::Relaxed);
+        progress.writing.fetch_sub(1, Ordering::Relaxed);
         if written.is_err() {
             return;
         }
-        pace.moved.fetch_add(1, Ordering::Relaxed);
+        progress.moved.fetch_add(1, Ordering::Relaxed);
     }
     let _ = to.shutdown().await;
 }

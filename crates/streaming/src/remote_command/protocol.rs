@@ -1,11 +1,11 @@
-//! The versions of the remote-command protocol and how each tells the end of a command.
+//! The versions of the remote-command protocol, and how each reports the exit of a command.
 
 use serde_json::json;
 
 use super::Failure;
 use crate::upgrade::Offer;
 
-/// What exec and attach speak.
+/// The protocols that exec and attach offer.
 pub const OFFER: Offer = Offer {
     spdy: &[
         "v5.channel.k8s.io",
@@ -24,14 +24,14 @@ pub const OFFER: Offer = Offer {
     ],
 };
 
-/// What the versions differ in.
+/// The protocol versions, grouped by their differences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
-    /// One and two: no terminal sizes.
+    /// Versions 1 and 2: no terminal sizes.
     Plain,
-    /// Three: with terminal sizes.
+    /// Version 3: with terminal sizes.
     Resize,
-    /// Four and five: the end is told as a `Status`, with the exit code.
+    /// Versions 4 and 5: the exit code is reported in a `Status` object.
     Status,
 }
 
@@ -61,7 +61,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// What goes onto the error stream.
+    /// The bytes to send on the error stream.
     pub fn report(&self, version: Version) -> Vec<u8> {
         if version == Version::Status {
             self.status().to_string().into_bytes()
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exit_code_is_a_cause_of_the_status() {
+    fn the_status_reports_the_exit_code_as_a_cause() {
         let report = Outcome::Exited(3).report(Version::Status);
         let status: serde_json::Value = serde_json::from_slice(&report).unwrap();
         assert_eq!(status["reason"], "NonZeroExitCode");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn before_the_fourth_version_success_is_silence() {
+    fn before_version_4_success_is_an_empty_report() {
         assert!(Outcome::Exited(0).report(Version::Plain).is_empty());
         let failed = Outcome::Failed(Failure("no such file".into())).report(Version::Resize);
         assert!(

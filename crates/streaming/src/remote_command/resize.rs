@@ -1,4 +1,4 @@
-//! The size of the client's terminal: JSON objects, one behind the other, on a stream of their own.
+//! The size of the client's terminal: consecutive JSON objects on a dedicated stream.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use tokio::sync::mpsc;
 
 use crate::Input;
 
-/// Longer than any size; a client that sends more without completing one is not heard any more.
+/// The limit for an incomplete JSON object, longer than any valid one. A client that exceeds it can no longer resize.
 const SIZE_MAX: usize = 1_024;
 
-/// In characters.
+/// The size of a terminal, in characters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TerminalSize {
     pub width: u16,
@@ -21,7 +21,8 @@ pub struct TerminalSize {
 }
 
 impl<'de> Deserialize<'de> for TerminalSize {
-    /// Reads field names in any case, a missing field as 0, and ignores others, as Go's decoder does: npm's `@kubernetes/client-node` sends lower-case names.
+    /// Accepts field names in any case, reads a missing field as 0 and ignores unknown fields, as Go's decoder does. npm's
+    /// `@kubernetes/client-node` sends lower-case names.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let fields = BTreeMap::<String, Value>::deserialize(deserializer)?;
         let mut size = TerminalSize::default();
@@ -37,7 +38,7 @@ impl<'de> Deserialize<'de> for TerminalSize {
     }
 }
 
-/// Hands on sizes until either side is gone or the client sends nonsense.
+/// Forwards sizes until either side closes or the client sends invalid JSON.
 pub async fn forward(mut from: Input, to: mpsc::Sender<TerminalSize>) {
     let mut pending = Vec::new();
     let mut buffer = [0; 256];
@@ -54,7 +55,7 @@ pub async fn forward(mut from: Input, to: mpsc::Sender<TerminalSize>) {
     }
 }
 
-/// Takes the complete sizes off the front of `pending`; `None` when there is something else.
+/// Removes the complete sizes from the front of `pending`. Returns `None` on invalid input.
 fn take_sizes(pending: &mut Vec<u8>) -> Option<Vec<TerminalSize>> {
     let mut sizes = Vec::new();
     let mut values = serde_json::Deserializer::from_slice(pending).into_iter::<TerminalSize>();
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_and_endless_input_are_given_up() {
+    fn invalid_and_endless_input_is_rejected() {
         assert_eq!(take_sizes(&mut b"[]".to_vec()), None);
         assert_eq!(take_sizes(&mut vec![b' '; SIZE_MAX + 1]), None);
         let mut long = b"{\"Width\":".to_vec();

@@ -1,4 +1,4 @@
-//! Exec and attach over SPDY: the client opens one stream per purpose, named by its `streamType` header.
+//! Exec and attach over SPDY: the client opens one stream per purpose and names it in the `streamType` header.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use super::{ClientStreams, Error, Streams, Version};
 use crate::spdy::{Connection, Limits, Stream};
 use crate::{Input, Output, Settings};
 
-/// The header that says what a stream is for.
+/// The header that names the purpose of a stream.
 const STREAM_TYPE: &str = "streamType";
 
-/// Waits for the streams that the client asked for.
+/// Waits until the client has opened the streams that it asked for.
 pub async fn open<T>(
     io: T,
     version: Version,
@@ -37,7 +37,7 @@ where
         if let Some(position) = missing.iter().position(|wanted| *wanted == kind) {
             streams.insert(missing.swap_remove(position), incoming.accept());
         } else {
-            debug!(kind, "refusing a stream that was not asked for");
+            debug!(kind, "refused a stream that the request did not ask for");
             incoming.refuse();
         }
     }

@@ -1,4 +1,4 @@
-//! Exec and attach over WebSocket: one channel per purpose, numbered as POSIX numbers its descriptors.
+//! Exec and attach over WebSocket: one channel per purpose; channels 0 to 2 are stdin, stdout and stderr, as in POSIX.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -25,7 +25,7 @@ where
     let encoding = encoding(protocol);
     let socket = accept(io).await;
     let mut channels = Channels::serve(socket, encoding, COUNT, settings);
-    // An empty message on the first channel towards the client tells it that the connection stands.
+    // An empty message on the first output channel tells the client that the connection is established.
     let first = match wanted {
         Streams { stdout: true, .. } => STDOUT,
         Streams { stderr: true, .. } => STDERR,

@@ -1,17 +1,17 @@
-//! Frames to bytes and back. Pure: it buffers nothing but what its caller hands it, and holds no stream.
+//! Encodes and decodes SPDY frames. Pure: it does no I/O, holds no stream state, and reads from a buffer that the caller owns.
 //!
-//! A control frame is decoded whole, so its length is bounded; a DATA frame is decoded in the pieces in which it arrives, so its
-//! length (up to 16 MiB) does not matter to memory.
+//! A control frame is decoded as a whole, so its length is limited. A DATA frame is decoded in pieces as they arrive, so even a
+//! frame of 16 MiB needs little memory.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::frame::{Frame, GoAwayStatus, ResetStatus};
 use super::headers::{self, Inflater, Storer};
 
-/// The longest control frame accepted. Ours and Kubernetes' are below 200 bytes.
+/// The longest accepted control frame. Those that we and Kubernetes send are shorter than 200 bytes.
 pub const CONTROL_MAX: usize = 16 * 1024;
 
-/// The longest DATA frame that is written.
+/// The longest DATA frame that the encoder writes.
 pub const DATA_MAX: usize = 0xff_ffff;
 
 const PREFIX: usize = 8;
@@ -30,26 +30,26 @@ const GO_AWAY: u16 = 7;
 const HEADERS: u16 = 8;
 const WINDOW_UPDATE: u16 = 9;
 
-/// What a peer did that ends the connection.
+/// A protocol violation by the peer. It ends the connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("a frame of SPDY version {0}")]
+    #[error("unsupported SPDY version {0}")]
     Version(u16),
-    #[error("a control frame of {0} bytes")]
+    #[error("a control frame of {0} bytes exceeds the limit of {CONTROL_MAX}")]
     TooLong(usize),
-    #[error("a frame of type {kind} with a length of {length} bytes")]
+    #[error("a control frame of type {kind} has the invalid length {length}")]
     Length { kind: u16, length: usize },
-    #[error("a frame for stream 0")]
+    #[error("a frame has the invalid stream ID 0")]
     NoStream,
-    #[error("stream {0} is not the client's next")]
+    #[error("stream ID {0} is not the client's next")]
     StreamId(u32),
-    #[error("the headers of stream {stream}")]
+    #[error("the headers of stream {stream} are invalid")]
     Headers {
         stream: u32,
         #[source]
         source: headers::Error,
     },
-    #[error("the connection's window overflows")]
+    #[error("the flow-control window of the connection overflows")]
     Window,
 }
 
@@ -60,7 +60,7 @@ enum State {
     Skip { left: usize },
 }
 
-/// Reads frames off a buffer that its caller fills.
+/// Decodes frames from a buffer that the caller fills.
 #[derive(Debug)]
 pub struct Decoder {
     state: State,
@@ -77,7 +77,8 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Takes the next frame off `input`; `None` when more bytes are needed. After an error the connection is useless.
+    /// Removes the next frame from `input`. Returns `None` if more bytes are needed. After an error, the connection cannot
+    /// continue.
     pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Frame>, Error> {
         loop {
             match self.state {
@@ -119,7 +120,7 @@ impl Decoder {
         }
     }
 
-    /// The next piece of a DATA frame; an empty frame is one empty piece.
+    /// The next piece of a DATA frame. An empty frame gives one empty piece.
     fn data(&mut self, input: &mut BytesMut, stream: u32, fin: bool, left: usize) -> Option<Frame> {
         let length = left.min(input.len());
         if length == 0 && left > 0 {
@@ -139,10 +140,10 @@ impl Decoder {
         })
     }
 
-    /// `Some(Some(frame))` is a frame, `Some(None)` wants more bytes, `None` goes on with what follows.
+    /// Returns `Some(Some(frame))` for a frame, `Some(None)` if more bytes are needed, and `None` if the frame was skipped.
     #[expect(
         clippy::option_option,
-        reason = "three outcomes that only the loop above tells apart"
+        reason = "three outcomes, used only by the loop above"
     )]
     fn control(
         &mut self,
@@ -157,7 +158,7 @@ impl Decoder {
             return Err(Error::Version(version));
         }
         if !matches!(kind, SYN_STREAM..=SETTINGS | PING..=WINDOW_UPDATE) {
-            // Unknown control frames are to be ignored, however long.
+            // The protocol requires that unknown control frames are ignored, whatever their length.
             input.advance(PREFIX);
             self.state = State::Skip { left: length };
             return Ok(None);
@@ -256,7 +257,7 @@ impl Decoder {
     }
 }
 
-/// Writes frames. Its header compression has state: frames must be sent in the order in which they were encoded.
+/// Encodes frames. Header compression has state, so frames must be sent in the order in which they were encoded.
 #[derive(Debug, Default)]
 pub struct Encoder {
     headers: Storer,
@@ -309,7 +310,9 @@ impl Encoder {
             }
             Frame::Settings { values } => {
                 let start = begin(SETTINGS, 0, out);
-                out.put_u32(u32::try_from(values.len()).expect("a frame has few settings"));
+                out.put_u32(
+                    u32::try_from(values.len()).expect("the number of settings fits into 32 bits"),
+                );
                 for (setting, value) in values {
                     out.put_u32(setting & 0xff_ffff);
                     out.put_u32(*value);
@@ -334,7 +337,7 @@ impl Encoder {
     }
 }
 
-/// Writes DATA; what does not fit into one frame goes into several.
+/// Writes data as one or more DATA frames.
 pub fn encode_data(stream: u32, data: &[u8], fin: bool, out: &mut BytesMut) {
     let mut rest = data;
     loop {
@@ -358,7 +361,7 @@ fn two_words(kind: u16, first: u32, second: u32, out: &mut BytesMut) {
     end(start, out);
 }
 
-/// Writes the prefix of a control frame with room for its length, and says where it starts.
+/// Writes the prefix of a control frame with a placeholder for its length. Returns the position of the prefix.
 fn begin(kind: u16, flags: u8, out: &mut BytesMut) -> usize {
     let start = out.len();
     out.put_u16(0x8000 | VERSION);
@@ -368,7 +371,7 @@ fn begin(kind: u16, flags: u8, out: &mut BytesMut) -> usize {
 }
 
 fn end(start: usize, out: &mut BytesMut) {
-    let length =
-        u32::try_from(out.len() - start - PREFIX).expect("a control frame of ours is short");
+    let length = u32::try_from(out.len() - start - PREFIX)
+        .expect("our control frames are shorter than 4 GiB");
     out[start + 5..start + PREFIX].copy_from_slice(&length.to_be_bytes()[1..]);
 }

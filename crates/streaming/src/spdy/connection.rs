@@ -1,8 +1,8 @@
 //! Drives a [`Session`] over a byte stream with tokio: one task per connection reads, writes and wakes the streams.
 //!
-//! The connection ends when its peer closes, breaks the protocol or is idle for too long, or when its [`Connection`] is dropped:
-//! then everything written is still sent, followed by GOAWAY, and the socket is read until the peer closes too. (A socket that is
-//! closed with unread input resets, and the peer could lose the last output.)
+//! The connection ends when the peer closes it, violates the protocol or exceeds the idle timeout, or when its [`Connection`] is
+//! dropped. In the last case, the driver sends everything that was written, then GOAWAY, and reads the socket until the peer
+//! closes too: closing a socket with unread input sends a TCP reset, and the peer could lose the last output.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -24,16 +24,16 @@ use super::stream::Stream;
 
 const READ_BUFFER: usize = 32 * 1024;
 
-/// How long a connection may stay.
+/// The timeouts of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// Without a byte in either direction.
+    /// How long a connection may stay open without a byte in either direction.
     pub idle: Duration,
-    /// After our end of it, for the peer to close its own.
+    /// How long the peer may take to close the connection after we have closed our side.
     pub linger: Duration,
 }
 
-/// A connection whose peer opens streams.
+/// A server-side connection: the peer opens streams, and [`Connection::accept`] returns them.
 #[derive(Debug)]
 pub struct Connection {
     shared: Arc<Shared>,
@@ -49,7 +49,7 @@ pub(super) struct State {
     pub session: Session,
     pub wakers: HashMap<u32, StreamWakers>,
     pub writers_blocked: bool,
-    /// The transport is gone: nothing more arrives and nothing more is sent.
+    /// The transport is closed: nothing more can be received or sent.
     pub over: bool,
     closing: bool,
     driver: Option<Waker>,
@@ -65,13 +65,13 @@ pub(super) struct StreamWakers {
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing is done under this lock that leaves it inconsistent when it panics.
+        // No code under this lock leaves the state inconsistent if it panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Has the driver look again: there is output, or room for input.
+    /// Wakes the driver task because there is new output, or room for input.
     pub fn wake_driver(&mut self) {
         if let Some(waker) = self.driver.take() {
             waker.wake();
@@ -126,7 +126,7 @@ impl StreamWakers {
 }
 
 impl Connection {
-    /// Serves SPDY on `io`, on a task of its own.
+    /// Serves SPDY on `io` in a new task.
     pub fn serve<T>(io: T, limits: Limits, timeouts: Timeouts) -> Self
     where
         T: AsyncRead + AsyncWrite + Send + 'static,
@@ -147,7 +147,7 @@ impl Connection {
         Self { shared }
     }
 
-    /// The next stream that the peer opens; `None` when the connection is over.
+    /// The next stream that the peer opens, or `None` when the connection has ended.
     pub async fn accept(&mut self) -> Option<IncomingStream> {
         poll_fn(|context| {
             let mut state = self.shared.lock();
@@ -167,7 +167,7 @@ impl Connection {
         .await
     }
 
-    /// Waits until the peer is gone.
+    /// Waits until the peer has disconnected.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let shared = Arc::clone(&self.shared);
         poll_fn(move |context| {
@@ -196,7 +196,7 @@ impl Drop for Connection {
     }
 }
 
-/// A stream that waits for an answer. Dropped without one, it is refused.
+/// A stream that the peer has opened and that is not answered yet. Dropping it refuses the stream.
 #[derive(Debug)]
 pub struct IncomingStream {
     headers: Headers,
@@ -222,10 +222,10 @@ impl IncomingStream {
     }
 }
 
-/// Why a connection was left.
+/// Why a connection ended.
 #[derive(Debug)]
-enum Ending {
-    /// Everything is sent, GOAWAY included.
+enum EndReason {
+    /// We closed it: everything is sent, including GOAWAY.
     Ours,
     Peer,
     Idle,
@@ -240,10 +240,10 @@ struct Driver<T> {
     buffer: Box<[u8]>,
     sending: Bytes,
     unflushed: bool,
-    /// The last poll waits for input.
+    /// Whether the last poll is waiting for input.
     reading: bool,
-    /// The peer broke the protocol: only the output is of interest now.
-    deaf: bool,
+    /// The peer has violated the protocol: ignore its input and only send the remaining output.
+    input_ignored: bool,
     idle: Pin<Box<Sleep>>,
     idle_timeout: Duration,
 }
@@ -260,14 +260,14 @@ where
         sending: Bytes::new(),
         unflushed: false,
         reading: true,
-        deaf: false,
+        input_ignored: false,
         idle: Box::pin(sleep(timeouts.idle)),
         idle_timeout: timeouts.idle,
     };
-    let ending = poll_fn(|context| driver.poll(context)).await;
+    let reason = poll_fn(|context| driver.poll(context)).await;
     shared.lock().end();
-    debug!(?ending, "SPDY connection ended");
-    if matches!(ending, Ending::Ours) {
+    debug!(?reason, "SPDY connection ended");
+    if matches!(reason, EndReason::Ours) {
         let Driver {
             mut io, mut buffer, ..
         } = driver;
@@ -276,39 +276,39 @@ where
             while io.read(&mut buffer).await? > 0 {}
             Ok::<_, std::io::Error>(())
         });
-        // A peer that stays longer is cut off; all that it should have is on its way.
+        // After the timeout the connection is dropped; all output has been handed to the socket by then.
         let _ = timeout(timeouts.linger, goodbye).await;
     }
 }
 
 impl<T: AsyncRead + AsyncWrite> Driver<T> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ending> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<EndReason> {
         self.shared.lock().driver = Some(context.waker().clone());
         loop {
-            if let Poll::Ready(ending) = self.poll_receive(context) {
-                return Poll::Ready(ending);
+            if let Poll::Ready(reason) = self.poll_receive(context) {
+                return Poll::Ready(reason);
             }
             match self.poll_send(context) {
-                Poll::Ready(Err(_)) => return Poll::Ready(Ending::Broken),
+                Poll::Ready(Err(_)) => return Poll::Ready(EndReason::Broken),
                 Poll::Ready(Ok(())) => {}
                 Poll::Pending => break,
             }
             let state = self.shared.lock();
-            if (state.closing || self.deaf) && !state.session.has_output() {
-                return Poll::Ready(Ending::Ours);
+            if (state.closing || self.input_ignored) && !state.session.has_output() {
+                return Poll::Ready(EndReason::Ours);
             }
-            // Receiving had stopped, perhaps for lack of room that sending has made.
+            // If receiving had stopped for lack of room and sending has made room, poll again.
             if self.reading || !state.session.wants_input() {
                 break;
             }
         }
         ready!(self.idle.as_mut().poll(context));
-        Poll::Ready(Ending::Idle)
+        Poll::Ready(EndReason::Idle)
     }
 
-    /// Takes in what has arrived, as long as there is room. Sending follows in the same poll, and a stream that makes room by
-    /// being read wakes this task.
-    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Ending> {
+    /// Receives what has arrived, as long as there is room. Sending follows in the same poll. A stream that makes room because it
+    /// is read wakes this task.
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<EndReason> {
         loop {
             self.reading = self.receive();
             if !self.reading {
@@ -316,8 +316,8 @@ impl<T: AsyncRead + AsyncWrite> Driver<T> {
             }
             let mut buffer = ReadBuf::new(&mut self.buffer);
             match ready!(self.io.as_mut().poll_read(context, &mut buffer)) {
-                Err(_) => return Poll::Ready(Ending::Broken),
-                Ok(()) if buffer.filled().is_empty() => return Poll::Ready(Ending::Peer),
+                Err(_) => return Poll::Ready(EndReason::Broken),
+                Ok(()) if buffer.filled().is_empty() => return Poll::Ready(EndReason::Peer),
                 Ok(()) => {
                     self.input.extend_from_slice(buffer.filled());
                     self.idle
@@ -328,24 +328,24 @@ impl<T: AsyncRead + AsyncWrite> Driver<T> {
         }
     }
 
-    /// Hands what has been read to the session, and says whether to read more.
+    /// Passes the received bytes to the session. Returns whether to read more.
     fn receive(&mut self) -> bool {
         let mut state = self.shared.lock();
-        if !self.deaf && !self.input.is_empty() {
+        if !self.input_ignored && !self.input.is_empty() {
             let outcome = state.session.receive(&mut self.input);
             state.wake_touched();
             if let Err(error) = outcome {
                 debug!(
                     error = &error as &dyn std::error::Error,
-                    "the SPDY peer broke the protocol"
+                    "the SPDY peer violated the protocol"
                 );
-                self.deaf = true;
+                self.input_ignored = true;
                 self.input.clear();
-                // The streams need not wait until a peer like this has taken its GOAWAY.
+                // End the streams now instead of waiting until such a peer has received GOAWAY.
                 state.end();
             }
         }
-        !self.deaf && state.session.wants_input()
+        !self.input_ignored && state.session.wants_input()
     }
 
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {

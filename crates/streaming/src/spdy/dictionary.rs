@@ -1,11 +1,11 @@
-//! The preset zlib dictionary of SPDY/3 header blocks: a constant of the protocol, both sides must hold the same bytes.
+//! The preset zlib dictionary of SPDY/3 header blocks: a constant of the protocol that must be the same on both sides.
 
 use std::sync::LazyLock;
 
-/// What a zlib stream names as its dictionary: the Adler-32 checksum of [`DICTIONARY`].
+/// The identifier of the dictionary in a zlib stream: the Adler-32 checksum of [`DICTIONARY`].
 pub const DICTIONARY_ID: u32 = 0xe3c6_a7c2;
 
-/// Words that stand in the dictionary with their length before them, as in a header block.
+/// The words that the dictionary stores with a length prefix, as in a header block.
 const COUNTED: [&str; 65] = [
     "options",
     "head",
@@ -74,7 +74,7 @@ const COUNTED: [&str; 65] = [
     "origin",
 ];
 
-/// What follows them, plain.
+/// The rest of the dictionary, without length prefixes.
 const PLAIN: &str = "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505\
 203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidden\
 404 Not Found500 Internal Server Error501 Not Implemented503 Service Unavailable\
@@ -85,7 +85,7 @@ privatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.";
 pub static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut dictionary = Vec::with_capacity(1_423);
     for word in COUNTED {
-        let length = u32::try_from(word.len()).expect("a word of the table is short");
+        let length = u32::try_from(word.len()).expect("the words are shorter than 4 GiB");
         dictionary.extend_from_slice(&length.to_be_bytes());
         dictionary.extend_from_slice(word.as_bytes());
     }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dictionary_is_the_protocols() {
+    fn the_dictionary_has_the_checksum_of_the_protocol() {
         let (mut low, mut high) = (1_u32, 0_u32);
         for byte in DICTIONARY.iter() {
             low = (low + u32::from(*byte)) % 65_521;

@@ -1,10 +1,10 @@
-//! The frames of SPDY/3.1 as values. How they look on the wire is the codec's business.
+//! The frames of SPDY/3.1 as values. Their wire format is in `codec`.
 
 use bytes::Bytes;
 
 use super::headers::Headers;
 
-/// One frame. A DATA frame may be decoded in several pieces; only the last carries `fin`.
+/// A frame. A DATA frame may be decoded in several pieces; only the last piece carries `fin`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     SynStream {
@@ -24,7 +24,7 @@ pub enum Frame {
         stream: u32,
         status: ResetStatus,
     },
-    /// Pairs of setting and value; the flags that ask a peer to remember them are not kept.
+    /// Pairs of setting and value. The persistence flags are discarded.
     Settings {
         values: Vec<(u32, u32)>,
     },
@@ -40,7 +40,7 @@ pub enum Frame {
         fin: bool,
         headers: Headers,
     },
-    /// Stream 0 is the whole connection.
+    /// Stream 0 stands for the whole connection.
     WindowUpdate {
         stream: u32,
         delta: u32,
@@ -52,10 +52,10 @@ pub enum Frame {
     },
 }
 
-/// The setting that says how many bytes may be sent on a new stream before a WINDOW_UPDATE.
+/// The setting for the initial flow-control window: how many bytes may be sent on a new stream before a WINDOW_UPDATE.
 pub const SETTING_INITIAL_WINDOW: u32 = 7;
 
-/// The window of a stream, and of the connection, before anybody said otherwise.
+/// The initial flow-control window of a stream, and of the connection, unless a SETTINGS frame changes it.
 pub const DEFAULT_WINDOW: u32 = 65_536;
 
 /// Why a stream was reset.

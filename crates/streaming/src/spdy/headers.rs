@@ -1,41 +1,41 @@
-//! Header blocks: names and values, compressed by one zlib stream per direction that starts from the protocol's dictionary.
+//! Header blocks: names and values, compressed with one zlib stream per direction and the protocol's preset dictionary.
 //!
-//! Blocks are inflated as any peer compresses them, and written as stored (uncompressed) deflate blocks of the same zlib stream:
-//! our replies carry no headers worth compressing, and a deflate state would cost a quarter of a megabyte per connection.
+//! Received blocks may use any compression. Sent blocks are stored (uncompressed) deflate blocks of the same zlib stream: our
+//! replies carry no headers that are worth compressing, and a deflate state would cost 256 KiB per connection.
 
 use bytes::{BufMut, BytesMut};
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::dictionary::{DICTIONARY, DICTIONARY_ID};
 
-/// The longest header block accepted, inflated. Kubernetes sends a few dozen bytes.
+/// The longest accepted header block after decompression. Kubernetes sends a few dozen bytes.
 pub const BLOCK_MAX: usize = 16 * 1024;
 
-/// The zlib header: deflate with a 32 KiB window, a preset dictionary follows.
+/// The zlib header for deflate with a 32 KiB window and a preset dictionary.
 const ZLIB_WITH_DICTIONARY: [u8; 2] = [0x78, 0x20];
 
-/// The longest stored block deflate can express.
+/// The longest stored block that deflate allows.
 const STORED_MAX: usize = 0xffff;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the header block is not a zlib stream")]
     Inflate(#[source] flate2::DecompressError),
-    #[error("the header block wants an unknown dictionary {0:#x}")]
+    #[error("the header block requires an unknown dictionary {0:#x}")]
     Dictionary(u32),
-    #[error("the header stream was ended by the peer")]
+    #[error("the peer ended the zlib stream of the headers")]
     Ended,
     #[error("the header block is longer than {BLOCK_MAX} bytes")]
     TooLong,
-    #[error("the header block is cut short")]
+    #[error("the header block is truncated")]
     Truncated,
-    #[error("the header block has bytes behind its last header")]
+    #[error("the header block has trailing bytes")]
     Trailing,
     #[error("a header is not UTF-8")]
     NotText(#[source] std::str::Utf8Error),
     #[error("a header name is empty or not lower case")]
     Name,
-    #[error("header {0:?} stands twice")]
+    #[error("header {0:?} is duplicated")]
     Duplicate(String),
 }
 
@@ -44,17 +44,17 @@ pub enum Error {
 pub struct Headers(Vec<(String, String)>);
 
 impl Headers {
-    /// The first value of a header, whatever the case of `name`.
+    /// The first value of a header. The case of `name` does not matter.
     pub fn get(&self, name: &str) -> Option<&str> {
         let (_, value) = self
             .0
             .iter()
             .find(|(known, _)| known.eq_ignore_ascii_case(name))?;
-        // Several values of one name are joined by NUL.
+        // Several values of one header are separated by NUL.
         value.split('\0').next()
     }
 
-    /// Adds a header; a name that is there already gets the new value.
+    /// Sets a header. Replaces its value if the name is present already.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         let name = name.to_ascii_lowercase();
@@ -99,7 +99,7 @@ impl Headers {
 }
 
 fn put_length(block: &mut Vec<u8>, length: usize) {
-    let length = u32::try_from(length).expect("a header of ours is far shorter than 4 GiB");
+    let length = u32::try_from(length).expect("our headers are shorter than 4 GiB");
     block.extend_from_slice(&length.to_be_bytes());
 }
 
@@ -116,7 +116,7 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Result<&'a str, Error> {
     std::str::from_utf8(text).map_err(Error::NotText)
 }
 
-/// The receiving half of the header compression of a connection.
+/// Decompresses the received header blocks of a connection.
 #[derive(Debug)]
 pub struct Inflater {
     zlib: Decompress,
@@ -173,12 +173,12 @@ impl Inflater {
     }
 }
 
-/// How far a counter of zlib's has come; both buffers are far smaller than the address space.
+/// The distance that a zlib counter has advanced. It fits, because both buffers are small.
 fn progress(first: u64, now: u64) -> usize {
     usize::try_from(now - first).expect("a header block is small")
 }
 
-/// The sending half: the same zlib stream without compression.
+/// Writes the header blocks of a connection as stored blocks of one zlib stream.
 #[derive(Debug, Default)]
 pub struct Storer {
     started: bool,
@@ -192,7 +192,7 @@ impl Storer {
             out.put_u32(DICTIONARY_ID);
         }
         let block = headers.write();
-        // An empty block behind the others, as a compressor writes it when flushed: Go's inflater hands out nothing before it.
+        // An empty stored block ends each header block, as a flush (Z_SYNC_FLUSH) does: Go's inflater returns no data before it.
         for piece in block.chunks(STORED_MAX).chain([&[][..]]) {
             let length = u16::try_from(piece.len()).expect("a chunk is at most 0xffff bytes");
             out.put_u8(0);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_inflates_without_end_is_refused() {
+    fn a_decompression_bomb_is_refused() {
         let mut compressor = Compress::new(Compression::best(), true);
         compressor.set_dictionary(&DICTIONARY).unwrap();
         let bomb = Headers::default().with("a", &"b".repeat(BLOCK_MAX * 4));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_of_headers_that_are_not_there_is_refused() {
+    fn a_header_count_beyond_the_block_is_refused() {
         assert!(matches!(
             Headers::parse(&u32::MAX.to_be_bytes()),
             Err(Error::Truncated)

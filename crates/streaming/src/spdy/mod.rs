@@ -4,14 +4,14 @@
 //! bytes ⇄ codec (frames) ⇄ session (streams, windows, limits) ⇄ connection (tokio) ⇄ Stream: AsyncRead + AsyncWrite
 //! ```
 //!
-//! The codec and the session are pure: bytes in, bytes out, no runtime and no clock. Only `connection` and `stream` know tokio.
-//! Nothing here knows Kubernetes, and only the server side exists: the peer opens streams, we answer them.
+//! The codec and the session are pure: bytes in, bytes out, without a runtime or a clock. Only `connection` and `stream` use
+//! tokio. This module knows nothing of Kubernetes and implements only the server side: the peer opens streams and we answer them.
 //!
 //! # Flow control
-//! The peers' library sends no WINDOW_UPDATE and minds no window, so a server that insisted on windows would stop after 64 KiB.
-//! We send the updates the protocol asks for, and limit our own sending by the peer's windows from the moment that it shows that it
-//! keeps them (by a SETTINGS initial window or a WINDOW_UPDATE). What bounds memory either way is back-pressure: a connection
-//! whose streams hold [`Limits::received`] unread bytes is not read from.
+//! The SPDY library of our peers sends no WINDOW_UPDATE and ignores flow-control windows, so a server that enforced them would
+//! stall after 64 KiB. We send the WINDOW_UPDATE frames that the protocol requires. We limit our own sending by the peer's
+//! windows only once the peer shows that it uses them (by a SETTINGS initial window or a WINDOW_UPDATE). In both cases
+//! back-pressure limits memory: the server stops reading from a connection whose streams hold [`Limits::received`] unread bytes.
 
 mod codec;
 mod connection;

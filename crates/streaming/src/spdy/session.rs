@@ -1,8 +1,9 @@
-//! The server side of one SPDY connection as a pure state machine: bytes go in by [`Session::receive`] and out by
-//! [`Session::take_output`]; streams are numbers. It owns the windows and the limits; wakers and sockets belong to the connection.
+//! The server side of a SPDY connection as a pure state machine: bytes go in through [`Session::receive`] and out through
+//! [`Session::take_output`]; streams are identified by number. It owns the flow-control windows and the limits. Wakers and
+//! sockets belong to `connection`.
 //!
-//! A stream's life: opened by the peer → waiting in the queue of [`Session::accept`] → replied to → each side finishes, or either
-//! resets → removed when its owner lets go of it.
+//! The life of a stream: the peer opens it → it waits for [`Session::accept`] → we reply → each side finishes, or either side
+//! resets it → [`Session::remove`].
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -12,25 +13,25 @@ use super::codec::{Decoder, Encoder, Error, encode_data};
 use super::frame::{DEFAULT_WINDOW, Frame, GoAwayStatus, ResetStatus, SETTING_INITIAL_WINDOW};
 use super::headers::Headers;
 
-/// The longest DATA frame sent, so that no stream holds the connection for long.
+/// The longest DATA frame that is sent, so that one stream does not block the others for long.
 const DATA_FRAME: usize = 32 * 1024;
 
-/// How many bytes are read off a stream before its window is opened again.
+/// After this many bytes are read from a stream, a WINDOW_UPDATE reopens its window.
 const WINDOW_STEP: u32 = DEFAULT_WINDOW / 2;
 
 const WINDOW_MAX: i64 = 0x7fff_ffff;
 
-/// What bounds the memory of a connection.
+/// The memory limits of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Streams that are open at once; more are refused.
+    /// The maximum number of open streams. Further streams are refused.
     pub streams: usize,
-    /// Received bytes that nobody has read yet, over all streams. At this many the connection is not read from.
+    /// The maximum number of received and unread bytes over all streams. At this limit, the connection is not read from.
     pub received: usize,
-    /// Bytes waiting to be sent, above which streams accept no more.
+    /// The limit of queued output, in bytes, above which streams accept no more data.
     pub queued_data: usize,
-    /// Bytes waiting to be sent, above which the connection is not read from, so that a peer that sends pings and reads no
-    /// answers cannot fill memory. Data alone never reaches it.
+    /// The limit of queued output, in bytes, above which the connection is not read from. It keeps a peer that sends pings but
+    /// does not read the answers from filling memory. Stream data alone never reaches it.
     pub queued: usize,
 }
 
@@ -45,39 +46,39 @@ impl Default for Limits {
     }
 }
 
-/// What reading off a stream gave.
+/// The result of reading from a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOutcome {
-    /// So many bytes were copied.
+    /// This many bytes were copied.
     Read(usize),
     /// Nothing has arrived yet.
     Pending,
-    /// The peer has finished.
+    /// The peer has finished sending.
     End,
-    /// The stream was reset, or the connection is over.
+    /// The stream was reset, or the connection has ended.
     Reset,
 }
 
-/// What writing to a stream gave.
+/// The result of writing to a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteOutcome {
     Written(usize),
-    /// The window or the queue is full.
+    /// The flow-control window or the output queue is full.
     Blocked,
-    /// We have finished, or the stream was reset.
+    /// We have finished sending, or the stream was reset.
     Closed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Receiving {
     Open,
-    /// Nobody wants what arrives.
+    /// Incoming data is discarded.
     Discarding,
-    /// The peer has finished.
+    /// The peer has finished sending.
     Ended,
 }
 
-/// Streams that somebody may have to look at again.
+/// The streams whose readers or writers must be woken.
 #[derive(Debug)]
 enum Touched {
     Some(HashSet<u32>),
@@ -115,7 +116,7 @@ pub struct Session {
     last_stream: u32,
     touched: Touched,
     going_away: bool,
-    /// Set once the peer has shown that it keeps stream windows, and the connection's.
+    /// Whether the peer has shown that it uses stream windows, and the connection window.
     stream_windows: bool,
     connection_windows: bool,
     initial_window: u32,
@@ -144,14 +145,14 @@ impl Session {
         }
     }
 
-    /// Whether there is room for what the peer may send next.
+    /// Whether there is room for more input from the peer.
     pub fn wants_input(&self) -> bool {
         self.received < self.limits.received && self.output.len() < self.limits.queued
     }
 
-    /// Handles the frames in `input`, as long as there is room; the rest stays there for the next call.
+    /// Handles the frames in `input`, as long as there is room. The rest of `input` stays for the next call.
     ///
-    /// An error ends the connection: the GOAWAY that says so is already in the output.
+    /// An error ends the connection. The GOAWAY frame for it is already in the output.
     pub fn receive(&mut self, input: &mut BytesMut) -> Result<(), Error> {
         while self.wants_input() {
             let handled = match self.decoder.decode(input) {
@@ -184,7 +185,7 @@ impl Session {
                 self.peer_reset(stream);
                 Ok(())
             }
-            // Odd pings are the peer's and want an answer; we send none of our own.
+            // Pings with odd numbers come from the peer and need an answer. We send no pings.
             Frame::Ping { id } => {
                 if id % 2 == 1 {
                     self.queue(&Frame::Ping { id });
@@ -205,7 +206,7 @@ impl Session {
                 }
                 Ok(())
             }
-            // A peer that goes away still ends its streams one by one. We open no streams, so a reply answers none.
+            // After GOAWAY, the peer still ends its streams one by one. SYN_REPLY is ignored, because we open no streams.
             Frame::GoAway { .. } | Frame::SynReply { .. } => Ok(()),
         }
     }
@@ -246,7 +247,7 @@ impl Session {
 
     fn data(&mut self, stream: u32, data: &[u8], fin: bool) {
         let Some(state) = self.streams.get_mut(&stream) else {
-            // What was on its way to a stream that we have just dropped is no error.
+            // Data may still arrive for a stream that we have just removed. That is no error.
             if stream > self.last_stream && fin {
                 self.queue_reset(stream, ResetStatus::InvalidStream);
             }
@@ -315,7 +316,8 @@ impl Session {
         Ok(())
     }
 
-    /// The next stream that the peer opened, with its headers. It must be answered by `reply` or ended by `remove`.
+    /// The next stream that the peer has opened, with its headers. The caller must answer it with `reply` or end it with
+    /// `remove`.
     pub fn accept(&mut self) -> Option<(u32, Headers)> {
         self.waiting.pop_front()
     }
@@ -328,7 +330,7 @@ impl Session {
         });
     }
 
-    /// Throws away what the peer sends on this stream, now and later.
+    /// Discards everything that the peer sends on this stream, now and later.
     pub fn discard_input(&mut self, stream: u32) {
         let Some(state) = self.streams.get_mut(&stream) else {
             return;
@@ -336,9 +338,9 @@ impl Session {
         if state.receiving == Receiving::Open {
             state.receiving = Receiving::Discarding;
         }
-        let thrown = std::mem::take(&mut state.received).len();
-        self.received -= thrown;
-        self.consume(stream, thrown);
+        let discarded = std::mem::take(&mut state.received).len();
+        self.received -= discarded;
+        self.consume(stream, discarded);
     }
 
     pub fn read(&mut self, stream: u32, buffer: &mut [u8]) -> ReadOutcome {
@@ -356,7 +358,7 @@ impl Session {
         buffer[..length].copy_from_slice(&state.received[..length]);
         state.received.advance(length);
         if state.received.is_empty() {
-            // Gives the memory back: a stream that was once full may live for hours.
+            // Free the memory: a stream whose buffer was once full may stay open for hours.
             state.received = BytesMut::new();
         }
         self.received -= length;
@@ -392,7 +394,7 @@ impl Session {
         WriteOutcome::Written(length)
     }
 
-    /// Says that we send no more on this stream.
+    /// Finishes sending on this stream.
     pub fn finish(&mut self, stream: u32) {
         if let Some(state) = self.streams.get_mut(&stream)
             && !state.sent_end
@@ -404,7 +406,7 @@ impl Session {
         }
     }
 
-    /// Forgets a stream; the peer is told unless both sides had finished.
+    /// Removes a stream. Sends a reset to the peer unless both sides had finished.
     pub fn remove(&mut self, stream: u32) {
         self.remove_with(stream, ResetStatus::Cancel);
     }
@@ -421,7 +423,7 @@ impl Session {
         }
     }
 
-    /// Announces the end of the connection. Whatever was written before is sent before it; nothing is accepted after it.
+    /// Sends GOAWAY after all output that was written before. No streams or data are accepted after it.
     pub fn go_away(&mut self, status: GoAwayStatus) {
         if !self.going_away {
             self.going_away = true;
@@ -442,7 +444,7 @@ impl Session {
         !self.output.is_empty()
     }
 
-    /// The streams that may be readable or writable since the last call.
+    /// The streams that may have become readable or writable since the last call.
     pub fn take_touched(&mut self) -> Vec<u32> {
         match std::mem::replace(&mut self.touched, Touched::Some(HashSet::new())) {
             Touched::Some(streams) => streams.into_iter().collect(),
@@ -450,12 +452,12 @@ impl Session {
         }
     }
 
-    /// Whether somebody can be served by `accept`.
+    /// Whether a stream is waiting for `accept`.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// The bytes that this session holds for others: received and unread, and queued to be sent.
+    /// The number of buffered bytes: received and unread, and queued for sending.
     pub fn buffered(&self) -> usize {
         self.received + self.output.len()
     }

@@ -14,11 +14,11 @@ use super::session::{ReadOutcome, WriteOutcome};
 /// A stream of a [`Connection`](super::Connection).
 ///
 /// # Guarantees
-/// What was written before `shutdown` arrives before the end of the stream. Dropping a stream that either side has not finished
+/// All data written before `shutdown` arrives before the end of the stream. Dropping a stream that is not finished on both sides
 /// resets it.
 ///
 /// # Caveats
-/// A written byte is queued, not sent: flushing waits for nothing.
+/// A write only queues data, and a flush does not wait until it is sent.
 #[derive(Debug)]
 pub struct Stream {
     shared: Arc<Shared>,
@@ -34,7 +34,7 @@ impl Stream {
         self.id
     }
 
-    /// Throws away whatever the peer sends on this stream, so that it takes no room from the others.
+    /// Discards everything that the peer sends on this stream, so that it takes no buffer space from other streams.
     #[must_use]
     pub fn write_only(self) -> Self {
         let mut state = self.shared.lock();
@@ -44,7 +44,7 @@ impl Stream {
         self
     }
 
-    /// Ends both directions at once.
+    /// Resets the stream: ends both directions immediately.
     pub fn reset(self, status: ResetStatus) {
         let mut state = self.shared.lock();
         state.session.remove_with(self.id, status);

@@ -1,8 +1,8 @@
-//! Channels: each message starts with the number of the channel that it belongs to.
+//! WebSocket channels: the first byte of each message is the number of its channel.
 //!
-//! Two tasks serve a connection. The reader hands messages to the channels' readers and waits for a slow one (which holds up the
-//! others, as everywhere with this protocol); the writer sends what the channels' writers queue, and closes the connection when
-//! the last of them is dropped.
+//! Two tasks serve a connection. The reader task passes messages to the readers of the channels. If one of them is slow, it
+//! blocks the other channels too; the protocol has no flow control per channel. The writer task sends what the writers of the
+//! channels queue, and closes the connection when the last writer is dropped.
 
 use std::io;
 use std::pin::Pin;
@@ -29,24 +29,24 @@ use tracing::debug;
 use super::normal_close;
 use crate::{CHUNK, Input, Output, Settings};
 
-/// Messages on their way to a channel's reader, and to the client.
+/// The capacity of the queue to each channel reader, and of the queue to the client, in messages.
 const QUEUE: usize = 8;
 
-/// The first byte of a message that closes the channel named by the second.
+/// The first byte of a message that closes a channel. The second byte is the number of that channel.
 const CLOSE_SIGNAL: u8 = 255;
 
-/// How channel and data are written into a message.
+/// The encoding of channel number and data in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
-    /// Binary messages; the first byte is the channel.
+    /// Binary messages; the first byte is the channel number.
     Binary,
-    /// As `Binary`, and the client may close a channel: `255, channel`.
+    /// Like `Binary`, and the client may close a channel with the message `255, channel`.
     BinaryWithClose,
-    /// Text messages: a digit, then base64.
+    /// Text messages: the channel number as a digit, then base64.
     Base64,
 }
 
-/// What a message from the client says.
+/// A decoded message from the client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     Data(u8, Bytes),
@@ -55,16 +55,16 @@ pub enum Received {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MessageError {
-    #[error("a close signal of {0} bytes")]
+    #[error("a close signal names {0} channels, not one")]
     CloseSignal(usize),
-    #[error("a message that is not base64")]
+    #[error("a message is not base64")]
     Base64(#[source] base64::DecodeError),
-    #[error("a message without a channel")]
+    #[error("a message has no channel number")]
     NoChannel,
 }
 
 impl Encoding {
-    /// Reads a message. An empty one says nothing.
+    /// Decodes a message. An empty message gives `None`.
     pub fn decode(self, mut message: Bytes) -> Result<Option<Received>, MessageError> {
         if message.is_empty() {
             return Ok(None);
@@ -102,7 +102,7 @@ impl Encoding {
     }
 }
 
-/// A WebSocket split into channels. When it and all its writers are dropped, the connection is closed.
+/// A WebSocket that carries several channels. The connection closes when this value and all its writers are dropped.
 #[derive(Debug)]
 pub struct Channels {
     encoding: Encoding,
@@ -112,7 +112,7 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Serves `count` channels on two tasks.
+    /// Serves `count` channels in two tasks.
     pub fn serve<T>(
         socket: WebSocketStream<T>,
         encoding: Encoding,
@@ -163,7 +163,7 @@ impl Channels {
         }
     }
 
-    /// What the client sends on a channel. There is one reader per channel.
+    /// The data that the client sends on a channel. Each channel has one reader, so a second call returns `None`.
     pub fn reader(&mut self, channel: u8) -> Option<Input> {
         let receiver = self.incoming.get_mut(usize::from(channel))?.take()?;
         let messages = futures::stream::unfold(receiver, |mut receiver| async move {
@@ -173,7 +173,7 @@ impl Channels {
         Some(Box::new(StreamReader::new(Box::pin(messages))))
     }
 
-    /// Sends to the client on a channel.
+    /// A writer that sends to the client on a channel.
     pub fn writer(&self, channel: u8) -> Output {
         Box::new(ChannelWriter {
             channel,
@@ -182,16 +182,16 @@ impl Channels {
         })
     }
 
-    /// Sends one message, even an empty one.
+    /// Sends one message, which may be empty.
     pub async fn send(&self, channel: u8, data: &[u8]) {
-        // A client that is gone is noticed by whoever waits for `closed`.
+        // If the client has disconnected, `closed` reports it.
         let _ = self
             .outgoing
             .send(self.encoding.encode(channel, data))
             .await;
     }
 
-    /// Waits until the client is gone.
+    /// Waits until the client has disconnected.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         self.gone.clone().cancelled_owned()
     }
@@ -210,7 +210,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Reader<T> {
         while let Some(message) = self.next().await {
             match self.encoding.decode(message) {
                 Ok(Some(Received::Data(channel, data))) => {
-                    // An unknown channel, or one that nobody reads, swallows what it gets.
+                    // Data for an unknown channel, or for a channel without a reader, is discarded.
                     if let Some(Some(sender)) = self.senders.get(usize::from(channel))
                         && !data.is_empty()
                     {
@@ -226,7 +226,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Reader<T> {
                 Err(error) => {
                     debug!(
                         error = &error as &dyn std::error::Error,
-                        "a WebSocket client broke the channel protocol"
+                        "a WebSocket client violated the channel protocol"
                     );
                     return;
                 }
@@ -234,7 +234,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Reader<T> {
         }
     }
 
-    /// The next message with data; `None` when the connection is over, broken or idle for too long.
+    /// The next message with data. Returns `None` when the connection is closed, broken or exceeds the idle timeout.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             let sent = self.sent.load(Ordering::Relaxed);
@@ -272,7 +272,7 @@ async fn write<T>(
     };
     let over = gone.run_until_cancelled(send_all).await.is_none();
     if !over {
-        // The client answers our close with its own, which ends the reader.
+        // The client answers our close frame with its own, which ends the reader task.
         let _ = timeout(linger, gone.cancelled()).await;
     }
     gone.cancel();
@@ -306,7 +306,7 @@ impl AsyncWrite for ChannelWriter {
         Poll::Ready(Ok(()))
     }
 
-    /// Nothing to say: the protocol has no end of a single channel towards the client.
+    /// Does nothing for the client: the protocol cannot close a single channel towards the client.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.sender)
             .poll_close(context)
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_of_the_fifth_version_has_time_to_create_its_streams() {
+    async fn a_v5_client_has_time_to_create_its_streams() {
         for (encoding, awaited) in [
             (Encoding::BinaryWithClose, Settings::default().settle),
             (Encoding::Binary, Duration::ZERO),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_fifth_version_closes_channels() {
+    fn only_v5_closes_channels() {
         let close = Bytes::from_static(&[255, 0]);
         let fifth = Encoding::BinaryWithClose.decode(close.clone());
         assert_eq!(fifth, Ok(Some(Received::Close(0))));
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_messages_are_refused() {
         let decode = |encoding: Encoding, message: &'static [u8]| {
             encoding.decode(Bytes::from_static(message))
         };

@@ -1,5 +1,5 @@
-//! The two ways in which Kubernetes uses a WebSocket: many channels in one, by a byte before each message, and as a tunnel for
-//! another protocol's bytes. Framing, pings and the closing handshake are tungstenite's.
+//! The two ways in which Kubernetes uses a WebSocket: as several channels, with a channel byte before each message, and as a
+//! tunnel for the bytes of another protocol. tungstenite implements framing, pings and the closing handshake.
 
 mod channels;
 mod tunnel;
@@ -13,10 +13,10 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 
-/// The longest message accepted. Clients that send a file in one message exist.
+/// The longest accepted message. Some clients send a whole file in one message.
 const MESSAGE_MAX: usize = 16 * 1024 * 1024;
 
-/// Speaks WebSocket on a connection that has been upgraded.
+/// Starts the WebSocket protocol on an upgraded connection.
 pub async fn accept<T>(io: T) -> WebSocketStream<T>
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -29,7 +29,7 @@ where
     WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
 }
 
-/// The end that clients take for an orderly one.
+/// The close frame of a normal closure.
 fn normal_close() -> Message {
     Message::Close(Some(CloseFrame {
         code: CloseCode::Normal,

@@ -1,4 +1,4 @@
-//! A WebSocket as a byte stream: binary messages, end to end, are the bytes. Another protocol runs inside.
+//! A WebSocket as a byte stream: the concatenated binary messages are the bytes of another protocol.
 
 use std::io;
 use std::pin::Pin;
@@ -50,7 +50,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<T> {
                 Some(Ok(Message::Text(_))) => {
                     return Poll::Ready(Err(io::Error::new(
                         io::ErrorKind::InvalidData,
-                        "a text message in a tunnel",
+                        "received a text message in a binary tunnel",
                     )));
                 }
                 None

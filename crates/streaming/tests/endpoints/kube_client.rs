@@ -1,4 +1,4 @@
-//! The endpoints as kube-rs meets them: WebSocket, through a proxy.
+//! The endpoints with kube-rs as the client, over WebSocket and through a proxy.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use kube::api::{Api, AttachParams, AttachedProcess, LogParams, TerminalSize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn pods(cluster: &Cluster) -> Api<Pod> {
     let url = format!("http://{}", cluster.api).parse().unwrap();
@@ -29,7 +29,7 @@ fn exit_code(status: &Status) -> Option<String> {
 async fn read_all(reader: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
     let mut text = String::new();
     let reading = async { reader.expect("the stream").read_to_string(&mut text).await };
-    timeout(PATIENCE, reading)
+    timeout(TIMEOUT, reading)
         .await
         .expect("an end of the output")
         .unwrap();
@@ -38,7 +38,7 @@ async fn read_all(reader: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
 
 async fn status(process: &mut AttachedProcess) -> Status {
     let status = process.take_status().expect("a status");
-    timeout(PATIENCE, status)
+    timeout(TIMEOUT, status)
         .await
         .expect("a status in time")
         .expect("a status")
@@ -95,7 +95,7 @@ async fn a_command_that_does_not_exist_is_named_in_the_status() {
 }
 
 #[tokio::test]
-async fn megabytes_of_input_come_back_and_the_end_of_input_is_heard() {
+async fn megabytes_of_input_come_back_and_the_command_sees_the_end_of_input() {
     let cluster = Cluster::start().await;
     let params = AttachParams::default()
         .stdin(true)
@@ -116,7 +116,7 @@ async fn megabytes_of_input_come_back_and_the_end_of_input_is_heard() {
         stdout.read_exact(&mut received).await.unwrap();
         stdout.read_to_end(&mut Vec::new()).await.unwrap()
     };
-    let ((), rest) = timeout(PATIENCE, async { tokio::join!(sending, receiving) })
+    let ((), rest) = timeout(TIMEOUT, async { tokio::join!(sending, receiving) })
         .await
         .expect("an echo");
     assert_eq!(rest, 0);
@@ -141,13 +141,13 @@ async fn the_size_of_the_terminal_reaches_the_process() {
         sizes.send(TerminalSize { width, height }).await.unwrap();
         let mut line = String::new();
         let reading = tokio::io::AsyncBufReadExt::read_line(&mut stdout, &mut line);
-        timeout(PATIENCE, reading).await.expect("a line").unwrap();
+        timeout(TIMEOUT, reading).await.expect("a line").unwrap();
         assert_eq!(line, format!("{width}x{height}\n"));
     }
 }
 
 #[tokio::test]
-async fn a_background_process_does_not_hold_the_client() {
+async fn a_background_process_does_not_keep_the_client_connected() {
     let cluster = Cluster::start().await;
     let command = ["sh", "-c", "sleep 600 & echo $!"];
     let mut process = pods(&cluster)
@@ -163,7 +163,7 @@ async fn a_background_process_does_not_hold_the_client() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_takes_its_command_along() {
+async fn a_command_ends_when_its_client_disconnects() {
     let cluster = Cluster::start().await;
     let process = pods(&cluster)
         .exec("web", ["sleep", "600"], &output())
@@ -176,7 +176,7 @@ async fn a_client_that_leaves_takes_its_command_along() {
 }
 
 #[tokio::test]
-async fn attaching_joins_the_container_and_its_end_is_no_failure() {
+async fn attach_succeeds_when_the_container_exits_with_an_error() {
     let cluster = Cluster::start().await;
     let params = AttachParams::default()
         .stdin(true)
@@ -206,23 +206,23 @@ async fn a_forwarded_port_carries_bytes_both_ways() {
     let mut received = vec![0; sent.len()];
     let (mut read, mut write) = tokio::io::split(&mut stream);
     let exchange = async { tokio::join!(write.write_all(&sent), read.read_exact(&mut received)) };
-    let (written, read) = timeout(PATIENCE, exchange).await.expect("an echo");
+    let (written, read) = timeout(TIMEOUT, exchange).await.expect("an echo");
     written.unwrap();
     read.unwrap();
     assert!(received == sent);
     drop(stream);
-    timeout(PATIENCE, forward.join())
+    timeout(TIMEOUT, forward.join())
         .await
         .expect("an end")
         .unwrap();
 }
 
 #[tokio::test]
-async fn a_port_that_nobody_serves_is_an_error_of_that_port() {
+async fn a_port_without_a_listener_gives_an_error_for_that_port() {
     let cluster = Cluster::start().await;
     let mut forward = pods(&cluster).portforward("web", &[81]).await.unwrap();
     let error = forward.take_error(81).unwrap();
-    let message = timeout(PATIENCE, error)
+    let message = timeout(TIMEOUT, error)
         .await
         .expect("an error")
         .expect("a message");
@@ -233,7 +233,7 @@ async fn a_port_that_nobody_serves_is_an_error_of_that_port() {
 }
 
 #[tokio::test]
-async fn logs_are_cut_and_followed() {
+async fn logs_are_limited_and_followed() {
     let cluster = Cluster::start().await;
     let pods = pods(&cluster);
     let all = pods.logs("web", &LogParams::default()).await.unwrap();
@@ -251,22 +251,22 @@ async fn logs_are_cut_and_followed() {
     let mut lines = pods.log_stream("web", &follow).await.unwrap().lines();
     let next = |line: Option<String>| line.expect("a line");
     assert_eq!(
-        next(timeout(PATIENCE, lines.try_next()).await.unwrap().unwrap()),
+        next(timeout(TIMEOUT, lines.try_next()).await.unwrap().unwrap()),
         "two"
     );
     cluster.log.send_modify(|log| log.push("three".into()));
     assert_eq!(
-        next(timeout(PATIENCE, lines.try_next()).await.unwrap().unwrap()),
+        next(timeout(TIMEOUT, lines.try_next()).await.unwrap().unwrap()),
         "three"
     );
 }
 
 #[tokio::test]
-async fn what_is_not_there_and_who_may_not_are_told_apart() {
+async fn bad_requests_get_the_kubelets_status_codes() {
     let cluster = Cluster::start().await;
     for (path, token, status) in [
         ("/healthz", None, 401),
-        ("/healthz", Some("somebody else's"), 403),
+        ("/healthz", Some("wrong-token"), 403),
         ("/healthz", Some("kubelet-token"), 200),
         ("/pods", Some("kubelet-token"), 200),
         ("/exec/default/web/main?command=ls&output=1", None, 401),

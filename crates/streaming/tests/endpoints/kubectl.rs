@@ -1,4 +1,4 @@
-//! The endpoints as the real kubectl meets them, over WebSocket and over SPDY, through a proxy.
+//! The endpoints with the real kubectl as the client, over WebSocket and over SPDY, through a proxy.
 //!
 //! Needs `kubectl` on the PATH, so it is built only with the feature `client-tests`.
 
@@ -11,9 +11,9 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What kubectl is to use for exec, attach and cp, and for port-forward.
+/// The transport that kubectl uses for exec, attach and cp, and for port-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Transport {
     WebSocket,
@@ -67,11 +67,11 @@ impl<'a> Kubectl<'a> {
             .expect("kubectl on the PATH");
         let mut stdin = child.stdin.take().unwrap();
         let feeding = async {
-            // A command that reads nothing ends kubectl before all is fed.
+            // A command that does not read its input makes kubectl exit before all of it is written.
             let _ = stdin.write_all(input).await;
             drop(stdin);
         };
-        let (output, ()) = timeout(PATIENCE, async {
+        let (output, ()) = timeout(TIMEOUT, async {
             tokio::join!(child.wait_with_output(), feeding)
         })
         .await
@@ -79,7 +79,7 @@ impl<'a> Kubectl<'a> {
         output.unwrap()
     }
 
-    /// What it writes to standard output when it succeeds, which it has to.
+    /// Runs kubectl, asserts that it succeeds and returns its standard output.
     async fn succeed(&self, arguments: &[&str], input: &[u8]) -> Vec<u8> {
         let output = self.run_with_input(arguments, input).await;
         assert!(
@@ -97,7 +97,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_stranger_is_told_to_log_in() {
+async fn a_client_without_credentials_is_asked_for_them() {
     let cluster = Cluster::start().await;
     let kubectl = Kubectl::new(&cluster, Transport::WebSocket);
     let server = format!("--server=http://{}", cluster.kubelet);
@@ -171,7 +171,7 @@ async fn exec_of_a_command_that_stops_reading_ends_well() {
 }
 
 #[tokio::test]
-async fn exec_says_what_is_wrong() {
+async fn exec_reports_why_it_failed() {
     let cluster = Cluster::start().await;
     for transport in BOTH {
         let kubectl = Kubectl::new(&cluster, transport);
@@ -198,7 +198,7 @@ async fn exec_says_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn attach_talks_to_the_container() {
+async fn attach_connects_to_the_container() {
     let cluster = Cluster::start().await;
     for transport in BOTH {
         let kubectl = Kubectl::new(&cluster, transport);
@@ -238,7 +238,7 @@ async fn logs_are_followed_to_the_end_of_the_container() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(
-        timeout(PATIENCE, lines.next_line())
+        timeout(TIMEOUT, lines.next_line())
             .await
             .unwrap()
             .unwrap()
@@ -247,7 +247,7 @@ async fn logs_are_followed_to_the_end_of_the_container() {
     );
     cluster.log.send_modify(|log| log.push("three".into()));
     assert_eq!(
-        timeout(PATIENCE, lines.next_line())
+        timeout(TIMEOUT, lines.next_line())
             .await
             .unwrap()
             .unwrap()
@@ -257,11 +257,11 @@ async fn logs_are_followed_to_the_end_of_the_container() {
     drop(kubectl);
     cluster.log = tokio::sync::watch::Sender::default();
     assert_eq!(
-        timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap(),
+        timeout(TIMEOUT, lines.next_line()).await.unwrap().unwrap(),
         None
     );
     assert!(
-        timeout(PATIENCE, child.wait())
+        timeout(TIMEOUT, child.wait())
             .await
             .unwrap()
             .unwrap()
@@ -269,7 +269,7 @@ async fn logs_are_followed_to_the_end_of_the_container() {
     );
 }
 
-/// Starts `kubectl port-forward` and says where it listens.
+/// Starts `kubectl port-forward` and returns its local port.
 async fn forwarder(kubectl: &Kubectl<'_>, port: u16) -> (Child, u16) {
     let mapping = format!(":{port}");
     let mut child = kubectl
@@ -277,7 +277,7 @@ async fn forwarder(kubectl: &Kubectl<'_>, port: u16) -> (Child, u16) {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let line = timeout(PATIENCE, lines.next_line())
+    let line = timeout(TIMEOUT, lines.next_line())
         .await
         .unwrap()
         .unwrap()
@@ -286,7 +286,7 @@ async fn forwarder(kubectl: &Kubectl<'_>, port: u16) -> (Child, u16) {
         .strip_prefix("Forwarding from 127.0.0.1:")
         .and_then(|rest| rest.split(' ').next());
     let local = local.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
-    // Whoever stops reading what kubectl says of each connection would stop kubectl.
+    // kubectl prints a line for each connection, and would block if the pipe were not read.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     (child, local)
 }
@@ -313,7 +313,7 @@ async fn port_forward_carries_many_connections_at_once() {
                 received.len()
             );
         });
-        timeout(PATIENCE, futures::future::join_all(exchanges))
+        timeout(TIMEOUT, futures::future::join_all(exchanges))
             .await
             .unwrap_or_else(|_| panic!("{transport:?}: port-forward hangs"));
         assert!(
@@ -324,23 +324,20 @@ async fn port_forward_carries_many_connections_at_once() {
 }
 
 #[tokio::test]
-async fn port_forward_to_a_port_that_nobody_serves_says_so() {
+async fn port_forward_reports_a_port_without_a_listener() {
     let cluster = Cluster::start().await;
     for transport in BOTH {
         let kubectl = Kubectl::new(&cluster, transport);
         let (mut child, local) = forwarder(&kubectl, 81).await;
         let mut stream = TcpStream::connect(("127.0.0.1", local)).await.unwrap();
-        let ended = timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
+        let ended = timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await;
         assert_eq!(ended.unwrap().unwrap_or_default(), 0);
         let mut errors = String::new();
         let reading = child.stderr.take().unwrap();
-        timeout(
-            PATIENCE,
-            BufReader::new(reading).read_to_string(&mut errors),
-        )
-        .await
-        .unwrap()
-        .unwrap();
+        timeout(TIMEOUT, BufReader::new(reading).read_to_string(&mut errors))
+            .await
+            .unwrap()
+            .unwrap();
         assert!(
             errors.contains("nothing listens on 81"),
             "{transport:?}: {errors}"
@@ -363,9 +360,9 @@ async fn killing_kubectl_ends_the_command() {
     }
 }
 
-/// `script` gives kubectl a terminal, whose size the command then prints.
+/// `script` gives kubectl a terminal; the command prints the size of that terminal.
 #[tokio::test]
-async fn a_terminal_has_its_size_on_the_other_side() {
+async fn the_size_of_the_terminal_reaches_the_command() {
     let cluster = Cluster::start().await;
     for transport in BOTH {
         let kubectl = Kubectl::new(&cluster, transport);
@@ -401,7 +398,7 @@ async fn a_terminal_has_its_size_on_the_other_side() {
             }
             false
         };
-        assert!(timeout(PATIENCE, sized).await.unwrap(), "{transport:?}");
+        assert!(timeout(TIMEOUT, sized).await.unwrap(), "{transport:?}");
         child.kill().await.unwrap();
     }
 }

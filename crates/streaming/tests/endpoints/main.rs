@@ -1,4 +1,4 @@
-//! The endpoints as clients meet them, through a proxy that passes bytes.
+//! Tests of the endpoints with real clients, through a proxy that passes bytes unchanged.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod kube_client;

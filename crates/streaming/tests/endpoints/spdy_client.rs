@@ -1,5 +1,5 @@
-//! The endpoints as a SPDY client meets them, frame by frame: exec in every version of the protocol, port-forward, and clients
-//! that misbehave.
+//! The endpoints with a SPDY client that sends single frames: exec in every protocol version, port-forward, and clients that
+//! violate the protocol.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Client {
     stream: TcpStream,
@@ -22,7 +22,7 @@ struct Client {
 }
 
 impl Client {
-    /// Asks for an upgrade at the API server, which passes it on to the kubelet.
+    /// Sends the upgrade request to the API server, which proxies it to the kubelet.
     async fn connect(cluster: &Cluster, path: &str, protocols: &[&str]) -> Self {
         let mut stream = TcpStream::connect(cluster.api).await.unwrap();
         let versions: String = protocols
@@ -36,7 +36,7 @@ impl Client {
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            head.push(timeout(PATIENCE, stream.read_u8()).await.unwrap().unwrap());
+            head.push(timeout(TIMEOUT, stream.read_u8()).await.unwrap().unwrap());
         }
         Self {
             stream,
@@ -79,7 +79,7 @@ impl Client {
         self.send(&Frame::Data { stream, fin, data }).await;
     }
 
-    /// The next frame; `None` when the server has closed.
+    /// The next frame, or `None` when the server has closed the connection.
     async fn next(&mut self) -> Option<Frame> {
         let receiving = async {
             loop {
@@ -91,10 +91,10 @@ impl Client {
                 }
             }
         };
-        timeout(PATIENCE, receiving).await.expect("a frame")
+        timeout(TIMEOUT, receiving).await.expect("a frame")
     }
 
-    /// All that arrives on a stream until it ends.
+    /// All data of a stream until the stream ends.
     async fn read_to_end(&mut self, wanted: u32) -> String {
         let mut text = Vec::new();
         loop {
@@ -116,7 +116,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn every_version_tells_the_end_of_a_command_in_its_way() {
+async fn every_protocol_version_reports_the_exit_code() {
     let cluster = Cluster::start().await;
     let path = "exec?command=sh&command=-c&command=exit+5&stdout=true";
     for (version, structured) in [
@@ -193,7 +193,7 @@ async fn streams_that_were_not_asked_for_are_refused() {
 }
 
 #[tokio::test]
-async fn a_client_without_a_common_protocol_learns_what_there_is() {
+async fn a_client_without_a_common_protocol_gets_the_supported_ones() {
     let cluster = Cluster::start().await;
     let client = Client::connect(
         &cluster,
@@ -210,7 +210,7 @@ async fn a_client_without_a_common_protocol_learns_what_there_is() {
 }
 
 #[tokio::test]
-async fn a_client_that_breaks_the_protocol_is_told_and_its_command_ends() {
+async fn a_protocol_violation_is_answered_with_goaway_and_ends_the_command() {
     let cluster = Cluster::start().await;
     let path = "exec?command=sleep&command=600&stdout=true";
     let mut client = Client::connect(&cluster, path, &["v4.channel.k8s.io"]).await;
@@ -259,7 +259,7 @@ async fn a_port_forward_pairs_streams_by_request() {
         client.data(data, request.as_bytes(), true).await;
         assert_eq!(client.read_to_end(data).await, request);
     }
-    // An old client names no request, and one that names no port is refused.
+    // A stream without a request ID, as old clients open it, is paired; a stream with port 0 is refused.
     let error = client
         .open(&[("streamType", "error"), ("port", "81")])
         .await;

@@ -1,5 +1,5 @@
-//! A backend that runs commands on this machine, and an API server that has one pod and passes everything else on to the kubelet
-//! endpoints, byte for byte, as kube-apiserver does.
+//! A backend that runs commands on this machine, and an API server that knows one pod and proxies all other requests to the
+//! kubelet endpoints byte for byte, as kube-apiserver does.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -34,14 +34,14 @@ use tokio_util::sync::CancellationToken;
 
 const TOKEN: &str = "kubelet-token";
 
-/// One pod, `web` in `default`, with the container `main`.
+/// A backend with one pod, `web` in `default`, which has the container `main`.
 #[derive(Clone)]
 pub struct Local {
-    /// Where the pod's ports lead.
+    /// The addresses behind the pod's ports.
     pub ports: HashMap<u16, SocketAddr>,
-    /// How many commands run.
+    /// The number of running commands.
     pub running: Arc<AtomicUsize>,
-    /// The log grows while somebody holds the sender.
+    /// The log ends when the sender is dropped.
     pub log: watch::Receiver<Vec<String>>,
 }
 
@@ -83,7 +83,7 @@ impl Local {
     }
 }
 
-/// A command that prints the sizes of its terminal until its input ends.
+/// A process that prints each terminal size until its input ends.
 fn print_sizes() -> Process {
     let (resize, mut sizes) = mpsc::channel::<streaming::remote_command::TerminalSize>(4);
     let (stdout, mut out) = tokio::io::duplex(1_024);
@@ -204,13 +204,13 @@ fn pod() -> Value {
     })
 }
 
-/// The whole of it, on free ports of this machine.
+/// The API server, the kubelet endpoints and an echo server, on free ports of this machine.
 pub struct Cluster {
     pub api: SocketAddr,
     pub kubelet: SocketAddr,
     pub backend: Local,
     pub log: watch::Sender<Vec<String>>,
-    /// Answers each connection with what it gets, and closes when its client does.
+    /// The port of a server that echoes each connection and closes it when the client does.
     pub echo_port: u16,
     servers: Vec<tokio::task::JoinHandle<()>>,
 }
@@ -239,7 +239,7 @@ impl Cluster {
         };
         let settings = Settings {
             drain: Duration::from_millis(200),
-            // An older client that is held up for longer than it takes on a quiet machine loses what comes meanwhile.
+            // Older clients drop messages that arrive while they still create streams. On a busy machine that takes longer.
             settle: Duration::from_millis(500),
             ..Settings::default()
         };
@@ -261,7 +261,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until so many commands run.
+    /// Waits until exactly `count` commands are running.
     pub async fn wait_for_commands(&self, count: usize) {
         let reached = async {
             while self.backend.running.load(Ordering::SeqCst) != count {
@@ -296,7 +296,7 @@ async fn echo_server() -> (SocketAddr, tokio::task::JoinHandle<()>) {
     (address, server)
 }
 
-/// Just enough of the API for kubectl and kube-rs to find the pod.
+/// The part of the Kubernetes API that kubectl and kube-rs need to find the pod.
 async fn api_request(State(kubelet): State<SocketAddr>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
     let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
@@ -326,7 +326,7 @@ async fn api_request(State(kubelet): State<SocketAddr>, request: Request) -> Res
     }
 }
 
-/// The request that kube-apiserver makes of the kubelet.
+/// The request path that kube-apiserver uses at the kubelet.
 fn kubelet_path(namespace: &str, pod: &str, verb: &str, query: &str) -> String {
     let mut container = "main";
     let mut passed = Vec::new();
