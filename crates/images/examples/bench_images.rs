@@ -1,10 +1,11 @@
-//! Measures pulls from a registry on loopback: of an image nobody has, of one that shares its layers, of one that is here.
+//! Measures pulls from a registry on loopback: an image that is not in the store, one whose layers mostly are, and one that is
+//! complete.
 //!
 //! `cargo run --release -p agent-sandbox-images --example bench_images`
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a measurement that cannot go on says so by panicking"
+    reason = "a measurement that cannot continue panics"
 )]
 
 #[path = "../tests/support/mod.rs"]
@@ -21,7 +22,7 @@ const FILES_PER_LAYER: usize = 400;
 const FILE_BYTES: usize = 64 << 10;
 const RUNS: usize = 5;
 
-/// Files that compress to about half, as programs do.
+/// Files that compress to about half their size, as programs do.
 fn files(seed: u8) -> Vec<u8> {
     let mut state = u32::from(seed) + 1;
     let contents: Vec<(String, Vec<u8>)> = (0..FILES_PER_LAYER)
@@ -64,7 +65,7 @@ async fn main() {
     content.extend(content_of("v2", &sharing));
     let registry = FakeServer::registry(content).await;
     let unpacked = usize::from(LAYERS) * FILES_PER_LAYER * FILE_BYTES / 1_000_000;
-    let unpacked = u32::try_from(unpacked).expect("an image of some megabytes");
+    let unpacked = u32::try_from(unpacked).expect("the image is smaller than 4 GiB");
     let compressed: usize = image.layers.iter().map(Vec::len).sum();
     println!(
         "an image of {LAYERS} layers with {} files, {unpacked} MB, {} MB compressed; {RUNS} runs",
@@ -86,7 +87,11 @@ async fn main() {
             sample.push(began.elapsed());
         }
     }
-    report("none of it here", absent, unpacked);
-    report("all layers but a small one here", shared, unpacked);
-    report("all of it here, name checked", present, unpacked);
+    report("not in the store", absent, unpacked);
+    report("all layers but a small one in the store", shared, unpacked);
+    report(
+        "in the store, tag checked at the registry",
+        present,
+        unpacked,
+    );
 }

@@ -1,4 +1,4 @@
-//! Which images to remove when space is short. Pure.
+//! Garbage collection: chooses the images to remove when disk space is short. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,19 +7,19 @@ use jiff::{SignedDuration, Timestamp};
 use crate::digest::Digest;
 use crate::store::Summary;
 
-/// When to begin to remove images, and when to stop.
+/// When garbage collection starts and stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
-    /// Above this many bytes in use, images are removed…
+    /// If more bytes than this are in use, images are removed …
     pub high_bytes: u64,
-    /// … until no more than this many are.
+    /// … until at most this many are in use.
     pub low_bytes: u64,
-    /// Images used more recently than this stay: somebody may be about to start one.
+    /// Images used more recently than this are not removed: a container may be about to start from one.
     pub minimum_age: SignedDuration,
 }
 
-/// The images to remove, given how many bytes are in use: the least recently used first, never one in use. A layer is
-/// freed only with the last image that has it.
+/// Chooses the images to remove, given how many bytes are in use: the least recently used first, and never one in use. A layer
+/// frees space only when the last image that contains it is removed.
 pub fn choose(
     images: &[Summary],
     used_bytes: u64,
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_go_first_until_the_low_mark() {
+    fn images_are_removed_least_recently_used_first_down_to_the_low_threshold() {
         let images = [
             image("new", 200, &[], &[("n", 10)]),
             image("old", 900, &[], &[("o", 10)]),
@@ -109,14 +109,14 @@ mod tests {
         ];
         assert!(
             chosen(&images, 30, 30, 10).is_empty(),
-            "at the mark, not above it"
+            "at the threshold, not above it"
         );
         assert_eq!(chosen(&images, 31, 30, 25), ["older"]);
         assert_eq!(chosen(&images, 31, 30, 15), ["old", "older"]);
     }
 
     #[test]
-    fn images_in_use_or_just_used_stay_whatever_the_need() {
+    fn images_in_use_or_recently_used_are_never_removed() {
         let images = [
             image("running", 5000, &["pod"], &[("r", 10)]),
             image("fresh", 10, &[], &[("f", 10)]),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_layer_frees_nothing_until_its_last_image_goes() {
+    fn a_shared_layer_frees_space_only_with_its_last_image() {
         let images = [
             image("a", 1000, &[], &[("shared", 100), ("a", 1)]),
             image("b", 900, &[], &[("shared", 100), ("b", 1)]),

@@ -1,15 +1,15 @@
-//! Layers come plain, gzipped or compressed with zstd; their first bytes tell which.
+//! Decompresses layers. The magic number at the start tells gzip, zstd and uncompressed layers apart.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Some encoders begin with a frame to be skipped.
+/// The magic number of a skippable frame, with which some zstd encoders start.
 const ZSTD_SKIPPABLE: [u8; 3] = [0x2a, 0x4d, 0x18];
-/// What a decoder may keep in memory: 128 MiB, which the encoder's default modes stay below.
+/// Limits the memory of the decoder to 128 MiB. The default modes of the encoder need less.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
-/// The plain bytes of `reader`.
+/// The uncompressed content of `reader`.
 pub fn decompress<'a>(reader: impl Read + Send + 'a) -> io::Result<Box<dyn Read + Send + 'a>> {
     let mut reader = BufReader::with_capacity(128 << 10, reader);
     let start = reader.fill_buf()?;
@@ -45,7 +45,7 @@ mod tests {
                 .unwrap();
             assert_eq!(out, plain);
         }
-        // A gzip file may have several members.
+        // A gzip file may consist of several members.
         twice.extend(twice.clone());
         let mut out = Vec::new();
         decompress(twice.as_slice())

@@ -1,4 +1,4 @@
-//! Who to be at a registry: Docker's configuration file, as Kubernetes keeps it in pull secrets. Pure.
+//! Registry credentials from Docker's configuration file, the format of Kubernetes image pull secrets. Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use crate::reference::Reference;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    #[error("the registry credentials are not JSON of Docker's form")]
+    #[error("the registry credentials are not a Docker configuration file in JSON")]
     Malformed(#[source] serde_json::Error),
     #[error("\"auth\" of {0:?} is not the base64 of user:password")]
     Auth(String),
 }
 
-/// One way to prove who asks.
+/// A credential for a registry.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Credential {
     Password {
         user: String,
         password: String,
     },
-    /// Exchanged for access tokens at the registry's token server.
+    /// A refresh token, exchanged for access tokens at the registry's token server.
     IdentityToken(String),
-    /// Sent as it is.
+    /// A bearer token, sent as it is.
     AccessToken(String),
 }
 
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Credential {
     }
 }
 
-/// Credentials by the part of a registry they are for.
+/// Credentials, each with the registry or repository prefix for which it is valid.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
     entries: Vec<(String, Credential)>,
@@ -90,7 +90,7 @@ impl Keyring {
         Ok(())
     }
 
-    /// What may open `reference`, the most specific first.
+    /// The credentials that match `reference`, the most specific first.
     pub fn matching(&self, reference: &Reference) -> Vec<Credential> {
         let mut found: Vec<(usize, &Credential)> = self
             .entries
@@ -137,7 +137,7 @@ fn read(key: &str, entry: Entry) -> Result<Option<Credential>, CredentialError> 
     }))
 }
 
-/// Without scheme, API version and trailing slash, under the default registry's one name.
+/// Removes scheme, API version and trailing slash, and maps all names of the default registry to `docker.io`.
 fn normalize(key: &str) -> String {
     let key = key.split_once("://").map_or(key, |(_, rest)| rest);
     let key = key.trim_end_matches('/');
@@ -151,7 +151,8 @@ fn normalize(key: &str) -> String {
     }
 }
 
-/// Hosts match part by part, where `*` stands for anything within one part; a path matches what is below it.
+/// Host names match label by label, where `*` stands for any characters within one label. A path matches all repositories below
+/// it.
 fn matches(key: &str, reference: &Reference) -> bool {
     let (host, path) = key.split_once('/').unwrap_or((key, ""));
     let (patterns, parts): (Vec<&str>, Vec<&str>) = (
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_credential_is_named() {
+    fn the_error_names_a_malformed_credential() {
         let mut keyring = Keyring::default();
         let wrong = br#"{"auths": {"registry.example": {"auth": "!"}}}"#;
         let error = keyring.add_docker_config(wrong).unwrap_err();

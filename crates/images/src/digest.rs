@@ -1,4 +1,4 @@
-//! Content addresses: the SHA-256 of some bytes, as OCI writes it, and hashing bytes on their way.
+//! Content digests: SHA-256 in OCI notation, and a reader that computes one.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -13,7 +13,7 @@ const HEX_DIGITS: usize = 64;
 #[error("{0:?} is not a digest of the form sha256:<64 hexadecimal digits>")]
 pub struct InvalidDigest(String);
 
-/// `sha256:<hex>`. Built only by parsing or hashing, so that it is safe as a file name.
+/// `sha256:<hex>`. It can only be created by parsing or hashing, so it is safe to use as a file name.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(String);
 
@@ -36,7 +36,7 @@ impl Digest {
         Self(format!("{:x}", hash.finalize()))
     }
 
-    /// The hexadecimal digits alone.
+    /// The hexadecimal digits without the prefix.
     pub fn hex(&self) -> &str {
         &self.0
     }
@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Hashes and counts what is read through it.
+/// Hashes and counts the bytes that are read through it.
 pub(crate) struct HashingReader<R> {
     inner: R,
     hash: Sha256,

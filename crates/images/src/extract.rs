@@ -1,9 +1,10 @@
-//! Unpacks one layer into a directory, for an overlay to stack.
+//! Extracts one layer into a directory that can be a lower directory of an overlay mount.
 //!
 //! # Guarantees
-//! Whatever the archive says, nothing outside the directory is read, written, linked or removed: every path is resolved
-//! by the kernel inside it (`RESOLVE_IN_ROOT`), and the last part of a path is never followed. Size and number of
-//! entries are bounded. No device is made, and no extended attribute that an overlay or the kernel would act on.
+//! Whatever the archive contains, nothing outside the directory is read, written, linked or removed (no path traversal): the
+//! kernel resolves every path inside it (`RESOLVE_IN_ROOT`), and the last component of a path is never followed as a symlink. The
+//! size and the number of entries are limited. No device nodes are created, and no extended attributes that overlayfs or the
+//! kernel would interpret.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -22,7 +23,7 @@ use crate::tar_stream::{Entry, EntryKind, TarError, TarReader};
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Bookkeeping of a file system that layers once were made with.
+/// The prefix of AUFS metadata files, which are ignored.
 const RESERVED: &[u8] = b".wh..wh.";
 const COPY_BYTES: usize = 128 << 10;
 
@@ -38,30 +39,30 @@ pub enum ExtractError {
         #[source]
         source: io::Error,
     },
-    #[error("the image unpacks to more than {0} bytes")]
+    #[error("the unpacked image is larger than {0} bytes")]
     TooLarge(u64),
     #[error("the image has more than {0} files")]
     TooMany(u64),
 }
 
-/// What is left of what an image may take up.
+/// The limits of an unpacked image.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     pub bytes: u64,
     pub entries: u64,
 }
 
-/// Whose files are made.
+/// The owner of the extracted files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ownership {
-    /// As the layer says. Needs root.
-    Kept,
-    /// All of them the caller's own, as for an unprivileged user.
-    Own,
+    /// The owners that the layer names. Requires root.
+    Preserved,
+    /// The current user owns all files, because an unprivileged process cannot change owners.
+    CurrentUser,
 }
 
 impl Ownership {
-    /// What this process can do.
+    /// The mode that this process has the privileges for.
     pub fn possible() -> Self {
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let whole = map
@@ -70,29 +71,29 @@ impl Ownership {
             .and_then(|count| count.parse::<u32>().ok())
             .is_some_and(|count| count > 1);
         if rustix::process::geteuid().is_root() && whole {
-            Self::Kept
+            Self::Preserved
         } else {
-            Self::Own
+            Self::CurrentUser
         }
     }
 
-    /// How an overlay that this process can mount is told that a directory hides those below it.
+    /// The extended attribute that marks a directory as opaque, for an overlay that this process can mount.
     fn opaque_attribute(self) -> &'static str {
         match self {
-            Self::Kept => "trusted.overlay.opaque",
-            Self::Own => "user.overlay.opaque",
+            Self::Preserved => "trusted.overlay.opaque",
+            Self::CurrentUser => "user.overlay.opaque",
         }
     }
 }
 
-/// What a layer takes up.
+/// The size of an extracted layer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Extracted {
     pub bytes: u64,
     pub entries: u64,
 }
 
-/// Unpacks the archive into `root`, an empty directory.
+/// Extracts the archive into `root`, an empty directory.
 pub fn extract<R: Read>(
     reader: R,
     root: &Path,
@@ -122,9 +123,9 @@ pub fn extract<R: Read>(
             path: shown(&entry.path),
             problem,
         })?;
-        extraction.take(&entry, &path, &mut reader)?;
+        extraction.extract_entry(&entry, &path, &mut reader)?;
     }
-    extraction.settle_times();
+    extraction.set_directory_times();
     Ok((extraction.done, reader.into_inner()))
 }
 
@@ -132,7 +133,7 @@ fn shown(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }
 
-/// A path relative to the root, without anything that leads upwards.
+/// Makes a path relative to the root. Refuses paths that contain "..".
 fn normalize(path: &[u8]) -> Result<PathBuf, &'static str> {
     if path.contains(&0) {
         return Err("has a NUL in its name");
@@ -155,7 +156,7 @@ struct Extraction {
     budget: Budget,
     ownership: Ownership,
     done: Extracted,
-    /// Directories, whose times change while they are filled.
+    /// Directories and their modification times, which are set at the end because extraction changes them.
     directories: Vec<(PathBuf, i64)>,
 }
 
@@ -172,7 +173,7 @@ impl Extraction {
         Ok(())
     }
 
-    fn take(
+    fn extract_entry(
         &mut self,
         entry: &Entry,
         path: &Path,
@@ -187,10 +188,10 @@ impl Extraction {
             problem,
         };
         let Some(name) = path.file_name() else {
-            // The root itself has a mode and an owner, and is always a directory.
+            // The root entry sets the mode and the owner of the root directory. It must be a directory.
             return if entry.kind == EntryKind::Directory {
                 let root = rustix::io::dup(&self.root).map_err(|e| failed(e.into()))?;
-                self.dress(root.as_fd(), entry).map_err(failed)
+                self.set_metadata(root.as_fd(), entry).map_err(failed)
             } else {
                 Err(refused("would replace the root"))
             };
@@ -205,7 +206,8 @@ impl Extraction {
             };
         }
         match entry.kind {
-            // The node gives every container a /dev of its own, and devices in images are opened by nobody.
+            // Device nodes are skipped: the node gives every container its own /dev, and no process could open devices from the
+            // image.
             EntryKind::Device => Ok(()),
             EntryKind::HardLink => match self.hard_link(entry, parent.as_fd(), name) {
                 Ok(Some(problem)) => Err(refused(problem)),
@@ -227,7 +229,7 @@ impl Extraction {
         }
     }
 
-    /// Opens a directory of the layer, and makes what is missing of it. Symlinks on the way stay inside the layer.
+    /// Opens a directory of the layer and creates missing components. Symlinks on the way are resolved inside the layer.
     fn parent(&self, path: &Path) -> io::Result<OwnedFd> {
         match self.open(path) {
             Err(Errno::NOENT) => {}
@@ -240,8 +242,8 @@ impl Extraction {
             parent = match self.open(&prefix) {
                 Err(Errno::NOENT) => {
                     let name = part.as_os_str();
-                    // A dangling symlink is in the way of the directory the archive takes for granted.
-                    clear(parent.as_fd(), name)?;
+                    // A dangling symlink occupies the name of a directory that the archive expects to exist.
+                    remove_existing(parent.as_fd(), name)?;
                     make_directory_in(parent.as_fd(), name, 0o755)?;
                     self.open(&prefix)?
                 }
@@ -266,7 +268,7 @@ impl Extraction {
         )
     }
 
-    /// Marks what the layer removes from those below it. Answers with what is wrong with the mark, if anything is.
+    /// Creates the whiteout that hides a file of the lower layers. Returns the problem if the entry is invalid.
     fn whiteout(&self, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<&'static str>> {
         let name = name.as_bytes();
         if name == OPAQUE {
@@ -280,7 +282,7 @@ impl Extraction {
         if hidden.is_empty() || hidden == b"." || hidden == b".." {
             return Ok(Some("removes a name that no file can have"));
         }
-        // Only lower layers are meant; what this layer brings itself stays.
+        // A whiteout applies only to lower layers; a file of the same layer stays.
         match make_whiteout(parent, OsStr::from_bytes(hidden)) {
             Err(Errno::EXIST) => Ok(None),
             other => Ok(other.map(|()| None)?),
@@ -305,16 +307,16 @@ impl Extraction {
     ) -> io::Result<()> {
         let existing = kind_of(parent, name)?;
         if existing != Some(FileType::Directory) {
-            clear(parent, name)?;
+            remove_existing(parent, name)?;
             make_directory_in(parent, name, 0o700)?;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(parent, name, flags, Mode::empty())?;
         if existing == Some(FileType::CharacterDevice) {
-            // It was removed and made anew, so nothing of the lower one may show through.
+            // The directory was deleted and created again, so the content of the lower one must stay hidden.
             self.make_opaque(directory.as_fd())?;
         }
-        self.dress(directory.as_fd(), entry)
+        self.set_metadata(directory.as_fd(), entry)
     }
 
     fn make_file(
@@ -324,7 +326,7 @@ impl Extraction {
         name: &OsStr,
         content: &mut impl Read,
     ) -> io::Result<()> {
-        clear(parent, name)?;
+        remove_existing(parent, name)?;
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let mut file = File::from(rustix::fs::openat(
@@ -340,24 +342,25 @@ impl Extraction {
                 count => file.write_all(&buffer[..count])?,
             }
         }
-        self.dress(file.as_fd(), entry)?;
+        self.set_metadata(file.as_fd(), entry)?;
         set_time(file.as_fd(), entry.modified)
     }
 
     fn make_symlink(&self, entry: &Entry, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-        clear(parent, name)?;
+        remove_existing(parent, name)?;
         rustix::fs::symlinkat(OsStr::from_bytes(&entry.link), parent, name)?;
-        self.give(parent, name, entry)
+        self.set_owner(parent, name, entry)
     }
 
     fn make_fifo(&self, entry: &Entry, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-        clear(parent, name)?;
+        remove_existing(parent, name)?;
         let mode = Mode::from_raw_mode(entry.mode);
         rustix::fs::mknodat(parent, name, FileType::Fifo, mode, 0)?;
-        self.give(parent, name, entry)
+        self.set_owner(parent, name, entry)
     }
 
-    /// Links to a file of this layer; the kernel links to the file itself, never through a symlink in its place.
+    /// Creates a hard link to a file of this layer. The kernel links to the file itself and does not follow a symlink in its
+    /// place.
     fn hard_link(
         &self,
         entry: &Entry,
@@ -392,14 +395,14 @@ impl Extraction {
         if stat(parent, name).is_ok_and(|existing| same(&existing, &target_stat)) {
             return Ok(None);
         }
-        clear(parent, name)?;
+        remove_existing(parent, name)?;
         rustix::fs::linkat(&target_parent, target_name, parent, name, AtFlags::empty())?;
         Ok(None)
     }
 
-    /// Owner, mode and attributes, in the order in which the kernel keeps them.
-    fn dress(&self, file: BorrowedFd<'_>, entry: &Entry) -> io::Result<()> {
-        if self.ownership == Ownership::Kept {
+    /// Sets owner, mode and extended attributes. The owner comes first, because `chown` clears the set-user-ID bits.
+    fn set_metadata(&self, file: BorrowedFd<'_>, entry: &Entry) -> io::Result<()> {
+        if self.ownership == Ownership::Preserved {
             rustix::fs::fchown(
                 file,
                 Some(Uid::from_raw(entry.uid)),
@@ -407,9 +410,9 @@ impl Extraction {
             )?;
         }
         let mode = match self.ownership {
-            Ownership::Kept => entry.mode,
-            // Without privileges over its owner, a file must at least stay readable to the one user there is.
-            Ownership::Own => {
+            Ownership::Preserved => entry.mode,
+            // Without privileges, all files belong to the current user, who must at least be able to read them.
+            Ownership::CurrentUser => {
                 (entry.mode & 0o777)
                     | 0o400
                     | if entry.kind == EntryKind::Directory {
@@ -431,8 +434,8 @@ impl Extraction {
         Ok(())
     }
 
-    fn give(&self, parent: BorrowedFd<'_>, name: &OsStr, entry: &Entry) -> io::Result<()> {
-        if self.ownership == Ownership::Own {
+    fn set_owner(&self, parent: BorrowedFd<'_>, name: &OsStr, entry: &Entry) -> io::Result<()> {
+        if self.ownership == Ownership::CurrentUser {
             return Ok(());
         }
         rustix::fs::chownat(
@@ -445,9 +448,9 @@ impl Extraction {
         Ok(())
     }
 
-    /// Directories get their times when nothing is written into them any more. One that a later entry replaced needs
-    /// none.
-    fn settle_times(&self) {
+    /// Sets the modification times of directories after all entries are extracted. Directories that a later entry replaced are
+    /// skipped.
+    fn set_directory_times(&self) {
         for (path, modified) in &self.directories {
             if let Ok(directory) = self.open(path) {
                 let _ = set_time(directory.as_fd(), *modified);
@@ -456,8 +459,8 @@ impl Extraction {
     }
 }
 
-/// Makes a directory whose path a program can still name. Links could otherwise be used to dig so deep that nothing is
-/// able to remove it again.
+/// Creates a directory, unless its path would be longer than a program can name. Otherwise, symlinks could be used to nest
+/// directories so deep that they cannot be removed.
 fn make_directory_in(parent: BorrowedFd<'_>, name: &OsStr, mode: u32) -> io::Result<()> {
     const PATH_BYTES_MAX: usize = 3072;
     let shown = format!("/proc/self/fd/{}", parent.as_raw_fd());
@@ -475,8 +478,8 @@ fn make_whiteout(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()>
     rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0)
 }
 
-/// Removes what an earlier entry put in this place.
-fn clear(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+/// Removes what an earlier entry created under this name.
+fn remove_existing(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match kind_of(parent, name)? {
         None => Ok(()),
         Some(FileType::Directory) => remove_tree(parent, name),
@@ -502,13 +505,13 @@ fn set_time(file: BorrowedFd<'_>, seconds: i64) -> io::Result<()> {
         last_modification: time,
     };
     match rustix::fs::futimens(file, &times) {
-        // A time that the file system cannot hold is not worth an image.
+        // A time that the file system cannot represent does not make the image invalid.
         Err(Errno::INVAL | Errno::OVERFLOW) | Ok(()) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Removes a directory and everything below it, never through a symlink.
+/// Removes a directory and its content without following symlinks.
 pub(crate) fn remove_tree(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(parent, name, flags, Mode::empty())?;
@@ -526,7 +529,7 @@ pub(crate) fn remove_tree(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()
     Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
 }
 
-/// Opens a directory for the functions of this module.
+/// Opens a directory for use as the root in this module.
 pub(crate) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)

@@ -9,7 +9,7 @@ const BUDGET: Budget = Budget {
 };
 
 struct Case {
-    /// The root is below this; everything else in it must stay as it is.
+    /// The root is a subdirectory; everything else in this directory must stay unchanged.
     outside: tempfile::TempDir,
 }
 
@@ -49,7 +49,11 @@ impl Case {
         for path in ["victim/file", "secret"] {
             let path = self.outside.path().join(path);
             assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-            assert_eq!(fs::metadata(&path).unwrap().nlink(), 1, "it was linked to");
+            assert_eq!(
+                fs::metadata(&path).unwrap().nlink(),
+                1,
+                "a hard link to it was created"
+            );
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
         }
     }
@@ -85,7 +89,7 @@ fn directory(path: &str) -> Item {
     }
 }
 
-/// Writes names into the raw fields, since a careful library would refuse the hostile ones.
+/// Writes names directly into the header fields, because the `tar` crate refuses hostile names.
 fn archive(items: &[Item]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for item in items {
@@ -138,18 +142,21 @@ fn a_layer_is_unpacked_with_modes_times_and_links() {
     assert_eq!(stat("tmp").mtime(), 1_000_000_000);
     assert_eq!(stat("usr/bin/tool").mtime(), 1_000_000_000);
     assert_eq!(stat("usr/bin/tool").ino(), stat("usr/bin/same").ino());
-    if Ownership::possible() == Ownership::Kept {
+    if Ownership::possible() == Ownership::Preserved {
         assert_eq!(stat("usr/bin/tool").mode() & 0o7777, 0o4755);
     }
     assert_eq!(
         fs::read_to_string(case.root().join("usr/bin/through-a-link")).unwrap(),
         "content"
     );
-    assert!(!case.root().join("dev/null").exists(), "a device was made");
+    assert!(
+        !case.root().join("dev/null").exists(),
+        "a device node was created"
+    );
 }
 
 #[test]
-fn whiteouts_become_what_an_overlay_understands() {
+fn whiteouts_become_overlayfs_whiteouts() {
     let case = Case::new();
     let items = [
         file("etc/.wh.removed"),
@@ -178,7 +185,7 @@ fn whiteouts_become_what_an_overlay_understands() {
 }
 
 #[test]
-fn nothing_leads_out_of_the_root() {
+fn no_entry_escapes_the_root() {
     let absolute = Case::new();
     let outside = absolute.outside.path().display().to_string();
     let cases: Vec<(&str, Vec<Item>, bool)> = vec![
@@ -269,7 +276,7 @@ fn nothing_leads_out_of_the_root() {
 }
 
 #[test]
-fn bombs_are_refused_before_they_fill_the_disk() {
+fn archives_beyond_the_limits_are_refused_before_they_fill_the_disk() {
     let case = Case::new();
     let big = item(Regular, "big", "", &vec![0; 600 << 10]);
     let refused = case.extract(&archive(&[
@@ -359,7 +366,7 @@ proptest! {
     #[test]
     fn random_archives_never_touch_anything_outside_the_root(items in proptest::collection::vec(any_item(), 1..12)) {
         let case = Case::new();
-        // A few links that lead out are there from the start, as if made by an earlier entry.
+        // Symlinks that lead outside exist from the start, as if an earlier entry had created them.
         symlink("..", case.root().join("a")).unwrap();
         symlink(case.outside.path(), case.root().join("b")).unwrap();
         let _ = case.extract(&archive(&items));

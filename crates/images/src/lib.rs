@@ -1,8 +1,8 @@
-//! OCI images on this machine: pulled from registries or loaded from files, verified, unpacked once per layer, kept until
-//! nobody needs them.
+//! The OCI image store of this machine: pulls images from registries or loads them from files, verifies them, extracts each layer
+//! once, and garbage-collects unused images.
 //!
-//! It knows nothing of pods or containers. Whoever runs containers asks for an image by name, says who uses it, and gets
-//! directories to stack and the image's configuration.
+//! It does not know pods or containers. A container runtime asks for an image by name, registers as its user, and gets the layer
+//! directories for an overlay mount and the image configuration.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -46,20 +46,20 @@ use extract::Budget;
 use pull::{Puller, blocking};
 use store::Store;
 
-/// Broken downloads that nobody came back for are dropped after this.
-const DOWNLOAD_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Interrupted downloads that are not resumed within this time are removed.
+const PARTIAL_DOWNLOAD_MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Where images are kept and what they may take up.
+/// The location and the limits of the image store.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub directory: PathBuf,
-    /// Registries beyond loopback that may be reached without encryption, as `host` or `host:port`.
+    /// Registries other than loopback that may be reached over plain HTTP, as `host` or `host:port`.
     pub plain_registries: Vec<String>,
-    /// Which registries may be reached at all.
+    /// Which registries may be reached.
     pub destinations: Destinations,
-    /// The unpacked size of one image.
+    /// The maximum unpacked size of an image.
     pub image_bytes_max: u64,
-    /// The files of one image.
+    /// The maximum number of files in an image.
     pub image_entries_max: u64,
 }
 
@@ -75,16 +75,16 @@ impl Settings {
     }
 }
 
-type Ending = Shared<BoxFuture<'static, Result<Image, Arc<PullError>>>>;
+type PullOutcome = Shared<BoxFuture<'static, Result<Image, Arc<PullError>>>>;
 
-/// A pull under way.
+/// A running pull.
 #[derive(Debug)]
 struct Pull {
     task: AbortHandle,
-    ending: Ending,
+    outcome: PullOutcome,
 }
 
-/// How full the disk may get before images go, in percent of the file system they are on.
+/// The disk usage at which garbage collection starts and stops, in percent of the file system that holds the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskUse {
     pub high_percent: u8,
@@ -92,11 +92,11 @@ pub struct DiskUse {
     pub minimum_age: SignedDuration,
 }
 
-/// This machine's images.
+/// The images of this machine.
 #[derive(Debug)]
 pub struct Images {
     puller: Arc<Puller>,
-    /// Pulls under way. Those that have ended are forgotten, whether somebody waited for them to the end or not.
+    /// Running pulls. The next call removes those that have ended, whether or not a caller waited for them.
     pulls: Mutex<HashMap<(Reference, Vec<Credential>), Pull>>,
 }
 
@@ -119,42 +119,44 @@ impl Images {
         })
     }
 
-    /// Keeps every pull from pods' addresses, unless the operator allows the registry. The first word counts.
+    /// Refuses pulls from pod addresses, unless the operator allows the registry. Only the first call has an effect.
     pub fn keep_from(&self, is_pods: impl Fn(std::net::IpAddr) -> bool + Send + Sync + 'static) {
         self.puller.registries.keep_from(Box::new(is_pods));
     }
 
-    /// The image that is here under this name.
+    /// The stored image with this name.
     pub fn find(&self, name: &Reference) -> Option<Image> {
         self.puller.store.find(name)
     }
 
-    /// Pulls an image. Whoever asks for the same one meanwhile gets the same pull; it goes on when they stop waiting.
+    /// Pulls an image. Concurrent calls for the same image and credentials share one pull. It continues if the callers stop
+    /// waiting.
     pub async fn pull(
         &self,
         name: &Reference,
         credentials: Vec<Credential>,
     ) -> Result<Image, Arc<PullError>> {
         let key = (name.clone(), credentials.clone());
-        let ending = {
+        let outcome = {
             let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
             pulls.retain(|_, pull| !pull.task.is_finished());
             let pull = pulls.entry(key).or_insert_with(|| {
                 let pulling = tokio::spawn(self.puller.clone().pull(name.clone(), credentials));
                 let task = pulling.abort_handle();
-                let ending = async move {
+                let outcome = async move {
                     let ended = pulling.await.unwrap_or(Err(PullError::Interrupted));
                     ended.map_err(Arc::new)
                 };
-                let ending = ending.boxed().shared();
-                Pull { task, ending }
+                let outcome = outcome.boxed().shared();
+                Pull { task, outcome }
             });
-            pull.ending.clone()
+            pull.outcome.clone()
         };
-        ending.await
+        outcome.await
     }
 
-    /// Loads the images of an OCI layout or an archive of `docker save`; `name` names the only one.
+    /// Loads the images of an OCI layout or a `docker save` archive. `name` is allowed if there is only one image, and replaces
+    /// its name.
     pub async fn load(
         &self,
         path: &Path,
@@ -168,17 +170,17 @@ impl Images {
         blocking(move || load::load(&store, &path, name.as_ref(), budget)).await
     }
 
-    /// All images that are here.
+    /// All stored images.
     pub fn list(&self) -> Result<Vec<Summary>, StoreError> {
         self.puller.store.list()
     }
 
-    /// Removes an image by name or identity, unless it is in use. Blocks.
+    /// Removes an image by name or ID, unless it is in use. Blocks.
     pub fn remove(&self, name: &str) -> Result<Removed, StoreError> {
         self.puller.store.remove(name)
     }
 
-    /// Notes that `user` needs the image until it is released. Blocks.
+    /// Records that `user` needs the image until it is released. Blocks.
     pub fn hold(&self, user: &str, image: &Image) -> Result<(), StoreError> {
         self.puller.store.hold(user, &image.id)
     }
@@ -187,13 +189,12 @@ impl Images {
         self.puller.store.release(user);
     }
 
-    /// Forgets the users of which `is_alive` knows nothing.
+    /// Releases the images of all users for which `is_alive` is false.
     pub fn release_unless(&self, is_alive: impl Fn(&str) -> bool) {
         self.puller.store.release_unless(is_alive);
     }
 
-    /// Removes images nobody uses while the file system is fuller than allowed. Blocks. Fails with
-    /// [`StoreError::Busy`] during a pull.
+    /// Removes unused images while the file system is fuller than allowed. Blocks. Fails with [`StoreError::Busy`] during a pull.
     pub fn collect(&self, limits: DiskUse) -> Result<Removed, StoreError> {
         let (used, total) = self.puller.store.file_system()?;
         let share = |percent: u8| total / 100 * u64::from(percent);
@@ -205,8 +206,8 @@ impl Images {
         self.collect_above(used, thresholds)
     }
 
-    /// Removes images nobody uses while all of them together take more than allowed. Blocks.
-    pub fn collect_own(
+    /// Removes unused images while the store is larger than allowed. Blocks.
+    pub fn collect_by_store_size(
         &self,
         high_bytes: u64,
         low_bytes: u64,
@@ -227,7 +228,7 @@ impl Images {
     ) -> Result<Removed, StoreError> {
         let store = &self.puller.store;
         let lock = store.try_exclusive()?;
-        store.remove_old_downloads(&lock, DOWNLOAD_AGE);
+        store.remove_old_downloads(&lock, PARTIAL_DOWNLOAD_MAX_AGE);
         let chosen = collect::choose(&store.list()?, used, thresholds, Timestamp::now());
         store.remove_images(&lock, &chosen)
     }

@@ -1,7 +1,6 @@
-//! Brings images from files into the store: OCI layouts (a directory or an archive of one) and archives of
-//! `docker save`.
+//! Loads images from files into the store: OCI layouts (a directory or an archive of one) and `docker save` archives.
 //!
-//! An archive is unpacked by the same careful code as a layer, and files in it are opened only below it.
+//! An archive is extracted by the same hardened code as a layer, and its files are opened only inside the extracted directory.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,7 +18,7 @@ use crate::extract::{self, Budget, ExtractError, Ownership};
 use crate::manifest::{self, Configuration, Descriptor, Document, LAYERS_MAX, ManifestError};
 use crate::reference::{InvalidReference, Reference};
 use crate::store::{Image, ImageRecord, SharedLock, Store, StoreError};
-use crate::unpack::{UnpackError, check_whole, unpack};
+use crate::unpack::{UnpackError, check_image_size, unpack};
 
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 const NAME_ANNOTATIONS: [&str; 2] = [
@@ -35,23 +34,23 @@ pub enum LoadError {
         #[source]
         source: std::io::Error,
     },
-    #[error("{path} is not as it should be")]
+    #[error("{path} is malformed")]
     Document {
         path: String,
         #[source]
         source: serde_json::Error,
     },
-    #[error("{0} is neither an OCI layout nor an archive of `docker save`")]
+    #[error("{0} is neither an OCI layout nor a `docker save` archive")]
     Unknown(String),
-    #[error("{path} is corrupted: {expected} is {actual}")]
+    #[error("{path} is corrupted: expected {expected}, got {actual}")]
     Corrupted {
         path: String,
         expected: Digest,
         actual: Digest,
     },
-    #[error("the image has no name; give it one")]
+    #[error("the image has no name; specify one")]
     Nameless,
-    #[error("there are {0} images, and one name cannot mean them all")]
+    #[error("the file holds {0} images, so a single name cannot be assigned")]
     OneNameForMany(usize),
     #[error(transparent)]
     Name(#[from] InvalidReference),
@@ -73,16 +72,16 @@ impl From<crate::pull::Interrupted> for LoadError {
     }
 }
 
-/// An image found in the files, not yet loaded.
+/// An image that was found in the files and is not loaded yet.
 struct Found {
     names: Vec<Reference>,
     manifest: Option<Digest>,
     configuration: Vec<u8>,
-    /// Where the layers are, lowest first, and what they should be where something says so.
+    /// The paths of the layers, lowest first, and their expected digests where known.
     layers: Vec<(String, Option<Digest>)>,
 }
 
-/// Loads every image of `path`. `name` names the image when there is one, in place of what the files say. Blocks.
+/// Loads all images in `path`. If there is exactly one, `name` replaces the names from the files. Blocks.
 pub(crate) fn load(
     store: &Store,
     path: &Path,
@@ -129,7 +128,8 @@ fn unpack_archive(
     let file = File::open(path).map_err(failed)?;
     let work = store.work_directory()?;
     let plain = decompress(file).map_err(failed)?;
-    extract::extract(plain, work.path(), budget, Ownership::Own).map_err(LoadError::Archive)?;
+    extract::extract(plain, work.path(), budget, Ownership::CurrentUser)
+        .map_err(LoadError::Archive)?;
     Ok(work)
 }
 
@@ -153,7 +153,7 @@ fn load_one(
         }
         unpack(store, lock, files.file(path)?, diff, budget)?;
     }
-    check_whole(store, &configuration, budget).map_err(UnpackError::from)?;
+    check_image_size(store, &configuration, budget).map_err(UnpackError::from)?;
     let record = ImageRecord {
         id: Digest::of(&found.configuration),
         manifest: found.manifest,
@@ -164,7 +164,7 @@ fn load_one(
     Ok((found.names, image))
 }
 
-/// `manifest.json` of `docker save`.
+/// Reads `manifest.json` of a `docker save` archive.
 fn docker_archive(files: &Files) -> Result<Vec<Found>, LoadError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -195,14 +195,14 @@ fn docker_archive(files: &Files) -> Result<Vec<Found>, LoadError> {
         .collect()
 }
 
-/// `index.json` of an OCI layout. Each entry is one image, or one image for several platforms.
+/// Reads `index.json` of an OCI layout. Each entry is an image or a multi-platform index.
 fn layout(files: &Files) -> Result<Vec<Found>, LoadError> {
     #[derive(Deserialize)]
     struct Index {
         manifests: Vec<Descriptor>,
     }
     let index: Index = files.document("index.json")?;
-    // Entries that differ in platform alone are one image.
+    // Entries that differ only in their platform belong to the same image.
     let entries = if index.manifests.iter().any(|entry| entry.platform.is_some())
         && index
             .manifests
@@ -242,7 +242,7 @@ fn layout(files: &Files) -> Result<Vec<Found>, LoadError> {
         .collect()
 }
 
-/// What an entry of a layout is called; a bare tag is no name.
+/// The name of an entry in a layout. A bare tag is not accepted as a name.
 fn names_of(entry: &Descriptor) -> Result<Vec<Reference>, LoadError> {
     let name = NAME_ANNOTATIONS
         .iter()
@@ -259,7 +259,7 @@ fn blob_path(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// Files below one directory, and none beside it.
+/// Opens files below one directory and nothing outside it.
 struct Files {
     root: OwnedFd,
     shown: String,

@@ -1,4 +1,4 @@
-//! What registries and archives say an image is: manifests, indexes and configurations, of OCI and of Docker. Pure.
+//! Parses OCI and Docker manifests, indexes and configurations. Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.
 
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    #[error("the manifest is not understood")]
+    #[error("the manifest is malformed")]
     Malformed(#[source] serde_json::Error),
     #[error("the manifest is neither an image nor a list of images (media type {0:?})")]
     Kind(String),
@@ -22,13 +22,13 @@ pub enum ManifestError {
         architecture: String,
         offered: String,
     },
-    #[error("the configuration names {diffs} layers and the manifest {layers}")]
+    #[error("the configuration lists {diffs} layers but the manifest lists {layers}")]
     LayerCount { diffs: usize, layers: usize },
     #[error("the image has {0} layers, more than {LAYERS_MAX}")]
     TooManyLayers(usize),
 }
 
-/// More than any builder makes, and as many as an overlay can stack.
+/// More layers than any builder creates, and as many as an overlay mount can stack.
 pub const LAYERS_MAX: usize = 127;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub struct Platform {
     pub variant: Option<String>,
 }
 
-/// One image of one platform.
+/// The manifest of an image for one platform.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub config: Descriptor,
@@ -68,7 +68,7 @@ pub enum Document {
     Index(Vec<Descriptor>),
 }
 
-/// Reads a manifest. The content decides what it is; the media type from outside is only a hint.
+/// Parses a manifest. Its content decides whether it is an image or an index; the media type of the response is only a hint.
 pub fn parse(bytes: &[u8], media_type: &str) -> Result<Document, ManifestError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -80,7 +80,7 @@ pub fn parse(bytes: &[u8], media_type: &str) -> Result<Document, ManifestError> 
     }
     let any: Any = serde_json::from_slice(bytes).map_err(ManifestError::Malformed)?;
     match (any.manifests, any.config) {
-        // A document that is both could mean one thing here and another elsewhere.
+        // A document that is both an image and an index could be read differently by other tools.
         (Some(manifests), None) => Ok(Document::Index(manifests)),
         (None, Some(config)) => {
             let layers = any.layers.unwrap_or_default();
@@ -95,7 +95,7 @@ pub fn parse(bytes: &[u8], media_type: &str) -> Result<Document, ManifestError> 
     }
 }
 
-/// This machine's architecture, as images name it.
+/// The architecture of this machine in OCI notation.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -106,7 +106,7 @@ pub fn architecture() -> &'static str {
     }
 }
 
-/// The entry of an index that runs here.
+/// The entry of an index that matches this machine's platform.
 pub fn choose<'a>(
     index: &'a [Descriptor],
     architecture: &str,
@@ -115,7 +115,7 @@ pub fn choose<'a>(
         Some(platform) => platform.os == "linux" && platform.architecture == architecture,
         None => false,
     };
-    // An index of one entry without a platform is how layouts name their only image.
+    // Layouts name their only image by an index with one entry without a platform.
     let only = || match index {
         [entry] if entry.platform.is_none() => Some(entry),
         _ => None,
@@ -139,7 +139,7 @@ pub fn choose<'a>(
     })
 }
 
-/// What a container of the image starts as.
+/// The default process settings of the image's containers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ContainerConfig {
@@ -163,7 +163,7 @@ pub struct RootFs {
     pub diff_ids: Vec<Digest>,
 }
 
-/// An image's configuration. Its digest is the image's identity.
+/// An image configuration. Its digest is the image ID.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
     #[serde(default)]
@@ -209,10 +209,10 @@ mod tests {
     }
 
     #[test]
-    fn the_machines_own_image_is_chosen_and_attestations_are_not() {
+    fn the_image_for_this_platform_is_chosen_and_attestations_are_not() {
         let index = json!({"manifests": [entry("unknown", "unknown"), entry("linux", "arm64"), entry("linux", "amd64")]});
         let Document::Index(index) = parse(index.to_string().as_bytes(), OCI_INDEX).unwrap() else {
-            panic!("an index was read as an image");
+            panic!("an index was parsed as an image");
         };
         assert_eq!(choose(&index, "amd64").unwrap().digest, Digest::of("amd64"));
         let refused = choose(&index, "riscv64").unwrap_err().to_string();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_is_an_image_and_an_index_is_neither() {
+    fn a_document_that_is_both_image_and_index_is_refused() {
         let config = json!({"digest": Digest::of("c").to_string(), "size": 1});
         let both = json!({"manifests": [], "config": config, "layers": []});
         assert!(parse(both.to_string().as_bytes(), OCI_MANIFEST).is_err());

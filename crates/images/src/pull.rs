@@ -1,7 +1,7 @@
-//! Brings an image from a registry into the store.
+//! Pulls an image from a registry into the store.
 //!
-//! Every blob is hashed while it is written, and every layer again while it is unpacked, so that neither the registry nor
-//! the disk is trusted. A download that breaks is resumed where it stopped, also by another process or a later pull.
+//! Every blob is hashed while it is written, and every layer again while it is extracted, so neither the registry nor the disk is
+//! trusted. An interrupted download is resumed where it stopped, even by another process or a later pull.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -23,16 +23,16 @@ use crate::manifest::{self, Configuration, Descriptor, Document, Manifest, Manif
 use crate::reference::Reference;
 use crate::registry::{Registries, RegistryError, Session};
 use crate::store::{Image, ImageRecord, SharedLock, Store, StoreError};
-use crate::unpack::{UnpackError, check_whole, unpack};
+use crate::unpack::{UnpackError, check_image_size, unpack};
 
-/// Layers on their way at one time.
+/// How many layers are downloaded concurrently.
 const PARALLEL_LAYERS: usize = 3;
-/// Attempts that bring no byte before a download is given up.
+/// A download fails after this many consecutive attempts that transferred no data.
 const ATTEMPTS: u32 = 4;
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// A transfer that stands still this long is broken.
-const STALL: Duration = Duration::from_secs(30);
-/// An index may lead to another one, as some builders nest them.
+const INITIAL_BACKOFF: Duration = Duration::from_millis(200);
+/// A transfer without data for this long counts as broken.
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The nesting depth of indexes; some builders put an index into an index.
 const INDEX_DEPTH_MAX: usize = 2;
 
 #[derive(Debug, thiserror::Error)]
@@ -45,19 +45,19 @@ pub enum PullError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Unpack(#[from] UnpackError),
-    #[error("{what} is corrupted: {expected} was asked for and {actual} came")]
+    #[error("{what} is corrupted: expected {expected}, got {actual}")]
     Corrupted {
         what: &'static str,
         expected: Digest,
         actual: Digest,
     },
-    #[error("layer {digest} is {size} bytes, more than the {limit} an image may have")]
+    #[error("layer {digest} is {size} bytes, more than the limit of {limit} bytes per image")]
     TooLarge {
         digest: Digest,
         size: u64,
         limit: u64,
     },
-    #[error("layer {0} is larger than its manifest says")]
+    #[error("layer {0} is larger than the manifest states")]
     Overlong(Digest),
     #[error("writing {what} to disk")]
     Io {
@@ -69,7 +69,7 @@ pub enum PullError {
     Interrupted,
 }
 
-/// What a pull works with.
+/// The store, the registries and the limits of a pull.
 #[derive(Debug)]
 pub(crate) struct Puller {
     pub store: Store,
@@ -78,7 +78,7 @@ pub(crate) struct Puller {
 }
 
 impl Puller {
-    /// Pulls with each credential in turn until one is accepted; without any, as nobody.
+    /// Tries each credential until the registry accepts one. Without credentials, pulls anonymously.
     pub async fn pull(
         self: Arc<Self>,
         reference: Reference,
@@ -105,7 +105,7 @@ impl Puller {
     ) -> Result<Image, PullError> {
         let session = self.registries.session(reference, credential);
         let (manifest, manifest_digest) = resolve(&session, reference).await?;
-        let config_bytes = patiently(|| session.small_blob(&manifest.config.digest)).await?;
+        let config_bytes = retry_transient(|| session.small_blob(&manifest.config.digest)).await?;
         let id = Digest::of(&config_bytes);
         if id != manifest.config.digest {
             return Err(PullError::Corrupted {
@@ -141,7 +141,7 @@ impl Puller {
         };
         let (store, name, budget) = (self.store.clone(), reference.clone(), self.budget);
         blocking(move || {
-            check_whole(&store, &record.configuration, budget).map_err(UnpackError::from)?;
+            check_image_size(&store, &record.configuration, budget).map_err(UnpackError::from)?;
             Ok(store.commit_image(&lock, &record, &[name])?)
         })
         .await
@@ -160,7 +160,7 @@ impl Puller {
         let path = self.store.partial_path(&layer.digest);
         let file = open_locked(&path).await?;
         let blob = download(session, layer, file).await;
-        // A blob that is not what it should be is not worth resuming.
+        // A corrupted blob cannot be resumed.
         if matches!(
             blob,
             Err(PullError::Corrupted { .. } | PullError::Overlong(_))
@@ -172,7 +172,7 @@ impl Puller {
             (self.store.clone(), lock.clone(), diff.clone(), self.budget);
         blocking(move || {
             let unpacked = unpack(&store, &lock, &blob, &diff, budget);
-            // Kept, it would only be refused or unpacked again.
+            // The blob is no longer needed: its content is now extracted or was refused.
             let _ = std::fs::remove_file(&path);
             unpacked?;
             Ok(())
@@ -181,7 +181,8 @@ impl Puller {
     }
 }
 
-/// Finds the manifest of this machine's image, verified, and the digest of what the name itself leads to.
+/// Finds and verifies the manifest for this machine's platform. Also returns the digest of the manifest or index that the
+/// reference names.
 async fn resolve(
     session: &Session<'_>,
     reference: &Reference,
@@ -190,7 +191,7 @@ async fn resolve(
     let mut expected = reference.digest().cloned();
     let mut first = None;
     for _ in 0..=INDEX_DEPTH_MAX {
-        let (bytes, media_type) = patiently(|| session.manifest(&name)).await?;
+        let (bytes, media_type) = retry_transient(|| session.manifest(&name)).await?;
         let actual = Digest::of(&bytes);
         if let Some(expected) = expected.filter(|expected| *expected != actual) {
             return Err(PullError::Corrupted {
@@ -212,17 +213,17 @@ async fn resolve(
     Err(ManifestError::Kind("an index of indexes".to_owned()).into())
 }
 
-/// Repeats a request that failed for a reason that may pass.
-async fn patiently<T, F>(mut request: impl FnMut() -> F) -> Result<T, RegistryError>
+/// Retries a request on transient errors.
+async fn retry_transient<T, F>(mut request: impl FnMut() -> F) -> Result<T, RegistryError>
 where
     F: Future<Output = Result<T, RegistryError>>,
 {
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = INITIAL_BACKOFF;
     for _ in 1..ATTEMPTS {
         match request().await {
             Err(error) if error.is_transient() => {
-                tokio::time::sleep(pause).await;
-                pause = pause.saturating_mul(2);
+                tokio::time::sleep(backoff).await;
+                backoff = backoff.saturating_mul(2);
             }
             other => return other,
         }
@@ -230,7 +231,7 @@ where
     request().await
 }
 
-/// Opens a download for this process alone; another one that has it open is waited for.
+/// Opens a partial download and locks it; waits if another process holds the lock.
 async fn open_locked(path: &Path) -> Result<File, PullError> {
     let path = path.to_owned();
     blocking(move || {
@@ -247,7 +248,7 @@ async fn open_locked(path: &Path) -> Result<File, PullError> {
                 .open(&path)
                 .map_err(failed)?;
             file.lock().map_err(failed)?;
-            // Whoever had it may have finished and removed it.
+            // The previous holder of the lock may have completed the download and removed the file.
             let same = |other: std::fs::Metadata| {
                 use std::os::unix::fs::MetadataExt;
                 file.metadata().is_ok_and(|own| own.ino() == other.ino())
@@ -260,7 +261,7 @@ async fn open_locked(path: &Path) -> Result<File, PullError> {
     .await
 }
 
-/// Completes a download and verifies it. What the file holds already is hashed and kept.
+/// Completes a download and verifies it. Data that the file already contains is hashed and not downloaded again.
 async fn download(
     session: &Session<'_>,
     layer: &Descriptor,
@@ -277,7 +278,7 @@ async fn download(
     })
     .await?;
     let mut idle = 0;
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = INITIAL_BACKOFF;
     while transfer.written < layer.size {
         let before = transfer.written;
         match transfer.continue_with(session).await {
@@ -291,12 +292,12 @@ async fn download(
                 if idle >= ATTEMPTS {
                     return Err(error.into());
                 }
-                tracing::debug!(blob = %layer.digest, at = transfer.written, %error, "a download broke and is resumed");
-                tokio::time::sleep(pause).await;
-                pause = if idle == 0 {
-                    FIRST_PAUSE
+                tracing::debug!(blob = %layer.digest, at = transfer.written, %error, "resuming an interrupted download");
+                tokio::time::sleep(backoff).await;
+                backoff = if idle == 0 {
+                    INITIAL_BACKOFF
                 } else {
-                    pause.saturating_mul(2)
+                    backoff.saturating_mul(2)
                 };
             }
             Err(error) => return Err(error),
@@ -358,7 +359,7 @@ impl Transfer {
             self.restart()?;
         }
         loop {
-            let frame = match tokio::time::timeout(STALL, blob.body.frame()).await {
+            let frame = match tokio::time::timeout(STALL_TIMEOUT, blob.body.frame()).await {
                 Err(_) => return Err(RegistryError::Timeout(blob.url).into()),
                 Ok(None) => break,
                 Ok(Some(frame)) => frame.map_err(|source| RegistryError::Body {
@@ -373,14 +374,14 @@ impl Transfer {
         if self.written < self.size {
             return Err(RegistryError::Body {
                 url: blob.url,
-                source: "it ended too soon".into(),
+                source: "the body ended too early".into(),
             }
             .into());
         }
         Ok(())
     }
 
-    /// Small writes to a file that is not synced: quicker than handing each to another thread.
+    /// Writes data on the current thread: small writes to a file that is not synced are quicker than a thread switch.
     fn take(&mut self, data: &[u8]) -> Result<(), PullError> {
         if self.written + data.len() as u64 > self.size {
             return Err(PullError::Overlong(self.digest.clone()));
@@ -419,7 +420,7 @@ where
         .unwrap_or_else(|_| Err(Interrupted.into()))
 }
 
-/// A task ended before its work did.
+/// A blocking task ended before its work was done.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 

@@ -1,11 +1,11 @@
-//! Image names as people write them, and what they mean in full. Pure.
+//! Parses image references and expands short names. Pure.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use crate::digest::Digest;
 
-/// Where names without a registry are looked for, and what its API is called.
+/// The default registry for names without a registry, and the host of its API.
 const DEFAULT_REGISTRY: &str = "docker.io";
 const DEFAULT_REGISTRY_API: &str = "registry-1.docker.io";
 /// Other names of the default registry.
@@ -39,8 +39,9 @@ impl Reference {
         };
         let (rest, digest) = match name.split_once('@') {
             Some((rest, digest)) => {
-                let digest = Digest::parse(digest)
-                    .map_err(|_| invalid("after @ comes sha256: and 64 hexadecimal digits"))?;
+                let digest = Digest::parse(digest).map_err(|_| {
+                    invalid("@ must be followed by sha256: and 64 hexadecimal digits")
+                })?;
                 (rest, Some(digest))
             }
             None => (name, None),
@@ -51,7 +52,7 @@ impl Reference {
         };
         if tag.is_some_and(|tag| !is_tag(tag)) {
             return Err(invalid(
-                "a tag is up to 128 letters, digits, dots, dashes and underscores",
+                "a tag consists of up to 128 letters, digits, dots, dashes and underscores",
             ));
         }
         let (registry, repository) = match path.split_once('/') {
@@ -70,11 +71,11 @@ impl Reference {
             repository
         };
         if !is_host(registry) {
-            return Err(invalid("the registry is a host with an optional port"));
+            return Err(invalid("the registry must be a host with an optional port"));
         }
         if repository.len() > NAME_BYTES_MAX || !repository.split('/').all(is_component) {
             return Err(invalid(
-                "a repository is lowercase letters and digits, joined by '.', '_', '-' and '/'",
+                "a repository consists of lowercase letters and digits, joined by '.', '_', '-' and '/'",
             ));
         }
         Ok(Self {
@@ -114,7 +115,7 @@ impl Reference {
         }
     }
 
-    /// What to ask the registry for: the digest where there is one, since a tag beside it is only a comment.
+    /// The name of the manifest at the registry: the digest if there is one (a tag beside it has no effect), otherwise the tag.
     pub fn manifest_name(&self) -> String {
         match (&self.digest, &self.tag) {
             (Some(digest), _) => digest.to_string(),
@@ -123,12 +124,12 @@ impl Reference {
         }
     }
 
-    /// The name by which a Kubernetes status tells which bytes run.
+    /// The reference with the manifest's digest, as Kubernetes reports it in `imageID`.
     pub fn with_digest(&self, manifest: &Digest) -> String {
         format!("{}/{}@{manifest}", self.registry, self.repository)
     }
 
-    /// Whether the name may mean something else tomorrow, so that Kubernetes pulls it every time unless told otherwise.
+    /// Whether the tag is `latest`. Kubernetes then pulls the image on every start unless the pull policy says otherwise.
     pub fn is_latest(&self) -> bool {
         self.digest.is_none() && self.tag.as_deref() == Some(DEFAULT_TAG)
     }
@@ -145,13 +146,13 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Whether a registry is on this machine, where plain HTTP exposes nothing to a network.
+/// Whether a registry is on this machine, where plain HTTP exposes nothing to the network.
 pub fn is_loopback(registry: &str) -> bool {
     let host = host_of(registry);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// A registry without its port.
+/// The host of a registry without its port.
 fn host_of(registry: &str) -> &str {
     if let Some(rest) = registry.strip_prefix('[') {
         return rest.split_once(']').map_or(rest, |(host, _)| host);
@@ -159,7 +160,7 @@ fn host_of(registry: &str) -> &str {
     registry.rsplit_once(':').map_or(registry, |(host, _)| host)
 }
 
-/// The first part of a path is a registry when it cannot be part of a repository.
+/// The first part of a path is a registry if it cannot be part of a repository name.
 fn is_registry(part: &str) -> bool {
     part == "localhost" || part.contains(['.', ':']) || part.bytes().any(|b| b.is_ascii_uppercase())
 }
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_http_is_for_this_machine() {
+    fn plain_http_is_allowed_on_loopback_only() {
         for (registry, loopback) in [
             ("localhost:5000", true),
             ("127.1.2.3:5000", true),

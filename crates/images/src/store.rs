@@ -1,17 +1,17 @@
-//! Images on disk, shared by every process that opens the same directory.
+//! The image store on disk, shared by all processes that open the same directory.
 //!
 //! ```text
-//! lock                     shared by who adds or uses, exclusive for who removes
-//! downloads/<hex>.partial  blobs on their way, kept to be resumed
-//! work/                    what is being unpacked; nobody's when no one holds the lock
-//! layers/<diff id>/root    one unpacked layer, shared by every image that has it; layer.json says how large it is
-//! images/<image id>.json   one image: its configuration and its layers
-//! names/<hash>.json        which image a name means
-//! uses/<hash>.json         who uses which image
+//! lock                     shared lock for adding and using, exclusive lock for removing
+//! downloads/<hex>.partial  incomplete downloads, which can be resumed
+//! work/                    temporary directories; stale if no process holds the lock
+//! layers/<diff id>/root    an extracted layer, shared by all images that contain it; layer.json holds its size
+//! images/<image id>.json   an image: its configuration and its layers
+//! names/<hash>.json        the image that a name refers to
+//! uses/<hash>.json         the user of an image
 //! ```
 //!
-//! Every file appears by a rename once its content is on disk, in the order layers, image, name. A crash leaves at most
-//! work that nobody refers to, which the next collection removes.
+//! Every file is written to disk and then renamed into place, in the order layers, image, name. A crash leaves at most
+//! unreferenced files, which the next garbage collection removes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
@@ -29,23 +29,23 @@ use crate::extract::{self, Extracted};
 use crate::manifest::Configuration;
 use crate::reference::Reference;
 
-/// How many digits of an image's identity name it, at the least.
-const SHORTEST_IDENTITY: usize = 8;
+/// The minimum number of digits in an abbreviated image ID.
+const ABBREVIATED_ID_MIN: usize = 8;
 
-/// How long a removal waits for pulls to end.
-const EXCLUSIVE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a removal waits for running pulls.
+const EXCLUSIVE_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("{what} in the image store")]
+    #[error("image store: {what}")]
     Io {
         what: String,
         #[source]
         source: io::Error,
     },
-    #[error("images are being pulled or loaded; try again when that is done")]
+    #[error("images are being pulled or loaded; try again later")]
     Busy,
-    #[error("no image is called {0:?} here")]
+    #[error("image {0:?} not found")]
     Unknown(String),
     #[error("image {image} is used by {user}; delete what uses it first")]
     InUse { image: String, user: String },
@@ -58,7 +58,7 @@ fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
     move |source| StoreError::Io { what, source }
 }
 
-/// What is kept of an image.
+/// The stored record of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
@@ -85,18 +85,18 @@ struct LayerRecord {
     entries: u64,
 }
 
-/// An image that is here, ready to be a container's root.
+/// A complete image that can be the root of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     pub id: Digest,
-    /// The digest of the manifest it came by, where it came by one.
+    /// The digest of the manifest, if the image was pulled or loaded with one.
     pub manifest: Option<Digest>,
     pub configuration: Configuration,
-    /// The unpacked layers, uppermost first.
+    /// The directories of the extracted layers, uppermost first.
     pub layers: Vec<PathBuf>,
 }
 
-/// An image as a list shows it.
+/// An image in the list of all images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
@@ -104,7 +104,7 @@ pub struct Summary {
     pub names: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest: Option<Digest>,
-    /// Of all its layers; images that share layers do not add up.
+    /// The size of all layers. The sizes of images that share layers do not add up.
     pub bytes: u64,
     pub added_at: Timestamp,
     pub last_used: Timestamp,
@@ -113,18 +113,18 @@ pub struct Summary {
     pub(crate) layers: Vec<(Digest, u64)>,
 }
 
-/// What a removal freed.
+/// The result of a removal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Names, or the identities of images without one.
+    /// The names of the removed images, or the IDs of those without a name.
     pub images: Vec<String>,
     pub bytes: u64,
 }
 
-/// Adding and using may go on together.
+/// A lock for adding and using images; several may be held at once.
 #[derive(Debug)]
 pub(crate) struct SharedLock(#[expect(dead_code, reason = "held, not read")] File);
-/// Removing excludes everything else.
+/// A lock for removing images; it excludes all other locks.
 #[derive(Debug)]
 pub(crate) struct ExclusiveLock(#[expect(dead_code, reason = "held, not read")] File);
 
@@ -157,7 +157,7 @@ impl Store {
             .map_err(io_error("opening the lock"))
     }
 
-    /// Blocks while something is being removed.
+    /// Takes the shared lock. Blocks during a removal.
     pub fn shared(&self) -> Result<SharedLock, StoreError> {
         let file = self.lock_file()?;
         file.lock_shared().map_err(io_error("locking"))?;
@@ -173,9 +173,9 @@ impl Store {
         }
     }
 
-    /// Blocks until pulls have ended, within reason.
+    /// Takes the exclusive lock. Blocks until running pulls have ended, up to a timeout.
     pub fn exclusive(&self) -> Result<ExclusiveLock, StoreError> {
-        let deadline = Instant::now().later_by(EXCLUSIVE_PATIENCE);
+        let deadline = Instant::now().later_by(EXCLUSIVE_LOCK_TIMEOUT);
         loop {
             match self.try_exclusive() {
                 Err(StoreError::Busy) if Instant::now() < deadline => {
@@ -200,7 +200,7 @@ impl Store {
             .join(format!("{}.partial", digest.hex()))
     }
 
-    /// A fresh directory for unpacking, removed if it is not committed.
+    /// A temporary directory for extraction, removed unless it is committed.
     pub fn work_directory(&self) -> Result<tempfile::TempDir, StoreError> {
         tempfile::Builder::new()
             .prefix("unpack-")
@@ -221,7 +221,7 @@ impl Store {
         })
     }
 
-    /// Makes an unpacked layer, in the directory `root` of `work`, one of the store's.
+    /// Moves an extracted layer, the directory `root` in `work`, into the store.
     pub fn commit_layer(
         &self,
         _: &SharedLock,
@@ -244,7 +244,7 @@ impl Store {
                 let _ = work.keep();
                 self.sync("layers")
             }
-            // Another process was faster.
+            // Another process has committed the same layer first.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -253,7 +253,7 @@ impl Store {
             {
                 Ok(())
             }
-            Err(error) => Err(io_error("keeping a layer")(error)),
+            Err(error) => Err(io_error("committing a layer")(error)),
         }
     }
 
@@ -280,7 +280,7 @@ impl Store {
         self.sync(directory)
     }
 
-    /// Keeps an image whose layers are all here, and gives it names.
+    /// Stores an image whose layers are all in the store, under the given names.
     pub fn commit_image(
         &self,
         _: &SharedLock,
@@ -322,7 +322,7 @@ impl Store {
         read(&path).ok().flatten()
     }
 
-    /// The image that a name means here.
+    /// The image with this name.
     pub fn find(&self, name: &Reference) -> Option<Image> {
         let path = self.root.join("names").join(name_file(&name.to_string()));
         let named: NameRecord = read(&path).ok().flatten()?;
@@ -336,7 +336,7 @@ impl Store {
         whole.then(|| self.image_of(record))
     }
 
-    /// Notes that `user` needs the image, from now until it is released.
+    /// Records that `user` needs the image from now until it is released.
     pub fn hold(&self, user: &str, id: &Digest) -> Result<(), StoreError> {
         let _lock = self.shared()?;
         let record = self.root.join("images").join(record_name(id));
@@ -352,13 +352,13 @@ impl Store {
             image: id.clone(),
         };
         let text = serde_json::to_vec(&held).map_err(|e| io_error("a use")(e.into()))?;
-        // Containers do not outlive the machine, so neither need this.
+        // No fsync: containers do not survive a reboot, so this record need not either.
         let path = self.root.join("uses").join(name_file(user));
         let temporary = path.with_extension(format!("{}", std::process::id()));
         fs::write(&temporary, text)
             .and_then(|()| fs::rename(&temporary, &path))
             .map_err(io_error("noting a use"))?;
-        // The record's own time tells when the image was last needed.
+        // The modification time of the image's record is the time of its last use.
         file.set_modified(SystemTime::now())
             .map_err(io_error("noting a use"))
     }
@@ -367,7 +367,7 @@ impl Store {
         let _ = fs::remove_file(self.root.join("uses").join(name_file(user)));
     }
 
-    /// Forgets users that are no more.
+    /// Releases the images of users that no longer exist.
     pub fn release_unless(&self, is_alive: impl Fn(&str) -> bool) {
         let uses = self.root.join("uses");
         for name in entries(&uses).unwrap_or_default() {
@@ -379,7 +379,7 @@ impl Store {
         }
     }
 
-    /// All images, or nothing if one of them cannot be read.
+    /// All images. Fails if one of the records cannot be read.
     pub fn list(&self) -> Result<Vec<Summary>, StoreError> {
         let names = self.records::<NameRecord>("names")?;
         let uses = self.records::<UseRecord>("uses")?;
@@ -433,7 +433,7 @@ impl Store {
 
     fn records<T: DeserializeOwned>(&self, directory: &str) -> Result<Vec<T>, StoreError> {
         let directory = self.root.join(directory);
-        let failed = io_error("reading what images there are");
+        let failed = io_error("listing the images");
         let found = entries(&directory).and_then(|names| {
             let records = names.iter().map(|name| read(&directory.join(name)));
             records.collect::<io::Result<Vec<Option<T>>>>()
@@ -441,7 +441,7 @@ impl Store {
         Ok(found.map_err(failed)?.into_iter().flatten().collect())
     }
 
-    /// Takes a name away, and the image with it if that was its last name. Identities name images too.
+    /// Removes a name, and the image if that was its last name. An image ID is accepted too.
     pub fn remove(&self, name: &str) -> Result<Removed, StoreError> {
         let lock = self.exclusive()?;
         let images = self.list()?;
@@ -450,18 +450,18 @@ impl Store {
             let found = images.iter().find(|image| image.names.contains(&full))?;
             Some((found, Some(full)))
         });
-        let by_identity = || {
+        let by_id = || {
             let hex = name.strip_prefix("sha256:").unwrap_or(name);
             let mut found = images
                 .iter()
-                .filter(|image| hex.len() >= SHORTEST_IDENTITY && image.id.hex().starts_with(hex));
+                .filter(|image| hex.len() >= ABBREVIATED_ID_MIN && image.id.hex().starts_with(hex));
             match (found.next(), found.next()) {
                 (Some(image), None) => Some((image, None)),
                 _ => None,
             }
         };
         let (image, named) = by_name
-            .or_else(by_identity)
+            .or_else(by_id)
             .ok_or_else(|| StoreError::Unknown(name.to_owned()))?;
         if let Some(named) = named.filter(|_| image.names.len() > 1) {
             let path = self.root.join("names").join(name_file(&named));
@@ -480,7 +480,7 @@ impl Store {
         self.remove_images(&lock, &BTreeSet::from([image.id.clone()]))
     }
 
-    /// Removes images and the layers that no other image has, and whatever else nobody refers to.
+    /// Removes images, the layers that no other image contains, and other unreferenced files.
     pub fn remove_images(
         &self,
         lock: &ExclusiveLock,
@@ -509,11 +509,11 @@ impl Store {
             removed.images.extend(image.names);
         }
         let layers = self.root.join("layers");
-        for name in entries(&layers).map_err(io_error("reading what layers there are"))? {
+        for name in entries(&layers).map_err(io_error("listing the layers"))? {
             if !kept_layers.contains(&name) {
                 let record = read::<LayerRecord>(&layers.join(&name).join("layer.json"));
                 removed.bytes += record.ok().flatten().map_or(0, |record| record.bytes);
-                // Once moved away, a half-removed layer cannot be taken for a whole one.
+                // Move the layer away first, so that a half-removed layer is never taken for a complete one.
                 let aside = self.root.join("work").join(&name);
                 fs::rename(layers.join(&name), &aside).map_err(io_error("removing a layer"))?;
             }
@@ -522,7 +522,7 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes downloads that nobody has touched for a while.
+    /// Removes incomplete downloads that have not changed for the given time.
     pub fn remove_old_downloads(&self, _: &ExclusiveLock, age: Duration) {
         let downloads = self.root.join("downloads");
         for name in entries(&downloads).unwrap_or_default() {
@@ -536,7 +536,7 @@ impl Store {
         }
     }
 
-    /// Sizes of all layers, each counted once.
+    /// The size of all layers, each counted once.
     pub fn total_bytes(&self) -> Result<u64, StoreError> {
         let layers: BTreeMap<Digest, u64> = self
             .list()?
@@ -546,7 +546,7 @@ impl Store {
         Ok(layers.values().sum())
     }
 
-    /// How full the file system is, in bytes used and bytes in all.
+    /// The used and the total bytes of the file system.
     pub fn file_system(&self) -> Result<(u64, u64), StoreError> {
         let found = rustix::fs::statvfs(&self.root)
             .map_err(|error| io_error("measuring the file system")(error.into()))?;
@@ -559,13 +559,13 @@ fn record_name(id: &Digest) -> String {
     format!("{}.json", id.hex())
 }
 
-/// Names hold slashes and users may hold anything, so files are called after their hash.
+/// Image names contain slashes and user names may contain anything, so the file name is a hash.
 fn name_file(text: &str) -> String {
     format!("{}.json", Digest::of(text).hex())
 }
 
-/// What a file says; nothing if there is none, or it makes no sense. One that cannot be read is another matter: whoever took it for
-/// absent might remove what it speaks of.
+/// Reads a record. Returns `None` if the file does not exist or is malformed. Other errors are returned, because a caller that
+/// took an unreadable record for absent might remove what it refers to.
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     match fs::read(path) {
         Ok(text) => Ok(serde_json::from_slice(&text).ok()),

@@ -1,12 +1,12 @@
-//! Reads a tar stream, entry by entry, from bytes nobody has vouched for.
+//! Reads a tar stream from untrusted bytes, entry by entry.
 //!
-//! It parses and bounds; it touches no file. Extended headers are held in memory, so their size is limited, unlike in
-//! readers made for archives one trusts.
+//! It only parses and enforces limits, and does not access files. Extended headers are held in memory, so their size is limited,
+//! unlike in general tar readers.
 
 use std::io::{self, Read};
 
 const BLOCK_BYTES: usize = 512;
-/// A path is at most 4 KiB on Linux; extended attributes need some more.
+/// A path has at most 4 KiB on Linux; extended attributes need some more.
 const EXTENSION_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -33,18 +33,18 @@ pub enum EntryKind {
 pub struct Entry {
     pub kind: EntryKind,
     pub path: Vec<u8>,
-    /// The target of a link; empty for other kinds.
+    /// The target of a link. Empty for other kinds.
     pub link: Vec<u8>,
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
     pub size: u64,
-    /// Seconds since the epoch.
+    /// Seconds since the Unix epoch.
     pub modified: i64,
     pub attributes: Vec<(String, Vec<u8>)>,
 }
 
-/// What extended headers said about the entry after them.
+/// The fields that extended headers set for the entry that follows.
 #[derive(Debug, Default)]
 struct Extension {
     path: Option<Vec<u8>>,
@@ -56,11 +56,11 @@ struct Extension {
     attributes: Vec<(String, Vec<u8>)>,
 }
 
-/// Reading from it gives the content of the current entry.
+/// A tar reader. Its `Read` implementation returns the content of the current entry.
 #[derive(Debug)]
 pub struct TarReader<R> {
     inner: R,
-    /// Of the current entry's content.
+    /// The remaining content of the current entry, in bytes.
     unread: u64,
     padding: u64,
 }
@@ -78,7 +78,7 @@ impl<R: Read> TarReader<R> {
         self.inner
     }
 
-    /// The next entry; none at the end of the archive.
+    /// The next entry, or `None` at the end of the archive.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, TarError> {
         let mut extension = Extension::default();
         loop {
@@ -93,8 +93,8 @@ impl<R: Read> TarReader<R> {
                     parse_pax(&text, &mut extension)?;
                 }
                 b'g' => drop(self.extension_content(size)?),
-                b'L' => extension.path = Some(without_end(self.extension_content(size)?)),
-                b'K' => extension.link = Some(without_end(self.extension_content(size)?)),
+                b'L' => extension.path = Some(without_trailing_nul(self.extension_content(size)?)),
+                b'K' => extension.link = Some(without_trailing_nul(self.extension_content(size)?)),
                 kind => return self.entry(&header, kind, size, extension).map(Some),
             }
         }
@@ -109,7 +109,7 @@ impl<R: Read> TarReader<R> {
     ) -> Result<Entry, TarError> {
         let path = extension.path.unwrap_or_else(|| header_path(header));
         let kind = match kind {
-            // Before directories had a type of their own, a slash at the end told them.
+            // The oldest tar format has no type for directories and marks them by a trailing slash.
             b'0' | 0 if path.ends_with(b"/") => EntryKind::Directory,
             b'0' | b'7' | 0 => EntryKind::File,
             b'1' => EntryKind::HardLink,
@@ -167,7 +167,7 @@ impl<R: Read> TarReader<R> {
         if skipped == rest {
             Ok(())
         } else {
-            Err(TarError::Malformed("it ends inside an entry"))
+            Err(TarError::Malformed("the archive ends inside an entry"))
         }
     }
 
@@ -177,7 +177,7 @@ impl<R: Read> TarReader<R> {
         while filled < BLOCK_BYTES {
             match self.inner.read(&mut block[filled..])? {
                 0 if filled == 0 => return Ok(None),
-                0 => return Err(TarError::Malformed("it ends inside a header")),
+                0 => return Err(TarError::Malformed("the archive ends inside a header")),
                 count => filled += count,
             }
         }
@@ -213,7 +213,9 @@ impl<R: Read> TarReader<R> {
         if content.len() as u64 == size {
             Ok(content)
         } else {
-            Err(TarError::Malformed("it ends inside an extended header"))
+            Err(TarError::Malformed(
+                "the archive ends inside an extended header",
+            ))
         }
     }
 }
@@ -239,7 +241,7 @@ fn until_nul(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-fn without_end(mut text: Vec<u8>) -> Vec<u8> {
+fn without_trailing_nul(mut text: Vec<u8>) -> Vec<u8> {
     let length = until_nul(&text).len();
     text.truncate(length);
     text
@@ -247,7 +249,7 @@ fn without_end(mut text: Vec<u8>) -> Vec<u8> {
 
 fn header_path(header: &[u8; BLOCK_BYTES]) -> Vec<u8> {
     let (name, prefix) = (until_nul(&header[..100]), until_nul(&header[345..500]));
-    // GNU's own format keeps times where POSIX keeps the first part of a long name.
+    // The GNU format has times where POSIX has the first part of a long name.
     if &header[257..263] == b"ustar\0" && !prefix.is_empty() {
         [prefix, b"/", name].concat()
     } else {
@@ -255,10 +257,10 @@ fn header_path(header: &[u8; BLOCK_BYTES]) -> Vec<u8> {
     }
 }
 
-/// A number in octal digits, or in binary when it is too large for them.
+/// Parses a number in octal digits, or in binary if it is too large for those.
 fn number(field: &[u8]) -> Result<u64, TarError> {
     const BINARY: u8 = 0x80;
-    let malformed = TarError::Malformed("a number in a header is not one");
+    let malformed = TarError::Malformed("a header field is not a number");
     if field.first().is_some_and(|first| first & BINARY != 0) {
         return field
             .iter()
@@ -278,9 +280,9 @@ fn number(field: &[u8]) -> Result<u64, TarError> {
         .ok_or(malformed)
 }
 
-/// Records of the form `<length> <key>=<value>\n`.
+/// Parses pax records of the form `<length> <key>=<value>\n`.
 fn parse_pax(mut text: &[u8], extension: &mut Extension) -> Result<(), TarError> {
-    const MALFORMED: TarError = TarError::Malformed("an extended header is not one");
+    const MALFORMED: TarError = TarError::Malformed("an extended header is malformed");
     while !text.is_empty() {
         let space = text
             .iter()
@@ -306,7 +308,7 @@ fn parse_pax(mut text: &[u8], extension: &mut Extension) -> Result<(), TarError>
 }
 
 fn take_pax(key: &str, value: &[u8], extension: &mut Extension) -> Result<(), TarError> {
-    const MALFORMED: TarError = TarError::Malformed("a value in an extended header is not one");
+    const MALFORMED: TarError = TarError::Malformed("a value in an extended header is malformed");
     let text = || std::str::from_utf8(value).map_err(|_| MALFORMED);
     match key {
         "path" => extension.path = Some(value.to_vec()),
@@ -355,7 +357,7 @@ mod tests {
         let mut seen = Vec::new();
         while let Some(entry) = reader.next_entry().unwrap() {
             let mut content = Vec::new();
-            // The second is left unread, which must not disturb the next.
+            // The content of the second entry is not read, which must not affect the next entry.
             if entry.path != long.as_bytes() {
                 reader.read_to_end(&mut content).unwrap();
             }
@@ -372,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_would_fill_memory_is_refused() {
+    fn a_too_large_extended_header_is_refused() {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::GNULongName);
         header.set_size(8 << 30);
@@ -387,7 +389,7 @@ mod tests {
         let pax =
             b"12 uid=70000\n18 path=long/name\n13 mtime=5.25\n31 SCHILY.xattr.user.k=a\x00b=\n\n";
         let mut extension = Extension::default();
-        // Lengths that lie are refused, whatever else the record says.
+        // A record with a wrong length is refused, whatever its content.
         assert!(parse_pax(pax, &mut extension).is_err());
         let records: Vec<u8> = [
             ("uid", "70000"),
@@ -418,7 +420,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_end_in_entries_or_an_error(mut bytes in proptest::collection::vec(any::<u8>(), 0..2048), flips in proptest::collection::vec((0_usize..1536, any::<u8>()), 0..6)) {
+        fn arbitrary_bytes_give_entries_or_an_error(mut bytes in proptest::collection::vec(any::<u8>(), 0..2048), flips in proptest::collection::vec((0_usize..1536, any::<u8>()), 0..6)) {
             let mut sound = archive(&[("a/b", b"content"), ("c", b"")]);
             for (at, value) in flips {
                 sound[at] = value;

@@ -1,4 +1,4 @@
-//! From a layer's blob to an unpacked layer in the store: decompressed, verified and bounded on the way.
+//! Turns a layer blob into an extracted layer in the store: decompresses it, verifies its digest and enforces the limits.
 
 use std::fs;
 use std::io::{self, Read};
@@ -21,10 +21,10 @@ pub enum UnpackError {
     Corrupted { expected: Digest, actual: Digest },
 }
 
-/// What follows the last entry is padding; more of it than this is an attempt to keep the reader busy.
+/// The maximum padding after the last entry. More padding would only keep the reader busy (a denial of service).
 const TRAILER_BYTES_MAX: u64 = 64 << 20;
 
-/// Unpacks the layer `diff` from its blob, unless it is here already. Blocks.
+/// Extracts the layer `diff` from its blob, unless the store already contains it. Blocks.
 pub(crate) fn unpack(
     store: &Store,
     lock: &SharedLock,
@@ -56,8 +56,8 @@ pub(crate) fn unpack(
     Ok(size)
 }
 
-/// Each layer is within the budget; so must all of them be together.
-pub(crate) fn check_whole(
+/// Checks that all layers together are within the limits of an image. Each single layer was checked during extraction.
+pub(crate) fn check_image_size(
     store: &Store,
     configuration: &Configuration,
     budget: Budget,

@@ -1,7 +1,6 @@
-//! Who a container of an image runs as: numbers, or names that the image's own `/etc/passwd` and `/etc/group` explain.
+//! Resolves the user of a container: numbers, or names from the image's own `/etc/passwd` and `/etc/group`.
 //!
-//! The files are found through the layers as an overlay would show them, symlinks and whiteouts included, without
-//! mounting anything.
+//! The files are looked up in the layers as overlayfs would show them, including symlinks and whiteouts, but without a mount.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,17 +24,17 @@ pub enum UserError {
     Group(String),
 }
 
-/// A user in full.
+/// A resolved user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     pub uid: u32,
     pub gid: u32,
-    /// Groups that list the user as a member.
+    /// The supplementary groups: those that list the user as a member.
     pub groups: Vec<u32>,
     pub home: Option<String>,
 }
 
-/// The two files as an image has them.
+/// The content of `/etc/passwd` and `/etc/group` in an image.
 #[derive(Debug, Clone, Default)]
 pub struct Accounts {
     passwd: String,
@@ -43,7 +42,7 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Reads the files from unpacked layers, uppermost first. What the image lacks is empty.
+    /// Reads the files from extracted layers, uppermost first. A missing file counts as empty.
     pub fn of(layers: &[PathBuf]) -> Self {
         let view = Layers::open(layers);
         Self {
@@ -52,12 +51,12 @@ impl Accounts {
         }
     }
 
-    /// Resolves `user[:group]`, each a name or a number; nothing means root.
+    /// Resolves `user[:group]`, each a name or a number. An empty text means root.
     pub fn resolve(&self, text: &str) -> Result<User, UserError> {
         let (user, group) = text.split_once(':').unwrap_or((text, ""));
         let user = if user.is_empty() { "0" } else { user };
         let lines: Vec<Vec<&str>> = fields(&self.passwd);
-        // A name that is all digits is a name first.
+        // A user whose name consists of digits takes precedence over the number.
         let entry = lines
             .iter()
             .find(|line| line.first() == Some(&user))
@@ -108,7 +107,7 @@ fn fields(text: &str) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// Layers seen as one tree.
+/// A merged view of the layers, like an overlay mount.
 struct Layers {
     roots: Vec<OwnedFd>,
 }
@@ -139,7 +138,7 @@ impl Layers {
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Walks to a file, one name at a time, from the root again after every symlink.
+    /// Resolves a path one component at a time, and starts again at the root after every symlink.
     fn find(&self, path: &Path) -> Option<File> {
         let mut wanted = path.to_owned();
         for _ in 0..SYMLINKS_MAX {
@@ -160,7 +159,7 @@ impl Layers {
                     Step::File(file) => return rest.next().is_none().then_some(file),
                     Step::Absent => return None,
                     Step::Link(target) => {
-                        // `join` starts over at the root when the target is absolute.
+                        // `join` starts at the root if the target is absolute.
                         let from = walked.parent().unwrap_or(Path::new(""));
                         next = Some(from.join(target).join(rest.as_path()));
                         break;
@@ -172,10 +171,10 @@ impl Layers {
         None
     }
 
-    /// What stands at a path without symlinks, as the uppermost layer that says anything has it.
+    /// Looks up a path without symlinks in the uppermost layer that determines it.
     fn step(&self, path: &Path) -> Step {
         for root in &self.roots {
-            match look(root, path) {
+            match look_up(root, path) {
                 Some(Step::Absent) => return Step::Absent,
                 Some(step) => return step,
                 None => {}
@@ -185,15 +184,15 @@ impl Layers {
     }
 }
 
-/// One layer's word on a path: none when it is silent and the layers below it are to be asked.
-fn look(root: &OwnedFd, path: &Path) -> Option<Step> {
+/// Looks up a path in one layer. Returns `None` if the lower layers must be searched.
+fn look_up(root: &OwnedFd, path: &Path) -> Option<Step> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut directory = rustix::io::dup(root).ok()?;
     let mut parts = path.components().peekable();
     while let Some(part) = parts.next() {
         let name = part.as_os_str();
         let Ok(found) = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
-            // An opaque directory hides what is below it.
+            // An opaque directory hides the lower layers.
             return is_opaque(&directory).then_some(Step::Absent);
         };
         let kind = FileType::from_raw_mode(found.st_mode);
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_through_layers_and_links_and_never_outside() {
+    fn files_are_resolved_through_layers_and_symlinks_inside_the_image() {
         let directory = tempfile::tempdir().unwrap();
         let (upper, lower) = (
             directory.path().join("upper"),
@@ -288,7 +287,7 @@ mod tests {
         let layers = [upper.clone(), lower.clone()];
         let accounts = Accounts::of(&layers);
         assert_eq!(accounts.resolve("app").unwrap().uid, 9);
-        // A link that climbs out leads to the image's own file of that name: itself.
+        // A symlink that leads out of the root resolves inside the image: here to itself.
         assert_eq!(accounts.group, "");
     }
 }

@@ -1,9 +1,6 @@
-//! Images from registries and files: what is pulled is what was meant, and what is not is refused.
+//! Images from registries and files: valid images are pulled and loaded, and invalid or forbidden ones are refused.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on says so by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -55,7 +52,7 @@ impl Machine {
             .count()
     }
 
-    /// Nothing is left that could be taken for part of an image.
+    /// Asserts that no part of an image is left.
     fn assert_empty(&self) {
         for directory in ["layers", "images", "names", "work"] {
             assert_eq!(self.count(directory), 0, "{directory}");
@@ -117,17 +114,20 @@ async fn an_image_is_pulled_by_tag_and_digest_and_shares_its_layers() {
 
     let by_digest = registry.image(&format!("@{}", two.digest()));
     let second = machine.pull(&by_digest).await.unwrap();
-    assert_eq!(second.layers[1], pulled.layers[1], "the base is shared");
+    assert_eq!(
+        second.layers[1], pulled.layers[1],
+        "the base layer is shared"
+    );
     assert_eq!(
         registry.paths("blobs/").len(),
         5,
-        "the base was pulled again"
+        "the base layer was pulled again"
     );
     assert_eq!(machine.count("layers"), 3);
     assert_eq!(machine.count("downloads"), 0);
     let name = Reference::parse(&by_digest).unwrap();
     assert_eq!(machine.images.find(&name).unwrap(), second);
-    // Another process with the same directory has them too.
+    // Another process that opens the same directory finds the images too.
     assert_eq!(open(machine.directory.path()).list().unwrap().len(), 2);
 }
 
@@ -159,7 +159,7 @@ async fn the_image_for_this_machine_is_chosen_from_an_index() {
 }
 
 #[tokio::test]
-async fn a_broken_download_goes_on_where_it_stopped() {
+async fn an_interrupted_download_is_resumed_where_it_stopped() {
     let noise: Vec<u8> = (0..200_000_u32)
         .flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes())
         .collect();
@@ -170,7 +170,7 @@ async fn a_broken_download_goes_on_where_it_stopped() {
     let counter = breaks.clone();
     let registry = FakeServer::start(move |request| {
         let mut answer = serve_content(&content, request);
-        // The first three transfers of the layer break half-way.
+        // The first three transfers of the layer are interrupted half-way.
         if request.path.contains(&big[7..]) && counter.fetch_add(1, Ordering::SeqCst) < 3 {
             answer.cut = Some(answer.body.len() / 2);
         }
@@ -194,7 +194,7 @@ async fn a_broken_download_goes_on_where_it_stopped() {
 }
 
 #[tokio::test]
-async fn what_is_not_what_was_asked_for_is_refused_and_leaves_nothing() {
+async fn invalid_images_are_refused_and_leave_nothing_behind() {
     let good = image(b"good");
     let other = digest(b"other");
     let layer_digest = digest(&good.layers[1]);
@@ -227,7 +227,7 @@ async fn what_is_not_what_was_asked_for_is_refused_and_leaves_nothing() {
             "a layer that goes on",
             long_layer,
             ":v1",
-            "larger than its manifest says",
+            "larger than the manifest states",
         ),
         (
             "another manifest",
@@ -273,10 +273,13 @@ async fn what_is_not_what_was_asked_for_is_refused_and_leaves_nothing() {
         for directory in ["images", "names"] {
             assert_eq!(machine.count(directory), 0, "{what}: {directory}");
         }
-        // A sound layer of the same image may still be on its way; what it works in goes with it.
+        // A valid layer of the same image may still be in extraction; its work directory is removed afterwards.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
         while machine.count("work") > 0 {
-            assert!(std::time::Instant::now() < deadline, "{what}: work is left");
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{what}: work directories are left"
+            );
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         let corrupted = format!("downloads/{}.partial", &layer_digest[7..]);
@@ -294,7 +297,7 @@ async fn what_is_not_what_was_asked_for_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn tokens_are_fetched_with_the_password_and_passwords_go_nowhere_else() {
+async fn passwords_are_sent_only_to_the_token_server() {
     const PASSWORD: &str = "Basic dXNlcjpzZWNyZXQ=";
     let tokens = FakeServer::start(|request| {
         assert!(
@@ -359,7 +362,7 @@ async fn tokens_are_fetched_with_the_password_and_passwords_go_nowhere_else() {
 }
 
 #[tokio::test]
-async fn nothing_is_sent_in_the_clear_beyond_this_machine() {
+async fn redirects_to_plain_http_outside_this_machine_are_refused() {
     for location in ["http://192.0.2.1/blob", "ftp://127.0.0.1/blob"] {
         let content = content_of("v1", &image(b"x"));
         let registry = FakeServer::start(move |request| {
@@ -390,11 +393,11 @@ async fn concurrent_pulls_of_one_image_are_one_pull() {
 }
 
 #[tokio::test]
-async fn a_pull_that_nobody_waited_for_is_not_taken_for_the_next() {
+async fn an_abandoned_pull_is_not_reused_by_a_later_one() {
     let registry = FakeServer::registry(content_of("v1", &image(b"x"))).await;
     let name = Reference::parse(&registry.image(":v1")).unwrap();
     let mut asked_again = false;
-    // The next may come while the last steps of the first are under way, and rightly get what it gets; later ones come later.
+    // The second pull may start before the first has ended, and then correctly shares its result. Later rounds wait longer.
     for round in 0..16 {
         let machine = Machine::new();
         let before = registry.paths("/manifests/").len();
@@ -410,7 +413,10 @@ async fn a_pull_that_nobody_waited_for_is_not_taken_for_the_next() {
         machine.images.pull(&name, Vec::new()).await.unwrap();
         asked_again |= registry.paths("/manifests/").len() == before + 2;
     }
-    assert!(asked_again, "what was there hours ago may be another now");
+    assert!(
+        asked_again,
+        "a tag must be resolved again, because it may have moved"
+    );
 }
 
 #[tokio::test]
@@ -423,7 +429,9 @@ async fn nothing_is_removed_while_a_record_cannot_be_read() {
     let aside = machine.directory.path().join("aside");
     fs::rename(record.path(), &aside).unwrap();
     fs::create_dir(record.path()).unwrap();
-    let refused = machine.images.collect_own(0, 0, SignedDuration::ZERO);
+    let refused = machine
+        .images
+        .collect_by_store_size(0, 0, SignedDuration::ZERO);
     assert!(matches!(refused, Err(StoreError::Io { .. })), "{refused:?}");
     assert_eq!(machine.count("layers"), 2);
     fs::remove_dir(record.path()).unwrap();
@@ -432,7 +440,7 @@ async fn nothing_is_removed_while_a_record_cannot_be_read() {
 }
 
 #[tokio::test]
-async fn images_in_use_stay_and_the_others_go_with_their_own_layers() {
+async fn unused_images_are_removed_with_their_layers_and_used_ones_stay() {
     let mut content = content_of("used", &image(b"used"));
     content.extend(content_of("idle", &image(b"idle")));
     let registry = FakeServer::registry(content).await;
@@ -443,14 +451,17 @@ async fn images_in_use_stay_and_the_others_go_with_their_own_layers() {
     assert_eq!(machine.count("layers"), 3);
     let kept = machine
         .images
-        .collect_own(1 << 20, 1 << 20, SignedDuration::ZERO)
+        .collect_by_store_size(1 << 20, 1 << 20, SignedDuration::ZERO)
         .unwrap();
-    assert!(kept.images.is_empty(), "there was room for all of them");
+    assert!(
+        kept.images.is_empty(),
+        "garbage collection ran although there was enough space"
+    );
     let refused = machine.images.remove(&registry.image(":used")).unwrap_err();
     assert!(matches!(refused, StoreError::InUse { .. }), "{refused}");
     let removed = machine
         .images
-        .collect_own(0, 0, SignedDuration::ZERO)
+        .collect_by_store_size(0, 0, SignedDuration::ZERO)
         .unwrap();
     assert_eq!(removed.images, [registry.image(":idle")]);
     assert!(!idle.layers[0].exists() && used.layers.iter().all(|layer| layer.exists()));
@@ -474,7 +485,7 @@ async fn images_in_use_stay_and_the_others_go_with_their_own_layers() {
 }
 
 #[tokio::test]
-async fn work_that_a_crash_left_is_removed_and_half_an_image_is_none() {
+async fn leftovers_of_a_crash_are_removed_and_an_incomplete_image_is_not_found() {
     let registry = FakeServer::registry(content_of("v1", &image(b"x"))).await;
     let machine = Machine::new();
     let pulled = machine.pull(&registry.image(":v1")).await.unwrap();
@@ -485,13 +496,13 @@ async fn work_that_a_crash_left_is_removed_and_half_an_image_is_none() {
     let name = Reference::parse(&registry.image(":v1")).unwrap();
     assert!(
         images.find(&name).is_none(),
-        "an image without its layer is offered"
+        "an image without its layer is found"
     );
     let again = images.pull(&name, Vec::new()).await.unwrap();
     assert_eq!(images.find(&name), Some(again));
 }
 
-/// Writes an OCI layout of one image.
+/// Writes an OCI layout with one image.
 fn write_layout(directory: &Path, image: &TestImage, name: Option<&str>) {
     let blobs = directory.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
@@ -526,7 +537,7 @@ async fn layouts_and_docker_archives_are_loaded() {
         b"loaded"
     );
 
-    // The same as a compressed archive, under a name given by hand.
+    // The same layout as a compressed archive, with an explicit name.
     let mut archive = tar::Builder::new(flate2::write::GzEncoder::new(
         Vec::new(),
         flate2::Compression::fast(),
@@ -556,13 +567,13 @@ async fn layouts_and_docker_archives_are_loaded() {
     assert_eq!(
         machine.images.list().unwrap().len(),
         1,
-        "three names of one image"
+        "the image must have three names"
     );
     assert_eq!(machine.images.list().unwrap()[0].names.len(), 3);
 }
 
 #[tokio::test]
-async fn files_that_lead_elsewhere_or_lie_are_not_loaded() {
+async fn archives_with_escaping_links_or_wrong_digests_are_not_loaded() {
     let source = tempfile::tempdir().unwrap();
     let secret = source.path().join("secret");
     fs::write(&secret, base()).unwrap();
@@ -599,7 +610,7 @@ async fn files_that_lead_elsewhere_or_lie_are_not_loaded() {
 #[tokio::test]
 async fn only_registries_that_are_listed_are_reached_without_encryption() {
     let registry = FakeServer::registry(content_of("v1", &image(b"x"))).await;
-    // The same machine by a name that does not say so.
+    // A host name for loopback that does not look like loopback.
     let host = format!("0.0.0.0:{}", registry.address.port());
     let name = Reference::parse(&format!("{host}/test/image:v1")).unwrap();
     for (listed, pulled) in [
@@ -616,11 +627,11 @@ async fn only_registries_that_are_listed_are_reached_without_encryption() {
         let answer = images.pull(&name, Vec::new()).await;
         assert_eq!(answer.is_ok(), pulled, "{listed:?}: {:?}", answer.err());
         let asked = !registry.paths("/v2/").is_empty();
-        assert_eq!(asked, pulled, "{listed:?}: nothing is said in plain text");
+        assert_eq!(asked, pulled, "{listed:?}: plain HTTP was used");
     }
 }
 
-/// A machine on which images are pulled from the registries that the operator has named, and from elsewhere.
+/// A machine that pulls only from external registries and from those that the operator allows.
 fn machine_that_allows(allowed: Vec<String>) -> Machine {
     let directory = tempfile::tempdir().unwrap();
     let settings = Settings {
@@ -631,7 +642,7 @@ fn machine_that_allows(allowed: Vec<String>) -> Machine {
     Machine { directory, images }
 }
 
-/// A service of this machine that nobody who names images should reach.
+/// A service on this machine that image references must not reach.
 async fn victim() -> FakeServer {
     let secret = br#"{"errors": [{"message": "SECRET"}], "token": "SECRET"}"#;
     FakeServer::start(|_| Answer {
@@ -642,7 +653,7 @@ async fn victim() -> FakeServer {
 }
 
 #[tokio::test]
-async fn an_image_that_names_this_machine_is_refused_without_a_word_to_it() {
+async fn an_image_reference_to_this_machine_is_refused_without_a_request() {
     let victim = victim().await;
     let port = victim.address.port();
     let machine = machine_that_allows(Vec::new());
@@ -667,7 +678,7 @@ async fn an_image_that_names_this_machine_is_refused_without_a_word_to_it() {
 }
 
 #[tokio::test]
-async fn a_registry_leads_to_this_machine_neither_by_redirects_nor_by_its_token_server() {
+async fn redirects_and_token_servers_on_this_machine_are_refused() {
     let victim = victim().await;
     let target = victim.address;
     let redirecting = FakeServer::start(move |_| {
@@ -684,11 +695,14 @@ async fn a_registry_leads_to_this_machine_neither_by_redirects_nor_by_its_token_
     for server in [&redirecting, &challenging] {
         let refused = machine.pull(&server.image(":v1")).await.unwrap_err();
         assert!(refused.contains("--allow-registry"), "{refused}");
-        assert!(!server.paths("/v2/").is_empty(), "the registry was asked");
+        assert!(
+            !server.paths("/v2/").is_empty(),
+            "the registry received no request"
+        );
     }
     assert_eq!(victim.paths("/"), Vec::<String>::new());
 
-    // Where the operator allows the place that a registry leads to, its words are still not for whoever named the image.
+    // Even if the operator allows the target of a redirect, its response is not shown to the user who named the image.
     let everything = machine_that_allows(vec!["127.0.0.1".to_owned()]);
     for server in [&redirecting, &challenging] {
         let failed = everything.pull(&server.image(":v1")).await.unwrap_err();
@@ -701,12 +715,12 @@ async fn a_registry_leads_to_this_machine_neither_by_redirects_nor_by_its_token_
     let own = everything.pull(&victim.image(":v1")).await.unwrap_err();
     assert!(
         own.contains("SECRET"),
-        "a registry's own words are shown: {own}"
+        "the registry's own error message is not shown: {own}"
     );
 }
 
 #[tokio::test]
-async fn a_registry_that_the_operator_has_named_is_reached_on_this_machine() {
+async fn a_registry_on_this_machine_is_reached_if_the_operator_allows_it() {
     let registry = FakeServer::registry(content_of("v1", &image(b"x"))).await;
     let machine = machine_that_allows(vec![registry.address.to_string()]);
     machine.pull(&registry.image(":v1")).await.unwrap();

@@ -1,4 +1,4 @@
-//! Answers a registry's challenge: a password, or a token from the server it names.
+//! Answers the authentication challenge of a registry, with a password or with a token from the token server that it names.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -13,7 +13,7 @@ use crate::credentials::Credential;
 
 const CLIENT: &str = "agent-sandbox";
 
-/// One way in that a registry offers.
+/// An authentication method that a registry offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Challenge {
     Basic,
@@ -24,7 +24,7 @@ pub enum Challenge {
     },
 }
 
-/// Reads `WWW-Authenticate`.
+/// Parses `WWW-Authenticate`.
 pub fn challenges(headers: &HeaderMap) -> Vec<Challenge> {
     headers
         .get_all(WWW_AUTHENTICATE)
@@ -55,7 +55,7 @@ fn parse(text: &str) -> Option<Challenge> {
     })
 }
 
-/// `key="value", key=value`, where a quoted value may hold commas and escaped quotes.
+/// Parses `key="value", key=value`. A quoted value may contain commas and escaped quotes.
 fn parameters(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut rest = text;
@@ -96,7 +96,7 @@ struct TokenAnswer {
 }
 
 impl Session<'_> {
-    /// What to send with the next request; none when the registry wants a credential that nobody gave.
+    /// The `Authorization` header for the next request, or `None` if the registry requires a credential that is not configured.
     pub(super) async fn authorize(
         &self,
         challenges: &[Challenge],
@@ -142,12 +142,13 @@ impl Session<'_> {
     ) -> Result<String, RegistryError> {
         match host_and_scheme(realm) {
             Some((scheme, _)) if scheme == "https" => {}
-            Some((scheme, host)) if scheme == "http" && self.registries.may_be_plain(&host) => {}
+            Some((scheme, host))
+                if scheme == "http" && self.registries.allows_plain_http(&host) => {}
             Some(_) => return Err(RegistryError::Plain(realm.to_owned())),
             None => {
                 return Err(RegistryError::Answer {
                     url: realm.to_owned(),
-                    problem: "it is not the address of a token server",
+                    problem: "the realm is not a URL of a token server",
                 });
             }
         }
@@ -173,7 +174,7 @@ impl Session<'_> {
         };
         let request = request.map_err(|_| RegistryError::Answer {
             url: realm.to_owned(),
-            problem: "it is not the address of a token server",
+            problem: "the realm is not a URL of a token server",
         })?;
         let answer = self.registries.send(realm, request).await?;
         match answer.status() {
@@ -196,12 +197,12 @@ impl Session<'_> {
             .filter(|token| !token.is_empty())
             .ok_or_else(|| RegistryError::Answer {
                 url: realm.to_owned(),
-                problem: "it holds no token",
+                problem: "it contains no token",
             })
     }
 }
 
-/// A header that never shows in logs.
+/// A header value that is marked as sensitive, so that it does not appear in logs.
 fn secret(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);

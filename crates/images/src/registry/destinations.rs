@@ -1,9 +1,10 @@
-//! Which addresses a registry may have. Pure, but for asking whether an address is this machine's.
+//! Protection against SSRF: decides which addresses a registry may have. Pure, except for checking whether an address belongs to
+//! this machine.
 //!
-//! Whoever may create pods chooses image references, and a registry chooses where it redirects to and who gives tokens. The process
-//! that follows them is root's, on this machine's network. So they do not lead it to this machine, its link or its pods (SSRF),
-//! unless the operator allows that registry by name. A name is resolved once, and what was judged is what is dialled: no DNS
-//! rebinding comes between.
+//! Users who may create pods choose image references, and a registry chooses its redirects and its token server. The node follows
+//! them as root, from this machine's network. So it refuses to connect to this machine, its link or its pods, unless the operator
+//! allows that registry by name. A name is resolved once and the checked address is the one that is dialled, which prevents DNS
+//! rebinding.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::pin::Pin;
@@ -22,30 +23,30 @@ use super::CONNECT_TIMEOUT;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Future<T> = Pin<Box<dyn std::future::Future<Output = Result<T, BoxError>> + Send>>;
 
-/// Whether an address is a pod's.
+/// Whether an address belongs to a pod.
 pub type IsPods = dyn Fn(IpAddr) -> bool + Send + Sync;
 
 /// Which registries may be reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Destinations {
-    /// Every one: whoever names images is the operator.
+    /// All registries: only the operator names images.
     #[default]
     Any,
-    /// Those that are not on this machine, its link or its pods' network, and those that the operator has named, as `host` or
+    /// Registries outside this machine, its link and its pod network, and registries that the operator has allowed, as `host` or
     /// `host:port`.
     Elsewhere { allowed: Vec<String> },
 }
 
-/// An image, a redirect or a token server leads to where no tenant may send this process.
+/// The error for an image, a redirect or a token server on an address that tenants may not reach through this process.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{host} is on this machine, on its link or in its pods' network, where images are not pulled from; --allow-registry {host} allows it"
+    "{host} is on this machine, on its link or in its pods' network, which images may not be pulled from; --allow-registry {host} allows it"
 )]
 pub struct Refused {
     pub host: String,
 }
 
-/// What is judged by. Pods' addresses are known later than the rest.
+/// Checks hosts and addresses. The pod addresses are set after construction, because they are known later.
 #[derive(Default)]
 pub struct Guard {
     destinations: Destinations,
@@ -69,12 +70,12 @@ impl Guard {
         }
     }
 
-    /// Says which addresses are pods'. The first word counts.
+    /// Sets the check for pod addresses. Only the first call has an effect.
     pub fn keep_from(&self, is_pods: Box<IsPods>) {
         let _ = self.is_pods.set(is_pods);
     }
 
-    /// Whether a host is reached wherever it is.
+    /// Whether the operator allows a host, whatever its address.
     fn is_allowed(&self, host: &str, port: u16) -> bool {
         match &self.destinations {
             Destinations::Any => true,
@@ -87,15 +88,15 @@ impl Guard {
         }
     }
 
-    /// Whether an address is neither this machine's nor its link's nor a pod's.
-    fn is_elsewhere(&self, address: IpAddr) -> bool {
+    /// Whether an address belongs neither to this machine nor to its link nor to a pod.
+    fn is_external(&self, address: IpAddr) -> bool {
         let address = embedded_ipv4(address);
         let is_pods = self.is_pods.get().is_some_and(|is_pods| is_pods(address));
-        !is_local_by_kind(address) && !is_pods && !is_of_this_machine(address)
+        !is_local_class(address) && !is_pods && !is_of_this_machine(address)
     }
 }
 
-/// The IPv4 address in one of IPv6 that leads there: mapped, by NAT64 or by 6to4.
+/// Unwraps an IPv4 address that is embedded in an IPv6 address: IPv4-mapped, NAT64 or 6to4.
 fn embedded_ipv4(address: IpAddr) -> IpAddr {
     let IpAddr::V6(six) = address.to_canonical() else {
         return address.to_canonical();
@@ -110,8 +111,8 @@ fn embedded_ipv4(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether an address means this machine or its link, whichever machine this is.
-fn is_local_by_kind(address: IpAddr) -> bool {
+/// Whether the address class is local on every machine, such as loopback or link-local.
+fn is_local_class(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
             address.is_loopback()
@@ -129,11 +130,11 @@ fn is_local_by_kind(address: IpAddr) -> bool {
     }
 }
 
-/// Whether an interface of this machine has the address: a socket can be bound to it then. Where the kernel lets sockets be bound to
-/// any address (`ip_nonlocal_bind`), the route decides: a packet to an own address has that address for its source.
+/// Whether an interface of this machine has the address: then a socket can be bound to it. If the kernel lets sockets be bound to
+/// any address (`ip_nonlocal_bind`), the route decides: a packet to a local address has that address as its source.
 fn is_of_this_machine(address: IpAddr) -> bool {
     let can_bind = |address: IpAddr| UdpSocket::bind((address, 0)).is_ok();
-    // Reserved for documentation, so that no machine has it.
+    // Addresses reserved for documentation (RFC 5737, RFC 3849), which no machine has.
     let foreign = match address {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::new(198, 51, 100, 253)),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0xfd)),
@@ -141,10 +142,10 @@ fn is_of_this_machine(address: IpAddr) -> bool {
     if !can_bind(address) {
         return false;
     }
-    !can_bind(foreign) || leads_to_itself(address).unwrap_or(true)
+    !can_bind(foreign) || routes_to_itself(address).unwrap_or(true)
 }
 
-fn leads_to_itself(address: IpAddr) -> std::io::Result<bool> {
+fn routes_to_itself(address: IpAddr) -> std::io::Result<bool> {
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -154,7 +155,7 @@ fn leads_to_itself(address: IpAddr) -> std::io::Result<bool> {
     Ok(socket.local_addr()?.ip() == address)
 }
 
-/// Resolves names to addresses that are elsewhere.
+/// A resolver that returns only addresses outside this machine, its link and its pods.
 #[derive(Debug, Clone)]
 pub struct GuardedResolver {
     guard: Arc<Guard>,
@@ -175,41 +176,41 @@ impl Service<Name> for GuardedResolver {
         let host = name.as_str().to_owned();
         let resolving = self.resolver.call(name);
         Box::pin(async move {
-            let elsewhere: Vec<SocketAddr> = resolving
+            let external: Vec<SocketAddr> = resolving
                 .await?
-                .filter(|address| guard.is_elsewhere(address.ip()))
+                .filter(|address| guard.is_external(address.ip()))
                 .collect();
-            if elsewhere.is_empty() {
+            if external.is_empty() {
                 return Err(Refused { host }.into());
             }
-            Ok(elsewhere.into_iter())
+            Ok(external.into_iter())
         })
     }
 }
 
-/// Connects to registries that may be reached.
+/// A connector that refuses registries on forbidden addresses.
 #[derive(Debug, Clone)]
 pub struct GuardedConnector {
     guard: Arc<Guard>,
-    anywhere: HttpConnector,
-    elsewhere: HttpConnector<GuardedResolver>,
+    unrestricted: HttpConnector,
+    external: HttpConnector<GuardedResolver>,
 }
 
 impl GuardedConnector {
     pub fn new(guard: Arc<Guard>) -> Self {
-        let mut anywhere = HttpConnector::new();
-        let mut elsewhere = HttpConnector::new_with_resolver(GuardedResolver {
+        let mut unrestricted = HttpConnector::new();
+        let mut external = HttpConnector::new_with_resolver(GuardedResolver {
             guard: Arc::clone(&guard),
             resolver: GaiResolver::new(),
         });
-        anywhere.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        anywhere.enforce_http(false);
-        elsewhere.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        elsewhere.enforce_http(false);
+        unrestricted.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        unrestricted.enforce_http(false);
+        external.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        external.enforce_http(false);
         Self {
             guard,
-            anywhere,
-            elsewhere,
+            unrestricted,
+            external,
         }
     }
 }
@@ -228,18 +229,18 @@ impl Service<Uri> for GuardedConnector {
         let plain = uri.scheme_str() == Some("http");
         let port = uri.port_u16().unwrap_or(if plain { 80 } else { 443 });
         if self.guard.is_allowed(host, port) {
-            let connecting = self.anywhere.call(uri);
+            let connecting = self.unrestricted.call(uri);
             return Box::pin(async move { connecting.await.map_err(Into::into) });
         }
-        // An address is not resolved, so the resolver does not judge it.
+        // An IP literal is not resolved, so it must be checked here.
         let literal = host.trim_start_matches('[').trim_end_matches(']');
         if let Ok(address) = literal.parse()
-            && !self.guard.is_elsewhere(address)
+            && !self.guard.is_external(address)
         {
             let host = host.to_owned();
             return Box::pin(async move { Err(Refused { host }.into()) });
         }
-        let connecting = self.elsewhere.call(uri);
+        let connecting = self.external.call(uri);
         Box::pin(async move { connecting.await.map_err(Into::into) })
     }
 }
@@ -249,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_this_machine_its_link_and_its_pods_are_not_elsewhere() {
+    fn addresses_of_this_machine_its_link_and_its_pods_are_not_external() {
         let guard = Guard::new(Destinations::Elsewhere {
             allowed: Vec::new(),
         });
@@ -257,7 +258,7 @@ mod tests {
             IpAddr::V4(address) => address.octets().starts_with(&[10, 200]),
             IpAddr::V6(address) => address.segments().starts_with(&[0xfd00, 1]),
         }));
-        for (address, is_elsewhere) in [
+        for (address, is_external) in [
             ("198.51.100.7", true),
             ("10.201.0.7", true),
             ("192.168.77.7", true),
@@ -283,14 +284,14 @@ mod tests {
             ("fd00:1::7", false),
         ] {
             let parsed = address.parse().unwrap();
-            assert_eq!(guard.is_elsewhere(parsed), is_elsewhere, "{address}");
+            assert_eq!(guard.is_external(parsed), is_external, "{address}");
         }
     }
 
     #[test]
-    fn the_addresses_of_interfaces_are_this_machines() {
+    fn interface_addresses_belong_to_this_machine() {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        // Without a route there is no address to ask about.
+        // Without a route there is no local address to test.
         if socket.connect("198.51.100.1:9").is_ok() {
             let own = socket.local_addr().unwrap().ip();
             assert!(is_of_this_machine(own), "{own}");

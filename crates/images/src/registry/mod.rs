@@ -1,6 +1,6 @@
-//! Speaks the OCI distribution protocol: manifests and blobs, with redirects, ranges and authorization.
+//! A client of the OCI distribution protocol: manifests and blobs, with redirects, ranges and authentication.
 //!
-//! What is done with the bytes, and whether they are the right ones, is decided elsewhere.
+//! It returns unverified bytes: the caller checks digests.
 
 mod authorization;
 mod destinations;
@@ -30,7 +30,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const MANIFEST_BYTES_MAX: usize = 4 << 20;
 const ERROR_BYTES_MAX: usize = 16 << 10;
-/// What is shown of a registry's own words.
+/// The maximum length of a registry's error message in our own.
 const ERROR_TEXT_MAX: usize = 300;
 const REDIRECTS_MAX: usize = 5;
 
@@ -46,7 +46,7 @@ pub enum RegistryError {
     },
     #[error(transparent)]
     Refused(#[from] Refused),
-    #[error("{0} does not answer")]
+    #[error("{0} did not answer in time")]
     Timeout(String),
     #[error("{what} is not found at {registry}")]
     NotFound { what: String, registry: String },
@@ -62,27 +62,27 @@ pub enum RegistryError {
         status: StatusCode,
         detail: String,
     },
-    #[error("the answer of {url} makes no sense: {problem}")]
+    #[error("the response of {url} is invalid: {problem}")]
     Answer { url: String, problem: &'static str },
-    #[error("reading the answer of {url}")]
+    #[error("reading the response of {url}")]
     Body {
         url: String,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     #[error(
-        "{0} is to be reached without encryption, which is only done on loopback and for registries configured so"
+        "refusing to connect to {0} without encryption: plain HTTP is allowed only on loopback and for registries configured for it"
     )]
     Plain(String),
 }
 
 impl RegistryError {
-    /// Whether another credential might help.
+    /// Whether another credential might be accepted.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Denied { .. } | Self::NotFound { .. })
     }
 
-    /// Whether the same request might succeed in a moment.
+    /// Whether a retry of the same request might succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Timeout(_) | Self::Body { .. } => true,
@@ -109,12 +109,12 @@ impl Scheme {
     }
 }
 
-/// Everything about registries that outlives one image.
+/// The HTTP client and the state that all pulls share.
 #[derive(Debug)]
 pub struct Registries {
     http: Client<HttpsConnector<GuardedConnector>, Full<Bytes>>,
     guard: Arc<Guard>,
-    /// Registries beyond loopback that may be reached without encryption.
+    /// Registries other than loopback that may be reached over plain HTTP.
     plain: Vec<String>,
     schemes: Mutex<HashMap<String, Scheme>>,
 }
@@ -137,18 +137,18 @@ impl Registries {
         })
     }
 
-    /// Keeps every pull from where pods have their addresses.
+    /// Sets the check for pod addresses, from which pulls are refused.
     pub fn keep_from(&self, is_pods: Box<IsPods>) {
         self.guard.keep_from(is_pods);
     }
 
-    fn may_be_plain(&self, registry: &str) -> bool {
+    fn allows_plain_http(&self, registry: &str) -> bool {
         is_loopback(registry) || self.plain.iter().any(|plain| plain == registry)
     }
 
-    /// Encrypted wherever that works; plain only where it is allowed and nothing else answers.
+    /// The scheme for a registry: HTTPS wherever that works; HTTP only where it is allowed and HTTPS fails.
     async fn scheme(&self, registry: &str) -> Scheme {
-        if !self.may_be_plain(registry) {
+        if !self.allows_plain_http(registry) {
             return Scheme::Https;
         }
         let known = self.with_schemes(|schemes| schemes.get(registry).copied());
@@ -164,9 +164,9 @@ impl Registries {
                 self.remember(registry, Scheme::Https);
                 Scheme::Https
             }
-            // Somebody who cannot be hurried is there.
+            // A server that accepts the connection but answers slowly may be HTTPS: do not downgrade.
             Err(RegistryError::Timeout(_)) => Scheme::Https,
-            // Somebody who speaks no TLS, or nobody: whatever answers without it will show which.
+            // Either the server does not speak TLS or no server is listening. The HTTP request that follows will tell.
             Err(_) => Scheme::Http,
         }
     }
@@ -196,7 +196,7 @@ impl Registries {
         }
     }
 
-    /// Begins to ask for one image, as one identity.
+    /// Starts a session for one image with one credential.
     pub fn session<'a>(
         &'a self,
         reference: &'a Reference,
@@ -211,11 +211,11 @@ impl Registries {
     }
 }
 
-/// Part of a blob.
+/// The body of a blob from some offset on.
 #[derive(Debug)]
 pub struct Blob {
     pub url: String,
-    /// Where in the blob the body starts; a registry may ignore what was asked for.
+    /// The offset of the body in the blob. A registry may ignore the requested range.
     pub offset: u64,
     pub body: Incoming,
 }
@@ -230,7 +230,7 @@ pub struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// A manifest by tag or digest, and its media type.
+    /// Fetches a manifest by tag or digest. Returns its bytes and its media type.
     pub async fn manifest(&self, name: &str) -> Result<(Bytes, String), RegistryError> {
         let accept = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST].join(", ");
         let headers = [(ACCEPT, accept)];
@@ -245,7 +245,7 @@ impl Session<'_> {
         Ok((bytes, media_type))
     }
 
-    /// A blob from `offset` on.
+    /// Fetches a blob from `offset` on.
     pub async fn blob(&self, digest: &Digest, offset: u64) -> Result<Blob, RegistryError> {
         let headers = [(RANGE, format!("bytes={offset}-"))];
         let headers = if offset == 0 {
@@ -262,7 +262,7 @@ impl Session<'_> {
         })
     }
 
-    /// A small blob, whole.
+    /// Fetches a whole small blob.
     pub async fn small_blob(&self, digest: &Digest) -> Result<Bytes, RegistryError> {
         let (url, answer) = self.get(&format!("blobs/{digest}"), &[]).await?;
         read(&url, answer.into_body(), MANIFEST_BYTES_MAX).await
@@ -282,7 +282,7 @@ impl Session<'_> {
         );
         let known = self.authorization.lock().await.clone();
         let answer = self.follow(&url, headers, known.as_ref()).await?;
-        // This is how a server that wants TLS answers, which may have come up only now.
+        // A TLS server answers a plain request with 400. It may have started just now, so do not remember HTTP in that case.
         if scheme == Scheme::Http && answer.1.status() != StatusCode::BAD_REQUEST {
             self.registries.remember(host, scheme);
         }
@@ -294,7 +294,7 @@ impl Session<'_> {
         let Some(granted) = self.authorize(&challenges).await? else {
             return Err(self.denied(detail));
         };
-        // What was just refused will be refused again.
+        // The registry has just refused this authorization and would refuse it again.
         if known.as_ref() == Some(&granted) {
             return Err(self.denied(detail));
         }
@@ -339,8 +339,8 @@ impl Session<'_> {
         }
     }
 
-    /// What the image's registry says of a failure, on one line. Of others, which the registry has led to, only the status is shown:
-    /// their words are not for whoever named the image.
+    /// The error message of the image's own registry, on one line. For other servers, to which the registry has redirected, only
+    /// the status is shown: the user who named the image must not read their responses (SSRF).
     async fn error_text(&self, url: String, answer: Response<Incoming>) -> String {
         let status = answer.status();
         let is_own =
@@ -357,7 +357,7 @@ impl Session<'_> {
         }
     }
 
-    /// Sends a request and follows where it leads. Another host never learns the authorization.
+    /// Sends a request and follows redirects. The authorization is never sent to another host.
     async fn follow(
         &self,
         url: &str,
@@ -378,7 +378,7 @@ impl Session<'_> {
                 .body(Full::default())
                 .map_err(|_| RegistryError::Answer {
                     url: url.clone(),
-                    problem: "it is not an address",
+                    problem: "it is not a valid URL",
                 })?;
             let answer = self.registries.send(&url, request).await?;
             if !answer.status().is_redirection() || !answer.headers().contains_key(LOCATION) {
@@ -391,7 +391,7 @@ impl Session<'_> {
         }
         Err(RegistryError::Answer {
             url,
-            problem: "it leads from one place to the next",
+            problem: "too many redirects",
         })
     }
 
@@ -402,7 +402,7 @@ impl Session<'_> {
     ) -> Result<String, RegistryError> {
         let wrong = || RegistryError::Answer {
             url: from.to_owned(),
-            problem: "it leads nowhere",
+            problem: "a redirect has no valid location",
         };
         let location = location
             .and_then(|value| value.to_str().ok())
@@ -415,7 +415,9 @@ impl Session<'_> {
         };
         match host_and_scheme(&next) {
             Some((scheme, _)) if scheme == "https" => Ok(next),
-            Some((scheme, host)) if scheme == "http" && self.registries.may_be_plain(&host) => {
+            Some((scheme, host))
+                if scheme == "http" && self.registries.allows_plain_http(&host) =>
+            {
                 Ok(next)
             }
             Some(_) => Err(RegistryError::Plain(next)),
@@ -444,7 +446,7 @@ async fn read(url: &str, body: Incoming, limit: usize) -> Result<Bytes, Registry
     }
 }
 
-/// The refusal among an error's causes.
+/// The [`Refused`] error in the cause chain, if there is one.
 fn refusal(error: &hyper_util::client::legacy::Error) -> Option<Refused> {
     let mut cause = error.source();
     while let Some(current) = cause {
@@ -456,7 +458,7 @@ fn refusal(error: &hyper_util::client::legacy::Error) -> Option<Refused> {
     None
 }
 
-/// The message in a registry's answer, bounded, and without what a terminal would obey.
+/// The error message in a registry's response, truncated and without control characters, which a terminal would interpret.
 fn error_message(bytes: &[u8]) -> Option<String> {
     let parsed: serde_json::Value = serde_json::from_slice(bytes).ok()?;
     let message = parsed["errors"][0]["message"].as_str()?;
@@ -472,8 +474,8 @@ mod tests {
 
     use super::*;
 
-    /// Answers every request without encryption, and hangs up on whoever begins with TLS.
-    async fn serve_plainly(listener: TcpListener, status: &'static str) {
+    /// Answers each request over plain HTTP, and closes connections that start with a TLS handshake.
+    async fn serve_plain_http(listener: TcpListener, status: &'static str) {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut head = Vec::new();
@@ -500,7 +502,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn how_a_registry_is_reached_is_remembered_once_it_has_answered() {
+    async fn the_scheme_of_a_registry_is_cached_once_it_has_answered() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let host = address.to_string();
@@ -508,17 +510,25 @@ mod tests {
         let registries = Registries::new(Vec::new(), Destinations::Any).unwrap();
         let down = ask(&registries, &host).await.unwrap_err();
         assert!(matches!(down, RegistryError::Connect { .. }), "{down}");
-        assert_eq!(known(&registries, &host), None, "nobody answered");
+        assert_eq!(
+            known(&registries, &host),
+            None,
+            "no server has answered yet"
+        );
 
         let listener = TcpListener::bind(address).await.unwrap();
-        let refusing = tokio::spawn(serve_plainly(listener, "400 Bad Request"));
+        let refusing = tokio::spawn(serve_plain_http(listener, "400 Bad Request"));
         ask(&registries, &host).await.unwrap_err();
-        assert_eq!(known(&registries, &host), None, "it may want TLS after all");
+        assert_eq!(
+            known(&registries, &host),
+            None,
+            "the server may require TLS"
+        );
         refusing.abort();
         let _ = refusing.await;
 
         let listener = TcpListener::bind(address).await.unwrap();
-        let serving = tokio::spawn(serve_plainly(listener, "200 OK"));
+        let serving = tokio::spawn(serve_plain_http(listener, "200 OK"));
         ask(&registries, &host).await.unwrap();
         assert_eq!(known(&registries, &host), Some(Scheme::Http));
         serving.abort();

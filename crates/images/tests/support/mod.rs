@@ -1,6 +1,6 @@
-//! Images made in a test, and a registry that misbehaves on request.
+//! Images built by a test, and a fake registry whose responses a test controls.
 
-#![allow(dead_code, reason = "every test binary uses its own part of this")]
+#![allow(dead_code, reason = "each test binary uses a part of this module")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ pub fn architecture() -> &'static str {
     }
 }
 
-/// One entry of a layer, with a name that may be hostile.
+/// An entry of a layer. Its name may be hostile.
 #[derive(Debug, Clone, Copy)]
 pub enum Item<'a> {
     File(&'a str, u32, &'a [u8]),
@@ -63,7 +63,7 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// An image as a registry has it.
+/// An image as a registry stores it.
 #[derive(Debug, Clone)]
 pub struct TestImage {
     pub manifest: Vec<u8>,
@@ -72,7 +72,7 @@ pub struct TestImage {
 }
 
 impl TestImage {
-    /// Makes an image of plain layers, lowest first.
+    /// Builds an image from uncompressed layers, lowest first.
     pub fn new(layers: &[Vec<u8>], container: &Value) -> Self {
         let config = json!({"architecture": architecture(), "os": "linux", "config": container,
             "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|layer| digest(layer)).collect::<Vec<_>>()}});
@@ -112,7 +112,7 @@ pub struct Answer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// The connection breaks after this many bytes of the body.
+    /// The connection is closed after this many bytes of the body.
     pub cut: Option<usize>,
 }
 
@@ -138,7 +138,7 @@ impl Answer {
     }
 }
 
-/// What a registry serves: paths below `/v2/<repository>/`, as bytes.
+/// The content of a registry: bytes by path below `/v2/<repository>/`.
 pub type Content = BTreeMap<String, Vec<u8>>;
 
 pub fn content_of(tag: &str, image: &TestImage) -> Content {
@@ -154,7 +154,7 @@ pub fn content_of(tag: &str, image: &TestImage) -> Content {
     content
 }
 
-/// Answers every request by a function, and remembers them.
+/// A server that answers every request with a function and records the requests.
 pub struct FakeServer {
     pub address: SocketAddr,
     pub seen: Arc<Mutex<Vec<Request>>>,
@@ -189,7 +189,7 @@ impl FakeServer {
         }
     }
 
-    /// A registry of one repository, `test/image`.
+    /// A registry with one repository, `test/image`.
     pub async fn registry(content: Content) -> Self {
         Self::start(move |request| serve_content(&content, request)).await
     }
@@ -207,7 +207,7 @@ impl FakeServer {
     }
 }
 
-/// What an honest registry answers, ranges included.
+/// Answers as a correct registry does, including range requests.
 pub fn serve_content(content: &Content, request: &Request) -> Answer {
     let Some(name) = request.path.strip_prefix("/v2/test/image/") else {
         return Answer::status(if request.path == "/v2/" { 200 } else { 404 });
@@ -241,7 +241,7 @@ async fn serve(
 ) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        // A client that speaks TLS to this port is turned away, as a plain registry would.
+        // Refuse clients that start a TLS handshake, as a plain HTTP registry does.
         let byte = stream.read_u8().await?;
         if head.is_empty() && !byte.is_ascii_uppercase() {
             return Ok(());
