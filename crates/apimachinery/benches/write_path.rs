@@ -1,5 +1,5 @@
-//! What every write pays: decoding, pruning, defaulting, validating, rules and field ownership of an object the size of a
-//! sandbox; and what every watch pays: matching labels.
+//! Benchmarks the work of every write (decoding, pruning, defaulting, validation, CEL rules and field ownership, for an object
+//! the size of a sandbox) and of every watch (label matching).
 
 use std::hint::black_box;
 
@@ -11,7 +11,7 @@ use agent_sandbox_apimachinery::types::TypeRef;
 use criterion::{Criterion, criterion_group, criterion_main};
 use serde_json::{Value, json};
 
-/// A schema shaped like the sandbox's: a pod template with typed containers, defaults, enums, patterns and rules.
+/// A schema like that of Sandbox: a pod template with typed containers, defaults, enums, patterns and rules.
 fn schema() -> Schema {
     let quantity = json!({"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": true,
         "pattern": "^(\\+|-)?(([0-9]+(\\.[0-9]*)?)|(\\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\\+|-)?(([0-9]+(\\.[0-9]*)?)|(\\.[0-9]+))))?$"});

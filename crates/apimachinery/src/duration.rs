@@ -1,8 +1,8 @@
-//! Durations: Go's notation (`1h30m`, `250ms`), and the short ages that `kubectl get` prints.
+//! Durations in Go's notation (`1h30m`, `250ms`), and the short ages that `kubectl get` prints.
 
 use std::time::Duration;
 
-/// The text is not a Go duration.
+/// The text is not a valid Go duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("time: invalid duration {}", crate::go::quote(.0))]
@@ -13,7 +13,7 @@ pub enum Error {
     UnknownUnit { unit: String, text: String },
 }
 
-/// Nanoseconds, signed, as Go's `time.Duration` counts them.
+/// A signed number of nanoseconds, like Go's `time.Duration`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoDuration(pub i64);
 
@@ -97,7 +97,7 @@ pub fn parse(text: &str) -> Result<GoDuration, Error> {
 fn fraction_of(digits: &str, scale: u64) -> u64 {
     let mut value: u128 = 0;
     let mut divisor: u128 = 1;
-    // Digits below a nanosecond of the largest unit cannot matter.
+    // Digits below a nanosecond of the largest unit have no effect.
     for digit in digits.bytes().take(20) {
         value = value * 10 + u128::from(digit - b'0');
         divisor *= 10;
@@ -106,7 +106,7 @@ fn fraction_of(digits: &str, scale: u64) -> u64 {
 }
 
 impl GoDuration {
-    /// The duration, or `None` when it is negative.
+    /// The duration, or `None` if it is negative.
     pub fn to_std(self) -> Option<Duration> {
         u64::try_from(self.0).ok().map(Duration::from_nanos)
     }
@@ -146,8 +146,8 @@ fn decimal(value: u64, unit: u64) -> String {
     format!("{}.{}", value / unit, digits.trim_end_matches('0'))
 }
 
-/// An age as `kubectl get` prints it: two units at most, coarser as it grows. Seconds below zero are a clock that is
-/// ahead of ours: a small lead is `0s`, a larger one is not an age.
+/// Formats an age as `kubectl get` does: at most two units, and coarser for larger ages. A negative age means that the other
+/// clock is ahead: a small difference gives `0s`, a larger one `<invalid>`.
 pub fn human(seconds: i64) -> String {
     if seconds < -1 {
         return "<invalid>".to_owned();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_as_coarse_as_kubectl_prints_them() {
+    fn ages_are_formatted_as_in_kubectl() {
         let cases = [
             (-5, "<invalid>"),
             (-1, "0s"),

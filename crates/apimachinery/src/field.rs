@@ -1,6 +1,6 @@
-//! Errors about one field of an object, worded as Kubernetes' `field.Error` words them, and the paths that name fields.
+//! Errors about a field of an object, in the wording of Kubernetes' `field.Error`, and field paths.
 //!
-//! This module does not know how the errors travel: [`crate::status::Status::invalid`] puts them into a response.
+//! [`crate::status::Status::invalid`] puts these errors into a response.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::go;
 
-/// A path to a field, built from the root down without allocating. `Display` gives Kubernetes' notation:
+/// A path to a field. It is built from the root down without allocation. `Display` uses the notation of Kubernetes:
 /// `spec.containers[0].env[name]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Path<'a> {
@@ -25,13 +25,13 @@ enum Segment<'a> {
 }
 
 impl<'a> Path<'a> {
-    /// The object itself.
+    /// The path of the object itself.
     pub const ROOT: Path<'static> = Path {
         parent: None,
         segment: Segment::Root,
     };
 
-    /// A path of one field at the top of the object.
+    /// The path of a top-level field.
     pub const fn new(name: &'a str) -> Self {
         Path {
             parent: None,
@@ -88,7 +88,7 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// What is wrong with the field.
+/// The kind of a field error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     NotFound,
@@ -135,12 +135,12 @@ impl ErrorKind {
     }
 }
 
-/// One problem with one field. `Display` gives `field: body`, as it appears in a response's message.
+/// An error about one field. `Display` gives `field: body`, the form in the message of a response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldError {
     pub kind: ErrorKind,
     pub field: String,
-    /// The offending value; `None` leaves it out of the message.
+    /// The invalid value. `None` omits it from the message.
     pub bad_value: Option<Value>,
     pub detail: String,
 }
@@ -220,7 +220,7 @@ impl FieldError {
         Self::new(ErrorKind::Internal, field, None, detail)
     }
 
-    /// The message without the field's name, as it stands in a status cause.
+    /// The message without the field name, the form in a status cause.
     pub fn body(&self) -> String {
         let words = self.kind.words();
         let omits_value = matches!(
@@ -241,7 +241,7 @@ impl FieldError {
 
 fn print_value(value: &Value) -> String {
     match value {
-        // Kubernetes replaces nil by the string "null" and then quotes it.
+        // Kubernetes replaces nil with the string "null" and then quotes it.
         Value::Null => "\"null\"".to_owned(),
         Value::String(text) => go::quote(text),
         Value::Number(number) => match number.as_f64() {

@@ -1,13 +1,13 @@
-//! How Go prints values: the quoting and `%#v` forms that appear inside Kubernetes' error messages.
+//! Formats values like Go: the `%q` and `%#v` forms that appear in Kubernetes' error messages.
 //!
-//! Clients and tests compare those messages, so the server has to produce the same characters. Nothing here knows
-//! what the messages are about.
+//! Clients and tests compare those messages, so the server must produce the same characters. This module does not know what the
+//! messages are about.
 
 use std::fmt::Write;
 
 use serde_json::Value;
 
-/// A string as `%q` prints it: double-quoted, with Go's escapes.
+/// Formats a string like `%q`: double-quoted, with Go's escapes.
 pub fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -32,7 +32,7 @@ pub fn quote(text: &str) -> String {
     quoted
 }
 
-/// A JSON value as `%#v` prints the Go value it decodes to.
+/// Formats a JSON value like `%#v` formats the corresponding Go value.
 pub fn syntax(value: &Value) -> String {
     match value {
         Value::Null => "interface {}(nil)".to_owned(),
@@ -54,7 +54,7 @@ pub fn syntax(value: &Value) -> String {
     }
 }
 
-/// A finite float as `%v` prints it: the shortest form, with an exponent for very large and very small magnitudes.
+/// Formats a finite float like `%v`: the shortest form, with an exponent for very large and very small magnitudes.
 pub fn float(number: f64) -> String {
     let magnitude = number.abs();
     if magnitude != 0.0 && !(1e-4..1e6).contains(&magnitude) {

@@ -1,14 +1,14 @@
 //! kubectl's JSONPath dialect, as printer columns and `selectableFields` use it: `.spec.x`, `\.` in names, `['a.b']`, `[0]`, `[-1]`,
 //! slices, unions, `[*]`, `..name` and filters such as `[?(@.type=="Ready")]`.
 //!
-//! Templates (`{range}`, text between braces) belong to kubectl, not to the server, and are not understood here. What a path
-//! may visit and find is bounded.
+//! Templates (`{range}`, text between braces) are evaluated by kubectl, not by the server, and are not supported here. The number
+//! of values that a path may visit and find is limited.
 
 use std::cmp::Ordering;
 
 use serde_json::Value;
 
-/// Why a path cannot be understood.
+/// A syntax error in a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid JSONPath {}: {problem}", crate::go::quote(.path))]
 pub struct Error {
@@ -61,11 +61,11 @@ enum Comparison {
 
 const MAX_LENGTH: usize = 4 * 1024;
 const MAX_DEPTH: usize = 8;
-/// More values than this are no column; the search stops there.
+/// The limit for visited values. No useful column needs more; the search stops there.
 const MAX_VISITS: usize = 100_000;
 
 impl JsonPath {
-    /// Parses a path, with or without the braces of a template around it.
+    /// Parses a path, which may be enclosed in the braces of a template.
     pub fn parse(path: &str) -> Result<Self, Error> {
         let inner = path.trim();
         let inner = match inner.strip_prefix('{') {
@@ -89,13 +89,13 @@ impl JsonPath {
         }
     }
 
-    /// Every value the path leads to; missing keys lead to nothing.
+    /// All values that match the path. A missing key matches nothing.
     pub fn find<'a>(&self, root: &'a Value) -> Vec<&'a Value> {
         let mut budget = MAX_VISITS;
         follow(&self.steps, root, root, &mut budget)
     }
 
-    /// The first value the path leads to.
+    /// The first value that matches the path.
     pub fn first<'a>(&self, root: &'a Value) -> Option<&'a Value> {
         self.find(root).into_iter().next()
     }
@@ -150,7 +150,7 @@ impl Parser<'_> {
                 }
                 steps.push(self.field()?);
             } else if self.accept(".") {
-                // A lone dot is the object itself.
+                // A single dot is the object itself.
                 if self.rest.is_empty() || self.rest.starts_with('[') {
                     continue;
                 }
@@ -371,7 +371,7 @@ fn take<'a>(
     }
     match (step, value) {
         (Step::Field(name), Value::Object(members)) => found.extend(members.get(name)),
-        // A field of a list is the field of each of its items.
+        // A field of a list stands for that field of each item.
         (Step::Wildcard, Value::Object(members)) => found.extend(members.values()),
         (Step::Wildcard, Value::Array(items)) => found.extend(items),
         (Step::Recursive, _) => descend(value, found, budget),
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_paths_are_refused() {
         for path in [
             ".a[",
             ".a['x",
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn searches_end() {
+    fn searches_are_bounded() {
         let mut deep = json!({"a": 1});
         for _ in 0..60 {
             deep = json!({"a": deep.clone(), "b": [deep["b"].clone()]});

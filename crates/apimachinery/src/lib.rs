@@ -1,12 +1,12 @@
 //! Kubernetes API semantics as pure functions over JSON: no I/O, no clock, no async.
 //!
-//! An API server composes these: decode strictly ([`strict`], [`yaml`]), find the object, apply a patch ([`patch`], [`apply`]), prune,
-//! default and validate ([`schema`]), record who owns what ([`apply`]), and answer failures as a [`status::Status`].
+//! An API server composes these: strict decoding ([`strict`], [`yaml`]), patches ([`patch`], [`apply`]), pruning, defaulting and
+//! validation ([`schema`]), tracking of field ownership ([`apply`]), and errors as a [`status::Status`].
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![expect(
     clippy::result_large_err,
-    reason = "a Status is the answer itself, serialised at once: boxing it would only add an allocation"
+    reason = "a Status is the response body and is serialized at once: boxing it would only add an allocation"
 )]
 
 pub mod apply;
@@ -30,7 +30,7 @@ pub mod time;
 pub mod types;
 pub mod yaml;
 
-/// The largest whole number that JavaScript, and so a JSON document, tells from its neighbours: 2^53 - 1.
+/// The largest integer that JavaScript, and therefore a JSON document, represents exactly: 2^53 - 1.
 const MAX_SAFE_INTEGER: f64 = 9_007_199_254_740_991.0;
 
 /// Converts a number to an integer: `1` and `1.0` are integers. A whole float beyond 2^53 is not, as in kube-apiserver.

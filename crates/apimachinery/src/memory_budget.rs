@@ -1,24 +1,24 @@
-//! How much memory a decoded body may take.
+//! Limits the memory of a decoded request body.
 //!
-//! A body of three megabytes can decode to hundreds: a map of one member costs seven bytes on the wire and an allocation of more than
-//! half a kilobyte. Decoders charge each value before they keep it, so the bound holds while they read.
+//! A body of 3 MB can decode to hundreds of megabytes: a map with one member takes seven bytes in JSON and more than half a
+//! kilobyte in memory. Decoders charge each value before they store it, so the limit holds while they decode.
 
 use std::mem::size_of;
 
 use serde_json::Value;
 
-/// Memory of the values of one body. The largest objects of real clusters take a tenth of it.
+/// The memory limit for the values of one body. The largest objects of real clusters need a tenth of it.
 pub const BODY_BYTES: usize = 64 << 20;
 
-/// The first member of a map allocates a whole node of a B-tree: eleven keys and values.
+/// The first member of a map allocates a whole B-tree node: eleven keys and values.
 const MAP_BYTES: usize = 11 * (size_of::<String>() + size_of::<Value>());
 
-/// The body would take more memory than it may.
+/// The error for a body that exceeds its memory limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the body holds too many values")]
 pub struct Exhausted;
 
-/// The memory that is left to a decoder.
+/// The memory that a decoder may still use.
 #[derive(Debug)]
 pub struct MemoryBudget {
     spent: usize,
@@ -36,7 +36,7 @@ impl MemoryBudget {
         Self { spent: 0, limit }
     }
 
-    /// What was charged so far.
+    /// The number of bytes charged so far.
     pub fn spent(&self) -> usize {
         self.spent
     }
@@ -50,12 +50,12 @@ impl MemoryBudget {
         Ok(())
     }
 
-    /// Charges a value with the bytes of its text, if it has one.
+    /// Charges a value, with the length of its text if it is a string.
     pub fn value(&mut self, text_bytes: usize) -> Result<(), Exhausted> {
         self.charge(size_of::<Value>() + text_bytes)
     }
 
-    /// Charges a member of a map that has `members` so far.
+    /// Charges a member of a map that already has `members` members.
     pub fn member(&mut self, members: usize, key_bytes: usize) -> Result<(), Exhausted> {
         let node = if members == 0 { MAP_BYTES } else { 0 };
         self.charge(node + size_of::<String>() + key_bytes)

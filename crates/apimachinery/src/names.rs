@@ -1,6 +1,6 @@
-//! The syntax of names, label keys and label values, each check answering with Kubernetes' own explanation.
+//! Validates names, label keys and label values, with the error messages of Kubernetes.
 //!
-//! A check returns the list of what is wrong, empty when the value is good: callers attach the field.
+//! A check returns the list of problems, which is empty for a valid value. Callers add the field path.
 
 const QUALIFIED_NAME: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 const QUALIFIED_NAME_MESSAGE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character";
@@ -32,7 +32,7 @@ fn expected(message: &str, pattern: &str, examples: &[&str]) -> String {
     )
 }
 
-/// First and last character satisfy `edge`, those between satisfy `inner`.
+/// Whether the first and last characters satisfy `edge` and those between satisfy `inner`.
 fn edges_and_inner(text: &str, edge: impl Fn(u8) -> bool, inner: impl Fn(u8) -> bool) -> bool {
     let bytes = text.as_bytes();
     match (bytes.first(), bytes.last()) {
@@ -63,7 +63,7 @@ fn is_name_part(text: &str) -> bool {
     )
 }
 
-/// A DNS label of RFC 1123, such as the name of a namespace or a pod's container.
+/// A DNS label (RFC 1123), such as the name of a namespace or of a container.
 pub fn dns_1123_label(value: &str) -> Vec<String> {
     let mut problems = Vec::new();
     if value.len() > DNS_1123_LABEL_MAX {
@@ -83,7 +83,7 @@ pub fn dns_1123_label(value: &str) -> Vec<String> {
     problems
 }
 
-/// A DNS subdomain of RFC 1123: the name of most objects.
+/// A DNS subdomain (RFC 1123), such as the name of most objects.
 pub fn dns_1123_subdomain(value: &str) -> Vec<String> {
     let mut problems = Vec::new();
     if value.len() > DNS_1123_SUBDOMAIN_MAX {
@@ -99,7 +99,7 @@ pub fn dns_1123_subdomain(value: &str) -> Vec<String> {
     problems
 }
 
-/// A DNS label of RFC 1035: the name of a service.
+/// A DNS label (RFC 1035), such as the name of a service.
 pub fn dns_1035_label(value: &str) -> Vec<String> {
     let mut problems = Vec::new();
     if value.len() > DNS_1123_LABEL_MAX {
@@ -116,7 +116,7 @@ pub fn dns_1035_label(value: &str) -> Vec<String> {
     problems
 }
 
-/// `[prefix/]name`: the key of a label or annotation, the name of a finalizer or condition.
+/// `[prefix/]name`, such as the key of a label or annotation, or the name of a finalizer or condition.
 pub fn qualified_name(value: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let message = || {
@@ -220,7 +220,7 @@ pub fn environment_variable(value: &str) -> Vec<String> {
     }
 }
 
-/// A key of a config map or secret.
+/// The key of a config map or secret.
 pub fn config_key(value: &str) -> Vec<String> {
     let mut problems = Vec::new();
     if value.len() > DNS_1123_SUBDOMAIN_MAX {
@@ -241,7 +241,7 @@ pub fn config_key(value: &str) -> Vec<String> {
     problems
 }
 
-/// The value of `metadata.generateName`: a name of which only the end may still be wrong.
+/// Removes the trailing '-' of `metadata.generateName`, so that the prefix can be validated as a name.
 pub fn as_generate_name(prefix: &str) -> &str {
     prefix.strip_suffix('-').unwrap_or(prefix)
 }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_names_are_explained_in_kubernetes_words() {
+    fn invalid_names_get_the_messages_of_kubernetes() {
         assert_eq!(
             dns_1123_subdomain("Bad_Name"),
             [

@@ -1,17 +1,18 @@
-//! How deep objects may be nested. Whoever reads JSON by recursion has to stop somewhere, and what could be written but not read again
-//! would be stuck.
+//! Limits the nesting depth of objects. Recursive JSON parsers must stop at some depth, and an object that could be written but
+//! not read again would be inaccessible.
 
 use serde_json::Value;
 
-/// Levels of maps and lists in an object. Readers stop at 127; fields of the server's own come on top of what a client writes.
+/// The maximum levels of maps and lists in an object. Parsers stop at 127; the difference is room for fields that the server
+/// adds.
 pub const MOST_LEVELS: usize = 120;
 
-/// The levels of maps and lists in a value.
+/// The number of nested levels of maps and lists in a value.
 pub fn levels(value: &Value) -> usize {
     measure(value).0
 }
 
-/// The levels of maps and lists in a value, and the number of values.
+/// The number of nested levels of maps and lists in a value, and the number of values.
 pub fn measure(value: &Value) -> (usize, usize) {
     let (mut deepest, mut values) = (0, 0);
     let mut rest = vec![(value, 0)];
@@ -34,7 +35,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn maps_and_lists_are_levels_and_values_are_not() {
+    fn maps_and_lists_count_as_levels_and_scalars_do_not() {
         for (value, expected) in [
             (json!(1), 0),
             (json!({}), 1),

@@ -1,7 +1,7 @@
-//! Resource quantities (`100m`, `1.5Gi`, `1e3`) with Kubernetes' parsing, canonical form and order.
+//! Resource quantities (`100m`, `1.5Gi`, `1e3`) with the parsing, canonical form and order of Kubernetes.
 //!
-//! A quantity is a decimal with at most nine places; what is finer is rounded away from zero, so that asking for
-//! something never becomes asking for nothing.
+//! A quantity is a decimal number with at most nine decimal places. Smaller fractions are rounded away from zero, so that a small
+//! request never becomes zero.
 
 use std::cmp::Ordering;
 
@@ -17,7 +17,7 @@ pub enum Error {
     Suffix,
 }
 
-/// Which family of suffixes a quantity was written with, and is printed with.
+/// The suffix family of a quantity, in which it was written and is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// `1e3`
@@ -56,10 +56,10 @@ const DECIMAL: [(&str, i32); 10] = [
     ("P", 15),
     ("E", 18),
 ];
-const SMALLEST_SCALE: i32 = -9;
-/// Exponents beyond this describe no resource, and would only make arithmetic slow.
-const LARGEST_EXPONENT: i32 = 1_000;
-const MOST_DIGITS: usize = 28;
+const MIN_SCALE: i32 = -9;
+/// The largest accepted exponent. Larger ones describe no resource and would only make arithmetic slow.
+const MAX_EXPONENT: i32 = 1_000;
+const MAX_DIGITS: usize = 28;
 
 enum Suffix {
     Decimal(i32, Format),
@@ -75,8 +75,7 @@ fn suffix(text: &str) -> Option<Suffix> {
     }
     let exponent = text.strip_prefix(['e', 'E'])?;
     let exponent: i32 = exponent.parse().ok()?;
-    (exponent.abs() <= LARGEST_EXPONENT)
-        .then_some(Suffix::Decimal(exponent, Format::DecimalExponent))
+    (exponent.abs() <= MAX_EXPONENT).then_some(Suffix::Decimal(exponent, Format::DecimalExponent))
 }
 
 impl std::str::FromStr for Quantity {
@@ -106,7 +105,7 @@ impl std::str::FromStr for Quantity {
         let suffix = suffix(suffix_text).ok_or(Error::Suffix)?;
         let digits: String = whole.chars().chain(fraction.chars()).collect();
         let digits = digits.trim_start_matches('0');
-        if digits.len() > MOST_DIGITS {
+        if digits.len() > MAX_DIGITS {
             return Err(Error::Numeric);
         }
         let mut mantissa: i128 = if digits.is_empty() {
@@ -118,7 +117,7 @@ impl std::str::FromStr for Quantity {
         let (scale, mut format) = match suffix {
             Suffix::Decimal(exponent, format) => (exponent - places, format),
             Suffix::Binary(shift) => {
-                // 28 digits times 2^60 can pass i128: such a quantity is beyond the cap anyway.
+                // 28 digits times 2^60 can exceed i128: such a quantity is above the limit anyway.
                 mantissa = mantissa.checked_mul(1_i128 << shift).unwrap_or(i128::MAX);
                 (-places, Format::BinarySi)
             }
@@ -173,12 +172,12 @@ impl Quantity {
     }
 
     fn rounded(mut self) -> Self {
-        while self.scale < SMALLEST_SCALE && self.mantissa != 0 {
+        while self.scale < MIN_SCALE && self.mantissa != 0 {
             let remainder = self.mantissa % 10;
             self.mantissa /= 10;
             self.scale += 1;
             if remainder != 0 {
-                // Away from zero; one carry decides, whatever digits follow.
+                // Round away from zero: carry once, whatever digits follow.
                 self.mantissa += remainder.signum();
             }
         }
@@ -192,7 +191,7 @@ impl Quantity {
         self.mantissa == 0
     }
 
-    /// -1, 0 or 1.
+    /// The sign: -1, 0 or 1.
     pub fn sign(&self) -> i32 {
         match self.mantissa.cmp(&0) {
             Ordering::Less => -1,
@@ -206,7 +205,7 @@ impl Quantity {
         canonical.scale >= 0
     }
 
-    /// The value in units of 10^`scale`, rounded away from zero; saturates at the limits of `i64`.
+    /// The value in units of 10^`scale`, rounded away from zero. Saturates at the limits of `i64`.
     fn scaled(&self, scale: i32) -> i64 {
         let saturated = if self.mantissa < 0 {
             i64::MIN
@@ -239,25 +238,25 @@ impl Quantity {
         i64::try_from(value).unwrap_or(saturated)
     }
 
-    /// Whole units, rounded up.
+    /// The value in whole units, rounded up.
     pub fn value(&self) -> i64 {
         self.scaled(0)
     }
 
-    /// Thousandths, rounded up.
+    /// The value in thousandths, rounded up.
     pub fn milli_value(&self) -> i64 {
         self.scaled(-3)
     }
 
     #[expect(
         clippy::cast_precision_loss,
-        reason = "the caller asked for an approximation"
+        reason = "the function returns an approximation"
     )]
     pub fn as_f64(&self) -> f64 {
         self.mantissa as f64 * 10f64.powi(self.scale)
     }
 
-    /// The sum, in this quantity's format (the other's if this is zero), or `None` if it cannot be held.
+    /// The sum in this quantity's format (in the other's if this is zero), or `None` on overflow.
     #[must_use]
     pub fn checked_add(self, other: Self) -> Option<Self> {
         let (low, high) = if self.scale <= other.scale {
@@ -330,11 +329,11 @@ impl Quantity {
 }
 
 impl std::fmt::Display for Quantity {
-    /// The canonical form: no fraction, the largest suffix that loses nothing.
+    /// Writes the canonical form: no fraction, and the largest suffix without loss of precision.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let small = *self > Quantity::from(-1024) && *self < Quantity::from(1024);
         f.write_str(&match self.format {
-            // A binary suffix would round what is not whole: then precision wins over the suffix.
+            // A binary suffix would round a fraction, so a decimal suffix is used then.
             Format::BinarySi if !small && self.is_integer() => self.binary(),
             Format::DecimalExponent => self.decimal(true),
             Format::BinarySi | Format::DecimalSi => self.decimal(false),
@@ -372,8 +371,8 @@ impl Ord for Quantity {
         };
         let by_magnitude = magnitude(&left).cmp(&magnitude(&right));
         let ordering = by_magnitude.then_with(|| {
-            // Equal magnitudes: the scales differ by no more than the digits held, so aligning cannot overflow
-            // by much; where it does, the longer mantissa has only zeros missing in the other.
+            // The magnitudes are equal, so the scales differ by at most the number of digits and aligning rarely overflows. If it
+            // does, the shorter mantissa only lacks trailing zeros.
             let (mut l, mut r) = (left.mantissa.unsigned_abs(), right.mantissa.unsigned_abs());
             for _ in right.scale..left.scale {
                 l = l.saturating_mul(10);
@@ -459,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_quantities_are_refused() {
         for text in [
             "", "abc", "1.2.3", "1Kii", "1e", "--1", "1 ", ".", "+", "1e99999", "1é",
         ] {

@@ -1,6 +1,6 @@
-//! RFC 3339 times as Go's `time.Parse` reads them, for the `Time` and `MicroTime` fields of the built-in kinds.
+//! Parses RFC 3339 times like Go's `time.Parse`, for the `Time` and `MicroTime` fields of the built-in kinds.
 //!
-//! A time need not lie within the range of a [`jiff::Timestamp`], which ends a day before the year 9999 does.
+//! A time may lie outside the range of [`jiff::Timestamp`], which ends a day before the end of the year 9999.
 
 use jiff::{SignedDuration, civil::DateTime};
 
@@ -9,9 +9,9 @@ use crate::go;
 /// The two forms in which Kubernetes stores times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// `metav1.Time`: whole seconds; a fraction is read and dropped.
+    /// `metav1.Time`: whole seconds; a fraction is accepted and dropped.
     Seconds,
-    /// `metav1.MicroTime`: exactly six digits of a fraction.
+    /// `metav1.MicroTime`: a fraction with exactly six digits.
     Microseconds,
 }
 
@@ -24,9 +24,9 @@ impl Precision {
     }
 }
 
-/// Reads a time and writes it as Kubernetes stores it: in UTC. The error is the text of Go's `time.ParseError`.
+/// Parses a time and formats it as Kubernetes stores it: in UTC. The error is the text of Go's `time.ParseError`.
 ///
-/// A time whose UTC form has no year of four digits stays as it was written.
+/// A time whose UTC form has no four-digit year is returned unchanged.
 pub fn canonical(text: &str, precision: Precision) -> Result<String, String> {
     let (civil, offset) = parse(text, precision).map_err(|problem| match problem {
         Problem::Shape { rest, wanted } => format!(
@@ -62,11 +62,11 @@ enum Problem<'a> {
     Extra(&'a str),
 }
 
-/// What is left to read.
+/// The rest of the input.
 struct Cursor<'a>(&'a str);
 
 impl<'a> Cursor<'a> {
-    /// A number of `least` to `most` digits.
+    /// Parses a number of `least` to `most` digits.
     fn number(
         &mut self,
         least: usize,
@@ -95,7 +95,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Nanoseconds of a fraction, if there is one.
+    /// Parses an optional fraction, in nanoseconds.
     fn fraction(&mut self, precision: Precision) -> Result<i32, Problem<'a>> {
         const WANTED: &str = ".000000";
         let rest = self.0;
@@ -124,7 +124,7 @@ impl<'a> Cursor<'a> {
             .fold(0, |sum, digit| sum * 10 + i32::from(digit - b'0')))
     }
 
-    /// Seconds east of UTC.
+    /// Parses the offset, in seconds east of UTC.
     fn offset(&mut self) -> Result<i64, Problem<'a>> {
         const WANTED: &str = "Z07:00";
         let rest = self.0;
@@ -148,7 +148,7 @@ impl<'a> Cursor<'a> {
             Ok((hours, cursor.number(2, 2, WANTED)?))
         };
         let (hours, minutes) = read(self).map_err(|_| shape)?;
-        // Some people write offsets of 24 hours, or of 60 minutes, and Go lets them.
+        // Like Go, accept offsets of 24 hours and of 60 minutes.
         if hours > 24 {
             return Err(Problem::Range("time zone offset hour"));
         }
@@ -170,7 +170,7 @@ fn parse(text: &str, precision: Precision) -> Result<(DateTime, i64), Problem<'_
     cursor.literal("-")?;
     let day = cursor.number(2, 2, "02")?;
     cursor.literal("T")?;
-    // Go takes an hour of one digit.
+    // Go accepts an hour with one digit.
     let hour = cursor.number(1, 2, "15")?;
     if hour > 23 {
         return Err(Problem::Range("hour"));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused_in_its_words() {
+    fn malformed_times_get_the_error_message_of_go() {
         for (text, problem) in [
             (
                 "",

@@ -1,7 +1,7 @@
-//! The `Status` object with which a Kubernetes API server reports failure, and one constructor per kind of failure.
+//! The `Status` object, in which a Kubernetes API server reports errors, with one constructor per kind of error.
 //!
-//! Messages are kube-apiserver's, to the letter: clients match on them. HTTP itself is not known here beyond the
-//! status code that every `Status` carries.
+//! The messages are exactly those of kube-apiserver, because clients match on them. This module knows no HTTP except the status
+//! code in every `Status`.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -26,14 +26,14 @@ pub struct Status {
     pub reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<Details>,
-    /// Left out of the answer to a delete, as kube-apiserver leaves it out.
+    /// Omitted in the response to a delete, as in kube-apiserver.
     #[serde(default, skip_serializing_if = "is_no_code")]
     pub code: u16,
 }
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
-    reason = "the signature serde calls"
+    reason = "serde requires this signature"
 )]
 fn is_no_code(code: &u16) -> bool {
     *code == 0
@@ -53,7 +53,7 @@ enum StatusVersion {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct EmptyMetadata {}
 
-/// What the failure was about.
+/// The object or resource that the error is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Details {
@@ -73,13 +73,13 @@ pub struct Details {
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
-    reason = "the signature serde calls"
+    reason = "serde requires this signature"
 )]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// One cause of a failure, usually one field.
+/// A cause of an error, usually a field.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cause {
@@ -101,7 +101,7 @@ impl From<&FieldError> for Cause {
     }
 }
 
-/// `resource.group`, or only the resource in the core group.
+/// `resource.group`, or only `resource` in the core group.
 pub fn qualified(group: &str, resource_or_kind: &str) -> String {
     if group.is_empty() {
         resource_or_kind.to_owned()
@@ -114,7 +114,7 @@ const CONFLICT_ADVICE: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
 impl Status {
-    /// A failure with any code and reason; the named constructors cover what Kubernetes itself reports.
+    /// An error with any code and reason. The other constructors cover the errors of Kubernetes itself.
     pub fn failure(code: u16, reason: &str, message: impl Into<String>) -> Self {
         Self {
             kind: StatusKind::Status,
@@ -128,7 +128,7 @@ impl Status {
         }
     }
 
-    /// The success answer of a delete that removed the object.
+    /// The response to a delete that removed the object.
     pub fn success(group: &str, resource: &str, name: &str, uid: &str) -> Self {
         let mut status = Self::failure(0, "", "").about(group, resource, name);
         "Success".clone_into(&mut status.status);
@@ -148,14 +148,14 @@ impl Status {
         self
     }
 
-    /// The same failure with causes added.
+    /// Adds causes to the error.
     #[must_use]
     pub fn with_causes(mut self, causes: Vec<Cause>) -> Self {
         self.details.get_or_insert_with(Details::default).causes = causes;
         self
     }
 
-    /// The same failure, telling the client when to come back.
+    /// Adds a `Retry-After` to the error.
     #[must_use]
     pub fn with_retry_after(mut self, seconds: u32) -> Self {
         self.details
@@ -169,7 +169,7 @@ impl Status {
         Self::failure(404, "NotFound", message).about(group, resource, name)
     }
 
-    /// The path names nothing that this server serves.
+    /// The server does not serve the requested path.
     pub fn unknown_path() -> Self {
         let mut status = Self::failure(
             404,
@@ -185,7 +185,7 @@ impl Status {
         Self::failure(409, "AlreadyExists", message).about(group, resource, name)
     }
 
-    /// Every name that was generated was taken.
+    /// Every generated name was already taken.
     pub fn generate_name_conflict(group: &str, resource: &str, name: &str) -> Self {
         let message = format!(
             "{} \"{name}\" already exists, the server was not able to generate a unique name for the object",
@@ -196,7 +196,7 @@ impl Status {
             .with_retry_after(1)
     }
 
-    /// The write was based on an older version of the object.
+    /// The write was based on an outdated version of the object.
     pub fn conflict(group: &str, resource: &str, name: &str) -> Self {
         Self::conflict_because(group, resource, name, CONFLICT_ADVICE)
     }
@@ -209,15 +209,15 @@ impl Status {
         Self::failure(409, "Conflict", message).about(group, resource, name)
     }
 
-    /// Another manager owns fields that a server-side apply wants to set.
+    /// Other managers own fields that a server-side apply would set.
     pub fn apply_conflict(message: impl Into<String>, causes: Vec<Cause>) -> Self {
         Self::failure(409, "Conflict", message).with_causes(causes)
     }
 
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let subject = format!("{} \"{name}\" is invalid", qualified(group, kind));
-        // A small body can hold a million mistakes, and the answer would be many times its size.
-        let reported = &errors[..errors.len().min(MOST_REPORTED_ERRORS)];
+        // A small body can contain a million errors. The response would be many times larger.
+        let reported = &errors[..errors.len().min(MAX_REPORTED_ERRORS)];
         let mut message = match aggregate(reported) {
             Some(all) => format!("{subject}: {all}"),
             None => subject,
@@ -259,7 +259,7 @@ impl Status {
         Self::failure(405, "MethodNotAllowed", message).about(group, resource, "")
     }
 
-    /// 405 for a path that exists and a verb that it never takes.
+    /// 405 for a path that exists and does not support the verb.
     pub fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
         let mut status = Self::failure(405, "MethodNotAllowed", message);
@@ -275,12 +275,12 @@ impl Status {
         Self::failure(406, "NotAcceptable", message)
     }
 
-    /// The resource version lies below what the watch cache still holds.
+    /// The resource version is older than the oldest one in the watch cache.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::failure(410, "Expired", message)
     }
 
-    /// 410 for a watch that starts below the oldest event kept.
+    /// 410 for a watch that starts before the oldest stored event.
     pub fn too_old_resource_version(requested: u64, oldest: u64) -> Self {
         Self::expired(format!("too old resource version: {requested} ({oldest})"))
     }
@@ -302,7 +302,7 @@ impl Status {
         Self::failure(415, "UnsupportedMediaType", message)
     }
 
-    /// A patch that is well formed but does not apply to the object. Kubernetes says nothing of the cause; here it is in the message.
+    /// A well-formed patch that cannot be applied to the object. Kubernetes omits the cause; here it is part of the message.
     pub fn unprocessable(cause: impl fmt::Display) -> Self {
         let message =
             format!("the server rejected our request due to an error in our request: {cause}");
@@ -349,10 +349,10 @@ impl Status {
     }
 }
 
-/// Errors of one object that an answer lists.
-const MOST_REPORTED_ERRORS: usize = 1000;
+/// The maximum number of errors in one response.
+const MAX_REPORTED_ERRORS: usize = 1000;
 
-/// Several errors as one message: alone, or in brackets with duplicates dropped.
+/// Joins errors into one message: a single one alone, several in brackets without duplicates.
 pub fn aggregate(errors: &[FieldError]) -> Option<String> {
     let mut seen = HashSet::new();
     let messages = errors.iter().map(ToString::to_string);
@@ -380,7 +380,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_object_with_a_million_mistakes_gets_a_short_answer() {
+    fn the_number_of_reported_errors_is_limited() {
         let errors: Vec<FieldError> = (0..300_000)
             .map(|index| FieldError::required(format!("spec.list[{index}].name"), ""))
             .collect();

@@ -1,6 +1,6 @@
-//! Decoding of JSON request bodies that notices fields given twice.
+//! Decodes JSON request bodies and detects duplicate fields.
 //!
-//! The last value wins, as in every JSON decoder Kubernetes uses; field validation then refuses or warns with the
+//! The last value wins, as in every JSON decoder that Kubernetes uses. Field validation then refuses the body or warns, with the
 //! paths found here.
 
 use std::fmt;
@@ -11,23 +11,23 @@ use serde_json::{Map, Number, Value};
 use crate::field::Path;
 use crate::memory_budget::MemoryBudget;
 
-/// More than this is no mistake but an attack.
+/// More duplicates than this are no mistake but an attack.
 pub(crate) const MAX_DUPLICATES: usize = 100;
 
-/// A decoded body and what was wrong with it.
+/// A decoded body and its duplicate fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoded {
     pub value: Value,
-    /// Paths given more than once, each named once: `spec.replicas`.
+    /// The paths of duplicate fields, each listed once: `spec.replicas`.
     pub duplicates: Vec<String>,
 }
 
-/// Decodes a JSON document that takes no more memory than a body may.
+/// Decodes a JSON document within the memory limit of a body.
 pub fn decode(body: &[u8]) -> Result<Decoded, serde_json::Error> {
     decode_within(body, &mut MemoryBudget::default())
 }
 
-/// Decodes a JSON document that is part of a body, within what is left of the body's memory.
+/// Decodes a JSON document that is part of a body, within the remaining memory of that body.
 pub fn decode_within(body: &[u8], budget: &mut MemoryBudget) -> Result<Decoded, serde_json::Error> {
     let mut duplicates = Vec::new();
     let mut deserializer = serde_json::Deserializer::from_slice(body);
@@ -41,13 +41,13 @@ pub fn decode_within(body: &[u8], budget: &mut MemoryBudget) -> Result<Decoded, 
     Ok(Decoded { value, duplicates })
 }
 
-/// The message with which strict field validation refuses a body, or `None` if there is nothing to say.
+/// The error message of strict field validation, or `None` if there are no problems.
 pub fn message(duplicates: &[String], unknown: &[String]) -> Option<String> {
     let problems = problems(duplicates, unknown);
     (!problems.is_empty()).then(|| format!("strict decoding error: {}", problems.join(", ")))
 }
 
-/// The problems one by one, as they are sent in `Warning` headers.
+/// The single problems, as sent in `Warning` headers.
 pub fn problems(duplicates: &[String], unknown: &[String]) -> Vec<String> {
     let duplicates = duplicates
         .iter()
@@ -65,7 +65,7 @@ struct Seed<'a> {
 }
 
 impl Seed<'_> {
-    fn kept<E: serde::de::Error>(self, value: Value) -> Result<Value, E> {
+    fn charged<E: serde::de::Error>(self, value: Value) -> Result<Value, E> {
         let text_bytes = value.as_str().map_or(0, str::len);
         self.budget.value(text_bytes).map_err(E::custom)?;
         Ok(value)
@@ -88,32 +88,32 @@ impl<'de> Visitor<'de> for Seed<'_> {
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<Value, E> {
-        self.kept(Value::Null)
+        self.charged(Value::Null)
     }
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Value, E> {
-        self.kept(Value::Bool(value))
+        self.charged(Value::Bool(value))
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Value, E> {
-        self.kept(Value::from(value))
+        self.charged(Value::from(value))
     }
 
     fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Value, E> {
-        self.kept(Value::from(value))
+        self.charged(Value::from(value))
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
         let number = Number::from_f64(value).ok_or_else(|| E::custom("number out of range"))?;
-        self.kept(Value::Number(number))
+        self.charged(Value::Number(number))
     }
 
     fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Value, E> {
-        self.kept(Value::from(value))
+        self.charged(Value::from(value))
     }
 
     fn visit_string<E: serde::de::Error>(self, value: String) -> Result<Value, E> {
-        self.kept(Value::String(value))
+        self.charged(Value::String(value))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused() {
+    fn malformed_json_is_refused() {
         for body in ["", "{", "{} x", "[1,]"] {
             assert!(decode(body.as_bytes()).is_err(), "{body}");
         }

@@ -1,10 +1,10 @@
-//! Times in the forms Kubernetes stores: RFC 3339 seconds (`Time`) and microseconds (`MicroTime`).
+//! Times in the formats of Kubernetes: RFC 3339 with seconds (`Time`) and microseconds (`MicroTime`).
 //!
-//! There is no clock here. Whoever needs "now" is given it.
+//! This module does not read the clock. Callers pass the current time.
 
 use jiff::Timestamp;
 
-/// The text is not an RFC 3339 time.
+/// The text is not a valid RFC 3339 time.
 #[derive(Debug, thiserror::Error)]
 #[error("parsing time {} as RFC 3339", crate::go::quote(.text))]
 pub struct Error {
@@ -31,7 +31,7 @@ pub fn format_micro(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
-/// Whole seconds from `then` to `now`; negative if `then` lies ahead.
+/// The whole seconds from `then` to `now`. Negative if `then` is in the future.
 pub fn seconds_between(then: Timestamp, now: Timestamp) -> i64 {
     now.as_second() - then.as_second()
 }

@@ -1,11 +1,12 @@
-//! YAML request bodies as JSON values, read within bounds.
+//! Decodes YAML request bodies into JSON values, within limits.
 //!
-//! A YAML document is a program for its reader: aliases repeat what was said, and a parser that looks for the end of a possible key may look
-//! far ahead. This loader takes one event of the parser at a time and stops at the first bound: levels of nesting, memory of the
-//! decoded values, and memory added by aliases. The parser looks ahead at most 1,024 characters, so time grows with the length of the body.
+//! YAML can make a parser do much work: aliases multiply values ("billion laughs"), and some parsers look far ahead for the end
+//! of a possible key. This loader processes one parser event at a time and stops at the first exceeded limit: nesting depth,
+//! memory of the decoded values, and memory added by aliases. The parser looks ahead at most 1,024 characters, so the time is
+//! linear in the length of the body.
 //!
-//! Scalars are read by the core schema of YAML 1.2. Directives, anchors and aliases work; what JSON cannot hold (infinities, keys that
-//! are maps) and tags of applications are refused.
+//! Scalars follow the core schema of YAML 1.2. Directives, anchors and aliases are supported. Values without a JSON equivalent
+//! (infinities, maps as keys) and application-specific tags are refused.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -16,11 +17,11 @@ use serde_json::{Map, Number, Value};
 use crate::memory_budget::{Exhausted, MemoryBudget};
 use crate::strict::{self, Decoded, MAX_DUPLICATES};
 
-/// Levels of maps and lists in a body, the same as in JSON.
-const MOST_LEVELS: usize = 127;
+/// The maximum levels of maps and lists in a body, the same as for JSON.
+const MAX_LEVELS: usize = 127;
 
-/// Memory that aliases may add in total.
-const MOST_ALIASED_BYTES: usize = 3 << 20;
+/// The total memory that aliases may add.
+const MAX_ALIASED_BYTES: usize = 3 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -30,7 +31,7 @@ pub enum Error {
     Encoding,
     #[error("yaml: line {line}: {problem}")]
     Syntax { line: usize, problem: String },
-    #[error("yaml: exceeded max depth of {MOST_LEVELS}")]
+    #[error("yaml: exceeded max depth of {MAX_LEVELS}")]
     TooDeep,
     #[error("yaml: document contains excessive aliasing")]
     ExcessiveAliasing,
@@ -50,13 +51,13 @@ pub enum Error {
     TooManyDuplicates,
 }
 
-/// Decodes one document. JSON is YAML, and most clients that say YAML send JSON: that is tried first.
+/// Decodes one document. JSON is valid YAML, and most clients that declare YAML send JSON, so JSON is tried first.
 pub fn decode(body: &[u8]) -> Result<Decoded, Error> {
     let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'{') {
         match strict::decode(body) {
             Ok(decoded) => return Ok(decoded),
-            // It is JSON, but more than may be.
+            // The body is valid JSON but exceeds the memory limit.
             Err(error) if error.is_data() => return Err(Error::Json(error)),
             Err(_) => {}
         }
@@ -65,12 +66,12 @@ pub fn decode(body: &[u8]) -> Result<Decoded, Error> {
     Loader::default().load(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-/// A map or list that is being read.
+/// A map or list that is not complete yet.
 struct Open {
     value: Partial,
-    /// The identity of its anchor; 0 is none.
+    /// The ID of its anchor, or 0 without one.
     anchor: usize,
-    /// What was spent before it began.
+    /// The memory charged before it started.
     before: usize,
 }
 
@@ -78,7 +79,7 @@ enum Partial {
     List(Vec<Value>),
     Map {
         members: Map<String, Value>,
-        /// The key whose value comes next.
+        /// The key of the next value.
         key: Option<String>,
     },
 }
@@ -86,7 +87,7 @@ enum Partial {
 #[derive(Default)]
 struct Loader {
     open: Vec<Open>,
-    /// Finished values with an anchor, and the memory of each.
+    /// Complete values with an anchor, and the memory of each.
     anchored: HashMap<usize, (Value, usize)>,
     aliased: usize,
     budget: MemoryBudget,
@@ -98,8 +99,8 @@ impl Loader {
     fn load(mut self, text: &str) -> Result<Decoded, Error> {
         let mut options = Options::default();
         options.set_emit_comments(false);
-        options.flow_nesting_limit = MOST_LEVELS + 1;
-        options.block_nesting_limit = MOST_LEVELS + 1;
+        options.flow_nesting_limit = MAX_LEVELS + 1;
+        options.block_nesting_limit = MAX_LEVELS + 1;
         for event in Parser::new_from_str_with_options(text, options) {
             let (event, _) = event.map_err(|error| Error::Syntax {
                 line: error.marker().line(),
@@ -163,7 +164,7 @@ impl Loader {
         if self.expects_key() {
             return Err(Error::ComplexKey);
         }
-        if self.open.len() >= MOST_LEVELS {
+        if self.open.len() >= MAX_LEVELS {
             return Err(Error::TooDeep);
         }
         let before = self.budget.spent();
@@ -180,11 +181,11 @@ impl Loader {
         let (value, bytes) = self.anchored.get(&anchor).ok_or(Error::RecursiveAlias)?;
         let (value, bytes) = (value, *bytes);
         self.aliased = self.aliased.saturating_add(bytes);
-        if self.aliased > MOST_ALIASED_BYTES {
+        if self.aliased > MAX_ALIASED_BYTES {
             return Err(Error::ExcessiveAliasing);
         }
         let levels = crate::nesting::levels(value);
-        if self.open.len() + levels > MOST_LEVELS {
+        if self.open.len() + levels > MAX_LEVELS {
             return Err(Error::TooDeep);
         }
         let value = value.clone();
@@ -220,7 +221,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Notes that the key at the end of the open maps was given before.
+    /// Records the key at the end of the path of open maps as a duplicate.
     fn duplicate(&mut self) -> Result<(), Error> {
         let mut path = String::new();
         for open in &self.open {
@@ -246,16 +247,16 @@ impl Loader {
         Ok(())
     }
 
-    /// Keeps a value for the aliases of its anchor.
+    /// Stores a value for aliases of its anchor.
     fn remember(&mut self, value: &Value, anchor: usize, before: usize) -> Result<(), Error> {
         let bytes = self.budget.spent() - before;
-        // Anchors within anchors keep what they share more than once.
+        // Nested anchors store their common parts more than once.
         self.budget.charge(bytes)?;
         self.anchored.insert(anchor, (value.clone(), bytes));
         Ok(())
     }
 
-    /// Puts a finished value where it belongs.
+    /// Adds a complete value to the map or list that contains it.
     fn finished(&mut self, value: Value, anchor: usize, before: usize) -> Result<(), Error> {
         if anchor > 0 {
             self.remember(&value, anchor, before)?;
@@ -289,7 +290,7 @@ fn scalar(text: String, style: ScalarStyle, tag: Option<&Tag>) -> Result<Value, 
     }
 }
 
-/// A plain scalar by the core schema.
+/// Parses a plain scalar by the core schema.
 fn plain(text: String) -> Result<Value, Error> {
     Ok(match text.as_str() {
         "" | "~" | "null" | "Null" | "NULL" => Value::Null,
@@ -317,7 +318,7 @@ fn number(text: &str) -> Option<Number> {
         }
     }
     let digits = unsigned.bytes().take_while(u8::is_ascii_digit).count();
-    // Numbers with leading zeros are texts: readers disagree whether they are octal.
+    // Numbers with leading zeros become strings, because YAML versions disagree on whether they are octal.
     if digits > 1 && unsigned.starts_with('0') {
         return None;
     }
@@ -339,7 +340,7 @@ fn float(text: &str) -> Option<Number> {
     text.parse().ok().and_then(Number::from_f64)
 }
 
-/// Whether a text is digits with a point, an exponent or both.
+/// Whether a text consists of digits with a point, an exponent or both.
 fn is_decimal(text: &str) -> bool {
     let (mantissa, exponent) = match text.split_once(['e', 'E']) {
         Some((mantissa, exponent)) => (mantissa, Some(exponent)),
@@ -370,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_read_as_their_authors_mean_them() {
+    fn yaml_documents_decode_to_the_expected_json() {
         for (text, expected) in [
             ("", json!(null)),
             ("# only a comment\n", json!(null)),
@@ -449,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_json_cannot_hold_is_refused() {
+    fn values_without_a_json_equivalent_are_refused() {
         for (text, expected) in [
             ("a: .inf", ".inf has no equivalent"),
             ("? [a]\n: b", "a key of a map"),
@@ -467,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_cannot_multiply_what_was_said() {
+    fn aliases_cannot_multiply_values() {
         let mut laughs = String::from("a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n");
         for level in 1..12 {
             let repeated = format!("*a{},", level - 1).repeat(9);
@@ -491,7 +492,7 @@ mod tests {
         assert!(refused(&maps).contains("too many values"));
     }
 
-    /// Each shape in which parsers of YAML look far ahead or back, at a length where a quadratic reader would take minutes.
+    /// Inputs for which YAML parsers look far ahead or back, so long that a quadratic parser would take minutes.
     #[test]
     fn time_grows_with_the_length_of_the_body() {
         for piece in [

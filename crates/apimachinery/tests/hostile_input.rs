@@ -1,4 +1,4 @@
-//! Whatever a client sends: no panic, an end within bounded work, and the promises that hold for every input.
+//! Property tests with hostile input: no panic, bounded work, and the guarantees that hold for every input.
 
 use agent_sandbox_apimachinery::apply::{Writer, apply, track_update};
 use agent_sandbox_apimachinery::jsonpath::JsonPath;
@@ -12,7 +12,7 @@ use agent_sandbox_apimachinery::{duration, names, strict, time};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Any JSON, with keys that mean something to one of the modules now and then.
+/// Arbitrary JSON, sometimes with keys that have a meaning in one of the modules.
 fn any_json() -> impl Strategy<Value = Value> {
     let key = prop_oneof![
         "[a-c]",
@@ -50,7 +50,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Any schema, mostly nonsense.
+/// Arbitrary schemas, most of them invalid.
 fn any_schema() -> impl Strategy<Value = Value> {
     let kind = prop::sample::select(vec![
         "object", "array", "string", "integer", "number", "boolean", "nonsense",
@@ -151,13 +151,13 @@ fn pod_writer(manager: &str) -> Writer<'_> {
         manager,
         api_version: "v1",
         subresource: "",
-        types: TypeRef::builtin("v1", "Pod").expect("pods are built in"),
+        types: TypeRef::builtin("v1", "Pod").expect("Pod is a built-in kind"),
         ignored: &[],
         now: "2026-01-01T00:00:00Z".parse().expect("a time"),
     }
 }
 
-/// A pod that a client might send: well-formed enough to be applied, of any content.
+/// A pod with arbitrary content that is well-formed enough to be applied.
 fn any_pod() -> impl Strategy<Value = Value> {
     let container = (
         "[a-d]",
@@ -209,7 +209,7 @@ fn any_pod() -> impl Strategy<Value = Value> {
         })
 }
 
-/// Whether every field that `config` sets has that value in `object`, lists of items being matched by name.
+/// Whether every field of `config` has the same value in `object`. List items are matched by name.
 fn holds(config: &Value, object: &Value) -> bool {
     match (config, object) {
         (Value::Object(config), Value::Object(object)) => {
@@ -252,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn selectors_survive_their_own_spelling(text in "(!?[a-c]|[a-c](=|==|!=)[x-z]?|[a-c] (in|notin) \\([x-z](,[x-z]){0,2}\\)|[a-c][<>][0-9])(,[a-c](=|!=)[x-z]){0,2}") {
+    fn selectors_round_trip_through_their_string_form(text in "(!?[a-c]|[a-c](=|==|!=)[x-z]?|[a-c] (in|notin) \\([x-z](,[x-z]){0,2}\\)|[a-c][<>][0-9])(,[a-c](=|!=)[x-z]){0,2}") {
         let selector = LabelSelector::parse(&text).unwrap();
         let again = LabelSelector::parse(&selector.to_string()).unwrap();
         for labels in [json!({}), json!({"a": "x"}), json!({"a": "y", "b": "x"}), json!({"c": "5"})] {
@@ -261,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn quantities_survive_their_canonical_form(number in -999_999_i64..999_999, places in 0_u32..4, suffix in prop::sample::select(vec!["", "m", "k", "M", "Ki", "Mi", "Gi", "e3", "u"])) {
+    fn quantities_round_trip_through_their_canonical_form(number in -999_999_i64..999_999, places in 0_u32..4, suffix in prop::sample::select(vec!["", "m", "k", "M", "Ki", "Mi", "Gi", "e3", "u"])) {
         let divisor = 10_i64.pow(places);
         let width = usize::try_from(places).unwrap();
         let sign = if number < 0 { "-" } else { "" };
@@ -310,7 +310,7 @@ proptest! {
     }
 
     #[test]
-    fn a_strategic_patch_sets_what_it_says(live in any_pod(), patch in any_pod()) {
+    fn a_strategic_patch_sets_all_its_fields(live in any_pod(), patch in any_pod()) {
         let types = TypeRef::builtin("v1", "Pod").unwrap();
         let result = strategic::apply(&live, &patch, types).unwrap();
         prop_assert!(holds(&patch, &result), "{patch} in {result}");
@@ -352,7 +352,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_applied_is_there_and_applying_again_changes_nothing(live in any_pod(), first in any_pod(), second in any_pod()) {
+    fn apply_sets_all_fields_and_is_idempotent(live in any_pod(), first in any_pod(), second in any_pod()) {
         let mut live = live;
         track_update(None, &mut live, &pod_writer("creator"));
         let once = apply(Some(&live), &first, &pod_writer("a"), true).unwrap();
@@ -360,7 +360,7 @@ proptest! {
         prop_assert_eq!(&apply(Some(&once), &first, &pod_writer("a"), false).unwrap(), &once);
         let both = apply(Some(&once), &second, &pod_writer("b"), true).unwrap();
         prop_assert!(holds(&second, &both), "{second} in {both}");
-        // Whoever gives up everything leaves nothing of its own behind.
+        // A manager that applies an empty configuration gives up all its fields.
         let empty = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}});
         let given_up = apply(Some(&both), &empty, &pod_writer("b"), false).unwrap();
         let managers = given_up["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();

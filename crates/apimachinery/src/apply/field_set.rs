@@ -1,7 +1,7 @@
 //! Sets of fields, and their `FieldsV1` encoding.
 //!
-//! A path element is kept as it is written there: `f:name` for a field, `k:{…}` for an item by its keys, `v:…` for an item by
-//! its value, `i:0` for an item by position.
+//! A path element is stored in its encoded form: `f:name` for a field, `k:{…}` for an item by its keys, `v:…` for an item by its
+//! value, `i:0` for an item by position.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::go;
 
-/// A set of paths below one point.
+/// A set of field paths below a common prefix.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct FieldSet {
     children: BTreeMap<String, Entry>,
@@ -28,17 +28,17 @@ impl Entry {
     }
 }
 
-/// The element of a field.
+/// The path element of a field.
 pub(super) fn field(name: &str) -> String {
     format!("f:{name}")
 }
 
-/// The element of an item identified by its own value.
+/// The path element of an item that is identified by its value.
 pub(super) fn value(item: &Value) -> String {
     format!("v:{item}")
 }
 
-/// The element of an item identified by key fields, which must be sorted by name.
+/// The path element of an item that is identified by key fields, which must be sorted by name.
 pub(super) fn keys(keys: &[(&str, &Value)]) -> String {
     let mut element = String::from("k:{");
     for (position, (name, value)) in keys.iter().enumerate() {
@@ -53,7 +53,7 @@ pub(super) fn keys(keys: &[(&str, &Value)]) -> String {
     element
 }
 
-/// The field's name, if the element is a field.
+/// The name of the field, if the element is a field.
 pub(super) fn field_name(element: &str) -> Option<&str> {
     element.strip_prefix("f:")
 }
@@ -63,12 +63,12 @@ impl FieldSet {
         self.children.values().all(Entry::is_empty)
     }
 
-    /// Whether nothing was ever added.
-    pub fn has_nothing(&self) -> bool {
+    /// Whether the set has no entries at all, not even empty ones.
+    pub fn has_no_entries(&self) -> bool {
         self.children.is_empty()
     }
 
-    /// Adds the path of `element` below this point.
+    /// Adds the path of `element` below this prefix.
     pub fn insert(&mut self, element: String) {
         self.children.entry(element).or_default().member = true;
     }
@@ -77,22 +77,22 @@ impl FieldSet {
         self.children.get(element).is_some_and(|entry| entry.member)
     }
 
-    /// Adds a whole set below an element; nothing is added if it is empty.
-    pub fn graft(&mut self, element: String, below: FieldSet) {
+    /// Adds a whole set below an element. An empty set adds nothing.
+    pub fn insert_below(&mut self, element: String, below: FieldSet) {
         self.put(element, false, below);
     }
 
-    /// Adds an element, as a member or not, with what is below it.
+    /// Adds an element with the set below it. `member` says whether the element's own path is in the set.
     pub fn put(&mut self, element: String, member: bool, below: FieldSet) {
         if member || !below.children.is_empty() {
             let entry = self.children.entry(element).or_default();
             entry.member |= member;
-            entry.below.absorb(below);
+            entry.below.merge(below);
         }
     }
 
-    /// Adds the paths of another set, moving what can be moved.
-    pub fn absorb(&mut self, other: FieldSet) {
+    /// Adds the paths of another set, and moves its entries instead of copying where possible.
+    pub fn merge(&mut self, other: FieldSet) {
         if self.children.is_empty() {
             *self = other;
             return;
@@ -127,7 +127,7 @@ impl FieldSet {
         }
     }
 
-    /// What is here and not in `other`.
+    /// The paths in this set that are not in `other`.
     pub fn difference(&self, other: &FieldSet) -> FieldSet {
         let mut difference = self.clone();
         difference.subtract(other);
@@ -167,7 +167,7 @@ impl FieldSet {
         shared
     }
 
-    /// Drops a field path and everything below it.
+    /// Removes a field path and everything below it.
     pub fn remove_prefix(&mut self, path: &[&str]) {
         match path {
             [] => {}
@@ -186,7 +186,7 @@ impl FieldSet {
         }
     }
 
-    /// Drops exactly this path of elements, keeping what is below it.
+    /// Removes exactly this path of elements and keeps the paths below it.
     pub fn remove_exact(&mut self, path: &[&str]) {
         let [element, rest @ ..] = path else { return };
         if let Some(entry) = self.children.get_mut(*element) {
@@ -201,8 +201,8 @@ impl FieldSet {
         }
     }
 
-    /// Every path in the set, printed as in messages: `.spec.containers[name="x"].image`. Those that end at a level come before those
-    /// that go on below it, as Kubernetes lists them.
+    /// All paths in the set, in the format of error messages: `.spec.containers[name="x"].image`. Paths that end at a level
+    /// precede those that continue below it, in the order of Kubernetes.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect_paths("", &mut paths);
@@ -220,7 +220,7 @@ impl FieldSet {
         }
     }
 
-    /// Decodes `FieldsV1`. Elements this server does not know are refused.
+    /// Decodes `FieldsV1`. Returns `None` if it contains an unknown kind of element.
     pub fn decode(fields: &Value) -> Option<Self> {
         let Value::Object(members) = fields else {
             return None;
@@ -228,7 +228,7 @@ impl FieldSet {
         let mut set = FieldSet::default();
         for (element, below) in members {
             if element == "." {
-                // The caller marks its own entry.
+                // The entry for "." is handled by the caller.
                 continue;
             }
             if !["f:", "k:", "v:", "i:"]
@@ -273,7 +273,7 @@ impl FieldSet {
         }
     }
 
-    /// Takes these paths out of an encoded set, in place.
+    /// Removes these paths from an encoded set, in place.
     pub fn take_from(&self, encoded: &mut Map<String, Value>) {
         for (element, entry) in &self.children {
             let Some(present) = encoded.get_mut(element) else {
@@ -294,10 +294,10 @@ impl FieldSet {
     }
 }
 
-/// What says in an encoded set that a path with others below it is itself in the set.
+/// The key that marks a path in an encoded set as a member although it has others below it.
 const MEMBER: &str = ".";
 
-/// Whether the path of an encoded entry is in the set: it says so, or has nothing below it.
+/// Whether the path of an encoded entry is in the set: it has the "." key, or has nothing below it.
 fn is_member(encoded: &Value) -> bool {
     encoded
         .as_object()
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn encoded_sets_change_as_decoded_ones_do() {
+    fn operations_on_encoded_sets_match_those_on_decoded_sets() {
         let sets = [
             json!({}),
             json!({"f:a": {}}),

@@ -1,4 +1,4 @@
-//! `metadata.managedFields`: who manages which fields.
+//! `metadata.managedFields`: which manager owns which fields.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,24 @@ use serde_json::{Map, Value, json};
 
 use super::field_set::FieldSet;
 
-/// Updates of more managers than this are folded into one entry.
+/// If more managers than this have updated an object, the oldest are merged into one entry.
 const MAX_UPDATE_MANAGERS: usize = 10;
 const OLD_UPDATES: &str = "ancient-changes";
 
-/// The entries recorded in an object.
+/// The `managedFields` entries of an object.
 pub(super) fn entries_of(object: &Value) -> Option<&Vec<Value>> {
     object.get("metadata")?.get("managedFields")?.as_array()
 }
 
-/// Whether updates of so many managers are recorded that some must be folded together.
-pub(super) fn is_over_the_cap(entries: &[Value]) -> bool {
+/// Whether there are so many update managers that some must be merged.
+pub(super) fn exceeds_manager_limit(entries: &[Value]) -> bool {
     let updates = entries
         .iter()
         .filter(|entry| entry["operation"] == Operation::Update.name());
     updates.count() > MAX_UPDATE_MANAGERS
 }
 
-/// Puts entries in Kubernetes' order: appliers first, then by time.
+/// Sorts entries in the order of Kubernetes: appliers first, then by time.
 pub(super) fn sort(entries: &mut [Value]) {
     fn rank(entry: &Value) -> [Option<&str>; 5] {
         let text = |name: &str| entry.get(name).and_then(Value::as_str);
@@ -53,7 +53,7 @@ impl Operation {
     }
 }
 
-/// Who did what. An applier is one manager whatever version it applies; updates are told apart by version.
+/// The identity of a manager. An applier is one manager for all API versions; updaters are distinguished by version.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Manager {
     pub operation: Operation,
@@ -70,12 +70,12 @@ pub(super) struct Managed {
     pub time: Option<String>,
 }
 
-/// All managers of an object.
+/// All managers of an object and their fields.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Managers(pub BTreeMap<Manager, Managed>);
 
 impl Managers {
-    /// The managers recorded in an object. What cannot be decoded is as good as absent.
+    /// The managers of an object. Entries that cannot be decoded count as absent.
     pub fn of(object: &Value) -> Self {
         entries_of(object)
             .and_then(|entries| Self::decode(entries))
@@ -119,7 +119,7 @@ impl Managers {
         Some(Self(managers))
     }
 
-    /// The entries in Kubernetes' order.
+    /// The entries in the order of Kubernetes.
     pub fn encode(self) -> Value {
         let encode = |(manager, managed)| Manager::encode(manager, managed);
         let mut entries: Vec<Value> = self.0.into_iter().map(encode).collect();
@@ -127,7 +127,7 @@ impl Managers {
         Value::Array(entries)
     }
 
-    /// Folds the oldest updates together while there are too many.
+    /// Merges the oldest update entries while there are too many.
     pub fn cap(&mut self) {
         loop {
             let mut updates: Vec<(Option<String>, Manager)> = self
@@ -140,7 +140,7 @@ impl Managers {
                 return;
             }
             updates.sort();
-            // The two oldest of one version become one entry.
+            // Merge the two oldest entries of the same version.
             let pair = updates
                 .iter()
                 .enumerate()
@@ -190,7 +190,7 @@ impl Manager {
         Value::Object(entry)
     }
 
-    /// The manager as a conflict names it.
+    /// The manager's name in a conflict message.
     pub fn describe(&self, managed: &Managed) -> String {
         let mut text = crate::go::quote(&self.name);
         if !self.subresource.is_empty() {

@@ -1,8 +1,8 @@
-//! Server-side apply and the tracking of field ownership.
+//! Server-side apply and field ownership tracking.
 //!
-//! [`apply`] merges a configuration into an object on behalf of a manager; [`track_update`] records what every other kind of
-//! write changed. Both leave the result in `metadata.managedFields`. Ownership is by field: types say which lists and maps are
-//! taken apart and which are owned as a whole.
+//! [`apply`] merges a configuration into an object on behalf of a field manager; [`track_update`] records the changes of every
+//! other kind of write. Both update `metadata.managedFields`. Ownership is per field: the types define which lists and maps are
+//! granular and which are atomic (owned as a whole).
 
 mod field_set;
 mod managers;
@@ -26,9 +26,9 @@ use update::record_update;
 pub use update::track_update;
 
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Who owns what an object held before anybody applied to it.
+/// The manager of the fields that an object had before the first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
-/// Fields that the server or the identity of the object decides; nobody owns them.
+/// Fields that the server sets or that identify the object. No manager owns them.
 const UNOWNED: [&[&str]; 11] = [
     &["f:apiVersion"],
     &["f:kind"],
@@ -43,12 +43,12 @@ const UNOWNED: [&[&str]; 11] = [
     &["f:metadata", "f:resourceVersion"],
 ];
 
-/// Who writes, through what, and when.
+/// The writer of a change: its field manager, the endpoint and the time.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer<'a> {
     /// The field manager's name.
     pub manager: &'a str,
-    /// The version the request was made in: `apps/v1`.
+    /// The API version of the request: `apps/v1`.
     pub api_version: &'a str,
     /// `status`, `scale`, or empty.
     pub subresource: &'a str,
@@ -71,7 +71,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Whether an entry records the writer's own updates.
+    /// Whether an entry records updates of this writer.
     fn wrote(&self, entry: &Value) -> bool {
         let is = |name: &str, value: &str| {
             entry.get(name).and_then(Value::as_str).unwrap_or_default() == value
@@ -99,7 +99,7 @@ impl Writer<'_> {
     }
 }
 
-/// A field that another manager owns and the applied configuration would change.
+/// A field that the applied configuration would change and that another manager owns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Conflict {
     manager: String,
@@ -127,9 +127,9 @@ fn strip_unowned(fields: &mut FieldSet) {
     }
 }
 
-/// Applies `config` for the writer: the new object, or a `Status` that names the conflicts.
+/// Applies `config` on behalf of the writer. Returns the new object, or a `Status` that lists the conflicts.
 ///
-/// `live` is `None` when the object does not exist yet; then the configuration is the object.
+/// `live` is `None` if the object does not exist yet; then the configuration becomes the object.
 pub fn apply(
     live: Option<&Value>,
     config: &Value,
@@ -158,7 +158,7 @@ pub fn apply(
     match run_apply(&base, config, &managers, writer, force) {
         Ok(result) => Ok(result),
         Err(conflicts) => {
-            let remaining = not_from_last_applied(conflicts, &base, writer);
+            let remaining = exclude_last_applied(conflicts, &base, writer);
             if remaining.is_empty() {
                 run_apply(&base, config, &managers, writer, true)
                     .map_err(|conflicts| conflict_status(&conflicts))
@@ -232,7 +232,7 @@ fn run_apply(
     managers.0.insert(identity.clone(), writer.managed(fields));
     let result = match last {
         Some(last) if !last.fields.is_empty() => {
-            given_up(merged, &managers, &last.fields, writer.types)
+            prune_unowned(merged, &managers, &last.fields, writer.types)
         }
         _ => merged,
     };
@@ -247,7 +247,7 @@ fn run_apply(
     take_from_others(&mut managers, &wanted, &comparison.removed, Some(&identity));
     if let Some(managed) = managers.0.get_mut(&identity) {
         strip_unowned(&mut managed.fields);
-        // Applying what is already there is no change, and so has no new time.
+        // An apply without changes keeps the old timestamp.
         if result == *base && last_time.is_some() {
             managed.time = last_time;
         }
@@ -260,14 +260,14 @@ fn run_apply(
     Ok(result)
 }
 
-/// Removes what the manager applied last time, does not apply now, and nobody else owns.
-fn given_up(merged: Value, managers: &Managers, last: &FieldSet, types: TypeRef<'_>) -> Value {
+/// Removes fields that the manager applied before, no longer applies, and no other manager owns.
+fn prune_unowned(merged: Value, managers: &Managers, last: &FieldSet, types: TypeRef<'_>) -> Value {
     let named = |set: &FieldSet| typed::with_named_fields(set, types);
     let last = named(last);
     let empty = || Value::Object(Map::new());
     let all = named(&typed::fields_of(&merged, types));
     let pruned = typed::without(&merged, &last, types).unwrap_or_else(empty);
-    // Put back what some manager, the applying one included, owns.
+    // Restore the fields that some manager owns, including the applying one.
     let mut owned = FieldSet::default();
     for managed in managers.0.values() {
         owned.extend(&managed.fields);
@@ -275,7 +275,7 @@ fn given_up(merged: Value, managers: &Managers, last: &FieldSet, types: TypeRef<
     let mut kept = named(&typed::fields_of(&pruned, types));
     kept.extend(&named(&owned));
     let pruned = typed::without(&merged, &all.difference(&kept), types).unwrap_or_else(empty);
-    // And what was never the manager's to remove.
+    // Restore the fields that the manager did not own before.
     let kept = named(&typed::fields_of(&pruned, types));
     let remove = all.difference(&kept).intersection(&last);
     if remove.is_empty() {
@@ -301,8 +301,9 @@ fn conflicts(managers: &Managers, wanted: &FieldSet, identity: &Manager) -> Vec<
     conflicts
 }
 
-/// `kubectl` takes over from client-side apply: fields as its last-applied annotation left them are no conflict.
-fn not_from_last_applied(
+/// Lets `kubectl` migrate from client-side apply: fields that still have the value of its last-applied annotation do not
+/// conflict.
+fn exclude_last_applied(
     conflicts: Vec<Conflict>,
     base: &Value,
     writer: &Writer<'_>,

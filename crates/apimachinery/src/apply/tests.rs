@@ -66,7 +66,7 @@ fn a_create_is_owned_by_its_manager_field_by_field() {
 }
 
 #[test]
-fn an_update_takes_what_it_changes_and_only_that() {
+fn an_update_takes_ownership_of_exactly_the_changed_fields() {
     let live = created(
         json!({"containers": [{"name": "c", "image": "i"}], "hostname": "h"}),
         "creator",
@@ -173,7 +173,7 @@ fn several_conflicts_are_listed_by_manager() {
 }
 
 #[test]
-fn what_a_manager_gives_up_goes_unless_somebody_else_has_it() {
+fn a_field_no_longer_applied_is_removed_unless_another_manager_owns_it() {
     let first = pod(
         json!({"hostname": "h", "subdomain": "s", "containers": [{"name": "c", "image": "i"}, {"name": "d", "image": "i"}]}),
     );
@@ -194,7 +194,7 @@ fn what_a_manager_gives_up_goes_unless_somebody_else_has_it() {
 }
 
 #[test]
-fn a_given_up_item_stays_while_another_applier_has_it() {
+fn an_item_no_longer_applied_stays_while_another_applier_owns_it() {
     let item =
         |image: &str| pod(json!({"containers": [{"name": "c", "image": image}, {"name": "d"}]}));
     let object = applied(None, item("i"), "a", false).unwrap();
@@ -211,7 +211,7 @@ fn a_given_up_item_stays_while_another_applier_has_it() {
         after["spec"]["containers"],
         json!([{"name": "c", "tty": true}, {"name": "d"}])
     );
-    // An update of one field does not make the item the updater's.
+    // An update of one field does not give the updater ownership of the item.
     let mut updated = object.clone();
     updated["spec"]["containers"][0]["tty"] = json!(true);
     track_update(Some(&object), &mut updated, &writer("u"));
@@ -232,7 +232,7 @@ fn sets_and_port_defaults_have_their_keys() {
 }
 
 #[test]
-fn configurations_that_make_no_sense_are_refused() {
+fn invalid_configurations_are_refused() {
     let cases = [
         (
             pod(json!({"containerz": []})),
@@ -280,7 +280,7 @@ fn kubectl_takes_over_from_client_side_apply() {
 }
 
 #[test]
-fn objects_from_before_have_their_fields_recorded_on_the_first_apply() {
+fn the_first_apply_records_the_existing_fields() {
     let live = pod(json!({"hostname": "h"}));
     let status = applied(Some(&live), pod(json!({"hostname": "x"})), "a", false).unwrap_err();
     assert_eq!(

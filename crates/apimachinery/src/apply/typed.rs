@@ -1,4 +1,4 @@
-//! Objects seen through their types: which fields they set, how two of them differ, how one is merged into another.
+//! Typed objects: which fields an object sets, how two objects differ, and how one is merged into another.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::field_set::{self, FieldSet};
 use crate::types::{ListKind, TypeRef};
 
-/// How an object changed.
+/// The difference between two versions of an object.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     pub added: FieldSet,
@@ -20,17 +20,17 @@ impl Comparison {
         self.added.is_empty() && self.modified.is_empty() && self.removed.is_empty()
     }
 
-    /// What the change sets: added and modified.
+    /// The fields that the change sets: those added and modified.
     pub fn set(&self) -> FieldSet {
         let mut set = self.added.clone();
         set.extend(&self.modified);
         set
     }
 
-    /// What the change sets, and what it removes.
+    /// The fields that the change sets, and those that it removes.
     pub fn into_parts(self) -> (FieldSet, FieldSet) {
         let mut set = self.added;
-        set.absorb(self.modified);
+        set.merge(self.modified);
         (set, self.removed)
     }
 
@@ -41,7 +41,7 @@ impl Comparison {
     }
 }
 
-/// The path element of an item of a granular list, or what is wrong with the item.
+/// The path element of an item of a granular list, or the problem with the item.
 pub(super) fn item_element(item: &Value, types: TypeRef<'_>) -> Result<String, String> {
     match types.list() {
         ListKind::Set => Ok(field_set::value(item)),
@@ -79,12 +79,12 @@ pub(super) fn item_element(item: &Value, types: TypeRef<'_>) -> Result<String, S
     }
 }
 
-/// The element of an item that was accepted earlier; one without keys is known by its position.
+/// The path element of an item of a stored object. An item without keys is identified by its position.
 fn stored_element(item: &Value, position: usize, types: TypeRef<'_>) -> String {
     item_element(item, types).unwrap_or_else(|_| format!("i:{position}"))
 }
 
-/// What is wrong with an applied object: fields its type lacks, items without keys or with the keys of another.
+/// Reports the problems of an applied object: unknown fields, and list items with missing or duplicate keys.
 pub(super) fn check(value: &Value, types: TypeRef<'_>, path: &str, errors: &mut Vec<String>) {
     match value {
         Value::Object(members) => {
@@ -157,7 +157,7 @@ pub(super) fn fields_of(value: &Value, types: TypeRef<'_>) -> FieldSet {
     set
 }
 
-/// Whether a value is owned as a whole.
+/// Whether a value is atomic: owned as a whole.
 fn is_leaf(value: &Value, types: TypeRef<'_>) -> bool {
     match value {
         Value::Object(_) => types.is_atomic_map(),
@@ -252,7 +252,7 @@ fn compare_values(
     }
 }
 
-/// A path element that is only written out where something differs.
+/// A path element that is formatted only where something differs.
 #[derive(Clone, Copy)]
 enum Element<'a> {
     Field(&'a str),
@@ -277,7 +277,7 @@ fn compare_member(
     removed: &mut FieldSet,
 ) {
     match pair {
-        // Objects are compared member by member anyway; asking first would compare them twice.
+        // Do not compare objects for equality first: they are compared member by member below, and would be compared twice.
         (Some(old), Some(new)) if !(old.is_object() && new.is_object()) && old == new => {}
         (Some(old), Some(new)) => {
             let same_shape = matches!(
@@ -289,10 +289,11 @@ fn compare_member(
                     return;
                 }
                 modified.insert(element.path());
-                // What was below a value that changed its shape is gone, or new.
+                // If a value changed its JSON type, everything below the old value is removed and everything below the new one is
+                // added.
                 if !same_shape {
-                    removed.graft(element.path(), subtree(old, types));
-                    added.graft(element.path(), subtree(new, types));
+                    removed.insert_below(element.path(), subtree(old, types));
+                    added.insert_below(element.path(), subtree(new, types));
                 }
                 return;
             }
@@ -314,8 +315,8 @@ fn compare_member(
                 (modified, below_modified),
                 (removed, below_removed),
             ] {
-                if !below.has_nothing() {
-                    set.graft(element.path(), below);
+                if !below.has_no_entries() {
+                    set.insert_below(element.path(), below);
                 }
             }
         }
@@ -325,7 +326,7 @@ fn compare_member(
     }
 }
 
-/// Every path of a value, containers included: what appears or goes with it.
+/// All paths of a value, including its containers.
 fn subtree(value: &Value, types: TypeRef<'_>) -> FieldSet {
     let mut set = FieldSet::default();
     if is_leaf(value, types) {
@@ -349,7 +350,7 @@ fn subtree(value: &Value, types: TypeRef<'_>) -> FieldSet {
     set
 }
 
-/// `config` merged into `live`: what config sets wins, the rest stays.
+/// Merges `config` into `live`: the fields of `config` win, all others stay.
 pub(super) fn merge(live: &Value, config: &Value, types: TypeRef<'_>) -> Value {
     if is_leaf(config, types) {
         return config.clone();
@@ -373,7 +374,7 @@ pub(super) fn merge(live: &Value, config: &Value, types: TypeRef<'_>) -> Value {
     }
 }
 
-/// Merges by element. Shared items take the order of `config`, and what only `live` has keeps its place among them.
+/// Merges lists by element. Items in both lists take the order of `config`; items only in `live` keep their place among them.
 fn merge_lists(live: &[Value], config: &[Value], types: TypeRef<'_>) -> Vec<Value> {
     let elements = |items: &[Value]| -> Vec<String> {
         items
@@ -425,7 +426,7 @@ fn merge_lists(live: &[Value], config: &[Value], types: TypeRef<'_>) -> Vec<Valu
             if done.contains(element)
                 || (at_right < right.len() && shared.peek().is_some() && !is_next)
             {
-                // Already placed, or config wants it later.
+                // The item is already placed, or comes later in `config`.
                 at_left += 1;
                 continue;
             }
@@ -445,7 +446,7 @@ fn merge_lists(live: &[Value], config: &[Value], types: TypeRef<'_>) -> Vec<Valu
     merged
 }
 
-/// The object without the paths of `remove`. A container that loses all it held goes too: `None`.
+/// Returns the object without the paths in `remove`. Returns `None` for a container that becomes empty.
 pub(super) fn without(value: &Value, remove: &FieldSet, types: TypeRef<'_>) -> Option<Value> {
     if is_leaf(value, types) || is_empty(value) {
         return Some(value.clone());
@@ -486,7 +487,7 @@ pub(super) fn without(value: &Value, remove: &FieldSet, types: TypeRef<'_>) -> O
     }
 }
 
-/// The set with every named field above its paths as a member: owning `a.b.c` is owning `a` where `a` is a field of a struct.
+/// Adds to the set each struct field above its paths: an owner of `a.b.c` also owns `a` if `a` is a field of a struct.
 pub(super) fn with_named_fields(set: &FieldSet, types: TypeRef<'_>) -> FieldSet {
     let mut result = FieldSet::default();
     for element in set.elements() {
@@ -501,7 +502,7 @@ pub(super) fn with_named_fields(set: &FieldSet, types: TypeRef<'_>) -> FieldSet 
             result.insert(element.to_owned());
         }
         if let Some(below) = below {
-            result.graft(element.to_owned(), with_named_fields(below, child_type));
+            result.insert_below(element.to_owned(), with_named_fields(below, child_type));
         }
     }
     result

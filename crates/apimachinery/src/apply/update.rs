@@ -1,4 +1,4 @@
-//! Tracking of updates: what a write that is not an apply changes in the managed fields.
+//! Tracks updates: how a write that is not an apply changes the managed fields.
 
 use serde_json::{Map, Value};
 
@@ -9,10 +9,9 @@ use super::{
     take_managed_fields,
 };
 
-/// Records in `new.metadata.managedFields` what a create (`live` is `None`), update or patch changed.
+/// Records the changes of a create (`live` is `None`), update or patch in `new.metadata.managedFields`.
 ///
-/// The managed fields that `new` brings along are honoured on the main resource, so that they can be edited; an empty list
-/// resets them.
+/// On the main resource, clients may edit the managed fields: those in `new` are used, and an empty list resets them.
 pub fn track_update(live: Option<&Value>, new: &mut Value, writer: &Writer<'_>) {
     let stored = live.and_then(managers::entries_of);
     if let Some(live) = live
@@ -36,7 +35,7 @@ pub fn track_update(live: Option<&Value>, new: &mut Value, writer: &Writer<'_>) 
     set_managed_fields(new, managers);
 }
 
-/// The managers to start from. `None`: an object written without tracking is left so until somebody applies.
+/// The managers before the update. `None` if the object was written without tracking: it stays untracked until the first apply.
 fn starting_managers(
     live: Option<&Value>,
     given: Option<Vec<Value>>,
@@ -64,7 +63,7 @@ fn is_reset(entries: &[Value]) -> bool {
     }
 }
 
-/// Gives the writer what it changed, and takes that from everybody else.
+/// Assigns the changed fields to the writer and removes them from all other managers.
 pub(super) fn record_update(managers: &mut Managers, comparison: Comparison, writer: &Writer<'_>) {
     if comparison.is_empty() {
         return;
@@ -75,15 +74,15 @@ pub(super) fn record_update(managers: &mut Managers, comparison: Comparison, wri
     if !taken.is_empty() {
         let identity = writer.identity(Operation::Update);
         if let Some(previous) = managers.0.remove(&identity) {
-            taken.absorb(previous.fields);
+            taken.merge(previous.fields);
         }
         managers.0.insert(identity, writer.managed(taken));
     }
     managers.cap();
 }
 
-/// Like [`record_update`], on entries as they are stored. Most writes change one entry of several and little of it, so that taking
-/// all of them apart and putting them together again would be most of the work.
+/// Like [`record_update`], but changes the stored entries in place. Most writes change a small part of a single entry, so
+/// decoding and encoding all entries would be most of the work.
 fn record_in_place(
     mut entries: Vec<Value>,
     comparison: Comparison,
@@ -116,7 +115,7 @@ fn record_in_place(
         let identity = writer.identity(Operation::Update);
         entries.push(identity.encode(writer.managed(taken)));
     }
-    if managers::is_over_the_cap(&entries)
+    if managers::exceeds_manager_limit(&entries)
         && let Some(mut all) = Managers::decode(&entries)
     {
         all.cap();

@@ -1,8 +1,8 @@
-//! The syntax tree of a CEL expression. Macros are nodes of their own, so that evaluation can bound and short-cut them.
+//! The syntax tree of a CEL expression. Macros are separate nodes, so that evaluation can limit and short-circuit them.
 
 use regex::Regex;
 
-/// A place in the source: a byte offset.
+/// A position in the source: a byte offset.
 pub(super) type Offset = usize;
 
 #[derive(Debug, Clone)]
@@ -29,12 +29,12 @@ pub(super) enum Node {
         index: Box<Expr>,
         optional: bool,
     },
-    /// A function or method; namespaced functions carry their full name (`math.greatest`).
+    /// A function or method call. Namespaced functions have their full name (`math.greatest`).
     Call {
         function: String,
         target: Option<Box<Expr>>,
         arguments: Vec<Expr>,
-        /// The pattern argument of a regular-expression function, when it is a constant.
+        /// The pattern argument of a regular-expression function, if it is a constant.
         regex: Option<Regex>,
     },
     List(Vec<(Expr, bool)>),
@@ -64,7 +64,7 @@ pub(super) enum Literal {
     Bytes(Vec<u8>),
 }
 
-/// A selected field, as written and as the property it stands for once Kubernetes' escaping is undone.
+/// A selected field: the name as written, and the property name after Kubernetes' escaping is undone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Field {
     pub written: String,
@@ -106,9 +106,9 @@ pub(super) struct Comprehension {
     pub kind: Macro,
     pub range: Expr,
     pub variable: String,
-    /// With two variables the first is the index or key, the second the value.
+    /// With two variables, the first is the index or key and the second is the value.
     pub second: Option<String>,
-    /// The predicate in front of the result of `map(x, p, r)` and the transforms.
+    /// The predicate before the result in `map(x, p, r)` and in the transforms.
     pub filter: Option<Expr>,
     pub body: Expr,
 }
@@ -122,8 +122,7 @@ impl Field {
     }
 }
 
-/// Undoes the escaping with which properties that are no CEL identifiers are written: `a__dash__b` is `a-b`, and
-/// `__namespace__` is `namespace`.
+/// Undoes the escaping of property names that are not CEL identifiers: `a__dash__b` is `a-b`, and `__namespace__` is `namespace`.
 fn unescape(written: &str) -> String {
     const KEYWORDS: [&str; 20] = [
         "true",

@@ -1,5 +1,4 @@
-//! What can be known about an expression before it runs: that its names exist, and that the fields it selects are in the
-//! schema.
+//! Static checks of an expression: all names are declared, and all selected fields exist in the schema.
 
 use super::ast::{Comprehension, Expr, Macro, Node};
 use super::eval::TYPES;
@@ -7,7 +6,7 @@ use super::functions;
 use super::parse::SyntaxError;
 use crate::schema::Node as Schema;
 
-/// What is known of a value's type.
+/// The statically known type of a value.
 #[derive(Clone, Copy)]
 enum Known<'a> {
     Nothing,
@@ -30,13 +29,13 @@ impl<'a> Names<'_, 'a> {
     }
 }
 
-/// What the check found out.
+/// The result of the static checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Facts {
     pub uses_old_self: bool,
 }
 
-/// Checks an expression over `self` and `oldSelf` of the given schema.
+/// Checks an expression with `self` and `oldSelf` of the given schema.
 pub(super) fn check(
     expr: &Expr,
     schema: &Schema,
@@ -201,7 +200,7 @@ impl<'a> Checker<'a> {
             self.visit(filter, scope)?;
         }
         self.visit(&comprehension.body, scope)?;
-        // A filtered list still holds what the range held.
+        // A filtered list has the same element type as its range.
         let keeps_elements = matches!(comprehension.kind, Macro::Filter | Macro::SortBy);
         Ok(if keeps_elements {
             range
@@ -232,7 +231,7 @@ impl<'a> Checker<'a> {
         if free || (implicit && ["apiVersion", "kind", "metadata"].contains(&property)) {
             return Ok(Known::Nothing);
         }
-        // Metadata of a resource is written `type: object`, and has a name all the same.
+        // The metadata of a resource is declared as `type: object`, but still has a name and a generateName.
         if ["name", "generateName"].contains(&property) && schema.properties.is_empty() {
             return Ok(Known::Nothing);
         }

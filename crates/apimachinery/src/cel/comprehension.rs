@@ -1,10 +1,10 @@
-//! Macros that iterate: `all`, `exists`, `map`, `filter` and their kin.
+//! Macros that iterate (comprehensions): `all`, `exists`, `map`, `filter` and others.
 
 use super::ast::{Comprehension, Expr, Macro};
 use super::eval::{Budget, Error, Result, Scope, eval};
 use super::value::{List, Map, Value, compare};
 
-/// What a macro iterates over: pairs of index or key, and value. With one variable, a map gives its keys.
+/// The elements that a macro iterates over: pairs of index or key, and value. With one variable, a map gives its keys.
 fn pairs<'a>(range: &Value<'a>, two_variables: bool) -> Result<Vec<(Value<'a>, Value<'a>)>> {
     match range {
         Value::List(list) => {
@@ -76,7 +76,7 @@ pub(super) fn comprehend<'a>(
     }
 }
 
-/// Evaluates one of the macro's expressions with its variables bound.
+/// Evaluates an expression of the macro with its variables bound.
 fn step<'a>(
     comprehension: &'a Comprehension,
     expr: &'a Expr,

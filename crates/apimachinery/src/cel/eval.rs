@@ -1,6 +1,7 @@
-//! Evaluation, with every step charged to a budget: an expression ends within it, or fails.
+//! Evaluates expressions and charges every step to a cost budget. An expression that exceeds the budget fails.
 //!
-//! Costs follow Kubernetes' order of magnitude (a million units are about a tenth of a second), not its exact model.
+//! Costs have the order of magnitude of Kubernetes' costs (a million units are about 0.1 seconds), but do not follow its exact
+//! model.
 
 use super::ast::{Expr, Field, Literal, Node};
 use super::comprehension::comprehend;
@@ -8,7 +9,7 @@ use super::functions;
 use super::operators::binary;
 use super::value::{Map, Value, equal};
 
-/// Why an expression has no value.
+/// An evaluation error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     #[error("no such key: {0}")]
@@ -31,7 +32,7 @@ pub(super) enum Error {
 
 pub(super) type Result<T> = std::result::Result<T, Error>;
 
-/// What evaluation may still cost.
+/// The remaining cost budget of an evaluation.
 #[derive(Debug)]
 pub(super) struct Budget {
     remaining: u64,
@@ -57,7 +58,7 @@ impl Budget {
     }
 }
 
-/// The variables in sight, innermost first.
+/// The variables in scope, innermost first.
 pub(super) struct Scope<'s, 'a> {
     pub parent: Option<&'s Scope<'s, 'a>>,
     pub name: &'s str,
@@ -207,7 +208,7 @@ fn type_value<'a>(name: &str) -> Option<Value<'a>> {
         .map(|known| Value::Type(known))
 }
 
-/// The value inside an optional, or the value itself. `None` is an empty optional.
+/// The value inside an optional, or the value itself. Returns `None` for an empty optional.
 fn unwrap_optional(value: Value<'_>) -> Option<Value<'_>> {
     match value {
         Value::Optional(inner) => inner.map(|inner| (*inner).clone()),
@@ -223,7 +224,7 @@ fn select<'a>(
     budget: &mut Budget,
 ) -> Result<Value<'a>> {
     let operand = eval(operand, scope, budget)?;
-    // Once a chain is optional, it stays so.
+    // The result of a selection on an optional is an optional.
     let optional = optional || matches!(operand, Value::Optional(_));
     let Some(operand) = unwrap_optional(operand) else {
         return Ok(Value::Optional(None));
@@ -316,7 +317,7 @@ fn map<'a>(
     Ok(Value::Map(Map::Owned(values.into())))
 }
 
-/// `&&` and `||`: the deciding value wins over errors, on whichever side they are.
+/// `&&` and `||`: a value that decides the result wins over an error on the other side.
 fn logic<'a>(
     terms: &'a [Expr],
     deciding: bool,

@@ -1,4 +1,4 @@
-//! Tokens of CEL source.
+//! The lexer: splits CEL source into tokens.
 
 use super::ast::{Literal, Offset};
 use super::parse::SyntaxError;
@@ -113,7 +113,7 @@ fn number(text: &str, at: Offset) -> Result<(Token, usize), SyntaxError> {
         let value = spelled.parse().map_err(|_| invalid())?;
         return Ok((Token::Literal(Literal::Uint(value)), width + 1));
     }
-    // 9223372036854775808 is valid only behind a minus sign; the parser folds that.
+    // 9223372036854775808 is valid only after a minus sign; the parser handles that.
     let value = match spelled.parse::<u64>() {
         Ok(value) if value == i64::MIN.unsigned_abs() => i64::MIN,
         Ok(value) => i64::try_from(value).map_err(|_| invalid())?,
@@ -189,7 +189,7 @@ fn simple_escape(character: char) -> Option<char> {
     })
 }
 
-/// The number behind `\x`, `\u`, `\U` or an octal escape, and how many characters it took after the first.
+/// The code of an escape (`\x`, `\u`, `\U` or octal), and the number of characters after the first.
 fn code(kind: char, rest: &str) -> Option<(u32, usize)> {
     let (width, radix, skip) = match kind {
         'x' | 'X' => (2, 16, 0),

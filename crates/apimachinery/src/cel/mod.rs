@@ -1,8 +1,8 @@
-//! `x-kubernetes-validations`: CEL rules of a schema, compiled with it and run on every write.
+//! `x-kubernetes-validations`: CEL rules of a schema, compiled with the schema and evaluated on every write.
 //!
-//! The language is CEL with Kubernetes' libraries. Evaluation is bounded: per rule and per object by the cost limits that
-//! kube-apiserver has, so that no rule can hold a server. Static typing is lighter than CEL's: undeclared names, functions
-//! and fields are compile errors, other type errors surface when the rule runs.
+//! The language is CEL with the Kubernetes libraries. Evaluation is limited per rule and per object by the cost limits of
+//! kube-apiserver, so a rule cannot block the server. Static typing is weaker than in CEL: undeclared names, functions and fields
+//! are compile errors, and other type errors appear when the rule is evaluated.
 
 mod ast;
 mod check;

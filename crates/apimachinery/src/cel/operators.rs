@@ -14,7 +14,7 @@ pub(super) fn binary<'a>(
 ) -> Result<Value<'a>> {
     let ordered = |accept: fn(Ordering) -> bool| match compare(&left, &right) {
         Some(ordering) => Ok(Value::Bool(accept(ordering))),
-        // NaN has no order with anything, and every comparison with it is false.
+        // NaN is unordered, so every comparison with it is false.
         None if matches!(
             (&left, &right),
             (Value::Double(_), _) | (_, Value::Double(_))

@@ -1,13 +1,13 @@
-//! The parser: CEL source to a syntax tree, with macros expanded into nodes.
+//! The parser: turns CEL source into a syntax tree and expands macros into nodes.
 //!
-//! Depth is bounded, so that no source can exhaust the stack here or in evaluation.
+//! The depth is limited, so that no source can exhaust the stack in the parser or in evaluation.
 
 use regex::RegexBuilder;
 
 use super::ast::{Comprehension, Expr, Field, Literal, Macro, Node, Offset, Operator};
 use super::lex::{Token, tokens};
 
-/// Deeper expressions are refused. Real rules stay below twenty.
+/// The maximum depth of an expression. Real rules stay below twenty.
 const MAX_DEPTH: usize = 80;
 const MAX_SOURCE: usize = 32 * 1024;
 pub(super) const MAX_REGEX: usize = 1 << 20;
@@ -30,7 +30,7 @@ impl SyntaxError {
         }
     }
 
-    /// The error as CEL reports it, with line and column.
+    /// The error message in the format of CEL, with line and column.
     pub fn located(&self, source: &str) -> String {
         let before = &source[..self.at.min(source.len())];
         let line = before.matches('\n').count() + 1;
@@ -114,7 +114,7 @@ impl Parser {
         SyntaxError::new(self.at(), format!("Syntax error: unexpected {found}"))
     }
 
-    /// Runs a level of the grammar one deeper.
+    /// Parses a level of the grammar with the depth increased by one.
     fn deeper<T>(&mut self, level: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
@@ -174,7 +174,7 @@ impl Parser {
             else {
                 return Ok(left);
             };
-            // The tree leans left: a long chain is as deep as nesting.
+            // The tree is left-associative, so a long chain of operators is as deep as nesting.
             chain += 1;
             if chain > MAX_DEPTH {
                 return Err(SyntaxError::new(at, "expression recursion limit exceeded"));
@@ -286,7 +286,7 @@ impl Parser {
     }
 
     fn field(&mut self) -> Result<Field> {
-        // `in` is an operator, never a field name: the escaped form exists for it.
+        // `in` is an operator and cannot be a field name; its escaped form can.
         if let Token::Word(word) = self.peek() {
             let field = Field::new(word);
             self.position += 1;
@@ -309,7 +309,7 @@ impl Parser {
 
     fn primary(&mut self) -> Result<Expr> {
         let at = self.at();
-        // A leading dot says "the root container", which is the only one there is.
+        // A leading dot refers to the root container, which is the only one.
         self.accept(".");
         let node = match self.next() {
             Token::Literal(literal) => Node::Literal(literal),
@@ -378,7 +378,7 @@ fn joined(at: Offset, mut terms: Vec<Expr>, join: fn(Vec<Expr>) -> Node) -> Expr
     }
 }
 
-/// A call, which may be a macro or a namespaced function.
+/// A call: a macro, a namespaced function, or a plain function or method.
 fn call(at: Offset, target: Option<Expr>, name: String, mut arguments: Vec<Expr>) -> Result<Node> {
     let Some(target) = target else {
         if name == "has" && arguments.len() == 1 {

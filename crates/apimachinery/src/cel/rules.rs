@@ -1,4 +1,4 @@
-//! Compiling a schema's rules and running them over an object and what it was before.
+//! Compiles the CEL rules of a schema and evaluates them for an object and its old version.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use super::value::Value;
 use crate::field::{ErrorKind, FieldError, Path};
 use crate::schema::{Node, RuleSource};
 
-/// kube-apiserver's limit on one evaluation: about a tenth of a second.
+/// kube-apiserver's cost limit for one evaluation: about 0.1 seconds.
 const RULE_LIMIT: u64 = 1_000_000;
-/// kube-apiserver's limit on all rules of one object: about a second.
+/// kube-apiserver's cost limit for all rules of an object: about one second.
 const OBJECT_LIMIT: u64 = 10_000_000;
 const MAX_MESSAGE: usize = 5 * 1024;
 
-/// The rules of a schema, holding only the branches that have any.
+/// The rules of a schema. It contains only the branches that have rules.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RuleTree {
     rules: Vec<Rule>,
@@ -31,18 +31,18 @@ pub(crate) struct RuleTree {
 struct Rule {
     program: Expr,
     message_program: Option<Expr>,
-    /// Transition rules compare with the old value and are skipped without one.
+    /// Whether this is a transition rule, which compares with the old value and is skipped without one.
     uses_old_self: bool,
     optional_old_self: bool,
     reason: ErrorKind,
     message: String,
-    /// What names the rule in errors: its message, or else its source.
+    /// The name of the rule in errors: its message, or its source if it has none.
     name: String,
     field_path: Vec<String>,
 }
 
 impl RuleTree {
-    /// The rules of a schema; `None` if it has none.
+    /// Compiles the rules of a schema. Returns `None` if it has none.
     pub fn compile(
         node: &Node,
         path: &str,
@@ -81,13 +81,13 @@ impl RuleTree {
         (!is_empty).then_some(tree)
     }
 
-    /// Runs every rule that applies to the change from `old` (absent on creation) to `new`.
+    /// Evaluates all rules that apply to the change from `old` (`None` on creation) to `new`.
     pub fn validate(&self, node: &Node, new: &Json, old: Option<&Json>) -> Vec<FieldError> {
         let mut run = Run {
             budget: OBJECT_LIMIT,
             errors: Vec::new(),
         };
-        // Running out of budget ends the walk; the error that says so is already recorded.
+        // An exhausted budget ends the walk. The error about it is already recorded.
         let _ = run.visit(
             self,
             node,
@@ -195,7 +195,7 @@ fn reason(reason: Option<&str>, at: &str, errors: &mut Vec<FieldError>) -> Optio
     })
 }
 
-/// A rule's `fieldPath`: `.spec.name` and `.map['key']`, each step of which the schema must know.
+/// Parses the `fieldPath` of a rule: `.spec.name` and `.map['key']`. Every step must exist in the schema.
 fn field_path(
     text: &str,
     node: &Node,
@@ -240,13 +240,13 @@ fn field_path(
     }
 }
 
-/// A value and what it was before.
+/// A value and its old version.
 #[derive(Clone, Copy)]
 struct Change<'a> {
     new: &'a Json,
-    /// Absent on creation, and where nothing says which old value this one was.
+    /// `None` on creation, and for values that cannot be matched with an old value.
     old: Option<&'a Json>,
-    /// The nearest value around this one of which the past is known.
+    /// The nearest enclosing value whose old version is known.
     around: Option<(&'a Json, &'a Json)>,
 }
 
@@ -263,8 +263,8 @@ impl<'a> Change<'a> {
         self.old.map(|old| (self.new, old)).or(self.around)
     }
 
-    /// Whether an update leaves the value as it was.
-    fn is_none(self) -> bool {
+    /// Whether an update does not change the value.
+    fn is_unchanged(self) -> bool {
         self.known().is_some_and(|(new, old)| new == old)
     }
 }
@@ -274,7 +274,7 @@ struct Run {
     errors: Vec<FieldError>,
 }
 
-/// The budget is gone.
+/// The error for an exhausted cost budget.
 struct Exhausted;
 
 impl Run {
@@ -313,11 +313,11 @@ impl Run {
                 let (Some(branch), Some(schema)) = (&tree.items, &node.items) else {
                     return Ok(());
                 };
-                // Finding each item's past costs as many comparisons as there were items.
+                // Each lookup of an old item costs as many comparisons as the old list has items.
                 let past = old.and_then(Json::as_array).map_or(0, Vec::len) as u64 / 8;
                 for (position, item) in items.iter().enumerate() {
                     self.budget = self.budget.saturating_sub(past);
-                    let before = old.and_then(|old| node.item_before(item, position, old));
+                    let before = old.and_then(|old| node.old_item(item, position, old));
                     let change = change.within(item, before);
                     self.visit(branch, schema, change, &path.index(position))?;
                 }
@@ -355,8 +355,9 @@ impl Run {
                 )));
                 return Err(Exhausted);
             }
-            // What an older schema let in may stay as it is; only rules that look at the past judge what did not change.
-            _ if !rule.uses_old_self && change.is_none() => return Ok(()),
+            // Validation ratcheting: unchanged values that an older schema accepted stay valid. Only transition rules apply to
+            // them.
+            _ if !rule.uses_old_self && change.is_unchanged() => return Ok(()),
             Ok(_) => {}
             Err(error @ Error::NoSuchOverload) => {
                 self.errors.push(invalid(format!(

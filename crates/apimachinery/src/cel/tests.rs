@@ -11,7 +11,7 @@ use super::parse::parse;
 use super::value::Value;
 use crate::schema::Schema;
 
-/// The value of an expression over `self`, printed, or the error.
+/// Evaluates an expression with `self` and prints its value, or returns the error.
 fn run(source: &str, object: &Json) -> Result<String, String> {
     let expr = parse(source).map_err(|error| error.located(source))?;
     let scope = Scope {
@@ -140,7 +140,7 @@ fn expressions_have_the_value_cel_gives_them() {
 }
 
 #[test]
-fn failures_are_named_as_cel_names_them() {
+fn errors_have_the_messages_of_cel() {
     let object = json!({"l": [1], "m": {}});
     let cases = [
         ("self.zzz", "no such key: zzz"),
@@ -260,7 +260,7 @@ fn rules_report_as_kube_apiserver_does() {
 }
 
 #[test]
-fn items_of_map_lists_are_compared_with_what_they_were() {
+fn items_of_map_lists_are_compared_with_the_old_item_of_the_same_key() {
     let schema = schema(json!({
         "type": "object",
         "properties": {
@@ -286,7 +286,7 @@ fn items_of_map_lists_are_compared_with_what_they_were() {
 }
 
 #[test]
-fn rules_that_cannot_work_are_refused_with_the_schema() {
+fn rules_that_do_not_compile_are_refused_with_the_schema() {
     let with = |rule: Json| {
         schema(json!({"type": "object", "properties": {"a": {"type": "string"}, "l": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "string"}}}}},
             "x-kubernetes-validations": [rule]}))

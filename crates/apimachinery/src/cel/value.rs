@@ -1,5 +1,5 @@
-//! Values during evaluation. What comes from the object stays where it is and is viewed through its schema; only what
-//! an expression makes is owned.
+//! Values during evaluation. Values from the object are borrowed and interpreted through their schema; only values that an
+//! expression creates are owned.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -26,7 +26,7 @@ pub(super) enum Value<'a> {
     List(List<'a>),
     Map(Map<'a>),
     Timestamp(Timestamp),
-    /// Nanoseconds.
+    /// A duration in nanoseconds.
     Duration(i64),
     Type(&'static str),
     Optional(Option<Rc<Value<'a>>>),
@@ -92,7 +92,7 @@ impl<'a> Value<'a> {
         Value::Optional(Some(Rc::new(value)))
     }
 
-    /// The name that `type()` gives and messages use.
+    /// The type name that `type()` returns and that messages use.
     pub fn type_name(&self) -> &'static str {
         match self {
             Value::Null => "null_type",
@@ -117,7 +117,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Whether it is what `optional.ofNonZeroValue` treats as nothing.
+    /// Whether this is a zero value for `optional.ofNonZeroValue`.
     pub fn is_zero(&self) -> bool {
         match self {
             Value::Null => true,
@@ -188,7 +188,7 @@ impl<'a> List<'a> {
         }
     }
 
-    /// The list's type and the keys of a map list.
+    /// The list type, and the keys of a map list.
     fn list_type(&self) -> (ListType, &'a [String]) {
         match self.schema() {
             Some(node) => (node.list_type.unwrap_or_default(), &node.map_keys),
@@ -196,7 +196,7 @@ impl<'a> List<'a> {
         }
     }
 
-    /// `+`: sets take what is new, map lists replace by key, others append.
+    /// The operator `+`: a set adds new items, a map list replaces items by key, other lists append.
     pub fn concat(&self, other: &List<'a>, budget: &mut Budget) -> Result<Value<'a>, Error> {
         budget.charge((self.len() + other.len()) as u64)?;
         let mut items: Vec<Value<'a>> = self.iter().collect();
@@ -232,7 +232,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// A field: `property` for objects with properties, `written` for maps.
+    /// Looks up a field: by `property` in objects with properties, by `written` in maps.
     pub fn field(&self, written: &str, property: &str) -> Option<Value<'a>> {
         match self {
             Map::Json(members, Some(node)) if !node.properties.is_empty() => {
@@ -305,7 +305,7 @@ fn same_keys<'a>(
     Ok(true)
 }
 
-/// CEL equality: numbers compare across types, sets and map lists ignore order.
+/// CEL equality: numbers are compared across types, and the order of sets and map lists is ignored.
 pub(super) fn equal<'a>(
     left: &Value<'a>,
     right: &Value<'a>,
@@ -392,7 +392,7 @@ fn equal_maps<'a>(left: &Map<'a>, right: &Map<'a>, budget: &mut Budget) -> Resul
     Ok(true)
 }
 
-/// The order of two numbers, whatever their types.
+/// The order of two numbers of any types.
 #[expect(
     clippy::cast_precision_loss,
     reason = "integers are compared with floats as floats"
@@ -413,7 +413,7 @@ fn numeric(left: &Value<'_>, right: &Value<'_>) -> Option<Ordering> {
     }
 }
 
-/// The order of two values of one ordered type.
+/// The order of two values of the same ordered type.
 pub(super) fn compare<'a>(left: &Value<'a>, right: &Value<'a>) -> Option<Ordering> {
     match (left, right) {
         (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),

@@ -1,7 +1,7 @@
-//! JSON Patch (RFC 6902) with the liberties that Kubernetes takes: negative array indices count from the end.
+//! JSON Patch (RFC 6902) with the extension of Kubernetes that negative array indices count from the end.
 //!
-//! The error texts follow the library kube-apiserver uses, because they reach users. The number of operations and the
-//! bytes that `copy` may add are bounded, so that a small patch cannot make a huge object; so is how deep it may be nested.
+//! The error texts are those of the library that kube-apiserver uses, because users see them. The number of operations, the bytes
+//! that `copy` may add and the nesting depth are limited, so that a small patch cannot create a huge object.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,13 +10,14 @@ use crate::nesting::{MOST_LEVELS, measure};
 use crate::status::Status;
 use crate::strict;
 
-/// kube-apiserver's bound on operations in one patch.
+/// kube-apiserver's limit for the operations of one patch.
 pub const MAX_OPERATIONS: usize = 10_000;
-/// kube-apiserver's bound on what `copy` may add in total.
+/// kube-apiserver's limit for the total size that `copy` may add.
 pub const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
-/// Values that the operations of one patch may look at or shift in total: ten thousand of them can each move a large subtree.
+/// The limit for the values that the operations of one patch may visit or shift: each of ten thousand operations can move a large
+/// subtree.
 const MAX_VISITED_VALUES: usize = 20_000_000;
-/// Items of a list that shift in the time in which one value is looked at.
+/// The number of list items whose shift costs as much as one visited value.
 const SHIFTED_AT_ONCE: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +72,7 @@ struct Operation {
     value: Value,
 }
 
-/// A decoded patch, ready to apply to any number of objects (a retried write applies it again).
+/// A decoded patch that can be applied to any number of objects (a retried write applies it again).
 #[derive(Debug, Clone)]
 pub struct JsonPatch {
     operations: Vec<Operation>,
@@ -90,7 +91,7 @@ impl JsonPatch {
         Self::from_value(strict::decode(patch).map_err(Error::Malformed)?.value)
     }
 
-    /// The object after every operation, or the first error.
+    /// Applies all operations. Returns the new object, or the error of the first operation that fails.
     pub fn apply(&self, object: &Value) -> Result<Value, Error> {
         let mut document = object.clone();
         let mut spent = Spent::default();
@@ -101,7 +102,7 @@ impl JsonPatch {
     }
 }
 
-/// What the operations of a patch have cost so far.
+/// The cost of the operations so far.
 #[derive(Default)]
 struct Spent {
     copied_bytes: usize,
@@ -160,7 +161,7 @@ fn unescape(token: &str) -> String {
     }
 }
 
-/// An index into an array of `length`; negative ones count from the end.
+/// An index into an array of `length` items. Negative indices count from the end.
 fn index(token: &str, length: usize) -> Result<usize, Error> {
     let invalid = || Error::InvalidIndex(token.to_owned());
     let number: i64 = token.parse().map_err(|_| invalid())?;
@@ -237,7 +238,7 @@ fn add(
     match parent {
         Value::Array(items) if last == "-" => items.push(value),
         Value::Array(items) => {
-            // Inserting at the end is allowed, and -1 inserts there too.
+            // An index equal to the length inserts at the end, and so does -1.
             let position = index(&last, items.len() + 1)?;
             spent.visit((items.len() - position) / SHIFTED_AT_ONCE)?;
             items.insert(position, value);
@@ -272,7 +273,7 @@ fn remove(
     }
 }
 
-/// Refuses to put a value where it would make the document too deep: `copy` and `move` could double that with each operation.
+/// Refuses a value that would make the document too deep: `copy` and `move` could double the depth with each operation.
 fn check_levels(path: &str, value: &Value, spent: &mut Spent) -> Result<(), Error> {
     let (levels, values) = measure(value);
     spent.visit(values)?;
@@ -301,7 +302,7 @@ fn replace(document: &mut Value, path: &str, value: Value, spent: &mut Spent) ->
 fn test(document: &mut Value, path: &str, expected: &Value) -> Result<(), Error> {
     let actual = match find(document, path, "test") {
         Ok(value) => value,
-        // A missing field equals null, as the Go library has it.
+        // A missing field equals null, as in the Go library.
         Err(Error::MissingKey { .. }) => &Value::Null,
         Err(error) => return Err(error),
     };
@@ -370,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_do_what_the_rfc_says() {
+    fn operations_follow_rfc_6902() {
         let object = json!({"a": {"b": [1, 2, 3]}, "x~y/z": 1});
         let cases = [
             (
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_leave_the_object_alone_and_say_why() {
+    fn failed_patches_return_the_reason() {
         let object = json!({"a": [1]});
         let cases = [
             (

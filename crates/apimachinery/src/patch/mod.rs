@@ -1,6 +1,6 @@
-//! Patches: how a request body that describes a change becomes the changed object.
+//! Patches: apply a request body that describes a change to an object.
 //!
-//! A patch that fails leaves the object as it was. What may be patched is decided elsewhere.
+//! A patch that fails does not change the object. This module does not decide which fields may be patched.
 
 pub mod json;
 pub mod merge;

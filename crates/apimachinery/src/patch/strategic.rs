@@ -1,8 +1,8 @@
-//! Strategic merge patch: a merge patch that knows the types, so that lists merge by key.
+//! Strategic merge patch: a merge patch that uses type information to merge lists by key.
 //!
 //! Directives: `$patch: replace|delete|merge` in an object or list item, `$retainKeys` beside the fields it lists,
-//! `$deleteFromPrimitiveList/<list>` and `$setElementOrder/<list>` beside a list. Custom resources do not take this kind of
-//! patch; the caller answers those with 415.
+//! `$deleteFromPrimitiveList/<list>` and `$setElementOrder/<list>` beside a list. Custom resources do not support this kind of
+//! patch; the caller answers 415 for them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +17,7 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList/";
 const SET_ORDER: &str = "$setElementOrder/";
 
-/// A patch that does not fit the object or the rules. The texts are kube-apiserver's.
+/// Why a patch cannot be applied. The messages are those of kube-apiserver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("invalid JSON document")]
@@ -48,7 +48,7 @@ impl From<Error> for Status {
     }
 }
 
-/// The object after the patch.
+/// Returns the patched object.
 pub fn apply(object: &Value, patch: &Value, types: TypeRef<'_>) -> Result<Value, Error> {
     match (object, patch) {
         (Value::Object(object), Value::Object(patch)) => {
@@ -95,7 +95,7 @@ fn merge_objects(
                 Ok(patch)
             }
             Some("delete") => Ok(Map::new()),
-            // A merge is what happens anyway.
+            // Merging is the default.
             Some("merge") => {
                 patch.remove(PATCH);
                 merge_objects(original, patch, types)
@@ -142,7 +142,7 @@ fn merge_member(
     Ok(())
 }
 
-/// A value that is taken over as it is: nulls and directives have nothing to act on.
+/// Removes nulls and directives from a value that is added as a whole, because there is nothing they could act on.
 fn without_directives(value: Value) -> Option<Value> {
     match value {
         Value::Object(members) if members.contains_key(PATCH) => None,
@@ -165,7 +165,7 @@ fn without_directives(value: Value) -> Option<Value> {
     }
 }
 
-/// `$retainKeys`: fields of the original that are not listed go, and the patch may only set listed ones.
+/// `$retainKeys`: removes the fields of the original that are not listed. The patch may set only listed fields.
 fn retain_keys(
     original: &mut Map<String, Value>,
     patch: &mut Map<String, Value>,
@@ -202,7 +202,7 @@ fn delete_from_list(
     Ok(())
 }
 
-/// What identifies an item: the value of its merge key, or itself if it is a scalar.
+/// The identity of an item: the value of its merge key, or the item itself if it is a scalar.
 fn identity(item: &Value, key: Option<&'static str>) -> Result<String, Error> {
     let Some(key) = key else {
         return Ok(item.to_string());
@@ -273,7 +273,7 @@ fn merge_scalars(original: Vec<Value>, patch: Vec<Value>) -> Result<Vec<Value>, 
     in_order(merged, &wanted, &server, None)
 }
 
-/// Carries out `$patch` in list items: what to delete, and whether the list is replaced.
+/// Processes `$patch` in list items: which items to delete, and whether the whole list is replaced.
 fn list_directives(
     mut original: Vec<Value>,
     patch: Vec<Value>,
@@ -311,7 +311,7 @@ fn list_directives(
     Ok((original, plain))
 }
 
-/// Orders a merged list: the patch's items in the patch's order, the others among them where the server had them.
+/// Orders a merged list: items of the patch in the order of the patch, the other items among them at their place on the server.
 fn in_order(
     merged: Vec<Value>,
     patch_order: &[String],
@@ -353,7 +353,7 @@ fn in_order(
     Ok(ordered)
 }
 
-/// `$setElementOrder/<list>`: merges the list it belongs to, then puts it in that order.
+/// `$setElementOrder/<list>`: merges the list and then sorts it in the given order.
 fn merge_ordered_lists(
     original: &mut Map<String, Value>,
     patch: &mut Map<String, Value>,
@@ -396,7 +396,7 @@ fn merge_ordered_lists(
     Ok(())
 }
 
-/// The items of a patch must appear in the order given, as a part of it.
+/// Checks that the items of a patch list appear in the order of the `$setElementOrder` list.
 fn check_order(
     changes: &[Value],
     order: &[Value],
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn patches_that_make_no_sense_are_explained() {
+    fn invalid_patches_get_the_message_of_kube_apiserver() {
         let spec = json!({"containers": [{"name": "a"}]});
         let cases = [
             (

@@ -1,4 +1,4 @@
-//! A value validation may only speak of fields that the structure around it describes.
+//! Checks that value validations (`allOf`, `anyOf`, `oneOf`, `not`) refer only to fields that the structural schema defines.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! Defaulting, and the nulls that go with it: a null where null is not allowed becomes the default, or goes away.
+//! Defaulting. A null in a field that is not nullable becomes the default, or is removed.
 
 use serde_json::{Map, Value};
 

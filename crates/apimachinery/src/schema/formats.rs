@@ -1,15 +1,15 @@
-//! The string formats that CRD schemas enforce. Unknown formats (`int32`, `int64` and `double` among them) are ignored,
-//! as Kubernetes ignores them: only `minimum` and `maximum` bound a number.
+//! The string formats that CRD schemas enforce. Unknown formats (including `int32`, `int64` and `double`) are ignored, as in
+//! Kubernetes: only `minimum` and `maximum` limit a number.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// A format that is checked.
+/// An enforced format.
 #[derive(Debug, Clone)]
 pub(crate) struct Format {
-    /// The name as the schema wrote it, for messages.
+    /// The name of the format in the schema, for error messages.
     pub name: String,
     check: fn(&str) -> bool,
 }
@@ -56,8 +56,8 @@ impl Format {
     }
 }
 
-/// What Kubernetes takes: a date, `T`, and a time of day with an offset. There is no range, so `9999-12-31T23:59:59Z`, a usual
-/// "never", is one, although no [`jiff::Timestamp`] can hold it.
+/// Accepts what Kubernetes accepts: a date, `T`, and a time of day with an offset. There is no range check, so
+/// `9999-12-31T23:59:59Z`, a common value for "never", is valid, although no [`jiff::Timestamp`] can represent it.
 fn is_date_time(text: &str) -> bool {
     static TIME: LazyLock<Regex> = LazyLock::new(|| {
         Regex::new(
@@ -84,7 +84,7 @@ fn is_duration(text: &str) -> bool {
 }
 
 fn is_uri(text: &str) -> bool {
-    // What Go's url.ParseRequestURI takes: an absolute URI or an absolute path.
+    // Accepts what Go's url.ParseRequestURI accepts: an absolute URI or an absolute path.
     let printable = !text.bytes().any(|b| b <= b' ' || b == 0x7f);
     let scheme = text.split_once(':').is_some_and(|(scheme, rest)| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())

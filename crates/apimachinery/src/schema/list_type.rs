@@ -37,7 +37,7 @@ fn map(items: &[Value], node: &Node, path: &Path<'_>, errors: &mut Vec<FieldErro
     if items.len() <= 1 {
         return;
     }
-    // Two items in a list this short are compared faster than hashed.
+    // For lists this short, comparing pairs of items is faster than hashing.
     if let [first, second] = items {
         if same_keys(first, second, &node.map_keys) {
             errors.push(FieldError::duplicate(
@@ -69,7 +69,7 @@ fn keys_of(item: &Value, keys: &[String]) -> Value {
     Value::Object(present.collect::<Map<_, _>>())
 }
 
-/// Text that is equal exactly for equal values: map members are written in sorted order.
+/// A canonical text of a value: equal for equal values, because map members are sorted.
 fn identity(value: &Value) -> String {
     match value {
         Value::Object(members) => {
@@ -84,7 +84,7 @@ fn identity(value: &Value) -> String {
     }
 }
 
-/// The positions at which a value appears for the second time. Later appearances are not reported again.
+/// The positions at which a value occurs for the second time. Further occurrences are not reported.
 fn repeated(identities: impl Iterator<Item = String>) -> Vec<usize> {
     let mut seen: HashMap<String, u32> = HashMap::new();
     let mut positions = Vec::new();

@@ -1,7 +1,7 @@
-//! Structural schemas: a CRD's `openAPIV3Schema`, compiled once and then applied to every object that is written.
+//! Structural schemas: the `openAPIV3Schema` of a CRD, compiled once and applied to every object that is written.
 //!
-//! The order in which a server applies one is [`Schema::prune`], [`Schema::default`], [`Schema::validate`]. Object
-//! metadata is not described by these schemas and is left alone by all of them.
+//! A server applies it in this order: [`Schema::prune`], [`Schema::default`], [`Schema::validate`]. These schemas do not describe
+//! object metadata, and none of the steps changes it.
 
 mod completeness;
 mod default;
@@ -20,14 +20,14 @@ use serde_json::Value;
 use crate::cel::RuleTree;
 use crate::field::FieldError;
 
-/// A compiled schema of one version of one kind.
+/// The compiled schema of one version of a kind.
 #[derive(Debug, Clone)]
 pub struct Schema {
     pub(crate) root: Node,
     rules: Option<RuleTree>,
 }
 
-/// The JSON type a schema asks for.
+/// A JSON type in a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
     Object,
@@ -72,11 +72,11 @@ pub enum ListType {
     Map,
 }
 
-/// One level of a schema. Nested value validations (`allOf` and its kin) are nodes too, without structure of their own.
+/// One level of a schema. Nested value validations (such as `allOf`) are nodes too, but define no structure.
 #[derive(Debug, Clone, Default)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "the vocabulary of the schema language is flags"
+    reason = "the schema language defines these flags"
 )]
 pub struct Node {
     pub(crate) kind: Option<Type>,
@@ -91,13 +91,13 @@ pub struct Node {
     pub(crate) additional: Option<Additional>,
     pub(crate) items: Option<Box<Node>>,
     pub(crate) default: Option<Value>,
-    /// The properties that have a default, so that defaulting need not visit the others.
+    /// The properties with a default, so that defaulting can skip the others.
     pub(crate) defaulted: Vec<String>,
     pub(crate) checks: Option<Box<Checks>>,
     pub(crate) rules: Vec<RuleSource>,
 }
 
-/// `additionalProperties`: allowed or forbidden, perhaps with a schema.
+/// `additionalProperties`: allowed or forbidden, optionally with a schema.
 #[derive(Debug, Clone)]
 pub(crate) enum Additional {
     Any(bool),
@@ -132,7 +132,7 @@ pub(crate) struct Bound {
     pub exclusive: bool,
 }
 
-/// One entry of `x-kubernetes-validations`, as written.
+/// An entry of `x-kubernetes-validations`, as written in the schema.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RuleSource {
@@ -145,7 +145,7 @@ pub struct RuleSource {
 }
 
 impl Schema {
-    /// Compiles `openAPIV3Schema`. `path` names the schema in the errors, such as
+    /// Compiles `openAPIV3Schema`. `path` is the prefix of field paths in errors, such as
     /// `spec.versions[0].schema.openAPIV3Schema`.
     pub fn compile(open_api: &Value, path: &str) -> Result<Self, Vec<FieldError>> {
         let mut errors = Vec::new();
@@ -166,17 +166,17 @@ impl Schema {
         }
     }
 
-    /// Fills in defaults, deeply, and drops nulls where null is not allowed.
+    /// Sets defaults at all levels and removes nulls where null is not allowed.
     pub fn default(&self, object: &mut Value) {
         default::apply(object, &self.root);
     }
 
-    /// Removes what the schema does not describe.
+    /// Removes fields that the schema does not describe.
     pub fn prune(&self, object: &mut Value) {
         prune::prune(object, &self.root, None);
     }
 
-    /// Removes what the schema does not describe and names it, sorted: `spec.containers[0].imagee`.
+    /// Removes fields that the schema does not describe and returns their sorted paths: `spec.containers[0].imagee`.
     pub fn prune_reporting(&self, object: &mut Value) -> Vec<String> {
         let mut unknown = Vec::new();
         prune::prune(object, &self.root, Some(&mut unknown));
@@ -184,22 +184,23 @@ impl Schema {
         unknown
     }
 
-    /// Everything that is wrong with the object's values, without `x-kubernetes-validations`.
+    /// Validates the values of an object, without `x-kubernetes-validations`. Returns all errors.
     pub fn validate(&self, object: &Value) -> Vec<FieldError> {
         let mut errors = Vec::new();
         validate::validate_resource(object, None, &self.root, &mut errors);
         errors
     }
 
-    /// Everything that is wrong with the values that the change from `old` to `new` touches: what an older schema let in may stay.
+    /// Validates an update with validation ratcheting: reports only errors in values that the update changes. Unchanged values
+    /// that an older schema accepted stay valid.
     pub fn validate_update(&self, new: &Value, old: &Value) -> Vec<FieldError> {
         let mut errors = Vec::new();
         validate::validate_resource(new, Some(old), &self.root, &mut errors);
         errors
     }
 
-    /// Runs the schema's `x-kubernetes-validations` on the change from `old` (absent on creation) to `new`, which must
-    /// have passed [`Schema::validate`].
+    /// Evaluates `x-kubernetes-validations` for the change from `old` (`None` on creation) to `new`, which must have passed
+    /// [`Schema::validate`].
     pub fn validate_rules(&self, new: &Value, old: Option<&Value>) -> Vec<FieldError> {
         match &self.rules {
             Some(rules) => rules.validate(&self.root, new, old),
@@ -207,7 +208,7 @@ impl Schema {
         }
     }
 
-    /// The root of the compiled tree, for those who derive other things from it.
+    /// The root of the compiled schema, for code that derives other data from it.
     pub fn root(&self) -> &Node {
         &self.root
     }
@@ -234,15 +235,15 @@ impl Node {
         }
     }
 
-    /// What an item of a map list was before: the old item with the same keys. Items of other lists have no past.
-    pub(crate) fn item_before<'a>(
+    /// The old version of an item in a map list: the old item with the same keys. `None` for items of other list types.
+    pub(crate) fn old_item<'a>(
         &self,
         item: &Value,
         position: usize,
         old: &'a Value,
     ) -> Option<&'a Value> {
-        /// Beyond this, an item is looked for only where it was, so that long lists stay cheap.
-        const SEARCHED: usize = 512;
+        /// In longer lists, the old item is looked up only at the same position, to limit the cost.
+        const SEARCH_LIMIT: usize = 512;
         if self.list_type != Some(ListType::Map) {
             return None;
         }
@@ -252,10 +253,10 @@ impl Node {
         };
         let old = old.as_array()?;
         let there = old.get(position).filter(is_same);
-        there.or_else(|| old.iter().take(SEARCHED).find(is_same))
+        there.or_else(|| old.iter().take(SEARCH_LIMIT).find(is_same))
     }
 
-    /// The schema of a member: its own, or that of all the unnamed ones.
+    /// The schema of a member: its own, or that of `additionalProperties`.
     pub(crate) fn member(&self, name: &str) -> Option<&Node> {
         self.properties
             .get(name)
@@ -263,7 +264,7 @@ impl Node {
     }
 }
 
-/// Whether text has a named string format; an unknown format takes anything.
+/// Whether a text matches a named string format. Unknown formats accept any text.
 pub(crate) fn accepts_format(name: &str, text: &str) -> bool {
     formats::Format::from_name(name).is_none_or(|format| format.accepts(text))
 }

@@ -1,4 +1,4 @@
-//! Turns the JSON of a schema into [`Node`]s, refusing what the schema language of CRDs does not have.
+//! Parses the JSON of a schema into [`Node`]s, and rejects constructs that CRD schemas do not support.
 
 use regex::RegexBuilder;
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{Additional, Bound, Checks, ListType, Node, RuleSource, Type, formats};
 use crate::field::FieldError;
 
-/// A pattern may not compile into more than this, so that a schema cannot hold a server's memory.
+/// The size limit of a compiled regular expression, so that a schema cannot exhaust the server's memory.
 const PATTERN_SIZE_LIMIT: usize = 1 << 20;
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 const FORBIDDEN: [&str; 6] = [
@@ -158,7 +158,7 @@ fn parse_list_type(
     }
 }
 
-/// The keys of a map list are scalars that the items describe, always present or defaulted.
+/// The keys of a map list must be scalar properties of the items that are required or have a default.
 fn check_map_keys(
     schema: &Map<String, Value>,
     node: &Node,

@@ -1,8 +1,8 @@
-//! Pruning: fields that the schema does not describe are removed, and reported on request. Where it describes an integer, `1.0` becomes
-//! `1`, as it does in kube-apiserver, whose JSON encoder writes whole floats so: typed clients cannot read the other form.
+//! Pruning: removes fields that the schema does not describe, and reports them on request. In integer fields, `1.0` becomes `1`
+//! as in kube-apiserver, whose JSON encoder writes whole floats this way: typed clients cannot decode `1.0` into an integer.
 //!
-//! `apiVersion`, `kind` and `metadata` of a resource, embedded ones included, are never pruned: they are described
-//! implicitly.
+//! `apiVersion`, `kind` and `metadata` of a resource, including embedded resources, are never pruned, because every schema
+//! describes them implicitly.
 
 use serde_json::Value;
 
@@ -93,7 +93,7 @@ fn write_whole_floats_as_integers(value: &mut Value, node: Option<&Node>) {
     }
 }
 
-/// Below `x-kubernetes-preserve-unknown-fields` only the described members are pruned further.
+/// Below `x-kubernetes-preserve-unknown-fields`, only the members that the schema describes are pruned.
 fn preserve(
     value: &mut Value,
     node: &Node,

@@ -1,6 +1,6 @@
-//! The rules that make a schema structural: every level says its type, and value validations carry no structure.
+//! The rules for structural schemas: every level specifies its type, and value validations define no structure.
 //!
-//! Works on the schema's JSON rather than on the compiled form, since the errors are about how it is written.
+//! The checks work on the JSON of the schema and not on the compiled form, because the errors refer to how it is written.
 
 use serde_json::{Map, Value, json};
 
@@ -168,7 +168,7 @@ fn metadata(schema: &Map<String, Value>, level: Level, path: &str, errors: &mut 
     }
 }
 
-/// Where the two spellings of "an integer or a string" may name types although they are value validations.
+/// The two notations of int-or-string in which a value validation may specify types.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Exception {
     None,

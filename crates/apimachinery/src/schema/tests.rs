@@ -208,7 +208,7 @@ fn sets_and_maps_refuse_duplicates() {
 }
 
 #[test]
-fn defaults_are_deep_and_nulls_become_defaults_or_go() {
+fn defaults_apply_at_all_levels_and_replace_or_remove_nulls() {
     let schema = schema(json!({
         "type": "object",
         "default": {},
@@ -363,7 +363,7 @@ fn schemas_that_are_not_structural_are_refused_by_field() {
 }
 
 #[test]
-fn what_an_update_leaves_alone_is_not_held_against_it() {
+fn validation_ratcheting_ignores_errors_in_unchanged_values() {
     let item = json!({"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "size": {"type": "integer", "maximum": 5}},
         "x-kubernetes-validations": [{"rule": "self.size % 2 == 0", "message": "must be even"}]});
     let schema = schema(json!({
@@ -403,7 +403,7 @@ fn what_an_update_leaves_alone_is_not_held_against_it() {
         problems(old.clone(), with("mode", json!("D"))),
         ["spec.mode"]
     );
-    // Items are known by their key, wherever they stand.
+    // Items are matched by their key, at any position.
     let moved = json!([{"name": "b", "size": 4}, {"name": "a", "size": 7}]);
     assert_eq!(problems(old.clone(), with("items", moved)), none);
     let worse = json!([{"name": "a", "size": 9}, {"name": "b", "size": 2}]);
@@ -411,12 +411,12 @@ fn what_an_update_leaves_alone_is_not_held_against_it() {
         problems(old.clone(), with("items", worse)),
         ["spec.items[0].size", "spec.items[0]"]
     );
-    // Items of a set have no past of their own.
+    // Items of a set have no old version.
     assert_eq!(
         problems(old.clone(), with("set", json!(["xyz", "a"]))),
         ["spec.set[0]"]
     );
-    // Rules about the change itself always hold, and what is required stays required.
+    // Transition rules (those with oldSelf) always apply, and required fields stay required.
     assert_eq!(
         problems(
             json!({"name": "a", "mode": "C"}),

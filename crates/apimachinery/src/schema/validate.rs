@@ -1,6 +1,6 @@
-//! Validation of a value against a schema, worded as kube-apiserver words it.
+//! Validates a value against a schema, with the error messages of kube-apiserver.
 //!
-//! The path is a chain on the stack, so that an object without errors costs no allocation.
+//! The path is a linked list on the stack, so validating a valid object allocates nothing.
 
 use std::collections::HashSet;
 
@@ -10,8 +10,8 @@ use super::{Additional, Bound, Checks, Node, Type, list_type};
 use crate::field::{FieldError, Path};
 use crate::go;
 
-/// Validates an object, its metadata left out. What an update leaves as it was is not held against it, so that an object which an
-/// older schema let in can still be changed elsewhere.
+/// Validates an object without its metadata. Updates use validation ratcheting: errors in unchanged values are not reported, so
+/// an object that an older schema accepted can still be changed in other fields.
 pub(super) fn validate_resource(
     object: &Value,
     old: Option<&Value>,
@@ -30,7 +30,7 @@ pub(super) fn validate_resource(
     );
 }
 
-/// Every default in the schema must itself satisfy the schema.
+/// Checks that every default in the schema satisfies the schema.
 pub(super) fn check_defaults(node: &Node, path: &str) -> Vec<FieldError> {
     let mut errors = Vec::new();
     defaults_below(node, path, &mut errors);
@@ -86,7 +86,7 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// The path as it stands inside a message; the root is empty there.
+/// The path as it appears inside a message, where the root is empty.
 fn name(path: &Path<'_>) -> String {
     let text = path.to_string();
     if text == "<nil>" { String::new() } else { text }
@@ -133,7 +133,7 @@ fn validate(
         Value::Array(items) => {
             if let Some(schema) = &node.items {
                 for (position, item) in items.iter().enumerate() {
-                    let before = old.and_then(|old| node.item_before(item, position, old));
+                    let before = old.and_then(|old| node.old_item(item, position, old));
                     validate(item, before, schema, &path.index(position), errors);
                 }
             }
@@ -177,7 +177,7 @@ fn is_valid(value: &Value, node: &Node, path: &Path<'_>) -> Result<(), Vec<Field
     }
 }
 
-/// Composite failures carry no field in Kubernetes' answers: the path stands in the message.
+/// As in Kubernetes, errors of composite validations have no field; the path is in the message.
 fn composite(path: &Path<'_>, rest: &str) -> FieldError {
     FieldError::invalid(Path::ROOT, "", format!("{} {rest}", go::quote(&name(path))))
 }
@@ -244,7 +244,7 @@ fn combined(value: &Value, checks: &Checks, path: &Path<'_>, errors: &mut Vec<Fi
     }
 }
 
-/// The alternative that came closest is the one worth explaining.
+/// The errors of the alternative that came closest to matching, because those are the most useful.
 fn closest(failures: Vec<Vec<FieldError>>) -> Vec<FieldError> {
     failures
         .into_iter()
@@ -254,7 +254,7 @@ fn closest(failures: Vec<Vec<FieldError>>) -> Vec<FieldError> {
 
 fn string(text: &str, checks: &Checks, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     if checks.max_length.is_some() || checks.min_length.is_some() {
-        // A string has at most as many characters as bytes: most need no counting.
+        // A string has at most as many characters as bytes, so most strings need not be counted.
         let length = text.chars().count() as u64;
         if let Some(maximum) = checks.max_length.filter(|maximum| length > *maximum) {
             errors.push(FieldError::too_long(
@@ -292,7 +292,7 @@ fn string(text: &str, checks: &Checks, path: &Path<'_>, errors: &mut Vec<FieldEr
 fn number(value: &Value, checks: &Checks, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     let Some(float) = value.as_f64() else { return };
     let integer = value.as_i64();
-    // Limits are floats in a schema; beside an integer they are printed as integers.
+    // Limits are floats in a schema. Messages about integers print them as integers.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "Kubernetes truncates limits to compare integers"
@@ -429,7 +429,7 @@ fn object(
     }
 }
 
-/// List types and embedded resources: checks that follow the structure only, never nested value validations.
+/// Checks list types and embedded resources. These checks follow the structure only, not nested value validations.
 fn lists(value: &Value, node: &Node, is_root: bool, path: &Path<'_>, errors: &mut Vec<FieldError>) {
     match value {
         Value::Array(items) => {

@@ -4,16 +4,16 @@ use std::fmt;
 
 use super::Error;
 
-/// One comparison of a field with a value.
+/// A comparison of a field with a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldTerm {
     pub field: String,
     pub value: String,
-    /// `!=` rather than `=`.
+    /// Whether the operator is `!=` and not `=`.
     pub negated: bool,
 }
 
-/// All terms must hold.
+/// A field selector. It matches if all terms match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSelector {
     terms: Vec<FieldTerm>,
@@ -31,7 +31,7 @@ impl FieldSelector {
                     "invalid selector: '{text}'; can't understand '{part}'"
                 ))
             };
-            // The first operator splits the term; a '!' without '=' belongs to the field's name.
+            // The first operator splits the term. A '!' without '=' is part of the field name.
             let equals = part.find('=').ok_or_else(not_understood)?;
             let (field, negated) = match part[..equals].strip_suffix('!') {
                 Some(field) => (field, true),
@@ -56,7 +56,7 @@ impl FieldSelector {
         self.terms.is_empty()
     }
 
-    /// Whether every term holds. `lookup` gives a field's value; a field the object lacks is the empty string, as in
+    /// Whether all terms match. `lookup` returns the value of a field; a missing field counts as the empty string, as in
     /// Kubernetes.
     pub fn matches<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.terms
@@ -64,7 +64,7 @@ impl FieldSelector {
             .all(|term| (lookup(&term.field).unwrap_or("") == term.value) != term.negated)
     }
 
-    /// The value that `field` must be equal to, if a term says so: the way to a lookup by name.
+    /// The value that `field` must be equal to, if a term requires one. It allows a lookup by name.
     pub fn required_value(&self, field: &str) -> Option<&str> {
         self.terms
             .iter()
@@ -72,7 +72,7 @@ impl FieldSelector {
             .map(|term| term.value.as_str())
     }
 
-    /// Refuses a selector that names a field outside `supported`.
+    /// Returns an error if the selector uses a field that is not in `supported`.
     pub fn check_fields(&self, supported: &[&str]) -> Result<(), Error> {
         match self
             .terms
@@ -93,7 +93,7 @@ fn term(field: &str, escaped: &str, negated: bool) -> Result<FieldTerm, Error> {
     })
 }
 
-/// Splits at commas that no backslash escapes.
+/// Splits at commas that are not escaped by a backslash.
 fn split_terms(text: &str) -> Vec<&str> {
     let mut terms = Vec::new();
     let mut start = 0;
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_use_the_servers_words() {
+    fn errors_have_the_messages_of_kube_apiserver() {
         assert_eq!(
             FieldSelector::parse("abc").unwrap_err().to_string(),
             "invalid selector: 'abc'; can't understand 'abc'"

@@ -21,7 +21,7 @@ pub enum Operator {
     LessThan,
 }
 
-/// One condition on one label.
+/// A condition on one label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requirement {
     key: String,
@@ -30,7 +30,7 @@ pub struct Requirement {
     values: Vec<String>,
 }
 
-/// All requirements must hold; without any, everything matches.
+/// A label selector. It matches if all requirements match; without requirements it matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LabelSelector {
     requirements: Vec<Requirement>,
@@ -38,7 +38,7 @@ pub struct LabelSelector {
 }
 
 impl Requirement {
-    /// A requirement whose key and values have been checked.
+    /// Creates a requirement after validating key and values.
     pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Self, Error> {
         let fail = |error: FieldError| Err(Error(error.to_string()));
         let problems = names::qualified_name(key);
@@ -148,7 +148,7 @@ impl LabelSelector {
         Self::default()
     }
 
-    /// Matches no object: what an absent selector object means.
+    /// Matches no object, like an absent selector.
     pub fn nothing() -> Self {
         Self {
             requirements: Vec::new(),
@@ -169,7 +169,7 @@ impl LabelSelector {
         }
     }
 
-    /// The object form. `None` and null select nothing, an empty object selects everything.
+    /// Parses the object form. `None` and null match nothing, an empty object matches everything.
     pub fn from_object(selector: Option<&Value>) -> Result<Self, Error> {
         let Some(Value::Object(selector)) = selector else {
             return Ok(Self::nothing());
@@ -198,7 +198,7 @@ impl LabelSelector {
         self.requirements.is_empty() && !self.matches_nothing
     }
 
-    /// Whether it holds for a label set given by lookup.
+    /// Whether the selector matches labels that are given by a lookup function.
     pub fn matches_with<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
         !self.matches_nothing
             && self
@@ -207,12 +207,12 @@ impl LabelSelector {
                 .all(|requirement| requirement.holds(lookup(&requirement.key)))
     }
 
-    /// Whether it holds for `metadata.labels`.
+    /// Whether the selector matches `metadata.labels`.
     pub fn matches(&self, labels: Option<&Map<String, Value>>) -> bool {
         self.matches_with(|key| labels?.get(key)?.as_str())
     }
 
-    /// Whether it holds for an object with `metadata.labels`.
+    /// Whether the selector matches an object by its `metadata.labels`.
     pub fn matches_object(&self, object: &Value) -> bool {
         let labels = object
             .get("metadata")
@@ -271,13 +271,13 @@ impl fmt::Display for Requirement {
 }
 
 impl fmt::Display for LabelSelector {
-    /// The string form, as it stands in a scale's `status.selector`.
+    /// Writes the string form, as in `status.selector` of a scale.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (position, requirement) in self.requirements.iter().enumerate() {
             if position > 0 {
                 f.write_str(",")?;
             }
-            // Kubernetes prints a set of one as an equality.
+            // Kubernetes prints a set with one value as an equality.
             if requirement.operator == Operator::In && requirement.values.len() == 1 {
                 write!(f, "{}={}", requirement.key, requirement.values[0])?;
             } else {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_use_the_servers_words() {
+    fn errors_have_the_messages_of_kube_apiserver() {
         let cases = [
             (
                 "a b",

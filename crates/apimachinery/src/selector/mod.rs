@@ -1,6 +1,6 @@
 //! Label and field selectors: parsing, matching and printing.
 //!
-//! Selectors work on labels and field values handed to them; how a resource's fields are looked up is the caller's.
+//! Selectors work on given labels and field values. The caller knows how to look up the fields of a resource.
 
 mod field;
 mod label;
@@ -9,7 +9,7 @@ mod parser;
 pub use field::{FieldSelector, FieldTerm};
 pub use label::{LabelSelector, Operator, Requirement};
 
-/// A selector that cannot be understood. The text is what kube-apiserver answers in a 400.
+/// A malformed selector. The text is the message of kube-apiserver's 400 response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(pub(crate) String);

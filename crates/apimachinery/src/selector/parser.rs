@@ -1,4 +1,4 @@
-//! The grammar of label selectors in their string form, with kube-apiserver's words for what is wrong.
+//! Parses label selectors in their string form, with the error messages of kube-apiserver.
 
 use super::{Error, Operator, Requirement};
 
@@ -20,7 +20,7 @@ enum Token<'a> {
 }
 
 impl<'a> Token<'a> {
-    /// The characters as they stood in the text, for messages.
+    /// The token as written, for error messages.
     fn literal(self) -> &'a str {
         match self {
             Token::End => "",
@@ -38,7 +38,7 @@ impl<'a> Token<'a> {
         }
     }
 
-    /// `in` and `notin` are ordinary words where a key or value is expected.
+    /// Turns `in` and `notin` into identifiers where a key or value is expected.
     fn as_value(self) -> Self {
         match self {
             Token::In | Token::NotIn => Token::Word(self.literal()),
@@ -47,7 +47,7 @@ impl<'a> Token<'a> {
     }
 }
 
-/// The requirements of a selector in its string form.
+/// Parses the requirements of a selector in its string form.
 pub(super) fn parse(text: &str) -> Result<Vec<Requirement>, Error> {
     Parser { rest: text }.selector()
 }
@@ -86,7 +86,7 @@ impl<'a> Parser<'a> {
         let end = text
             .find(|c: char| SPECIAL.contains(&c) || c.is_ascii_whitespace())
             .unwrap_or(text.len());
-        // Whitespace that is neither skipped nor part of a word (a form feed) must still be consumed.
+        // Whitespace that is neither skipped nor part of an identifier (a form feed) must still be consumed.
         let end = if end == 0 {
             text.chars().next().map_or(0, char::len_utf8)
         } else {
@@ -188,7 +188,7 @@ impl<'a> Parser<'a> {
         Requirement::new(key, operator, values)
     }
 
-    /// The value after `=`; a missing one is the empty string.
+    /// The value after `=`. A missing value is the empty string.
     fn single_value(&mut self) -> Result<String, Error> {
         match self.peek().as_value() {
             Token::End | Token::Comma => Ok(String::new()),
@@ -224,7 +224,7 @@ impl<'a> Parser<'a> {
                         }
                     }
                 }
-                // An empty place between commas or before the bracket is the empty value.
+                // Nothing between two commas, or before the closing bracket, is the empty value.
                 Token::Comma => values.push(String::new()),
                 Token::Close => {
                     values.push(String::new());

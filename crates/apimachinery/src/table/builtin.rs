@@ -1,4 +1,4 @@
-//! The columns of built-in resources.
+//! The table columns of built-in resources.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::selector::LabelSelector;
 
 type CellsOf = fn(&Value, Timestamp) -> Vec<Value>;
 
-/// The columns of each resource, in order; `+` marks those of `-o wide`.
+/// The columns of each resource, in order. `+` marks columns that only `-o wide` shows.
 const COLUMNS: [(&str, CellsOf, &str); 17] = [
     (
         "pods",
@@ -65,7 +65,7 @@ const COLUMNS: [(&str, CellsOf, &str); 17] = [
     ),
 ];
 
-/// The names of a resource's columns and how to fill them.
+/// The column names of a resource and the function that fills them.
 pub(super) fn columns(resource: &str) -> (&'static str, CellsOf) {
     let wanted = if resource == "clusterrolebindings" {
         "rolebindings"
@@ -254,7 +254,7 @@ fn external_ip(object: &Value) -> String {
     }
 }
 
-/// The first three, and how many more there are.
+/// The first three items and the number of further ones.
 fn shortened(list: &[String]) -> String {
     match list.len() {
         0 => "<none>".to_owned(),
@@ -442,7 +442,8 @@ fn node(object: &Value, now: Timestamp) -> Vec<Value> {
     ]
 }
 
-/// Events of both APIs: core/v1 says `involvedObject`, `message`, `source`; events.k8s.io/v1 `regarding`, `note`, `deprecated…`.
+/// Events of both APIs: core/v1 has `involvedObject`, `message`, `source`; events.k8s.io/v1 has `regarding`, `note`,
+/// `deprecated…`.
 fn event(object: &Value, now: Timestamp) -> Vec<Value> {
     let either = |core: &str, new: &str| or(text(object, core), text(object, new)).to_owned();
     let since = |time: &str| age((!time.is_empty()).then_some(time), now);

@@ -1,7 +1,7 @@
-//! `meta.k8s.io/v1` tables: what `kubectl get` prints, made on the server.
+//! `meta.k8s.io/v1` tables: server-side printing for `kubectl get`.
 //!
-//! Columns come from a CRD's `additionalPrinterColumns`, or are those kubectl users know for built-in resources. The clock is
-//! given: an age is the difference to it.
+//! Columns come from `additionalPrinterColumns` of a CRD; built-in resources have the usual kubectl columns. The caller provides
+//! the current time, from which ages are computed.
 
 mod builtin;
 mod pods;
@@ -13,7 +13,7 @@ use crate::duration;
 use crate::field::FieldError;
 use crate::jsonpath::JsonPath;
 
-/// What each row carries besides its cells.
+/// The value of `includeObject`: what each row contains besides its cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IncludeObject {
     None,
@@ -23,7 +23,7 @@ pub enum IncludeObject {
 }
 
 impl IncludeObject {
-    /// The value of the `includeObject` parameter; `None` if there is no such choice.
+    /// Parses the `includeObject` parameter. Returns `None` for an unknown value.
     pub fn from_parameter(text: &str) -> Option<Self> {
         match text {
             "" | "Metadata" => Some(Self::Metadata),
@@ -34,7 +34,7 @@ impl IncludeObject {
     }
 }
 
-/// The columns of a resource, ready to print rows.
+/// The columns of a resource. It prints rows.
 #[derive(Debug, Clone)]
 pub struct Printer {
     columns: Vec<Column>,
@@ -80,7 +80,7 @@ impl Column {
 }
 
 impl Printer {
-    /// The printer of a custom resource version. Without columns of its own it shows name and age.
+    /// The printer of a custom resource version. Without additional columns it shows name and age.
     pub fn custom(additional: Option<&Value>, path: &str) -> Result<Self, Vec<FieldError>> {
         let mut columns = vec![Column::fixed("Name", 0)];
         let mut paths = Vec::new();
@@ -124,7 +124,8 @@ impl Printer {
         }
     }
 
-    /// The printer of a built-in resource (`pods`, `endpointslices`). Those without known columns show name and creation.
+    /// The printer of a built-in resource (`pods`, `endpointslices`). Resources without known columns show name and creation
+    /// time.
     pub fn builtin(resource: &str) -> Self {
         let (names, cells) = builtin::columns(resource);
         let column = |name: &str| match name.strip_prefix('+') {
@@ -186,7 +187,7 @@ impl Printer {
         Value::Object(row)
     }
 
-    /// A table of objects. `list_metadata` is that of the list, or of the object where there is one.
+    /// A table of objects. `list_metadata` is the metadata of the list, or of the object if there is only one.
     pub fn table<'a>(
         &self,
         objects: impl IntoIterator<Item = &'a Value>,
@@ -211,7 +212,7 @@ impl Printer {
     }
 }
 
-/// Pods that ended are marked, so that clients can hide them.
+/// Marks terminated pods as completed, so that clients can hide them.
 fn completed_condition(object: &Value) -> Option<Value> {
     if object.get("kind").and_then(Value::as_str) != Some("Pod") {
         return None;
@@ -245,7 +246,7 @@ fn custom_cell(kind: &str, value: &Value, now: Timestamp) -> Value {
     }
 }
 
-/// An age, `<unknown>` without a time and `<invalid>` for what is none.
+/// Formats an age. Returns `<unknown>` without a time and `<invalid>` for a malformed time.
 fn age(time: Option<&str>, now: Timestamp) -> String {
     match time {
         None | Some("") => "<unknown>".to_owned(),

@@ -1,11 +1,11 @@
-//! The row of a pod: how its containers' states become one word.
+//! The table row of a pod: summarizes the states of its containers in one word.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::builtin::{age_of, items, name, or_none, text};
 
-/// What is gathered over the containers.
+/// Counters over the containers.
 #[derive(Default)]
 struct Tally {
     restarts: i64,
@@ -50,7 +50,7 @@ fn has_condition(pod: &Value, kind: &str) -> bool {
     condition(pod, kind).is_some_and(|condition| text(condition, "/status") == "True")
 }
 
-/// Init containers that keep running beside the others.
+/// Whether an init container is a sidecar, which runs beside the other containers.
 fn is_sidecar(pod: &Value, name: &str) -> bool {
     let spec = items(pod, "/spec/initContainers")
         .iter()
@@ -58,8 +58,8 @@ fn is_sidecar(pod: &Value, name: &str) -> bool {
     spec.is_some_and(|container| text(container, "/restartPolicy") == "Always")
 }
 
-/// Why a container ended, in one word.
-fn ending(terminated: &Value) -> String {
+/// Why a container terminated, in one word.
+fn termination_reason(terminated: &Value) -> String {
     let number = |name: &str| terminated.get(name).and_then(Value::as_i64).unwrap_or(0);
     match (text(terminated, "/reason"), number("signal")) {
         ("", 0) => format!("ExitCode:{}", number("exitCode")),
@@ -117,7 +117,7 @@ pub(super) fn cells(pod: &Value, now: Timestamp) -> Vec<Value> {
     ]
 }
 
-/// Goes over the init containers up to the first that has not done its part. True if there is one.
+/// Goes through the init containers up to the first that has not completed. Returns whether there is one.
 fn init_state(pod: &Value, tally: &mut Tally, sidecar: &mut Tally, reason: &mut String) -> bool {
     let total = items(pod, "/spec/initContainers").len();
     for (position, status) in items(pod, "/status/initContainerStatuses")
@@ -144,7 +144,7 @@ fn init_state(pod: &Value, tally: &mut Tally, sidecar: &mut Tally, reason: &mut 
         }
         let waiting = text(status, "/state/waiting/reason");
         *reason = match terminated {
-            Some(terminated) => format!("Init:{}", ending(terminated)),
+            Some(terminated) => format!("Init:{}", termination_reason(terminated)),
             None if !waiting.is_empty() && waiting != "PodInitializing" => {
                 format!("Init:{waiting}")
             }
@@ -167,7 +167,7 @@ fn main_state(pod: &Value, tally: &mut Tally, reason: &mut String) {
         if !waiting.is_empty() {
             waiting.clone_into(reason);
         } else if let Some(terminated) = terminated {
-            *reason = ending(terminated);
+            *reason = termination_reason(terminated);
             if terminated
                 .get("exitCode")
                 .and_then(Value::as_i64)

@@ -1,14 +1,14 @@
-//! The built-in types: their fields, how their lists merge, and which of their parts are atomic.
+//! The built-in types: their fields, how their lists merge, and which parts are atomic.
 //!
-//! `builtin.txt` holds the facts, taken from Kubernetes' published OpenAPI document. A line is a kind
-//! (`kind v1 Pod Pod`) or a type with its fields (`Toleration effect:s tolerationSeconds:i`). A field is
+//! The data in `builtin.txt` comes from the published OpenAPI document of Kubernetes. A line is a kind (`kind v1 Pod Pod`) or a
+//! type with its fields (`Toleration effect:s tolerationSeconds:i`). A field is
 //!
 //! - a scalar: `s` string, `i` an `int32`, `l` an `int64`, `n` number, `b` boolean, `q` quantity, `x` integer or string, `t`
 //!   time, `u` time with microseconds, `y` bytes in base64, `o` anything; `s=TCP` has a default;
-//! - a type by its name, `!` in front if it is owned as a whole;
-//! - `{}` and what the map's values are, `!` in front if it is owned as a whole;
-//! - `[` list type `|` patch key `]` and what the items are: list type `s` is a set, `m=a,b` a map by those keys, nothing
-//!   is atomic; a patch key (possibly empty, for scalars) means that a strategic patch merges.
+//! - a type by its name, with `!` in front if it is atomic;
+//! - `{}` and the type of the map's values, with `!` in front if it is atomic;
+//! - `[` list type `|` patch key `]` and the type of the items: list type `s` is a set, `m=a,b` a map by those keys, empty is
+//!   atomic. A strategic merge patch merges the list if it has a patch key (which may be empty, for scalars).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
@@ -21,7 +21,7 @@ pub(super) struct Struct {
     pub fields: BTreeMap<&'static str, Spec>,
 }
 
-/// What a field holds.
+/// The type of a field.
 #[derive(Debug)]
 pub(super) enum Spec {
     Scalar {
@@ -149,14 +149,14 @@ fn parse(text: &'static str) -> Spec {
     Spec::Scalar { kind, default }
 }
 
-/// A type by its name in the table.
+/// Looks up a type by its name in the table.
 pub(super) fn by_name(name: &str) -> Option<&'static Struct> {
     TABLE.types.get(name)
 }
 
-/// The type of a kind.
+/// Looks up the type of a kind.
 pub(super) fn by_kind(api_version: &str, kind: &str) -> Option<&'static Struct> {
-    // The table borrows from static text, so any key with equal text finds its entry.
+    // Any key with equal text finds the entry, although the table borrows from static text.
     let table = &*TABLE;
     let name = table
         .kinds
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_that_is_named_is_described() {
+    fn every_referenced_type_is_defined() {
         fn check(spec: &Spec, at: &str) {
             match spec {
                 Spec::Struct { name, .. } => {

@@ -1,7 +1,7 @@
-//! What Go's JSON decoder makes of an object of a built-in kind: it refuses values beyond the Go type of their field.
+//! Decodes objects of built-in kinds like Go's JSON decoder, which refuses values that do not fit the Go type of their field.
 //!
-//! kube-apiserver decodes every body into Go structs, so that no stored object holds an integer beyond `int32`, a text where a
-//! number belongs or a malformed time. Typed clients rely on it: one such object would stop their whole list.
+//! kube-apiserver decodes every body into Go structs, so no stored object holds an integer beyond `int32`, a string instead of a
+//! number, or a malformed time. Typed clients rely on this: a single such object would make their whole list fail.
 
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::rfc3339::{self, Precision};
 
-/// Standard base64 as Go reads it: the bits after the last byte may be anything.
+/// Standard base64 as Go decodes it: the unused bits of the last character may have any value.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -29,21 +29,21 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 const QUANTITY_FORM: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 
-/// A value that its Go type cannot hold, in the words of Go's decoder.
+/// A value that does not fit its Go type. The message is that of Go's decoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeError {
     problem: Problem,
     /// The innermost struct around the value.
     owner: Option<&'static str>,
-    /// The fields that lead to it, the last one first.
+    /// The path of fields to the value, innermost first.
     fields: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Problem {
-    /// Another JSON type, or a number out of range.
+    /// The value has another JSON type, or is a number out of range.
     Type { found: String, wanted: String },
-    /// What the field's own decoder says.
+    /// The error message of the field's own decoder.
     Other(String),
 }
 
@@ -82,9 +82,10 @@ impl DecodeError {
     }
 }
 
-/// Checks an object against its Go types and writes times and bytes as Go writes them back. Null is absence and fits everywhere.
+/// Checks an object against its Go types, and rewrites times and bytes in the form in which Go encodes them. Null means absent
+/// and fits every type.
 ///
-/// Unlike Go's, this decoder takes `1.0` for an integer, since a YAML body may say so, and stores `1`.
+/// Unlike Go's decoder, this one accepts `1.0` for an integer, because a YAML body may contain it, and stores `1`.
 pub fn decode(value: &mut Value, types: TypeRef<'_>) -> Result<(), DecodeError> {
     match value {
         Value::Null => Ok(()),
@@ -202,7 +203,7 @@ fn time(text: &str, precision: Precision) -> Result<Value, DecodeError> {
         .map_err(|message| DecodeError::new(Problem::Other(message)))
 }
 
-/// The canonical form of base64, where it differs.
+/// The canonical form of a base64 text, if it differs from the text.
 fn bytes(text: &str) -> Result<Option<Value>, DecodeError> {
     let is_broken = text.contains(['\r', '\n']);
     let plain = is_broken.then(|| text.replace(['\r', '\n'], ""));
@@ -223,7 +224,7 @@ fn bytes(text: &str) -> Result<Option<Value>, DecodeError> {
     Ok((canonical != text).then(|| Value::from(canonical)))
 }
 
-/// The name of a type in Go. Named text types are called by what they are: text.
+/// The name of a type in Go. Named string types are reported as `string`.
 fn go_type(types: TypeRef<'_>) -> String {
     if let Some(definition) = types.definition() {
         return format!("v1.{}", definition.name);
@@ -279,7 +280,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::too_many_lines, reason = "a table of cases")]
-    fn a_value_beyond_the_go_type_of_its_field_is_refused_in_the_words_of_gos_decoder() {
+    fn a_value_that_does_not_fit_its_go_type_is_refused_with_gos_message() {
         let service = |seconds: Value| json!({"spec": {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}}});
         let policy = |port: Value| json!({"spec": {"egress": [{"ports": [port]}]}});
         let pod = |container: Value| json!({"spec": {"containers": [container]}});
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_written_as_go_writes_it_back() {
+    fn accepted_values_are_rewritten_in_gos_encoding() {
         let mut pod = json!({"metadata": {"creationTimestamp": null}, "spec": {"activeDeadlineSeconds": 3.0, "containers": [
             {"name": "c", "livenessProbe": {"httpGet": {"port": 8080.0}, "terminationGracePeriodSeconds": i64::MAX}}]}});
         decode(&mut pod, TypeRef::builtin("v1", "Pod").unwrap()).unwrap();

@@ -1,7 +1,7 @@
-//! What is known about the types of an object: how lists and maps merge, field by field.
+//! Type information of an object: how lists and maps merge, for each field.
 //!
-//! One view over two sources, a CRD's schema and the table of built-in types, so that server-side apply and strategic
-//! merge patches need not know which kind of object they work on.
+//! A common view of two sources, the schema of a CRD and the table of built-in types, so that server-side apply and strategic
+//! merge patch work the same on both.
 
 mod builtin;
 mod decode;
@@ -15,18 +15,18 @@ use builtin::{Spec, Struct};
 pub use decode::{DecodeError, decode};
 pub use unknown::unknown_fields;
 
-/// The type of a value, borrowed from the schema or the table that describes it.
+/// The type of a value, borrowed from its schema or from the table of built-in types.
 #[derive(Debug, Clone, Copy)]
 pub struct TypeRef<'a>(Inner<'a>);
 
 #[derive(Debug, Clone, Copy)]
 enum Inner<'a> {
-    /// The root of a custom resource, whose metadata is described implicitly.
+    /// The root of a custom resource, whose metadata every schema describes implicitly.
     Resource(&'a Node),
     Schema(&'a Node),
     Struct(&'static Struct),
     Spec(&'static Spec),
-    /// Nothing is known: maps merge by key, lists are atomic.
+    /// An unknown type: maps merge by key, lists are atomic.
     Unknown,
 }
 
@@ -80,7 +80,7 @@ impl<'a> TypeRef<'a> {
         builtin::by_kind(api_version, kind).map(|definition| TypeRef(Inner::Struct(definition)))
     }
 
-    /// A type of which nothing is known.
+    /// The unknown type.
     pub const fn unknown() -> TypeRef<'static> {
         TypeRef(Inner::Unknown)
     }
@@ -105,7 +105,7 @@ impl<'a> TypeRef<'a> {
         }
     }
 
-    /// The struct behind this type, if it is one of the built-in ones.
+    /// The struct of this type, if it is a built-in one.
     fn definition(self) -> Option<&'static Struct> {
         match self.0 {
             Inner::Struct(definition) => Some(definition),
@@ -141,7 +141,7 @@ impl<'a> TypeRef<'a> {
         }
     }
 
-    /// Whether `name` is a field of a struct, rather than a key of a map.
+    /// Whether `name` is a field of a struct and not a key of a map.
     pub fn is_named_field(self, name: &str) -> bool {
         match self.0 {
             Inner::Resource(node) => {
@@ -159,7 +159,7 @@ impl<'a> TypeRef<'a> {
         }
     }
 
-    /// Whether the type describes its members completely, so that any other is a mistake.
+    /// Whether the type describes all its members, so that any other member is an error.
     pub fn is_closed(self) -> bool {
         match self.0 {
             Inner::Resource(node) | Inner::Schema(node) => {
@@ -198,7 +198,7 @@ impl<'a> TypeRef<'a> {
         }
     }
 
-    /// Whether a map or struct of this type is owned as a whole.
+    /// Whether a map or struct of this type is atomic (owned as a whole).
     pub fn is_atomic_map(self) -> bool {
         match self.0 {
             Inner::Schema(node) => node.is_atomic_map(),
@@ -212,7 +212,7 @@ impl<'a> TypeRef<'a> {
         }
     }
 
-    /// The default of a member that serves as a list key.
+    /// The default of a member that is a list key.
     pub fn member_default(self, name: &str) -> Option<Value> {
         match self.0 {
             Inner::Schema(node) => node.property(name)?.default.clone(),

@@ -1,4 +1,4 @@
-//! Fields that a type does not have.
+//! Finds fields that a type does not have.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::TypeRef;
 
-/// The paths of fields the type does not have, as field validation names them: `spec.containers[0].imagee`.
+/// The paths of fields that the type does not have, in the format of field validation: `spec.containers[0].imagee`.
 pub fn unknown_fields(object: &Value, types: TypeRef<'_>) -> Vec<String> {
     let mut unknown = Vec::new();
     visit(object, types, &mut String::new(), &mut unknown);
@@ -14,7 +14,7 @@ pub fn unknown_fields(object: &Value, types: TypeRef<'_>) -> Vec<String> {
     unknown
 }
 
-/// Extends the path for the time of a visit.
+/// Extends the path during a visit.
 fn below(path: &mut String, name: &str, visit: impl FnOnce(&mut String)) {
     let length = path.len();
     if length > 0 {

@@ -1,4 +1,4 @@
-//! Sizes, list methods, sets and arithmetic over several values.
+//! Functions on sizes, lists and sets, and arithmetic over several values.
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! Kubernetes' own types: quantities, addresses, networks, URLs, semantic versions and named formats.
+//! The CEL types of Kubernetes: quantities, IP addresses, CIDRs, URLs, semantic versions and named formats.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -10,7 +10,7 @@ use super::super::value::{Map, Value};
 use crate::names;
 use crate::quantity::Quantity;
 
-/// `quantity(s)`, `isQuantity(s)` and their kin.
+/// `quantity(s)`, `isQuantity(s)` and the same functions for the other types.
 pub(super) fn parse<'a>(name: &str, text: &str) -> Result<Value<'a>> {
     let parsed = match name {
         "quantity" | "isQuantity" => text
@@ -35,7 +35,7 @@ pub(super) fn parse<'a>(name: &str, text: &str) -> Result<Value<'a>> {
     }
 }
 
-/// An address without zone, and no IPv4 in IPv6's clothes.
+/// Parses an IP address. Zones and IPv4-mapped IPv6 addresses are refused.
 fn address(text: &str) -> Option<IpAddr> {
     let address: IpAddr = text.parse().ok()?;
     match address {
@@ -206,7 +206,7 @@ fn network_method<'a>(
     })
 }
 
-/// The parts of an absolute URI or an absolute path.
+/// The parts of an absolute URI or of an absolute path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Url {
     pub text: String,
@@ -410,7 +410,7 @@ impl fmt::Display for Semver {
     }
 }
 
-/// A format that `format.<name>()` gives.
+/// A format that `format.<name>()` returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NamedFormat {
     Dns1123Label,

@@ -1,4 +1,4 @@
-//! The functions of CEL and of Kubernetes' libraries for it.
+//! The functions of CEL and of the Kubernetes CEL libraries.
 
 mod collections;
 mod kubernetes;
@@ -12,7 +12,7 @@ pub(super) use kubernetes::{NamedFormat, Semver, Url};
 use super::eval::{Budget, Error, Result};
 use super::value::Value;
 
-/// Every function, and whether it is called on a target (`x.f()`), globally (`f()`), or both.
+/// The functions that are called globally (`f()`). Some are also methods, below.
 const GLOBAL: &[&str] = &[
     "size",
     "string",
@@ -333,7 +333,7 @@ fn convert<'a>(to: &str, value: &Value<'a>) -> Result<Value<'a>> {
     }
 }
 
-/// A scalar as `string()` gives it, and compound values as messages show them.
+/// Formats a scalar as `string()` does, and a compound value as in error messages.
 pub(super) fn print(value: &Value<'_>) -> String {
     match value {
         Value::Null => "null".to_owned(),

@@ -1,4 +1,4 @@
-//! String methods: CEL's own, the strings extension, and Kubernetes' regular expressions.
+//! String methods: the standard ones, the strings extension, and Kubernetes' regular expressions.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -68,7 +68,7 @@ fn regular<'a>(
     let regex = if let Some(regex) = precompiled {
         regex
     } else {
-        // Compiling costs far more than matching; a pattern that is not a constant pays for it.
+        // Compiling a pattern costs far more than matching. Constant patterns are compiled once; others are charged for it.
         budget.charge(200 + pattern.len() as u64 * 20)?;
         compiled = RegexBuilder::new(pattern)
             .size_limit(MAX_REGEX)
@@ -149,7 +149,7 @@ fn replace<'a>(
         [Value::Int(limit)] => usize::try_from(*limit).unwrap_or(usize::MAX),
         _ => return Err(Error::NoSuchOverload),
     };
-    // Replacing the empty string inserts between all characters.
+    // Replacing the empty string inserts text between all characters.
     let times = if from.is_empty() {
         text.len() + 1
     } else {

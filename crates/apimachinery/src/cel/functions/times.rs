@@ -67,7 +67,7 @@ pub(super) fn method<'a>(
     }
 }
 
-/// `UTC` or a fixed offset such as `-08:30`. Named zones would need a time zone database.
+/// Parses `UTC` or a fixed offset such as `-08:30`. Named zones are not supported, because they need a time zone database.
 fn zone(name: &str) -> Result<TimeZone> {
     let unknown = || Error::Other(format!("unknown time zone {name}"));
     if name == "UTC" || name == "Z" {
