@@ -1,31 +1,32 @@
-//! Time arithmetic that saturates. `+`, `-` and `*` on instants, timestamps and durations panic on overflow, and most durations of
-//! this system are numbers that a client chose.
+//! Saturating time arithmetic. `+`, `-` and `*` on instants, timestamps and durations panic on overflow, and clients choose most
+//! durations in this system.
 //!
-//! Clippy's `arithmetic_side_effects` refuses those operators in product code; its settings in `clippy.toml` let integers pass.
+//! Clippy's `arithmetic_side_effects` forbids those operators in product code; its settings in `clippy.toml` allow them for
+//! integers.
 //! [`Duration`] itself has `saturating_add`, `saturating_sub` and `saturating_mul`.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// How far away an [`Instant`] is that stands for "never". The type has no greatest value; tokio uses the same distance.
+/// The distance of an [`Instant`] that stands for "never". The type has no maximum; tokio uses the same distance.
 const FAR: Duration = Duration::from_secs(86_400 * 365 * 30);
 
-/// Moments, shifted without a panic.
+/// Points in time that can be shifted without a panic.
 pub trait SaturatingTime: Sized {
-    /// The moment that is `by` after this one, or the last one there is.
+    /// The time `by` after this one, or the maximum.
     #[must_use]
     fn later_by(self, by: Duration) -> Self;
 
-    /// The moment that is `by` before this one, or the first one there is.
+    /// The time `by` before this one, or the minimum.
     #[must_use]
     fn earlier_by(self, by: Duration) -> Self;
 }
 
-/// For types that cannot tell their ends: as far as [`FAR`], or not at all.
-macro_rules! saturate_without_ends {
-    ($moment:ty) => {
-        impl SaturatingTime for $moment {
+/// For types without a known maximum and minimum: on overflow, shifts by [`FAR`], or not at all if that overflows too.
+macro_rules! impl_saturating_without_bounds {
+    ($time:ty) => {
+        impl SaturatingTime for $time {
             fn later_by(self, by: Duration) -> Self {
                 let shifted = self.checked_add(by).or_else(|| self.checked_add(FAR));
                 shifted.unwrap_or(self)
@@ -39,10 +40,10 @@ macro_rules! saturate_without_ends {
     };
 }
 
-saturate_without_ends!(Instant);
-saturate_without_ends!(SystemTime);
+impl_saturating_without_bounds!(Instant);
+impl_saturating_without_bounds!(SystemTime);
 #[cfg(feature = "tokio")]
-saturate_without_ends!(tokio::time::Instant);
+impl_saturating_without_bounds!(tokio::time::Instant);
 
 #[cfg(feature = "jiff")]
 impl SaturatingTime for jiff::Timestamp {
@@ -65,12 +66,12 @@ mod tests {
         assert!(now.earlier_by(second) < now);
         assert_eq!(now.later_by(second).earlier_by(second), now);
         assert!(now.later_by(Duration::MAX) > now.later_by(second));
-        // An instant may count from the start of the machine, so there may be nothing before it.
+        // An instant may count from the boot of the machine, so there may be no earlier one.
         assert!(now.earlier_by(Duration::MAX) <= now);
     }
 
     #[test]
-    fn no_duration_is_too_long_for_any_moment() {
+    fn no_duration_overflows_any_time() {
         orders(Instant::now());
         orders(SystemTime::now());
         #[cfg(feature = "tokio")]

@@ -1,12 +1,12 @@
-//! The agent's socket: frames of one kind byte, a little-endian length and a payload.
+//! The protocol on the agent's socket: frames of one kind byte, a little-endian length and a payload.
 //!
-//! A connection opens with [`FrameKind::Exec`], [`FrameKind::Attach`] or a control frame. Stream frames carry raw bytes,
-//! all others JSON.
+//! The first frame of a connection is [`FrameKind::Exec`], [`FrameKind::Attach`] or a control frame. The payload of stream frames
+//! is raw bytes, that of all others is JSON.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub const HEADER_BYTES: usize = 5;
-/// Stream data is cut into pieces below this; a longer frame is a broken peer.
+/// The limit of a payload. Senders split stream data into smaller pieces; a longer frame is a protocol violation.
 pub const MAXIMUM_PAYLOAD_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,11 +17,11 @@ pub enum FrameKind {
     Stdin = 0x03,
     StdinClosed = 0x04,
     Resize = 0x05,
-    /// Signals the container's command.
+    /// Sends a signal to the container's command.
     SignalCommand = 0x06,
-    /// Signals the process group of this connection's exec.
+    /// Sends a signal to the process group of this connection's exec.
     SignalExec = 0x07,
-    /// Hands over the file that log lines go to from now on, as ancillary data.
+    /// Passes the file descriptor of the new log file as ancillary data.
     ReplaceLog = 0x08,
     Started = 0x81,
     Stdout = 0x82,
@@ -53,7 +53,7 @@ impl FrameKind {
     }
 }
 
-/// Run a command beside the container's own, with the same user and confinement.
+/// Runs a command in the container, with the user and the confinement of the container's own command.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ExecRequest {
     pub arguments: Vec<String>,
@@ -64,7 +64,7 @@ pub struct ExecRequest {
     pub window: Option<WindowSize>,
 }
 
-/// Follow the container's own command.
+/// Attaches to the container's own command.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AttachRequest {
     pub stdin: bool,
@@ -83,11 +83,11 @@ pub struct SignalRequest {
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct StartedReport {
-    /// In the container's PID namespace.
+    /// The PID in the container's PID namespace.
     pub pid: i32,
 }
 
-/// How an exec ended: `code` is 128 plus the signal when one ended it.
+/// The result of an exec. `code` is 128 plus the signal number if a signal ended it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitReport {
     pub code: i32,
@@ -97,7 +97,7 @@ pub struct ExitReport {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FailureReport {
     pub message: String,
-    /// The exit code a shell would give for it: 126 or 127 for a command that cannot run.
+    /// The exit code that a shell would return: 126 or 127 for a command that cannot be run.
     pub code: i32,
 }
 
@@ -113,7 +113,7 @@ pub enum FrameError {
     UnknownKind(u8),
     #[error("a frame of {0} bytes is too long")]
     TooLong(usize),
-    #[error("a {kind:?} frame does not parse")]
+    #[error("the payload of a {kind:?} frame is malformed")]
     Payload {
         kind: FrameKind,
         #[source]
@@ -139,7 +139,7 @@ pub fn encode(kind: FrameKind, payload: &[u8], buffer: &mut Vec<u8>) {
     buffer.extend_from_slice(payload);
 }
 
-/// Takes the first whole frame off `buffer`, if there is one.
+/// Removes the first complete frame from `buffer`, if there is one.
 pub fn decode(buffer: &mut Vec<u8>) -> Result<Option<Frame>, FrameError> {
     let Some((&[kind, a, b, c, d], rest)) = buffer.split_first_chunk::<HEADER_BYTES>() else {
         return Ok(None);
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_survive_any_cut_of_the_byte_stream() {
+    fn frames_are_decoded_from_any_pieces_of_the_byte_stream() {
         let mut whole = Vec::new();
         encode(FrameKind::Stdout, b"hello", &mut whole);
         encode(FrameKind::StdinClosed, b"", &mut whole);

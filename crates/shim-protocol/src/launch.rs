@@ -1,10 +1,10 @@
-//! Requests to the short-lived launcher: make a pod's namespaces, start a container in them.
+//! Requests to the short-lived launcher: create the namespaces of a pod, and start a container in them.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The host identities a pod's user namespace maps to: container id 0 is host id `base`, and `count` ids follow.
+/// The UID and GID range of a pod's user namespace: container ID 0 maps to host ID `base`, and the range has `count` IDs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdentityRange {
     pub base: u32,
@@ -12,13 +12,13 @@ pub struct IdentityRange {
 }
 
 impl IdentityRange {
-    /// Whether there is but one identity, as where the node itself runs without root.
+    /// Whether the range has only one ID, as on a node that runs without root.
     pub fn is_single(self) -> bool {
         self.count == 1
     }
 }
 
-/// Files onto which a pod's namespaces are bind-mounted, so that they outlive every process in them.
+/// Files onto which the namespaces of a pod are bind-mounted, so that they exist without any process in them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespacePins {
     pub network: PathBuf,
@@ -27,14 +27,14 @@ pub struct NamespacePins {
     pub user: PathBuf,
 }
 
-/// Asks `shim namespaces` to make and pin a pod's namespaces.
+/// Asks `shim namespaces` to create and pin the namespaces of a pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NamespacesRequest {
     pub pins: NamespacePins,
     pub identities: IdentityRange,
 }
 
-/// The answer to a [`NamespacesRequest`], one JSON value on standard output.
+/// The response to a [`NamespacesRequest`]: one JSON value on standard output.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NamespacesAnswer {
@@ -42,13 +42,13 @@ pub enum NamespacesAnswer {
     Failed(String),
 }
 
-/// One read-only layer of an image, uppermost first in [`RootFilesystem::layers`].
+/// A read-only layer of an image. [`RootFilesystem::layers`] lists the uppermost first.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Layer {
     pub path: PathBuf,
 }
 
-/// The container's root: an overlay of read-only layers under a private writable directory.
+/// The container's root file system: an overlay of read-only layers and a private writable directory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RootFilesystem {
     pub layers: Vec<Layer>,
@@ -57,18 +57,18 @@ pub struct RootFilesystem {
     pub read_only: bool,
 }
 
-/// What a bind mount shows.
+/// The source of a bind mount.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BindSource {
-    /// A path of the host, made by the node.
+    /// A path on the host, created by the node.
     pub path: PathBuf,
-    /// A path below it that the pod chose; it may not leave `path`, symlinks included.
+    /// A path below `path` that the pod chose. It must not leave `path`, not even through symlinks.
     pub sub_path: Option<PathBuf>,
-    /// Whether a missing `sub_path` is made as a directory.
+    /// Whether a missing `sub_path` is created as a directory.
     pub create_sub_path: bool,
-    /// Files keep the container's ids on disk; without it they carry host ids of the pod's range.
+    /// Whether the mount is ID-mapped: files have the container's IDs on disk. Otherwise they have host IDs of the pod's range.
     pub identity_mapped: bool,
-    /// Whether mounts below `path` are shown too.
+    /// Whether submounts of `path` are included.
     pub recursive: bool,
 }
 
@@ -76,19 +76,19 @@ pub struct BindSource {
 #[serde(rename_all = "snake_case")]
 pub enum MountKind {
     Bind(BindSource),
-    /// A read-only view of a file or directory of the host, through inodes that only this container has: what it watches and
-    /// locks there are its own. Mounts below it are not shown.
+    /// A read-only view of a file or directory of the host with inodes that only this container has, so that watches and locks do
+    /// not affect others. Submounts are not included.
     View {
         path: PathBuf,
     },
-    /// A private tmpfs of at most this size.
+    /// A private tmpfs with this maximum size.
     Memory {
         size_bytes: u64,
         mode: u32,
     },
 }
 
-/// A mount inside the container. Targets resolve inside the new root, so that an image's symlinks cannot lead out.
+/// A mount in the container. Targets are resolved inside the new root, so an image's symlinks cannot escape it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Mount {
     pub target: PathBuf,
@@ -97,7 +97,7 @@ pub struct Mount {
     pub no_exec: bool,
 }
 
-/// Who the container runs as, in container ids.
+/// The user that the container runs as, in container IDs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     pub uid: u32,
@@ -105,7 +105,7 @@ pub struct User {
     pub groups: Vec<u32>,
 }
 
-/// A resource limit by its Linux number.
+/// A resource limit, identified by its Linux number.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ResourceLimit {
     pub resource: u32,
@@ -113,106 +113,106 @@ pub struct ResourceLimit {
     pub hard: u64,
 }
 
-/// The container's command. The agent runs it, and every later exec, with the same user and confinement.
+/// The container's command. The agent runs it, and every later exec, with the same user and the same confinement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Process {
     pub arguments: Vec<String>,
     pub environment: Vec<(String, String)>,
     pub working_directory: String,
     pub user: User,
-    /// Bit set of capabilities that stay; none by default.
+    /// The bit set of capabilities that the process keeps; empty by default.
     pub capabilities: u64,
     pub limits: Vec<ResourceLimit>,
     pub terminal: bool,
-    /// Whether standard input stays open for attach; without it the command reads end of file.
+    /// Whether standard input stays open for attach. Otherwise the command reads end of file.
     pub stdin: bool,
     pub stdin_once: bool,
-    /// Set where another runtime has the container, and the agent is outside of it.
+    /// Set if another runtime runs the container and the agent is outside of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entrance: Option<Entrance>,
 }
 
-/// How commands get into a container that another runtime has.
+/// How to run commands in a container that another runtime runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entrance {
-    /// The call that runs a command, up to the file that describes it.
+    /// The runtime's command line for an exec, without the last argument: the file that describes the process.
     pub exec: Vec<String>,
-    /// The call that tells the container's state.
+    /// The runtime's command line that prints the state of the container.
     pub state: Vec<String>,
-    /// The container, as the other runtime knows it.
+    /// The container's ID in the other runtime.
     pub identifier: String,
-    /// What describes a command, but for its words: `process` of the bundle's configuration.
+    /// The process description without its arguments: `process` of the bundle's configuration.
     pub process: String,
-    /// Where such files may be; the runtime writes `pid` there when it has made the container.
+    /// The directory for process descriptions. The runtime writes `pid` there when it has created the container.
     pub directory: PathBuf,
 }
 
-/// Another runtime makes the container, from a bundle whose root the launcher has built. It and the agent are in the pod's
-/// namespaces, user namespace included, and in none of the container's.
+/// Another runtime creates the container, from a bundle whose root file system the launcher has built. The runtime and the agent
+/// run in the pod's namespaces, including its user namespace, but not in the container's.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outside {
-    /// The bundle's `config.json`, which the launcher puts on the stage.
+    /// The bundle's `config.json`, which the launcher writes to the stage directory.
     pub configuration: String,
-    /// Paths of the container that the bundle refers to, found as `staged/<index>` beside `config.json`.
+    /// Paths of the container that the bundle refers to, available as `staged/<index>` beside `config.json`.
     pub staged: Vec<PathBuf>,
-    /// The call of the other runtime, which the agent runs in place of the container's command.
+    /// The command line of the other runtime, which the agent runs instead of the container's command.
     pub process: Process,
 }
 
-/// Where the container's traces on the host are.
+/// The container's files on the host.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ContainerFiles {
-    /// The directory of this run of the container; `agent.sock` is made in it.
+    /// The directory of this run of the container. `agent.sock` is created in it.
     pub directory: PathBuf,
     pub log: PathBuf,
-    /// Receives a [`ContainerExit`] when the command ends.
+    /// The agent writes a [`ContainerExit`] here when the command exits.
     pub exit: PathBuf,
 }
 
-/// What `shim launch` does before it knows which container it starts: one line of JSON, the first of its standard input.
+/// The work of `shim launch` before it knows which container to start: one line of JSON, the first line of its standard input.
 ///
-/// Joining control groups waits for the kernel longer than everything else together, so a launcher can be started, and
-/// have done this, ahead of its request.
+/// Joining cgroups takes longer in the kernel than everything else together. So a launcher can be started before there is a
+/// request for it, and do this in advance.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Preparation {
     pub pins: NamespacePins,
-    /// Directories of the control groups to start in.
+    /// The directories of the cgroups to start in.
     pub control_groups: Vec<PathBuf>,
     pub out_of_memory_score: i32,
 }
 
-/// Asks a prepared `shim launch` to start one container: the rest of its standard input.
+/// Asks a prepared `shim launch` to start a container: the rest of its standard input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Launch {
     pub identities: IdentityRange,
     pub hostname: String,
-    /// Join this PID namespace, which another container of the pod is in, rather than make a new one.
+    /// The PID namespace of another container of the pod to join, instead of creating a new one.
     pub pid_namespace: Option<PathBuf>,
-    /// An empty directory under which the launcher builds the root in its own mount namespace.
+    /// An empty directory under which the launcher builds the root file system in its own mount namespace.
     pub stage: PathBuf,
-    /// A directory whose mounts are dropped from the container's view of the host before anything else.
+    /// A directory whose mounts are unmounted from the container's view of the host first.
     pub hide: PathBuf,
     pub root: RootFilesystem,
     pub mounts: Vec<Mount>,
     pub shared_memory: Option<PathBuf>,
     pub shared_memory_bytes: u64,
-    /// How many terminals the container may have open.
+    /// The maximum number of open terminals in the container.
     pub terminals: u32,
     pub masked_paths: Vec<PathBuf>,
     pub read_only_paths: Vec<PathBuf>,
-    /// Files with compiled seccomp programs, installed in this order.
+    /// Files with compiled seccomp filters, installed in this order.
     pub seccomp_programs: Vec<PathBuf>,
     /// The shim's own binary, which becomes the container's PID 1.
     pub agent: PathBuf,
     pub process: Process,
     pub files: ContainerFiles,
-    /// Set where another runtime goes on from here.
+    /// Set if another runtime runs the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outside: Option<Outside>,
 }
 
 impl Launch {
-    /// What the agent runs: the container's command, or the runtime that has it.
+    /// The process that the agent runs: the container's command, or the other runtime.
     pub fn agent_process(&self) -> &Process {
         self.outside
             .as_ref()
@@ -220,15 +220,15 @@ impl Launch {
     }
 }
 
-/// The answer to a [`Launch`], one JSON value on standard output.
+/// The response to a [`Launch`]: one JSON value on standard output.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LaunchAnswer {
-    /// The command runs; `pid` is its agent's, in the launcher's PID namespace.
+    /// The command is running. `pid` is the PID of its agent in the launcher's PID namespace.
     Started { pid: i32 },
-    /// The container could not be made. A first process that exists all the same is the caller's to reap.
+    /// The container could not be created. If its first process exists nevertheless, the caller must reap it.
     Failed { message: String, pid: Option<i32> },
-    /// The container was made, and its command could not be executed; `code` is what a shell would exit with.
+    /// The container was created, but its command could not be executed. `code` is the exit code that a shell would return.
     CommandFailed {
         message: String,
         code: i32,
@@ -236,11 +236,11 @@ pub enum LaunchAnswer {
     },
 }
 
-/// What the agent leaves behind when the container's command has ended.
+/// The record that the agent writes when the container's command has exited.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerExit {
     pub code: i32,
     pub signal: Option<i32>,
-    /// Nanoseconds since the epoch.
+    /// Nanoseconds since the Unix epoch.
     pub finished_at_ns: u64,
 }

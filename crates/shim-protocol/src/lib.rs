@@ -1,8 +1,8 @@
-//! The words the node and the shim share: the requests the node writes to a launcher's standard input, the answers it
-//! reads back, and the frames spoken on a container agent's socket.
+//! The protocol between the node and the shim: the requests that the node writes to a launcher's standard input, the responses,
+//! and the frames on the socket of a container agent.
 //!
-//! Only types and their encoding live here. How a container is made is the shim's business, and why it is made is the
-//! node's; this crate exists so that neither links the other.
+//! This crate has only types and their encoding, so that the node and the shim need not link each other. The shim knows how to
+//! create a container, and the node knows why.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

@@ -1,15 +1,15 @@
-//! The W3C trace context, as it travels between processes. No baggage, no vendor's format.
+//! The W3C trace context as it is passed between processes. Baggage and vendor formats are not supported.
 
 use std::collections::BTreeMap;
 
-/// The header, and the key in the annotation.
+/// The name of the header, and of the key in the annotation.
 pub const TRACEPARENT: &str = "traceparent";
-/// The header, and the key in the annotation.
+/// The name of the header, and of the key in the annotation.
 pub const TRACESTATE: &str = "tracestate";
-/// No vendor may be trusted to send less: longer ones are dropped, as the standard allows.
+/// The maximum length of `tracestate`. Longer values are dropped, as the standard allows.
 const TRACESTATE_MAX: usize = 512;
 
-/// A context that is well formed.
+/// A well-formed trace context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     traceparent: String,
@@ -17,7 +17,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// A context from the two headers. `None` unless the first is well formed; a second that is not is left out.
+    /// Parses the two headers. Returns `None` if `traceparent` is malformed; a malformed `tracestate` is dropped.
     pub fn new(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
         is_traceparent(traceparent).then(|| Self {
             traceparent: traceparent.to_owned(),
@@ -27,7 +27,7 @@ impl TraceContext {
         })
     }
 
-    /// A context from the annotation: a JSON object of headers.
+    /// Parses the annotation: a JSON object of headers.
     pub fn from_annotation(annotation: &str) -> Option<Self> {
         let carrier: BTreeMap<String, String> = serde_json::from_str(annotation).ok()?;
         Self::new(
@@ -36,13 +36,13 @@ impl TraceContext {
         )
     }
 
-    /// The annotation that says this.
+    /// The context as an annotation value.
     pub fn to_annotation(&self) -> String {
         let carrier: BTreeMap<&str, &str> = self.headers().collect();
         serde_json::to_string(&carrier).unwrap_or_default()
     }
 
-    /// The headers that say this.
+    /// The context as HTTP headers.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let state = self.tracestate.as_deref().map(|state| (TRACESTATE, state));
         std::iter::once((TRACEPARENT, self.traceparent.as_str())).chain(state)
@@ -62,7 +62,7 @@ impl TraceContext {
     }
 }
 
-/// `00-<32 hex>-<16 hex>-<2 hex>`, neither id all zeros. Later versions may go on after that.
+/// `00-<32 hex>-<16 hex>-<2 hex>` with non-zero IDs. Later versions may have more fields after these.
 fn is_traceparent(text: &str) -> bool {
     let is_hex = |part: &str, length: usize| {
         part.len() == length
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_context_is_none() {
+    fn malformed_contexts_are_refused() {
         for bad in [
             "",
             "{}",
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trace_is_told() {
+    fn the_trace_id_is_parsed() {
         let context = TraceContext::new(PARENT, Some("")).unwrap();
         assert_eq!(context.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert_eq!(context.tracestate(), None);

@@ -1,9 +1,10 @@
-//! Sends spans to an OpenTelemetry collector: OTLP over gRPC, in batches, from a thread of its own.
+//! Exports spans to an OpenTelemetry collector: OTLP over gRPC, in batches, from a dedicated thread.
 //!
-//! The standard environment variables say where and how: `OTEL_EXPORTER_OTLP_ENDPOINT` (`http://localhost:4317` unless set),
+//! It is configured by the standard environment variables: `OTEL_EXPORTER_OTLP_ENDPOINT` (default `http://localhost:4317`),
 //! `…_HEADERS`, `…_TIMEOUT`, `…_INSECURE`, each also as `OTEL_EXPORTER_OTLP_TRACES_…`; `OTEL_TRACES_SAMPLER` and its `_ARG`;
-//! `OTEL_BSP_…` for the batches; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` for who we are. A collector that does not
-//! answer costs spans, never work: the line of finished spans is bounded and drops.
+//! `OTEL_BSP_…` for the batches; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` for the identity of this process. If the
+//! collector does not answer, spans are lost but no work is delayed: the queue of finished spans is bounded and drops spans when
+//! full.
 
 use std::time::Duration;
 
@@ -20,13 +21,13 @@ use tracing_subscriber::{Layer, Registry};
 
 use crate::spans;
 
-/// The name of what makes the spans, as tools file them.
+/// The instrumentation scope of the spans.
 pub(crate) const SCOPE: &str = "agent-sandbox-controller";
-/// How long starting may take.
+/// The timeout for the start of the exporter.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the last spans may take to be sent when the process ends.
+/// The timeout for sending the last spans when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
-/// The crates whose spans are exported. Others, above all those that carry the export itself, are nobody's trace.
+/// The crates whose spans are exported. Spans of other crates, above all those that perform the export, are not.
 const TRACED: [&str; 5] = [
     "agent_sandbox",
     "agent_sandbox_node",
@@ -35,7 +36,7 @@ const TRACED: [&str; 5] = [
     "sdk",
 ];
 
-/// Why no spans can be exported.
+/// Why the exporter could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot set up the OTLP exporter; check the OTEL_EXPORTER_OTLP_* variables")]
@@ -44,20 +45,20 @@ pub enum Error {
     TimedOut,
 }
 
-/// A running export of spans. To be stopped before the process ends, or the last spans are lost.
+/// A running span exporter. Stop it before the process ends; otherwise the last spans are lost.
 #[derive(Debug)]
 pub struct Exporter {
     provider: SdkTracerProvider,
 }
 
 impl Exporter {
-    /// Starts to export the spans of a process that calls itself `service`, unless `OTEL_SERVICE_NAME` names it. Called within
-    /// a tokio runtime, which must outlive the exporter.
+    /// Starts to export the spans of this process under the name `service`, unless `OTEL_SERVICE_NAME` is set. Must be called in
+    /// a tokio runtime that outlives the exporter.
     pub async fn start(service: &'static str) -> Result<Self, Error> {
         Self::start_to(service, None).await
     }
 
-    /// The same, to this endpoint whatever the environment says, if one is given.
+    /// Like [`Exporter::start`], but sends to `endpoint`, if given, whatever the environment says.
     pub async fn start_to(service: &'static str, endpoint: Option<&str>) -> Result<Self, Error> {
         let endpoint = endpoint.map(str::to_owned);
         let building = tokio::task::spawn_blocking(move || build(service, endpoint));
@@ -72,7 +73,7 @@ impl Exporter {
         }
     }
 
-    /// The layer of a subscriber that takes in the spans to export.
+    /// The subscriber layer that collects the spans to export.
     pub fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span> + Send + Sync,
@@ -88,33 +89,34 @@ impl Exporter {
             .with_filter(Targets::new().with_targets(spans))
     }
 
-    /// Sends what is left, and exports nothing more.
+    /// Sends the remaining spans and stops the export.
     pub async fn stop(self) {
         spans::set_exported(false);
         let provider = self.provider;
         let stopping =
             tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
         if let Ok(Err(error)) = stopping.await {
-            warn!(%error, "the last spans were not sent; is the collector reachable?");
+            warn!(%error, "the last spans could not be sent; is the collector reachable?");
         }
     }
 }
 
-/// Makes log lines, and spans if they are exported, what this process does with its reports. Fails where that is settled already.
+/// Installs the global subscriber: log lines, and spans if they are exported. Fails if a global subscriber is already installed.
 pub fn install(
     lines: impl Layer<Registry> + Send + Sync + 'static,
     exporter: Option<&Exporter>,
 ) -> Result<(), TryInitError> {
-    let lines = tracing_subscriber::registry().with(lines.with_filter(filter_fn(tells_no_bodies)));
+    let lines =
+        tracing_subscriber::registry().with(lines.with_filter(filter_fn(has_no_response_bodies)));
     match exporter {
         None => lines.try_init(),
         Some(exporter) => lines.with(exporter.layer()).try_init(),
     }
 }
 
-/// Whether log lines of this origin tell no bodies of answers. The Kubernetes client logs the whole body of an answer that it cannot
-/// decode, which may hold the secrets of every tenant; what failed is told by whoever asked.
-fn tells_no_bodies(origin: &Metadata<'_>) -> bool {
+/// Whether log lines of this origin never contain response bodies. The Kubernetes client logs the whole body of a response that
+/// it cannot decode, which may contain the secrets of every tenant. The caller of the client logs the error itself.
+fn has_no_response_bodies(origin: &Metadata<'_>) -> bool {
     origin.target() != "kube_client::client"
 }
 
@@ -156,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn the_body_of_an_answer_is_never_logged() {
+    fn response_bodies_are_never_logged() {
         let lines = Lines::default();
         let kept = lines.clone();
         let layer = tracing_subscriber::fmt::layer().with_writer(move || kept.clone());
-        let layer = layer.with_filter(filter_fn(tells_no_bodies));
+        let layer = layer.with_filter(filter_fn(has_no_response_bodies));
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
-            // As the Kubernetes client does.
+            // The Kubernetes client logs like this.
             tracing::warn!(target: "kube_client::client", "{}, {:?}", "{\"password\":\"hunter2\"}", "an error");
             tracing::warn!(target: "kube_client::client::builder", "failed with status 500");
             tracing::warn!("the watch failed");

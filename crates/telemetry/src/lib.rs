@@ -1,15 +1,15 @@
-//! What the parts share to be observed: traces that cross them, and the figures of the process.
+//! Observability that all components share: distributed traces and process metrics.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`context`] | the W3C trace context as text: headers and the annotation `opentelemetry.io/trace-context` |
-//! | [`spans`] | joining a `tracing` span to such a context, and reading the context of one |
-//! | [`export`] | sending spans to an OpenTelemetry collector |
-//! | [`process`] | the process' own metrics, in Prometheus' text |
-//! | [`panics`] | counting panics, of which each is a bug |
+//! | [`spans`] | connecting a `tracing` span to a trace context, and reading the context of a span |
+//! | [`export`] | the export of spans to an OpenTelemetry collector |
+//! | [`process`] | process metrics in the Prometheus text format |
+//! | [`panics`] | panic counters; each panic is a bug |
 //!
-//! The parts report through `tracing` and ask [`spans::are_exported`] before they do anything that only a trace needs. Until an
-//! exporter is started that is one relaxed load, and nothing else here runs.
+//! The components report through `tracing` and check [`spans::are_exported`] before any work that only a trace needs. Until an
+//! exporter is started, that check is one relaxed load, and nothing else in this crate runs.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

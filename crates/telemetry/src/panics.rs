@@ -1,4 +1,4 @@
-//! Panics as figures. A panic ends one task in silence unless something counts it, and each is a bug.
+//! Counts panics. A panic ends its task silently unless it is counted, and each panic is a bug.
 
 use std::any::Any;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use futures::FutureExt;
 static PANICS: AtomicU64 = AtomicU64::new(0);
 static RESTARTED_WORKERS: AtomicU64 = AtomicU64::new(0);
 
-/// Counts every panic of this process from now on, beside whatever the hook before it does. Repeating it is harmless.
+/// Installs a panic hook that counts every panic and then calls the previous hook. Further calls have no effect.
 pub fn count() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -24,27 +24,27 @@ pub fn count() {
     });
 }
 
-/// Counts a pod's worker that is started again after it had panicked.
+/// Counts a pod worker that is restarted after a panic.
 pub fn worker_restarted() {
     RESTARTED_WORKERS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Runs a task until it ends by itself. One that panics is reported and begun anew after a pause, which grows from panic to panic.
+/// Runs a task until it ends by itself. After a panic, the task is reported and restarted with exponential backoff.
 pub async fn restarting<F: Future<Output = ()> + Send>(name: &str, begin: impl Fn() -> F) {
-    const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-    let mut pause = Duration::from_secs(1);
+    const MAX_BACKOFF: Duration = Duration::from_secs(60);
+    let mut backoff = Duration::from_secs(1);
     while let Err(panic) = AssertUnwindSafe(begin()).catch_unwind().await {
         tracing::error!(
             task = name,
             panic = message(&*panic),
-            "a task panicked and is started again; this is a bug, please report it"
+            "a task panicked and is restarted; this is a bug, please report it"
         );
-        tokio::time::sleep(pause).await;
-        pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+        tokio::time::sleep(backoff).await;
+        backoff = backoff.saturating_mul(2).min(MAX_BACKOFF);
     }
 }
 
-/// What a panic said, from what it left to whoever caught it.
+/// The message of a panic, from the payload that `catch_unwind` or `join` returned.
 pub fn message(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_in_any_thread_is_counted_and_says_what_it_said() {
+    fn a_panic_in_any_thread_is_counted_and_has_its_message() {
         count();
         count();
         let figure = || -> u64 {
@@ -93,12 +93,12 @@ mod tests {
         assert_eq!(message(&*panicked.unwrap_err()), "said 1");
         let panicked = std::thread::spawn(|| panic!("plain")).join();
         assert_eq!(message(&*panicked.unwrap_err()), "plain");
-        // Another test may panic as well.
+        // Other tests may panic too, so the counter may be higher.
         assert!(figure() >= before + 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_panics_is_begun_anew_until_it_ends() {
+    async fn a_task_that_panics_is_restarted_until_it_ends() {
         let tries = AtomicU64::new(0);
         restarting("a test", || async {
             assert!(tries.fetch_add(1, Ordering::Relaxed) >= 3, "not yet");

@@ -1,18 +1,18 @@
-//! The metrics that every process has, under the names that Prometheus' own clients give them, read from `/proc`.
+//! The standard process metrics, with the names that Prometheus client libraries use, read from `/proc`.
 
 use std::fmt::Write;
 use std::fs;
 
-/// The figures of this process in Prometheus' text. What the operating system does not tell is left out.
+/// The metrics of this process in the Prometheus text format. Values that the operating system does not provide are omitted.
 pub fn render() -> String {
     let mut text = String::new();
-    for figure in figures().into_iter().flatten() {
-        let Figure {
+    for metric in metrics().into_iter().flatten() {
+        let Metric {
             name,
             kind,
             help,
             value,
-        } = figure;
+        } = metric;
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
@@ -23,7 +23,7 @@ pub fn render() -> String {
     text
 }
 
-struct Figure {
+struct Metric {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
@@ -32,15 +32,15 @@ struct Figure {
 
 #[expect(
     clippy::cast_precision_loss,
-    reason = "bytes and ticks of a process are far below what a double holds exactly"
+    reason = "bytes and ticks of a process are far below 2^53"
 )]
-fn figures() -> [Option<Figure>; 8] {
+fn metrics() -> [Option<Metric>; 8] {
     let stat = Stat::read();
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let page = rustix::param::page_size() as f64;
     let gauge = |name, help, value: Option<f64>| {
         let kind = "gauge";
-        value.map(|value| Figure {
+        value.map(|value| Metric {
             name,
             kind,
             help,
@@ -55,7 +55,7 @@ fn figures() -> [Option<Figure>; 8] {
         .zip(boot_time())
         .map(|(after_boot, boot)| boot + after_boot / ticks);
     [
-        processor.map(|value| Figure {
+        processor.map(|value| Metric {
             name: "process_cpu_seconds_total",
             kind: "counter",
             help: "Total user and system CPU time spent in seconds.",
@@ -107,7 +107,7 @@ fn figures() -> [Option<Figure>; 8] {
     ]
 }
 
-// Fields of /proc/self/stat, counted from the one after the name, which is the third.
+// Indexes of fields in /proc/self/stat, counted from the third field, which follows the name.
 const UTIME: usize = 11;
 const STIME: usize = 12;
 const THREADS: usize = 17;
@@ -123,13 +123,13 @@ impl Stat {
     }
 
     fn field(&self, index: usize) -> Option<f64> {
-        // The second field is a name in parentheses that may hold anything.
+        // The second field is a name in parentheses, which may contain any characters.
         let (_, fields) = self.0.rsplit_once(')')?;
         fields.split_ascii_whitespace().nth(index)?.parse().ok()
     }
 }
 
-/// When the machine was started, in seconds of the epoch.
+/// The boot time of the machine, in seconds since the Unix epoch.
 fn boot_time() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let line = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_is_told_and_plausible() {
+    fn every_process_metric_is_present_and_plausible() {
         let text = render();
         let value = |name: &str| -> f64 {
             let line = text.lines().find_map(|line| line.strip_prefix(name));

@@ -1,6 +1,6 @@
-//! Joins `tracing` spans to contexts from elsewhere, and reads the context of a span to send it along.
+//! Connects `tracing` spans to trace contexts from other processes, and reads the context of a span for propagation.
 //!
-//! Everything here does nothing, and answers with nothing, while no exporter runs.
+//! While no exporter runs, these functions do nothing and return `None`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::context::{TRACEPARENT, TRACESTATE, TraceContext};
 
 static EXPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether spans go anywhere. Ask before doing what only a trace needs.
+/// Whether spans are exported. Check this before any work that only a trace needs.
 #[inline]
 pub fn are_exported() -> bool {
     EXPORTED.load(Ordering::Relaxed)
@@ -27,15 +27,15 @@ pub(crate) fn set_exported(exported: bool) {
     EXPORTED.store(exported, Ordering::Relaxed);
 }
 
-/// Makes a span, which must not have been entered yet, the child of a context.
+/// Makes a span the child of a context. The span must not have been entered yet.
 pub fn continue_from(span: &Span, context: &TraceContext) {
     if are_exported() {
-        // It fails for a span that no exporter sees, or one that has begun; either way the trace begins here instead.
+        // This fails for a span that is not exported or was already entered. The trace then starts at this span.
         let _ = span.set_parent(extracted(context));
     }
 }
 
-/// The context of a span, for those that it calls. `None` if the span is not exported.
+/// The context of a span, for propagation to the processes that it calls. `None` if the span is not exported.
 pub fn context_of(span: &Span) -> Option<TraceContext> {
     if !are_exported() {
         return None;
@@ -43,7 +43,7 @@ pub fn context_of(span: &Span) -> Option<TraceContext> {
     injected(&span.context())
 }
 
-/// The context of the span that is entered now.
+/// The context of the current span.
 pub fn current() -> Option<TraceContext> {
     if !are_exported() {
         return None;
@@ -51,7 +51,7 @@ pub fn current() -> Option<TraceContext> {
     context_of(&Span::current())
 }
 
-/// Exports a child of `span` that another process told of after the fact: it ended at `end` and took `duration`.
+/// Exports a child of `span` that another process reported afterwards: it ended at `end` and took `duration`.
 pub fn told_child(
     span: &Span,
     name: &'static str,

@@ -1,4 +1,4 @@
-//! An API server in the test's own process that forgets everything at its end.
+//! An in-memory API server in the test's process.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::wait::eventually;
 
-/// Any namespaced kind.
+/// Any namespaced resource type.
 pub trait Kind:
     Resource<Scope = NamespaceResourceScope, DynamicType = ()>
     + Clone
@@ -33,7 +33,7 @@ impl<K> Kind for K where
 {
 }
 
-/// A server with our kinds installed, as `deploy/crds` defines them. Tests use the namespace `default` or make their own.
+/// An API server with our CRDs installed from `deploy/crds`. Tests use the namespace `default` or create their own.
 #[derive(Debug)]
 pub struct Cluster {
     server: apiserver::Server,
@@ -44,11 +44,11 @@ impl Cluster {
         Self::start_with(apiserver::Config::in_memory()).await
     }
 
-    /// Starts a server of the test's own configuration.
+    /// Starts a server with the given configuration.
     pub async fn start_with(config: apiserver::Config) -> Self {
         let server = apiserver::Server::open(config)
             .await
-            .expect("an API server opens");
+            .expect("the API server starts");
         let cluster = Self { server };
         for file in ["deploy/crds", "deploy/kruise/crds.yaml"] {
             cluster.install(&repository().join(file)).await;
@@ -60,7 +60,7 @@ impl Cluster {
         self.server.client()
     }
 
-    /// A typed view of the objects in `default`.
+    /// A typed client for the objects in `default`.
     pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -73,40 +73,40 @@ impl Cluster {
         Api::<Namespace>::all(self.client())
             .create(&PostParams::default(), &namespace)
             .await
-            .expect("a namespace is created");
+            .expect("the namespace is created");
     }
 
-    /// Creates a sandbox in `default` with one container and the rest as given.
+    /// Creates a sandbox in `default` with one container and otherwise the given spec.
     pub async fn create_sandbox(&self, name: &str, spec: SandboxSpec) -> Sandbox {
         let sandbox = sandbox(name, spec);
         self.api::<Sandbox>()
             .create(&PostParams::default(), &sandbox)
             .await
-            .expect("a sandbox is created")
+            .expect("the sandbox is created")
     }
 
-    /// Waits until an object in `default` is as `is_so` says, and returns it.
+    /// Waits until an object in `default` satisfies `is_so`, and returns it.
     pub async fn until<K: Kind>(&self, name: &str, what: &str, is_so: impl Fn(&K) -> bool) -> K {
         let api = self.api::<K>();
         let what = format!("{} {name}: {what}", K::kind(&()));
         eventually(&what, async || {
-            let object = api.get_opt(name).await.expect("an object is read");
+            let object = api.get_opt(name).await.expect("the object can be read");
             object.filter(|object| is_so(object))
         })
         .await
     }
 
-    /// Waits until an object in `default` is gone.
+    /// Waits until an object in `default` is deleted.
     pub async fn until_gone<K: Kind>(&self, name: &str) {
         let api = self.api::<K>();
         eventually(&format!("{} {name} to be gone", K::kind(&())), async || {
-            let found = api.get_opt(name).await.expect("an object is read");
+            let found = api.get_opt(name).await.expect("the object can be read");
             found.is_none().then_some(())
         })
         .await;
     }
 
-    /// Ends the server.
+    /// Stops the server.
     pub async fn stop(self) {
         self.server.shutdown().await;
     }
@@ -114,7 +114,7 @@ impl Cluster {
     async fn install(&self, path: &Path) {
         let definitions = Api::<CustomResourceDefinition>::all(self.client());
         for file in files(path) {
-            let text = std::fs::read_to_string(&file).expect("a definition is readable");
+            let text = std::fs::read_to_string(&file).expect("the CRD file is readable");
             for document in serde_yaml_ng::Deserializer::from_str(&text) {
                 let definition = CustomResourceDefinition::deserialize(document)
                     .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -139,12 +139,12 @@ pub fn sandbox(name: &str, mut spec: SandboxSpec) -> Sandbox {
     Sandbox::new(name, spec)
 }
 
-/// A typed object from JSON.
+/// Deserializes a typed object from JSON.
 pub fn object<K: DeserializeOwned>(value: serde_json::Value) -> K {
-    serde_json::from_value(value).expect("the JSON is of the kind")
+    serde_json::from_value(value).expect("the JSON matches the type")
 }
 
-/// A pod with one container, for a test to create itself.
+/// A pod with one container. It is not created in the cluster.
 pub fn pod(name: &str) -> Pod {
     object(serde_json::json!({
         "metadata": { "name": name },
@@ -161,8 +161,8 @@ fn files(path: &Path) -> Vec<PathBuf> {
         return vec![path.to_owned()];
     }
     let mut files: Vec<PathBuf> = std::fs::read_dir(path)
-        .expect("the definitions are generated")
-        .map(|entry| entry.expect("a directory is readable").path())
+        .expect("the CRD files exist")
+        .map(|entry| entry.expect("the directory is readable").path())
         .collect();
     files.sort();
     files

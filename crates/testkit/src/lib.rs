@@ -1,12 +1,12 @@
-//! Fixtures that tests of several crates share. Nothing here is part of the product.
+//! Test fixtures that several crates share. Nothing here is part of the product.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`clock`] | a clock that a test moves |
-//! | [`cluster`] | an API server in the test's own process, with the definitions of our kinds |
-//! | [`node`] | something that behaves as if pods ran |
-//! | [`rewriting`] | a client to which answers are shown changed |
-//! | [`tap`] | a client that counts, delays and breaks requests |
+//! | [`clock`] | a fake clock |
+//! | [`cluster`] | an API server in the test's process, with our CRDs |
+//! | [`node`] | a fake node that marks pods as running |
+//! | [`rewriting`] | a client whose responses a test rewrites |
+//! | [`tap`] | a client whose requests a test records and makes fail |
 //! | [`wait`] | waiting for a condition, with a deadline |
 
 pub mod clock;

@@ -1,4 +1,4 @@
-//! Something that behaves as if pods ran: it binds every pod, makes it ready at once, and lets it go when it is deleted.
+//! A fake node: it binds every pod, makes it ready at once, and finishes its deletion.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-/// The name that pods are bound to.
+/// The name of the node to which pods are bound.
 pub const NODE_NAME: &str = "fake-node";
 
-/// How far a node takes its pods.
+/// How a fake node treats its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
-    /// Bound, running and ready.
+    /// Pods are bound, running and ready.
     Ready,
-    /// Bound, and then nothing.
+    /// Pods are bound but never start.
     Bound,
 }
 
-/// A node that runs until it is dropped.
+/// A fake node that runs until it is dropped.
 #[derive(Debug)]
 pub struct FakeNode {
     task: JoinHandle<()>,
 }
 
 impl FakeNode {
-    /// A node that makes every pod in the cluster ready.
+    /// Starts a node that makes every pod in the cluster ready.
     pub fn start(client: Client) -> Self {
         Self::start_with(client, Behaviour::Ready)
     }
@@ -72,8 +72,8 @@ struct Kubelet {
 }
 
 impl Kubelet {
-    /// Takes one step with a pod as it was seen. Whatever fails is tried again with the pod's next change, and so is what comes too late:
-    /// the pod may have ended meanwhile, or be another one of the same name.
+    /// Takes one step for an observed pod. Errors are ignored, because the pod's next change causes a retry: the pod may have
+    /// been deleted meanwhile, or replaced by another one with the same name.
     async fn sync(&self, pod: &Pod) {
         let namespace = pod.namespace().unwrap_or_default();
         let pods = Api::<Pod>::namespaced(self.client.clone(), &namespace);
@@ -140,7 +140,7 @@ async fn make_ready(pods: &Api<Pod>, seen: &Pod, address: Ipv4Addr) {
         .await;
 }
 
-/// Ends a pod the way a node would report it.
+/// Terminates a pod with the status that a node would report.
 pub async fn end_pod(pods: &Api<Pod>, name: &str, phase: &str, reason: Option<&str>) {
     let status = json!({ "status": {
         "phase": phase,
@@ -149,5 +149,5 @@ pub async fn end_pod(pods: &Api<Pod>, name: &str, phase: &str, reason: Option<&s
     }});
     pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
         .await
-        .expect("a pod's status is written");
+        .expect("the pod's status is written");
 }

@@ -1,5 +1,5 @@
-//! A client to which the server's answers are shown changed, such as those of another version, or of objects that this server's
-//! validation would refuse.
+//! A client whose responses a test rewrites, for example to those of another version, or to objects that the server's validation
+//! would refuse.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use kube::Client;
 use kube::client::Body;
 use tower::{BoxError, service_fn};
 
-/// A client whose answers are changed by `change`, event by event where they are of a watch.
+/// A client whose responses are rewritten by `change`. The events of a watch are rewritten one by one.
 pub fn rewriting(
     client: Client,
     change: impl Fn(&str) -> String + Send + Sync + 'static,
@@ -47,7 +47,7 @@ pub fn rewriting(
     Client::new(service, namespace)
 }
 
-/// Makes every integer 77 of an object one that no `i32` holds.
+/// Replaces every integer 77 in an object by one that does not fit into an `i32`.
 pub fn seventy_seven_is_too_large(text: &str) -> String {
     text.replace(":77,", ":7700000000,")
         .replace(":77}", ":7700000000}")

@@ -1,4 +1,4 @@
-//! A client whose requests a test can see and spoil.
+//! A client whose requests a test can record and make fail.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ use kube::core::Status;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, service_fn};
 
-/// What was asked of the API server.
+/// A recorded request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub method: Method,
@@ -23,25 +23,25 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Whether it could change anything.
+    /// Whether the request is a write.
     pub fn is_write(&self) -> bool {
         self.method != Method::GET
     }
 }
 
-/// What becomes of a request that is not sent on.
+/// Why a request is not forwarded to the server.
 #[derive(Debug)]
 enum Refusal {
-    /// As if the connection were lost.
+    /// The connection fails.
     Lost(String),
-    /// As if the server had said this.
+    /// The server responds with this error.
     Answered(Box<Status>),
 }
 
-/// Decides about a request before it is sent.
+/// Decides about a request before it is forwarded.
 type Gate = Arc<dyn Fn(&Seen) -> Result<(), Refusal> + Send + Sync>;
 
-/// Stands between a client and the server it was made for.
+/// Intercepts the requests of a client.
 #[derive(Clone)]
 pub struct Tap {
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Tap {
 }
 
 impl Tap {
-    /// A tap, and the client to be used through it.
+    /// Wraps a client. Returns the tap and the intercepted client.
     pub fn on(client: Client) -> (Self, Client) {
         let tap = Self {
             seen: Arc::default(),
@@ -88,12 +88,12 @@ impl Tap {
         (tap, Client::new(service, namespace))
     }
 
-    /// Everything that was asked for so far.
+    /// All requests so far.
     pub fn seen(&self) -> Vec<Seen> {
         lock(&self.seen).clone()
     }
 
-    /// The writes so far whose path holds `part`.
+    /// All writes so far whose path contains `part`.
     pub fn writes(&self, part: &str) -> Vec<Seen> {
         let mut seen = self.seen();
         seen.retain(|request| request.is_write() && request.path.contains(part));
@@ -104,12 +104,12 @@ impl Tap {
         lock(&self.seen).clear();
     }
 
-    /// Loses requests from now on as `gate` says.
+    /// From now on, fails the connection of requests for which `gate` returns an error.
     pub fn refuse(&self, gate: impl Fn(&Seen) -> Result<(), String> + Send + Sync + 'static) {
         *lock(&self.gate) = Some(Arc::new(move |seen| gate(seen).map_err(Refusal::Lost)));
     }
 
-    /// Answers requests from now on in the server's place where `gate` has an answer.
+    /// From now on, responds to requests in place of the server if `gate` returns a response.
     pub fn answer(&self, gate: impl Fn(&Seen) -> Option<Status> + Send + Sync + 'static) {
         *lock(&self.gate) = Some(Arc::new(move |seen| match gate(seen) {
             Some(status) => Err(Refusal::Answered(Box::new(status))),
@@ -121,7 +121,7 @@ impl Tap {
         *lock(&self.gate) = None;
     }
 
-    /// Ends the watches that are under way on paths that end so.
+    /// Closes the open watches whose path ends with `path`.
     pub fn break_watches(&self, path: &str) {
         lock(&self.watches).retain(|(watched, connection)| {
             let hit = watched.ends_with(path);
@@ -132,7 +132,7 @@ impl Tap {
         });
     }
 
-    /// Notes a request, and answers with what breaks its connection if it is a watch.
+    /// Records a request. If it is a watch, returns the token that breaks its connection.
     fn pass(&self, request: &Request<Body>) -> Result<CancellationToken, Refusal> {
         let query = request.uri().query().unwrap_or_default();
         let seen = Seen {

@@ -1,16 +1,16 @@
-//! Waiting for what other tasks bring about. A test never sleeps to let something happen: it says what it waits for.
+//! Waits for a condition. A test never sleeps to let something happen; it names the condition that it waits for.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a test waits unless it says otherwise. Generous, because it only costs time when the test fails, and a busy machine may
-/// hold a process up for seconds at a time.
+/// The default deadline of a wait. It is generous, because it costs time only if the test fails, and a busy machine may stall a
+/// process for seconds.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// How often the condition is looked at.
+/// The polling interval.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Waits until `probe` answers with something and returns it. Panics with `what` when the deadline passes.
+/// Polls `probe` until it returns `Some`, and returns that value. Panics with `what` when the deadline has passed.
 #[track_caller]
 pub fn eventually<T, F>(what: &str, probe: F) -> impl Future<Output = T>
 where
@@ -19,7 +19,7 @@ where
     eventually_within(DEADLINE, what, probe)
 }
 
-/// Like [`eventually`], with a deadline of the test's own.
+/// Like [`eventually`], with an explicit deadline.
 pub async fn eventually_within<T, F>(deadline: Duration, what: &str, mut probe: F) -> T
 where
     F: AsyncFnMut() -> Option<T>,
