@@ -1,4 +1,5 @@
-//! Which addresses a pod can have. Whoever dials another would reach a service of the machine or of its cloud.
+//! Which addresses a pod can have. A connection to any other address could reach a service of this machine or of its cloud
+//! (SSRF).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -22,7 +23,7 @@ pub fn is_a_pods(address: IpAddr) -> bool {
     }
 }
 
-/// NAT64 and 6to4 forms of an IPv4 address that no pod can have.
+/// Whether the address is not a NAT64 or 6to4 form of an IPv4 address that no pod can have.
 fn embeds_none_of_a_pods(address: Ipv6Addr) -> bool {
     let embedded = match address.segments() {
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => Some((high, low)),
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_has_no_address_of_the_machine_or_its_cloud_however_it_is_spelled() {
+    fn addresses_of_the_machine_or_its_cloud_are_no_pod_addresses_in_any_notation() {
         for address in ["10.0.0.1", "192.168.1.9", "fd00::1", "64:ff9b::a00:1"] {
             assert!(is_a_pods(address.parse().unwrap()), "{address}");
         }

@@ -1,7 +1,7 @@
-//! `SandboxClaim`: a user's wish for one sandbox.
+//! `SandboxClaim`: a request for one sandbox.
 //!
-//! Two generations of clients refer to what they want differently: by template (`sandboxTemplateRef`, narrowed by `warmpool`)
-//! or by pool (`warmPoolRef`). [`SandboxClaimSpec::source`] is the only place that reads any of the three fields.
+//! Two generations of clients name the source of the sandbox differently: by template (`sandboxTemplateRef`, restricted by
+//! `warmpool`) or by pool (`warmPoolRef`). Only [`SandboxClaimSpec::source`] reads these three fields.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -188,7 +188,7 @@ pub enum ClaimShutdownPolicy {
 
 lenient!(ClaimShutdownPolicy: Delete, DeleteForeground, Retain; else Retain);
 
-/// Where a claim wants its sandbox from.
+/// The source from which a claim gets its sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimSource<'a> {
     /// `sandboxTemplateRef` with `warmpool`.
@@ -200,18 +200,18 @@ pub enum ClaimSource<'a> {
     Pool { pool: &'a str },
 }
 
-/// Which pools a claim by template may take from.
+/// The pools from which a claim by template may take a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WarmPoolPolicy<'a> {
     /// `none`: always a cold start.
     None,
     /// `default`: any pool of the template.
     Any,
-    /// A pool's name: that pool alone.
+    /// The name of a pool: only that pool.
     Only(&'a str),
 }
 
-/// A claim whose references do not name one source. The schema refuses it, but an object may predate the schema.
+/// A claim that does not name exactly one source. The schema refuses it, but an object may be older than the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     #[error("spec: exactly one of sandboxTemplateRef and warmPoolRef must be set, and neither is")]
@@ -221,7 +221,7 @@ pub enum SourceError {
 }
 
 impl SandboxClaimSpec {
-    /// Where this claim wants its sandbox from.
+    /// The source from which this claim gets its sandbox.
     pub fn source(&self) -> Result<ClaimSource<'_>, SourceError> {
         match (&self.sandbox_template_ref, &self.warm_pool_ref) {
             (Some(template), None) => Ok(ClaimSource::Template {

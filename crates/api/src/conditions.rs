@@ -1,10 +1,10 @@
-//! Condition types and reasons, and the one function that merges a condition into a status.
+//! Condition types and reasons, and the only function that merges a condition into a status.
 //!
-//! Nothing else writes `lastTransitionTime` or `observedGeneration`, so both mean the same on every kind.
+//! Nothing else writes `lastTransitionTime` or `observedGeneration`, so both have the same meaning on every kind.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// Declares an enum whose variants are spelled on the wire as they are in Rust.
+/// Declares an enum whose variants have the same names in the API as in Rust.
 macro_rules! wire_names {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident,)+ }) => {
         $(#[$meta])*
@@ -14,14 +14,14 @@ macro_rules! wire_names {
         }
 
         impl $name {
-            /// The name as it stands in the API.
+            /// The name in the API.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => stringify!($variant),)+
                 }
             }
 
-            /// The variant of this name in the API, if there is one.
+            /// The variant with this name in the API, if there is one.
             pub fn from_wire(name: &str) -> Option<Self> {
                 match name {
                     $(stringify!($variant) => Some(Self::$variant),)+
@@ -39,30 +39,30 @@ macro_rules! wire_names {
 }
 
 wire_names! {
-    /// The types of condition our kinds report.
+    /// The condition types of our kinds.
     ConditionType {
-        /// On sandboxes and claims: it can be used.
+        /// On sandboxes and claims: whether the sandbox can be used.
         Ready,
-        /// On sandboxes, only while suspension is asked for: whether the pod is gone.
+        /// On sandboxes, only while a suspension is requested: whether the pod is deleted.
         Suspended,
-        /// On sandboxes and claims: the pod came to its end.
+        /// On sandboxes and claims: the pod has terminated.
         Finished,
-        /// On warm pools: whether all sandboxes are of the current revision.
+        /// On warm pools: whether all sandboxes have the current revision.
         Updated,
-        /// On batch claims: claiming is over.
+        /// On batch claims: claiming has ended.
         Completed,
     }
 }
 
 wire_names! {
-    /// The reasons our conditions give.
+    /// The reasons of our conditions.
     Reason {
         DependenciesReady,
         DependenciesNotReady,
         SandboxSuspended,
         SandboxExpired,
         ReconcilerError,
-        /// The spec can never work, as the API server or our rules say.
+        /// The spec can never work: the API server or our own validation refuses it.
         InvalidConfiguration,
         PodTerminated,
         PodNotTerminated,
@@ -80,9 +80,9 @@ wire_names! {
         SandboxNotReady,
         RolloutInProgress,
         RolloutComplete,
-        /// On sandbox sets: fewer sandboxes can be claimed than are desired.
+        /// On sandbox sets: fewer sandboxes can be claimed than desired.
         Replenishing,
-        /// On sandbox sets: as many sandboxes can be claimed as are desired.
+        /// On sandbox sets: as many sandboxes can be claimed as desired.
         Replenished,
         /// On batch claims: sandboxes are being claimed.
         Claiming,
@@ -95,8 +95,8 @@ wire_names! {
 }
 
 impl Reason {
-    /// Whether clients stop waiting for Ready when they see this reason. Such a reason must never be given for what a retry
-    /// may mend.
+    /// Whether clients stop waiting for Ready when they see this reason. It must never be used for a failure that a retry may
+    /// fix.
     pub fn is_final(self) -> bool {
         matches!(
             self,
@@ -112,7 +112,7 @@ impl Reason {
     }
 }
 
-/// A condition's status. Our kinds never report Unknown: what we do not know is not yet True.
+/// The status of a condition. Our kinds never report Unknown: a condition that is not known to be true is False.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {
     True,
@@ -134,7 +134,7 @@ impl From<bool> for ConditionStatus {
     }
 }
 
-/// What a controller has found out, before it is merged into a status.
+/// The new state of a condition, before it is merged into a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub kind: ConditionType,
@@ -159,9 +159,9 @@ impl Finding {
     }
 }
 
-/// Merges a finding into `conditions`, as of `generation` and `now`.
+/// Merges a finding into `conditions`, with the given `generation` and time `now`.
 ///
-/// The transition time moves only when the status changes; the order of the other conditions stays.
+/// The transition time changes only if the status changes. The order of the other conditions is preserved.
 pub fn merge(
     conditions: &mut Vec<Condition>,
     finding: &Finding,
@@ -190,7 +190,7 @@ pub fn merge(
     }
 }
 
-/// Takes a condition over from another object: all of it but the generation, which is that of the object it is put on.
+/// Copies a condition from another object. Only the generation is replaced by that of the target object.
 pub fn forward(conditions: &mut Vec<Condition>, condition: &Condition, generation: Option<i64>) {
     let forwarded = Condition {
         observed_generation: generation,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn names_on_the_wire_read_back() {
+    fn api_names_round_trip() {
         assert_eq!(
             Reason::from_wire("EnvVarsInjectionRejected"),
             Some(Reason::EnvVarsInjectionRejected)

@@ -1,16 +1,16 @@
-//! Decoding objects one by one, so that one that a Rust type cannot hold does not take the others with it.
+//! Decodes each object of a list separately, so that one that does not fit its Rust type does not make the others fail.
 //!
-//! The API server may hold objects that our types cannot: a number beyond `i32` that a schema did not bound, a type that a newer
-//! version of Kubernetes changed, an object that predates its schema. A list that is decoded as a whole fails as a whole because
-//! of one such item, and a tenant who can write one object stops every client that lists its kind.
+//! The API server may hold objects that do not fit our types: a number beyond `i32` that the schema does not limit, a type that a
+//! newer version of Kubernetes changed, an object that is older than its schema. A list that is decoded as a whole fails because
+//! of a single such item. Then a tenant who can write one object could stop every client that lists its kind (denial of service).
 //!
-//! [`Decoded`] is decoded from its own piece of the text. Decoding the type comes first and is all that happens to an object that
-//! can be read; what follows is for the others:
+//! [`Decoded`] is decoded from its own part of the text. A readable object is decoded directly into its type, without further
+//! cost. The following applies only to the others:
 //!
-//! - a time after the last one that [`Timestamp`] can hold is clamped to it (`9999-12-31T23:59:59Z` is a usual "never");
-//! - anything else leaves the object's metadata and conditions, and a [`Problem`] that names the field.
+//! - a time after the maximum of [`Timestamp`] is clamped to it (`9999-12-31T23:59:59Z` is a common value for "never");
+//! - otherwise only the object's metadata and conditions are available, with a [`Problem`] that names the field.
 //!
-//! A `Problem` never contains text from the object, which may be a secret: it names the field and the types.
+//! A `Problem` never contains text from the object, which may be a secret: only the field and the types.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -26,43 +26,43 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// How many times of one object are clamped before it counts as unreadable.
+/// If more times than this must be clamped, the object counts as unreadable.
 const MAX_CLAMPED: usize = 32;
-/// How many characters of a field's path are told. Keys of maps may be long.
+/// The maximum length of a field path in a [`Problem`], in characters. Keys of maps may be long.
 const MAX_FIELD: usize = 256;
 
-/// An object as far as it can be read.
+/// An object that was decoded, or the readable parts of it.
 ///
 /// # Assumptions
-/// It is decoded by `serde_json` from text, as `kube` does.
+/// It is decoded by `serde_json` from text, as in `kube`.
 #[derive(Clone, Debug)]
 pub enum Decoded<K> {
     Readable(K),
     Unreadable(Box<Unreadable>),
 }
 
-/// What is left of an object that its type cannot hold.
+/// The readable parts of an object that does not fit its type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Unreadable {
-    /// Without managed fields.
+    /// The metadata without managed fields.
     pub metadata: ObjectMeta,
-    /// Those of its status that could be read.
+    /// The readable conditions of its status.
     pub conditions: Vec<Condition>,
     pub problem: Problem,
 }
 
-/// Why an object cannot be read.
+/// Why an object cannot be decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct Problem {
     /// The path of the field, such as `spec.replicas`.
     pub field: String,
-    /// What is wrong with it. Contains no text from the object.
+    /// The error. It contains no text from the object.
     pub reason: String,
 }
 
 impl<K> Decoded<K> {
-    /// The object, or what is left of it.
+    /// The object, or its readable parts.
     pub fn into_result(self) -> Result<K, Box<Unreadable>> {
         match self {
             Self::Readable(object) => Ok(object),
@@ -70,7 +70,7 @@ impl<K> Decoded<K> {
         }
     }
 
-    /// The object, if it can be read.
+    /// The object, if it was decoded.
     pub fn readable(&self) -> Option<&K> {
         match self {
             Self::Readable(object) => Some(object),
@@ -78,7 +78,7 @@ impl<K> Decoded<K> {
         }
     }
 
-    /// Changes what was read.
+    /// Applies a function to the decoded object.
     pub fn map<T>(self, change: impl FnOnce(K) -> T) -> Decoded<T> {
         match self {
             Self::Readable(object) => Decoded::Readable(change(object)),
@@ -103,7 +103,7 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Decoded<K> {
     }
 }
 
-/// The text of the value that is next.
+/// The text of the next value.
 pub fn text_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cow<'de, str>, D::Error> {
     let buffered = Cell::new(None);
     let source = Source {
@@ -116,11 +116,11 @@ pub fn text_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cow<'de, st
     }
 }
 
-/// A deserializer, or the visitor of one, that also takes a value which was read already: an event of a watch is kept while its type
-/// is unknown.
+/// A deserializer, or its visitor, that also accepts a value that was already read: serde buffers the object of a watch event
+/// until the event's type is known.
 struct Source<'a, T> {
     inner: T,
-    /// The text of such a value.
+    /// The text of the buffered value.
     buffered: &'a Cell<Option<String>>,
 }
 
@@ -170,7 +170,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Source<'_, V> {
     }
 }
 
-/// An object that cannot be read is written as its metadata.
+/// An object that could not be decoded is serialized as its metadata.
 impl<K: Serialize> Serialize for Decoded<K> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -233,7 +233,7 @@ impl std::error::Error for Unreadable {}
 
 impl Unreadable {
     fn of(text: &str, problem: Problem) -> Self {
-        /// The parts that are read by themselves. Other members are passed over, however deep they are.
+        /// The parts that are decoded separately. Other members are skipped, whatever their depth.
         #[derive(Deserialize)]
         struct Parts<'a> {
             #[serde(borrow)]
@@ -264,7 +264,7 @@ impl Unreadable {
     }
 }
 
-/// As much of an object's metadata as can be read.
+/// The readable part of an object's metadata.
 fn metadata_of(text: &str) -> ObjectMeta {
     if let Ok(metadata) = clamping::<ObjectMeta>(text) {
         return ObjectMeta {
@@ -272,7 +272,7 @@ fn metadata_of(text: &str) -> ObjectMeta {
             ..metadata
         };
     }
-    // Each field by itself: another may be too deep, or of another type.
+    // Decode each field separately: another one may be nested too deep or have another type.
     let fields: HashMap<String, &RawValue> = serde_json::from_str(text).unwrap_or_default();
     ObjectMeta {
         name: field(&fields, "name"),
@@ -283,7 +283,7 @@ fn metadata_of(text: &str) -> ObjectMeta {
         labels: field(&fields, "labels"),
         annotations: field(&fields, "annotations"),
         owner_references: field(&fields, "ownerReferences"),
-        // That it is being deleted matters more than since when.
+        // That the object is being deleted matters more than the exact time.
         deletion_timestamp: field(&fields, "deletionTimestamp")
             .map(|text: String| Time(text.parse().unwrap_or(Timestamp::MAX))),
         ..ObjectMeta::default()
@@ -294,7 +294,7 @@ fn field<T: DeserializeOwned>(fields: &HashMap<String, &RawValue>, name: &str) -
     serde_json::from_str(fields.get(name)?.get()).ok()
 }
 
-/// Decodes a text. Times that are too late for their type are clamped.
+/// Decodes a text. Times beyond the maximum are clamped.
 fn clamping<K: DeserializeOwned>(text: &str) -> Result<K, Problem> {
     let error = match serde_json::from_str(text) {
         Ok(object) => return Ok(object),
@@ -317,7 +317,7 @@ fn clamping<K: DeserializeOwned>(text: &str) -> Result<K, Problem> {
     Err(Place::of(&text, &error).problem(&error))
 }
 
-/// The last time there is, if this is a time after it.
+/// The maximum time, if the text is a later time.
 fn clamped_time(text: &str) -> Option<Timestamp> {
     if text.parse::<Timestamp>().is_ok() {
         return None;
@@ -332,12 +332,12 @@ fn clamped_time(text: &str) -> Option<Timestamp> {
     (local.year() > 9_998).then(last_time)
 }
 
-/// The last time that can be written to the second.
+/// The maximum time that can be written with whole seconds.
 fn last_time() -> Timestamp {
     Timestamp::from_second(Timestamp::MAX.as_second()).unwrap_or(Timestamp::MAX)
 }
 
-/// Decodes a time, or the last one there is for one that is later, without a second look at the object.
+/// Decodes a time and clamps a later one to the maximum, so that the object need not be decoded a second time.
 pub(crate) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Time>, D::Error> {
     let Some(text) = Option::<Cow<'de, str>>::deserialize(deserializer)? else {
         return Ok(None);
@@ -350,13 +350,13 @@ pub(crate) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
     }
 }
 
-/// Where in a text decoding failed.
+/// The position in a text where decoding failed.
 ///
-/// The path is found from the position of the error. A deserializer that keeps track of the path would do so for every object, or
-/// have every type compiled a second time.
+/// The path is derived from the offset in the error. A deserializer that tracks the path would slow down every object, or need
+/// every type to be compiled a second time.
 struct Place {
     path: Vec<Step>,
-    /// The value that was read last, in the text.
+    /// The range of the last value that was read.
     last: std::ops::Range<usize>,
 }
 
@@ -409,7 +409,7 @@ impl Place {
     }
 }
 
-/// The messages of serde that tell types, not text. All others may quote the object.
+/// The error messages of serde that contain types but no text of the object. All others may quote the object.
 const PLAIN: [&str; 8] = [
     "invalid type: ",
     "invalid value: ",
@@ -421,7 +421,7 @@ const PLAIN: [&str; 8] = [
     "recursion limit exceeded",
 ];
 
-/// What is wrong, without the position, which is of no use without the text, and without text from the object.
+/// The error message without the position, which is useless without the text, and without text from the object.
 fn reason(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let message = match message.rfind(" at line ") {
@@ -444,10 +444,10 @@ fn reason(error: &serde_json::Error) -> String {
     }
 }
 
-/// Follows a text that is valid JSON up to an offset: the path there, which is that of the value that is next if one is, else of
-/// the one that was read last.
+/// Walks through a text that is valid JSON up to an offset. Returns the path of the next value at that offset, or of the last one
+/// that was read if none follows.
 fn walk(text: &[u8], offset: usize) -> Place {
-    /// An object or array that is open.
+    /// An open object or array.
     enum Open {
         Object { member: Option<String> },
         Array { index: usize },
@@ -534,7 +534,7 @@ fn walk(text: &[u8], offset: usize) -> Place {
     }
 }
 
-/// Where the string that begins here ends.
+/// The end of the string that starts here.
 fn end_of_string(text: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while let Some(&byte) = text.get(at) {

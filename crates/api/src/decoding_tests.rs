@@ -31,7 +31,7 @@ fn problem<K: DeserializeOwned + fmt::Debug>(object: &Value) -> String {
 }
 
 #[test]
-fn an_item_that_cannot_be_read_leaves_the_others_of_its_list() {
+fn an_unreadable_item_does_not_affect_the_others_of_its_list() {
     let list = json!({
         "apiVersion": "agents.x-k8s.io/v1beta1",
         "kind": "SandboxList",
@@ -58,9 +58,9 @@ fn an_item_that_cannot_be_read_leaves_the_others_of_its_list() {
 }
 
 #[test]
-fn an_event_of_a_watch_that_cannot_be_read_is_an_event_all_the_same() {
+fn an_unreadable_object_in_a_watch_is_still_an_event() {
     let object = sandbox("bad", &with_port(1 << 40));
-    // Servers write the type first. What comes before it is read already when its type is known.
+    // Servers write the type first. An object before it is buffered until the type is known.
     for event in [
         format!(r#"{{"type":"MODIFIED","object":{object}}}"#),
         format!(r#"{{"object":{object},"type":"MODIFIED"}}"#),
@@ -75,7 +75,7 @@ fn an_event_of_a_watch_that_cannot_be_read_is_an_event_all_the_same() {
 }
 
 #[test]
-fn the_field_that_cannot_be_read_is_named() {
+fn a_problem_names_the_unreadable_field() {
     let pool = json!({ "metadata": {}, "spec": {
         "sandboxTemplateRef": { "name": "t" }, "replicas": 3_000_000_000_u64 } });
     let claim = json!({ "spec": { "lifecycle": { "ttlSecondsAfterFinished": 2_147_483_648_u64 } }, "metadata": {} });
@@ -123,7 +123,7 @@ fn the_field_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn a_problem_tells_no_text_of_the_object() {
+fn a_problem_contains_no_text_of_the_object() {
     let secret = "hunter2\", expected i32 and string \"";
     let claim =
         json!({ "metadata": {}, "spec": { "lifecycle": { "ttlSecondsAfterFinished": secret } } });
@@ -147,7 +147,7 @@ fn a_problem_tells_no_text_of_the_object() {
 }
 
 #[test]
-fn times_after_the_last_are_clamped_wherever_they_stand() {
+fn times_beyond_the_maximum_are_clamped_in_every_field() {
     let never = "9999-12-31T23:59:59Z";
     let last = Timestamp::MAX.as_second();
     let mut object = sandbox("s", &with_port(1));
@@ -157,7 +157,7 @@ fn times_after_the_last_are_clamped_wherever_they_stand() {
     object["status"] = json!({ "conditions": [
         { "type": "Ready", "status": "True", "reason": "R", "message": "", "lastTransitionTime": never }] });
     let Decoded::Readable(read) = Decoded::<Sandbox>::from_json(&object.to_string()) else {
-        panic!("a time is no reason not to read an object");
+        panic!("a late time must not make an object unreadable");
     };
     assert_eq!(read.spec.shutdown_time.unwrap().0.as_second(), last);
     assert_eq!(
@@ -171,13 +171,13 @@ fn times_after_the_last_are_clamped_wherever_they_stand() {
             .as_second(),
         last
     );
-    // Also where nothing else tolerates it.
+    // Clamping also works without [`Decoded`].
     let spec: crate::SandboxSpec = serde_json::from_value(object["spec"].clone()).unwrap();
     assert_eq!(spec.shutdown_time.unwrap().0.as_second(), last);
 }
 
 #[test]
-fn only_a_time_that_is_too_late_is_clamped() {
+fn only_times_beyond_the_maximum_are_clamped() {
     for (text, clamped) in [
         ("9999-12-31T23:59:59Z", true),
         ("9999-12-31T23:59:59.999999999Z", true),
@@ -195,7 +195,7 @@ fn only_a_time_that_is_too_late_is_clamped() {
 }
 
 #[test]
-fn what_is_left_of_an_object_has_its_conditions_and_metadata() {
+fn an_unreadable_object_keeps_its_conditions_and_metadata() {
     let mut object = sandbox("s", &with_port(1 << 40));
     object["metadata"]["labels"] = json!({ "a": "b" });
     object["metadata"]["creationTimestamp"] = json!("yesterday");
@@ -205,7 +205,7 @@ fn what_is_left_of_an_object_has_its_conditions_and_metadata() {
         { "type": "Ready", "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" },
     ] });
     let Decoded::Unreadable(left) = Decoded::<Sandbox>::from_json(&object.to_string()) else {
-        panic!("it cannot be read");
+        panic!("it must not be readable");
     };
     assert_eq!(left.metadata.labels.as_ref().unwrap()["a"], "b");
     assert_eq!(left.metadata.uid.as_deref(), Some("u"));
@@ -219,14 +219,14 @@ fn what_is_left_of_an_object_has_its_conditions_and_metadata() {
 }
 
 #[test]
-fn a_deep_object_and_no_object_at_all_are_survived() {
+fn a_deeply_nested_object_and_a_non_object_do_not_panic() {
     let deep = format!(
         r#"{{"metadata":{{"managedFields":[{{"fieldsV1":{}1{}}}],"name":"deep"}},"spec":{{}}}}"#,
         r#"{"f":"#.repeat(400),
         "}".repeat(400)
     );
     let Decoded::Unreadable(left) = Decoded::<Sandbox>::from_json(&deep) else {
-        panic!("it cannot be read");
+        panic!("it must not be readable");
     };
     assert_eq!(left.metadata.name.as_deref(), Some("deep"));
     for nothing in ["null", "3", "[]", "\"text\"", "{}"] {
@@ -240,9 +240,9 @@ mod properties {
     use super::*;
 
     proptest! {
-        /// Whatever is at whatever offset, a place is found.
+        /// A path is found for any text and any offset.
         #[test]
-        fn a_place_is_found_in_any_text(text in "[{}\\[\\],:\"\\\\a1 \n]{0,40}", offset in 0_usize..41) {
+        fn a_path_is_found_in_any_text(text in "[{}\\[\\],:\"\\\\a1 \n]{0,40}", offset in 0_usize..41) {
             let offset = offset.min(text.len());
             let place = walk(text.as_bytes(), offset);
             prop_assert!(place.last.end <= text.len());

@@ -1,9 +1,9 @@
-//! What the API takes of an event.
+//! The limits of the API for events.
 
-/// A note longer than this is refused by the API server.
+/// The API server refuses longer notes.
 const NOTE_MAX: usize = 1_024;
 
-/// A note as an event can carry it: cut short, at a character's end, where it is too long.
+/// Truncates a note that is too long, at a character boundary.
 pub fn fitting_note(mut note: String) -> String {
     if note.len() > NOTE_MAX {
         let mut end = NOTE_MAX - '…'.len_utf8();
@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_that_is_too_long_is_cut_between_characters() {
+    fn a_note_that_is_too_long_is_truncated_at_a_character_boundary() {
         let fits = "x".repeat(NOTE_MAX);
         assert_eq!(fitting_note(fits.clone()), fits);
         let cut = fitting_note("é".repeat(NOTE_MAX));

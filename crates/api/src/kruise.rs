@@ -1,6 +1,7 @@
-//! The OpenKruise dialect (`agents.kruise.io/v1alpha1`): `SandboxSet`, a pool, and a `SandboxClaim` that takes many at once.
+//! The OpenKruise API (`agents.kruise.io/v1alpha1`): `SandboxSet`, a pool, and a batch `SandboxClaim` that takes several
+//! sandboxes.
 //!
-//! Both work on the core [`crate::Sandbox`]; there is no second Sandbox kind. The kind names repeat ours, so refer to these
+//! Both use the core [`crate::Sandbox`]; there is no second Sandbox kind. The kinds have the same names as ours, so use them
 //! through their module: `kruise::SandboxClaim`.
 
 use std::collections::BTreeMap;
@@ -274,13 +275,13 @@ pub struct SandboxClaimSpec {
     pub skip_init_runtime: Option<bool>,
 }
 
-/// What a Go duration of at least zero looks like, so that a malformed one is refused when it is written. The number of digits is
-/// bounded because nobody can read a duration back that no clock can hold.
+/// The pattern of a non-negative Go duration, so that a malformed one is refused when it is written. The number of digits is
+/// limited, because a duration that no clock can represent could not be read again.
 #[cfg(feature = "schema")]
 const DURATION_PATTERN: &str =
     r"^(0|(([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})(ns|us|µs|μs|ms|s|m|h)){1,8})$";
 
-/// What a number or percentage of sandboxes looks like where it is written as text.
+/// The pattern of a number or percentage of sandboxes that is written as a string.
 #[cfg(feature = "schema")]
 pub(crate) const AMOUNT_PATTERN: &str = r"^([0-9]{1,9}|(100|[0-9]{1,2})%)$";
 
@@ -348,22 +349,22 @@ pub enum ClaimPhase {
 
 lenient!(ClaimPhase: Pending, Claiming, Completed; else Pending);
 
-/// How long a sandbox may take to answer its initialisation unless the claim says otherwise.
+/// The default timeout for the initialisation of a sandbox.
 const WAIT_READY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 impl SandboxClaimSpec {
-    /// The number of sandboxes asked for, with the schema's default.
+    /// The number of requested sandboxes, with the schema's default.
     pub fn desired_replicas(&self) -> i32 {
         self.replicas.unwrap_or(1)
     }
 
-    /// How long a sandbox may take to be Ready and to answer its initialisation.
+    /// The timeout for a sandbox to become Ready and to answer its initialisation.
     pub fn wait_ready_timeout(&self) -> std::time::Duration {
         self.wait_ready_timeout
             .map_or(WAIT_READY_TIMEOUT, std::time::Duration::from)
     }
 
-    /// The environment variables that each sandbox is to be told of, if any are.
+    /// The environment variables to send to each sandbox, if there are any.
     pub fn variables(&self) -> Option<&BTreeMap<String, String>> {
         let skips = self.skip_init_runtime.unwrap_or(false);
         self.env_vars

@@ -1,4 +1,4 @@
-//! Every label and annotation key that two parts must spell alike.
+//! All label and annotation keys that more than one component uses.
 
 /// Label of a pod and its service: the hash of the sandbox's name.
 pub const SANDBOX_NAME_HASH: &str = "agents.x-k8s.io/sandbox-name-hash";
@@ -14,7 +14,7 @@ pub const CLAIM_UID: &str = "agents.x-k8s.io/claim-uid";
 pub const ASSIGNED_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
 /// Label that objects must carry to be adopted, where `--require-adoptable-label` is set.
 pub const ADOPTABLE: &str = "agents.x-k8s.io/adoptable";
-/// Label that SDKs put on what they make.
+/// Label that SDKs put on the objects that they create.
 pub const CREATED_BY: &str = "agents.x-k8s.io/created-by";
 
 /// Annotation of a sandbox that was taken from a warm pool: the name of its pod. Its presence marks a warm start.
@@ -36,10 +36,10 @@ pub const CONTROLLER_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/controller-first
 /// Annotation of a claim, set by SDKs: when the user asked for it.
 pub const CLIENT_FIRST_REQUESTED_AT: &str = "agents.x-k8s.io/client-first-requested-at";
 
-/// The pod label by which the default network policy knows the router.
+/// The pod label by which the default network policy selects the router.
 pub const ROUTER_APP: (&str, &str) = ("app", "sandbox-router");
 
-/// Keys of the OpenKruise dialect.
+/// Keys of the OpenKruise API.
 pub mod kruise {
     /// Label of an unclaimed sandbox: the SandboxSet it belongs to.
     pub const SANDBOX_POOL: &str = "agents.kruise.io/sandbox-pool";
@@ -51,11 +51,11 @@ pub mod kruise {
     pub const CLAIM_NAME: &str = "agents.kruise.io/claim-name";
     /// Label of a sandbox: the revision it was made from.
     pub const TEMPLATE_HASH: &str = "agents.kruise.io/template-hash";
-    /// Label of a sandbox: the id the router and E2B clients know it by.
+    /// Label of a sandbox: its ID for the router and for E2B clients.
     pub const SANDBOX_ID: &str = "agents.kruise.io/sandbox-id";
     /// Annotation of a claimed sandbox: the token of the claim attempt that holds it.
     pub const LOCK: &str = "agents.kruise.io/lock";
-    /// Annotation of a claimed sandbox: who holds it.
+    /// Annotation of a claimed sandbox: the holder of the sandbox.
     pub const OWNER: &str = "agents.kruise.io/owner";
     /// Annotation of a claimed sandbox: when it was claimed.
     pub const CLAIM_TIMESTAMP: &str = "agents.kruise.io/claim-timestamp";

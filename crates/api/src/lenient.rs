@@ -1,20 +1,21 @@
-//! Enums of the API that take a value they do not know for one that they do.
+//! Enums of the API that decode an unknown value as a default.
 //!
-//! Schemas list what an enum may be, but an object may predate its schema, or be written for a newer one. Upstream compares such
-//! fields with the values it knows and treats any other as the default; a value must not make its whole object unreadable.
+//! Schemas list the values of an enum, but an object may be older than its schema, or written for a newer one. Upstream compares
+//! such fields with the values that it knows and treats any other as the default. An unknown value must not make the whole object
+//! unreadable.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserializer, Error, Visitor};
 
-/// An enum that knows the names of its values.
+/// An enum whose values have names.
 pub(crate) trait Named: Copy {
-    /// The value of this name, or the one that stands for all unknown names.
+    /// The value with this name, or the value that stands for all unknown names.
     fn named(name: &str) -> Self;
 }
 
-/// Decodes the name of a value.
+/// Decodes a value from its name.
 pub(crate) fn deserialize<'de, T: Named, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -35,7 +36,7 @@ pub(crate) fn deserialize<'de, T: Named, D: Deserializer<'de>>(
     deserializer.deserialize_str(Names(PhantomData))
 }
 
-/// Implements `Deserialize` for an enum whose values are spelled on the wire as they are in Rust.
+/// Implements `Deserialize` for an enum whose values have the same names in the API as in Rust.
 macro_rules! lenient {
     ($name:ident: $($variant:ident),+; else $fallback:ident) => {
         impl crate::lenient::Named for $name {
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_value_of_an_enum_is_the_default_as_upstream_has_it() {
+    fn an_unknown_enum_value_is_the_default_as_in_upstream() {
         let unknown = "Unheard-of";
         assert_eq!(
             read::<UpdateStrategyKind>(unknown),

@@ -1,19 +1,19 @@
-//! The Kubernetes API of agent-sandbox: every kind of every dialect, the labels and conditions the parts agree on, and the
+//! The Kubernetes API of agent-sandbox: the kinds of all API groups, the labels and conditions that the components share, and the
 //! rules for names and metadata.
 //!
-//! This crate performs no I/O and knows no client, clock or controller. Whatever two parts must spell alike is spelled here.
+//! This crate performs no I/O and uses no client, clock or controller. It defines every name that more than one component uses.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`sandbox`] | `Sandbox`, the core kind: one pod with a stable identity |
-//! | [`template`], [`warm_pool`], [`claim`] | the extension kinds over it |
-//! | [`kruise`] | the OpenKruise dialect: `SandboxSet` and the batch `SandboxClaim` |
+//! | [`template`], [`warm_pool`], [`claim`] | the extension kinds that build on it |
+//! | [`kruise`] | the OpenKruise API: `SandboxSet` and the batch `SandboxClaim` |
 //! | [`labels`] | label and annotation keys |
-//! | [`conditions`] | condition types, reasons, and the one merge function |
+//! | [`conditions`] | condition types, reasons, and the merge function |
 //! | [`names`] | name hashes and names that are valid by construction |
 //! | [`metadata`] | what a claim may add to a pod's labels and annotations |
-//! | [`events`], [`addresses`] | what fits into an event; which addresses a pod can have |
-//! | [`decoding`] | reading objects one by one, and what is left of one that cannot be read |
+//! | [`events`], [`addresses`] | the limits of events; the addresses that a pod can have |
+//! | [`decoding`] | decoding objects one by one, and the readable parts of an object that does not fit its type |
 //! | [`rbac`] | how a controller declares the permissions it needs |
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -47,11 +47,11 @@ pub use warm_pool::{SandboxWarmPool, SandboxWarmPoolSpec, SandboxWarmPoolStatus}
 pub const CORE_GROUP: &str = "agents.x-k8s.io";
 /// The group of [`SandboxTemplate`], [`SandboxClaim`] and [`SandboxWarmPool`].
 pub const EXTENSIONS_GROUP: &str = "extensions.agents.x-k8s.io";
-/// The group of the OpenKruise dialect.
+/// The group of the OpenKruise API.
 pub const KRUISE_GROUP: &str = "agents.kruise.io";
-/// The version objects of the x-k8s.io groups are stored in.
+/// The version in which objects of the x-k8s.io groups are stored.
 pub const STORAGE_VERSION: &str = "v1beta1";
 /// The older version that is still served, with the same schema.
 pub const DEPRECATED_VERSION: &str = "v1alpha1";
-/// Where the system's own objects live on a cluster.
+/// The namespace of the system's own objects on a cluster.
 pub const SYSTEM_NAMESPACE: &str = "agent-sandbox-system";

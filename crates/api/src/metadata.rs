@@ -1,7 +1,7 @@
-//! What a claim may add to its pod's labels and annotations.
+//! Validates the labels and annotations that a claim adds to its pod.
 //!
-//! A claim must not reach into domains that Kubernetes or this system gives a meaning to, nor silently change what the
-//! template says.
+//! A claim must not use domains that have a meaning for Kubernetes or for this system, and must not silently change what the
+//! template sets.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::sandbox::PodMetadata;
 /// Domains that only Kubernetes and this system may use, with all their subdomains.
 const RESTRICTED_DOMAINS: [&str; 3] = ["kubernetes.io", "k8s.io", "agents.x-k8s.io"];
 
-/// Keys in those domains that a claim may set all the same.
+/// Keys in those domains that a claim may set nevertheless.
 const PERMITTED_KEYS: [&str; 1] = ["cluster-autoscaler.kubernetes.io/safe-to-evict"];
 
-/// Where a key stands.
+/// Labels or annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
     Labels,
@@ -66,7 +66,7 @@ pub enum MetadataError {
     },
 }
 
-/// Checks metadata that a claim wants to add, whatever the template says.
+/// Validates the metadata that a claim adds, independent of the template.
 pub fn validate(additional: &PodMetadata) -> Result<(), MetadataError> {
     for (key, value) in additional.labels.iter().flatten() {
         validate_key(Section::Labels, key)?;
@@ -86,7 +86,7 @@ pub fn validate(additional: &PodMetadata) -> Result<(), MetadataError> {
     Ok(())
 }
 
-/// Whether a label would make a pod an endpoint of the router's service, or a peer that network policies admit as the router.
+/// Whether a label would make a pod an endpoint of the router's service, or a peer that network policies accept as the router.
 pub fn is_router_label(key: &str, value: &str) -> bool {
     (key, value) == ROUTER_APP
 }

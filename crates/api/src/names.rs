@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// How long a label value may be.
+/// The maximum length of a label value.
 const LABEL_VALUE_MAX: usize = 63;
-/// How long a DNS-1123 subdomain, the name of most objects, may be.
+/// The maximum length of a DNS-1123 subdomain, the name of most objects.
 const SUBDOMAIN_MAX: usize = 253;
 
-/// The hash by which labels refer to a name of any length: FNV-1a, 32 bits, as eight lower-case hex digits.
+/// The hash by which labels refer to a name of any length: 32-bit FNV-1a as eight lower-case hex digits.
 pub fn name_hash(name: &str) -> String {
     const OFFSET_BASIS: u32 = 0x811c_9dc5;
     const PRIME: u32 = 0x0100_0193;
@@ -17,7 +17,7 @@ pub fn name_hash(name: &str) -> String {
     format!("{hash:08x}")
 }
 
-/// Why a text is not a valid name of its kind.
+/// Why a text is not a valid name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     #[error("{what} must not be empty")]
@@ -85,7 +85,7 @@ validated_name! {
     MetadataKey, check_metadata_key
 }
 validated_name! {
-    /// The value of a label: at most 63 characters, possibly none.
+    /// The value of a label: at most 63 characters, may be empty.
     LabelValue, check_label_value
 }
 
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_refused_with_the_rule_they_break() {
+    fn invalid_names_are_refused_with_the_violated_rule() {
         assert!("my-sandbox.v1".parse::<ObjectName>().is_ok());
         assert!("a".repeat(253).parse::<ObjectName>().is_ok());
         for bad in ["", "My", "-a", "a-", "a..b", "a_b", "ä", &"a".repeat(254)] {

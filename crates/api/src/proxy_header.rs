@@ -1,27 +1,27 @@
-//! The namespace of a forwarded connection, in a PROXY protocol header (version 2).
+//! A PROXY protocol header (version 2) that carries the namespace of a forwarded connection.
 //!
-//! The node forwards ports of mirror pods to services of the machine, the router among them. An account that may forward ports in one namespace must not reach
-//! sandboxes of another by that, so the node says which namespace the mirror pod is in before anything else passes. The header is `LOCAL` (the node itself
-//! connects) and carries the namespace in a custom field.
+//! The node forwards ports of mirror pods to services of the machine, including the router. A user who may forward ports in one
+//! namespace must not reach sandboxes of another namespace through it. So the node sends the namespace of the mirror pod before
+//! any other data. The header's command is `LOCAL` (the node itself connects), and a custom TLV field holds the namespace.
 //!
-//! A header takes rights away and gives none: a client that forges one narrows what it may do.
+//! The header can only reduce permissions: a client that forges one restricts itself.
 
-/// How every header of version 2 begins.
+/// The first bytes of every version 2 header.
 pub const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
-/// The signature, version and command, address family, and the length of what follows.
+/// The length of signature, version and command, address family, and the length field.
 pub const FIXED_LENGTH: usize = 16;
 
 /// Version 2, command LOCAL.
 const LOCAL: u8 = 0x20;
 const UNSPECIFIED_FAMILY: u8 = 0;
-/// The first type that is left to applications.
+/// The first TLV type that is reserved for applications.
 const NAMESPACE_TYPE: u8 = 0xe0;
-/// Type and length of a field.
+/// The length of the type and length of a TLV field.
 const FIELD_HEAD: usize = 3;
 
-/// A header for a connection on behalf of this namespace.
+/// Encodes a header for a connection on behalf of this namespace.
 pub fn encode(namespace: &str) -> Vec<u8> {
-    // Names of namespaces have at most 63 characters.
+    // The length fits: a namespace name has at most 63 characters.
     let name = &namespace.as_bytes()[..namespace.len().min(63)];
     let length = u8::try_from(name.len()).unwrap_or_default();
     let mut header = SIGNATURE.to_vec();
@@ -31,13 +31,13 @@ pub fn encode(namespace: &str) -> Vec<u8> {
     header
 }
 
-/// How much follows the fixed part of a header. `None` if it is not one of [`encode`]'s kind.
+/// The length of the rest of a header. `None` if the header is not one that [`encode`] creates.
 pub fn rest_length(fixed: &[u8; FIXED_LENGTH]) -> Option<usize> {
     let is_local = fixed.starts_with(SIGNATURE) && fixed[12] == LOCAL;
     is_local.then(|| usize::from(u16::from_be_bytes([fixed[14], fixed[15]])))
 }
 
-/// The namespace that the rest of a header names.
+/// The namespace in the rest of a header.
 pub fn namespace(mut rest: &[u8]) -> Option<&str> {
     loop {
         let (head, after) = rest.split_at_checked(FIELD_HEAD)?;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_is_read_as_it_was_written() {
+    fn a_namespace_round_trips() {
         let header = encode("team-a");
         let (fixed, rest) = header.split_first_chunk::<FIXED_LENGTH>().unwrap();
         assert_eq!(rest_length(fixed), Some(rest.len()));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_header_names_no_namespace() {
+    fn other_headers_give_no_namespace() {
         assert_eq!(rest_length(b"GET / HTTP/1.1\r\n"), None);
         for rest in [
             &b""[..],

@@ -1,6 +1,7 @@
-//! How a controller declares the permissions it needs, next to its code. The manifests are generated from these.
+//! Permission declarations: each controller declares the permissions that it needs next to its code. The RBAC manifests are
+//! generated from them.
 
-/// What a controller may do with some resources.
+/// The verbs that a controller may use on some resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub groups: &'static [&'static str],
@@ -8,20 +9,20 @@ pub struct Rule {
     pub verbs: &'static [&'static str],
 }
 
-/// Everything one does with a resource one manages.
+/// The verbs for a resource that a controller manages.
 pub const MANAGE: &[&str] = &[
     "create", "delete", "get", "list", "patch", "update", "watch",
 ];
-/// What one does with a subresource.
+/// The verbs for a subresource.
 pub const SUBRESOURCE: &[&str] = &["get", "patch", "update"];
-/// What one does with a resource one only follows.
+/// The verbs for a resource that a controller only watches.
 pub const FOLLOW: &[&str] = &["get", "list", "watch"];
 
-/// The cluster role that a node's user needs on a cluster, beyond what Kubernetes gives every `system:node`.
+/// The cluster role that a node's user needs on a cluster, in addition to the permissions of `system:node`.
 pub const NODE_ROLE: &str = "agent-sandbox-node";
 
-/// What that role allows: to follow what network policies select, and what services are called. It stands here so that manifests can be
-/// generated without building the node.
+/// The rules of that role: watching the objects that network policies select, and services for their names. They are defined here
+/// so that manifests can be generated without building the node.
 pub const NODE: &[Rule] = &[
     Rule {
         groups: &[""],

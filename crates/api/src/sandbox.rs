@@ -1,7 +1,7 @@
 //! `Sandbox`: a single pod with a stable name, optional volumes and an optional headless service.
 //!
-//! Two generations of clients switch a sandbox off differently: the older writes `replicas: 0`, the newer
-//! `operatingMode: Suspended`. [`SandboxSpec::suspension`] is the only place that reads either.
+//! Two generations of clients suspend a sandbox differently: the older sets `replicas: 0`, the newer `operatingMode: Suspended`.
+//! Only [`SandboxSpec::suspension`] reads these two fields.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -162,7 +162,7 @@ pub struct SandboxStatus {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct PodTemplate {
     /// The pod's spec, as in core/v1.
-    // Shared in memory by the sandboxes of one template, of which there may be thousands.
+    // An `Arc`, because thousands of sandboxes may share the spec of one template in memory.
     pub spec: Arc<PodSpec>,
 
     /// Labels and annotations of the pod.
@@ -171,7 +171,7 @@ pub struct PodTemplate {
 }
 
 impl PodTemplate {
-    /// The pod's spec, no longer shared with anybody.
+    /// The pod's spec for modification. Clones it if it is shared.
     pub fn spec_mut(&mut self) -> &mut PodSpec {
         Arc::make_mut(&mut self.spec)
     }
@@ -246,16 +246,16 @@ pub enum OperatingMode {
 
 lenient!(OperatingMode: Running, Suspended; else Running);
 
-/// Who asks for a sandbox to be suspended, if anyone does.
+/// Whether a suspension is requested, and by which field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspension {
-    /// Nobody: the sandbox should run.
+    /// No suspension is requested: the sandbox should run.
     None,
     /// `replicas` is 0 while `operatingMode` does not say Suspended.
     ByReplicas,
     /// `operatingMode` is Suspended while `replicas` is not 0.
     ByOperatingMode,
-    /// Both fields say so.
+    /// Both fields request it.
     ByBoth,
 }
 
@@ -266,7 +266,7 @@ impl Suspension {
 }
 
 impl SandboxSpec {
-    /// Whether suspension is asked for, and by which field.
+    /// Whether a suspension is requested, and by which field.
     pub fn suspension(&self) -> Suspension {
         let by_mode = self.operating_mode == Some(OperatingMode::Suspended);
         let by_replicas = self.replicas == Some(0);

@@ -1,4 +1,4 @@
-//! `SandboxTemplate`: a blueprint that claims and warm pools build sandboxes from, with the network policy they share.
+//! `SandboxTemplate`: the template from which claims and warm pools create sandboxes, and the network policy of those sandboxes.
 
 use k8s_openapi::api::networking::v1::{NetworkPolicyEgressRule, NetworkPolicyIngressRule};
 use kube::CustomResource;
@@ -141,7 +141,8 @@ impl SandboxTemplateSpec {
         self.volume_claim_templates_policy.unwrap_or_default()
     }
 
-    /// Managed with no rules of its own: the secure default policy and DNS settings apply.
+    /// Whether the controller manages the NetworkPolicy and the template has no rules of its own, so that the secure default
+    /// policy and DNS settings apply.
     pub fn is_secure_by_default(&self) -> bool {
         self.network_policy.is_none()
             && self.network_policy_management() == NetworkPolicyManagement::Managed

@@ -1,4 +1,4 @@
-//! `SandboxWarmPool`: sandboxes made in advance, for claims to take.
+//! `SandboxWarmPool`: sandboxes that are created in advance for claims.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -133,7 +133,7 @@ pub enum UpdateStrategyKind {
 lenient!(UpdateStrategyKind: Recreate, OnReplenish, RollingUpdate; else OnReplenish);
 
 impl SandboxWarmPoolSpec {
-    /// The number of sandboxes asked for, with the schema's default.
+    /// The number of requested sandboxes, with the schema's default.
     pub fn desired_replicas(&self) -> i32 {
         self.replicas.unwrap_or(1)
     }

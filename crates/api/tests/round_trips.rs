@@ -1,6 +1,6 @@
-//! Manifests as users write them survive the Rust types unchanged, in every served version.
+//! Manifests survive decoding and encoding with the Rust types unchanged, in every served version.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn through<Kind: Serialize + DeserializeOwned>(manifest: &Value) -> Value {
 }
 
 #[test]
-fn sandbox_kinds_lose_nothing_in_either_version() {
+fn sandbox_kinds_round_trip_in_both_versions() {
     for (file, stored) in manifests("x-k8s") {
         for version in [api::DEPRECATED_VERSION, api::STORAGE_VERSION] {
             let mut manifest = stored.clone();
@@ -56,14 +56,14 @@ fn sandbox_kinds_lose_nothing_in_either_version() {
                 "SandboxWarmPool" => through::<SandboxWarmPool>(&manifest),
                 other => panic!("{file}: unknown kind {other}"),
             };
-            // What is read in either version is written back in the stored one.
+            // An object of either version is encoded in the storage version.
             assert_eq!(read_back, stored, "{file} as {version}");
         }
     }
 }
 
 #[test]
-fn kruise_kinds_lose_nothing() {
+fn kruise_kinds_round_trip() {
     for (file, manifest) in manifests("kruise") {
         let mut read_back = match manifest["kind"].as_str().unwrap() {
             "SandboxClaim" => through::<kruise::SandboxClaim>(&manifest),
@@ -77,7 +77,7 @@ fn kruise_kinds_lose_nothing() {
     }
 }
 
-/// A duration may be written differently, as Go also does, but must mean the same.
+/// Asserts that a duration has the same value. It may be formatted differently, as in Go.
 fn same_duration(read_back: &mut Value, manifest: &Value, field: &str) {
     let Some(written) = manifest["spec"][field].as_str() else {
         return;
@@ -91,7 +91,7 @@ fn same_duration(read_back: &mut Value, manifest: &Value, field: &str) {
 }
 
 #[test]
-fn a_status_as_other_controllers_write_it_is_understood() {
+fn a_status_written_by_upstream_is_decoded() {
     let sandbox: Sandbox = serde_json::from_value(serde_json::json!({
         "apiVersion": "agents.x-k8s.io/v1beta1",
         "kind": "Sandbox",

@@ -1,7 +1,7 @@
-//! The generated CRDs: a Kubernetes API server would accept them, accept what users write, and refuse what cannot work with a
-//! message that names the field.
+//! The generated CRDs: a Kubernetes API server accepts them, accepts valid manifests, and refuses invalid ones with a message
+//! that names the field.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -83,7 +83,7 @@ fn every_crd_is_structural_and_serves_what_clients_ask_for() {
 }
 
 #[test]
-fn what_users_write_is_accepted_whole() {
+fn valid_manifests_are_accepted_without_pruning() {
     let schemas = schemas();
     let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/manifests");
     for path in ["x-k8s", "kruise"]
@@ -144,7 +144,7 @@ fn defaults_are_those_of_the_specification() {
     assert_eq!(
         claim["warmpool"],
         Value::Null,
-        "absent means default, so that a pool reference can stand alone"
+        "an absent warmpool means default, so that warmPoolRef can be used alone"
     );
 
     let pool = defaulted(
@@ -391,7 +391,7 @@ fn each_bound_and_enum_is_enforced_with_the_field_in_the_message() {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table of cases")]
-fn a_number_that_its_go_type_cannot_hold_is_refused_by_the_schema() {
+fn a_number_that_does_not_fit_its_go_type_is_refused_by_the_schema() {
     let schemas = schemas();
     let core = "agents.x-k8s.io/v1beta1";
     let extensions = "extensions.agents.x-k8s.io/v1beta1";
@@ -490,7 +490,7 @@ fn a_number_that_its_go_type_cannot_hold_is_refused_by_the_schema() {
             errors.iter().any(|error| error.field == field),
             "{object}: {errors:?}"
         );
-        // What an earlier version let in can still be changed elsewhere.
+        // Validation ratcheting: an object that an earlier version accepted can still be changed in other fields.
         let mut changed = object.clone();
         changed["status"] = json!({});
         assert_eq!(schema.validate_update(&changed, &object), [], "{object}");
@@ -536,7 +536,7 @@ fn an_amount_is_a_number_or_a_percentage() {
 }
 
 #[test]
-fn rules_refuse_what_no_single_field_can() {
+fn cel_rules_refuse_invalid_combinations_of_fields() {
     let schemas = schemas();
     let extensions = "extensions.agents.x-k8s.io/v1beta1";
     let (template, pool) = (json!({"name": "t"}), json!({"name": "p"}));
@@ -582,7 +582,7 @@ fn rules_refuse_what_no_single_field_can() {
 }
 
 #[test]
-fn what_cannot_be_changed_is_refused_when_it_is() {
+fn changes_of_immutable_fields_are_refused() {
     let schemas = schemas();
     let sandbox = |templates: Option<&str>| {
         let mut spec = json!({"podTemplate": {"spec": {"containers": [{"name": "c"}]}}});
