@@ -64,7 +64,7 @@ pub(crate) fn send_along(headers: &mut HeaderMap) {
 /// Notes what the sandbox said of the command it ran.
 pub(crate) fn answered<B>(span: &Span, response: &Response<B>) {
     if let Some(duration) = execution_in(response.headers()) {
-        spans::told_child(span, "sandboxd.execute", SystemTime::now(), duration, []);
+        spans::export_child(span, "sandboxd.execute", SystemTime::now(), duration, []);
     }
 }
 

@@ -52,7 +52,7 @@ pub fn current() -> Option<TraceContext> {
 }
 
 /// Exports a child of `span` that another process reported afterwards: it ended at `end` and took `duration`.
-pub fn told_child(
+pub fn export_child(
     span: &Span,
     name: &'static str,
     end: SystemTime,
