@@ -206,7 +206,7 @@ impl Extraction {
             };
         }
         match entry.kind {
-            // Device nodes are skipped: the node gives every container its own /dev, and no process could open devices from the
+            // Device nodes are skipped: the node gives every container its own /dev, and containers do not use device nodes of the
             // image.
             EntryKind::Device => Ok(()),
             EntryKind::HardLink => match self.hard_link(entry, parent.as_fd(), name) {

@@ -15,7 +15,7 @@ use agent_sandbox_images::{
 use jiff::SignedDuration;
 use serde_json::json;
 use support::{
-    Answer, FakeServer, Item, TestImage, content_of, digest, gzip, layer, serve_content,
+    FakeServer, Item, Response, TestImage, content_of, digest, gzip, layer, serve_content,
 };
 
 struct Machine {
@@ -169,12 +169,12 @@ async fn an_interrupted_download_is_resumed_where_it_stopped() {
     let breaks = Arc::new(AtomicUsize::new(0));
     let counter = breaks.clone();
     let registry = FakeServer::start(move |request| {
-        let mut answer = serve_content(&content, request);
+        let mut response = serve_content(&content, request);
         // The first three transfers of the layer are interrupted half-way.
         if request.path.contains(&big[7..]) && counter.fetch_add(1, Ordering::SeqCst) < 3 {
-            answer.cut = Some(answer.body.len() / 2);
+            response.cut = Some(response.body.len() / 2);
         }
-        answer
+        response
     })
     .await;
     let machine = Machine::new();
@@ -308,8 +308,8 @@ async fn passwords_are_sent_only_to_the_token_server() {
             request.path
         );
         match request.headers.get("authorization").map(String::as_str) {
-            Some(PASSWORD) => Answer::ok(br#"{"token": "granted"}"#),
-            _ => Answer::status(401),
+            Some(PASSWORD) => Response::ok(br#"{"token": "granted"}"#),
+            _ => Response::status(401),
         }
     })
     .await;
@@ -330,10 +330,10 @@ async fn passwords_are_sent_only_to_the_token_server() {
     let registry = FakeServer::start(move |request| {
         if request.headers.get("authorization").map(String::as_str) != Some("Bearer granted") {
             let challenge = format!("Bearer realm=\"http://{realm}/token\",service=\"test\",scope=\"repository:test/image:pull\"");
-            return Answer::status(401).header("www-authenticate", &challenge);
+            return Response::status(401).header("www-authenticate", &challenge);
         }
         if request.path.contains("/blobs/") {
-            return Answer::status(307).header("location", &format!("http://{elsewhere}{}", request.path));
+            return Response::status(307).header("location", &format!("http://{elsewhere}{}", request.path));
         }
         serve_content(&content, request)
     })
@@ -367,7 +367,7 @@ async fn redirects_to_plain_http_outside_this_machine_are_refused() {
         let content = content_of("v1", &image(b"x"));
         let registry = FakeServer::start(move |request| {
             if request.path.contains("/blobs/") {
-                return Answer::status(302).header("location", location);
+                return Response::status(302).header("location", location);
             }
             serve_content(&content, request)
         })
@@ -624,8 +624,8 @@ async fn only_registries_that_are_listed_are_reached_without_encryption() {
             ..Settings::new(directory.path())
         };
         let images = Images::open(settings).unwrap();
-        let answer = images.pull(&name, Vec::new()).await;
-        assert_eq!(answer.is_ok(), pulled, "{listed:?}: {:?}", answer.err());
+        let response = images.pull(&name, Vec::new()).await;
+        assert_eq!(response.is_ok(), pulled, "{listed:?}: {:?}", response.err());
         let asked = !registry.paths("/v2/").is_empty();
         assert_eq!(asked, pulled, "{listed:?}: plain HTTP was used");
     }
@@ -645,9 +645,9 @@ fn machine_that_allows(allowed: Vec<String>) -> Machine {
 /// A service on this machine that image references must not reach.
 async fn victim() -> FakeServer {
     let secret = br#"{"errors": [{"message": "SECRET"}], "token": "SECRET"}"#;
-    FakeServer::start(|_| Answer {
+    FakeServer::start(|_| Response {
         body: secret.to_vec(),
-        ..Answer::status(418)
+        ..Response::status(418)
     })
     .await
 }
@@ -682,12 +682,12 @@ async fn redirects_and_token_servers_on_this_machine_are_refused() {
     let victim = victim().await;
     let target = victim.address;
     let redirecting = FakeServer::start(move |_| {
-        Answer::status(307).header("location", &format!("http://{target}/secrets"))
+        Response::status(307).header("location", &format!("http://{target}/secrets"))
     })
     .await;
     let challenging = FakeServer::start(move |_| {
         let realm = format!("Bearer realm=\"http://{target}/token\",service=\"x\"");
-        Answer::status(401).header("www-authenticate", &realm)
+        Response::status(401).header("www-authenticate", &realm)
     })
     .await;
     let allowed = [&redirecting, &challenging].map(|server| server.address.to_string());

@@ -90,7 +90,7 @@ fn parameters(text: &str) -> Vec<(String, String)> {
 }
 
 #[derive(Deserialize)]
-struct TokenAnswer {
+struct TokenResponse {
     token: Option<String>,
     access_token: Option<String>,
 }
@@ -146,7 +146,7 @@ impl Session<'_> {
                 if scheme == "http" && self.registries.allows_plain_http(&host) => {}
             Some(_) => return Err(RegistryError::Plain(realm.to_owned())),
             None => {
-                return Err(RegistryError::Answer {
+                return Err(RegistryError::InvalidResponse {
                     url: realm.to_owned(),
                     problem: "the realm is not a URL of a token server",
                 });
@@ -172,30 +172,30 @@ impl Session<'_> {
             }
             request.body(Full::default())
         };
-        let request = request.map_err(|_| RegistryError::Answer {
+        let request = request.map_err(|_| RegistryError::InvalidResponse {
             url: realm.to_owned(),
             problem: "the realm is not a URL of a token server",
         })?;
-        let answer = self.registries.send(realm, request).await?;
-        match answer.status() {
+        let response = self.registries.send(realm, request).await?;
+        match response.status() {
             status if status.is_success() => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST => {
-                return Err(self.denied(self.error_text(realm.to_owned(), answer).await));
+                return Err(self.denied(self.error_text(realm.to_owned(), response).await));
             }
             status => {
                 return Err(RegistryError::Status {
                     url: realm.to_owned(),
                     status,
-                    detail: self.error_text(realm.to_owned(), answer).await,
+                    detail: self.error_text(realm.to_owned(), response).await,
                 });
             }
         }
-        let bytes = read(realm, answer.into_body(), MANIFEST_BYTES_MAX).await?;
-        let answer: Option<TokenAnswer> = serde_json::from_slice(&bytes).ok();
-        answer
-            .and_then(|answer| answer.token.or(answer.access_token))
+        let bytes = read(realm, response.into_body(), MANIFEST_BYTES_MAX).await?;
+        let response: Option<TokenResponse> = serde_json::from_slice(&bytes).ok();
+        response
+            .and_then(|response| response.token.or(response.access_token))
             .filter(|token| !token.is_empty())
-            .ok_or_else(|| RegistryError::Answer {
+            .ok_or_else(|| RegistryError::InvalidResponse {
                 url: realm.to_owned(),
                 problem: "it contains no token",
             })

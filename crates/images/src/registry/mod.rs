@@ -27,7 +27,7 @@ pub use destinations::{Destinations, IsPods, Refused};
 use destinations::{Guard, GuardedConnector};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const MANIFEST_BYTES_MAX: usize = 4 << 20;
 const ERROR_BYTES_MAX: usize = 16 << 10;
 /// The maximum length of a registry's error message in our own.
@@ -46,7 +46,7 @@ pub enum RegistryError {
     },
     #[error(transparent)]
     Refused(#[from] Refused),
-    #[error("{0} did not answer in time")]
+    #[error("{0} did not response in time")]
     Timeout(String),
     #[error("{what} is not found at {registry}")]
     NotFound { what: String, registry: String },
@@ -63,7 +63,7 @@ pub enum RegistryError {
         detail: String,
     },
     #[error("the response of {url} is invalid: {problem}")]
-    Answer { url: String, problem: &'static str },
+    InvalidResponse { url: String, problem: &'static str },
     #[error("reading the response of {url}")]
     Body {
         url: String,
@@ -184,9 +184,9 @@ impl Registries {
         url: &str,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, RegistryError> {
-        match tokio::time::timeout(ANSWER_TIMEOUT, self.http.request(request)).await {
+        match tokio::time::timeout(RESPONSE_TIMEOUT, self.http.request(request)).await {
             Err(_) => Err(RegistryError::Timeout(url.to_owned())),
-            Ok(answer) => answer.map_err(|source| match refusal(&source) {
+            Ok(response) => response.map_err(|source| match refusal(&source) {
                 Some(refused) => refused.into(),
                 None => RegistryError::Connect {
                     url: url.to_owned(),
@@ -234,14 +234,14 @@ impl Session<'_> {
     pub async fn manifest(&self, name: &str) -> Result<(Bytes, String), RegistryError> {
         let accept = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST].join(", ");
         let headers = [(ACCEPT, accept)];
-        let (url, answer) = self.get(&format!("manifests/{name}"), &headers).await?;
-        let media_type = answer
+        let (url, response) = self.get(&format!("manifests/{name}"), &headers).await?;
+        let media_type = response
             .headers()
             .get(CONTENT_TYPE)
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default()
             .to_owned();
-        let bytes = read(&url, answer.into_body(), MANIFEST_BYTES_MAX).await?;
+        let bytes = read(&url, response.into_body(), MANIFEST_BYTES_MAX).await?;
         Ok((bytes, media_type))
     }
 
@@ -253,19 +253,19 @@ impl Session<'_> {
         } else {
             &headers[..]
         };
-        let (url, answer) = self.get(&format!("blobs/{digest}"), headers).await?;
-        let partial = answer.status() == StatusCode::PARTIAL_CONTENT;
+        let (url, response) = self.get(&format!("blobs/{digest}"), headers).await?;
+        let partial = response.status() == StatusCode::PARTIAL_CONTENT;
         Ok(Blob {
             url,
             offset: if partial { offset } else { 0 },
-            body: answer.into_body(),
+            body: response.into_body(),
         })
     }
 
     /// Fetches a whole small blob.
     pub async fn small_blob(&self, digest: &Digest) -> Result<Bytes, RegistryError> {
-        let (url, answer) = self.get(&format!("blobs/{digest}"), &[]).await?;
-        read(&url, answer.into_body(), MANIFEST_BYTES_MAX).await
+        let (url, response) = self.get(&format!("blobs/{digest}"), &[]).await?;
+        read(&url, response.into_body(), MANIFEST_BYTES_MAX).await
     }
 
     async fn get(
@@ -281,16 +281,16 @@ impl Session<'_> {
             self.reference.repository()
         );
         let known = self.authorization.lock().await.clone();
-        let answer = self.follow(&url, headers, known.as_ref()).await?;
+        let response = self.follow(&url, headers, known.as_ref()).await?;
         // A TLS server answers a plain request with 400. It may have started just now, so do not remember HTTP in that case.
-        if scheme == Scheme::Http && answer.1.status() != StatusCode::BAD_REQUEST {
+        if scheme == Scheme::Http && response.1.status() != StatusCode::BAD_REQUEST {
             self.registries.remember(host, scheme);
         }
-        if answer.1.status() != StatusCode::UNAUTHORIZED {
-            return self.check(path, answer).await;
+        if response.1.status() != StatusCode::UNAUTHORIZED {
+            return self.check(path, response).await;
         }
-        let challenges = authorization::challenges(answer.1.headers());
-        let detail = self.error_text(answer.0, answer.1).await;
+        let challenges = authorization::challenges(response.1.headers());
+        let detail = self.error_text(response.0, response.1).await;
         let Some(granted) = self.authorize(&challenges).await? else {
             return Err(self.denied(detail));
         };
@@ -299,8 +299,8 @@ impl Session<'_> {
             return Err(self.denied(detail));
         }
         *self.authorization.lock().await = Some(granted.clone());
-        let answer = self.follow(&url, headers, Some(&granted)).await?;
-        self.check(path, answer).await
+        let response = self.follow(&url, headers, Some(&granted)).await?;
+        self.check(path, response).await
     }
 
     fn denied(&self, detail: String) -> RegistryError {
@@ -314,10 +314,10 @@ impl Session<'_> {
     async fn check(
         &self,
         path: &str,
-        (url, answer): (String, Response<Incoming>),
+        (url, response): (String, Response<Incoming>),
     ) -> Result<(String, Response<Incoming>), RegistryError> {
-        match answer.status() {
-            status if status.is_success() => Ok((url, answer)),
+        match response.status() {
+            status if status.is_success() => Ok((url, response)),
             StatusCode::NOT_FOUND => Err(RegistryError::NotFound {
                 what: format!(
                     "{} of {}",
@@ -329,10 +329,10 @@ impl Session<'_> {
                 registry: self.reference.registry().to_owned(),
             }),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                Err(self.denied(self.error_text(url, answer).await))
+                Err(self.denied(self.error_text(url, response).await))
             }
             status => Err(RegistryError::Status {
-                detail: self.error_text(url.clone(), answer).await,
+                detail: self.error_text(url.clone(), response).await,
                 url,
                 status,
             }),
@@ -341,14 +341,14 @@ impl Session<'_> {
 
     /// The error message of the image's own registry, on one line. For other servers, to which the registry has redirected, only
     /// the status is shown: the user who named the image must not read their responses (SSRF).
-    async fn error_text(&self, url: String, answer: Response<Incoming>) -> String {
-        let status = answer.status();
+    async fn error_text(&self, url: String, response: Response<Incoming>) -> String {
+        let status = response.status();
         let is_own =
             host_and_scheme(&url).is_some_and(|(_, host)| host == self.reference.api_host());
         if !is_own {
             return status.to_string();
         }
-        let Ok(bytes) = read("", answer.into_body(), ERROR_BYTES_MAX).await else {
+        let Ok(bytes) = read("", response.into_body(), ERROR_BYTES_MAX).await else {
             return status.to_string();
         };
         match error_message(&bytes) {
@@ -374,22 +374,23 @@ impl Session<'_> {
             if let Some(value) = authorization {
                 request = request.header(AUTHORIZATION, value);
             }
-            let request = request
-                .body(Full::default())
-                .map_err(|_| RegistryError::Answer {
-                    url: url.clone(),
-                    problem: "it is not a valid URL",
-                })?;
-            let answer = self.registries.send(&url, request).await?;
-            if !answer.status().is_redirection() || !answer.headers().contains_key(LOCATION) {
-                return Ok((url, answer));
+            let request =
+                request
+                    .body(Full::default())
+                    .map_err(|_| RegistryError::InvalidResponse {
+                        url: url.clone(),
+                        problem: "it is not a valid URL",
+                    })?;
+            let response = self.registries.send(&url, request).await?;
+            if !response.status().is_redirection() || !response.headers().contains_key(LOCATION) {
+                return Ok((url, response));
             }
-            let next = self.redirected(&url, answer.headers().get(LOCATION))?;
+            let next = self.redirected(&url, response.headers().get(LOCATION))?;
             let same_host = host_and_scheme(&url) == host_and_scheme(&next);
             authorization = authorization.filter(|_| same_host);
             url = next;
         }
-        Err(RegistryError::Answer {
+        Err(RegistryError::InvalidResponse {
             url,
             problem: "too many redirects",
         })
@@ -400,7 +401,7 @@ impl Session<'_> {
         from: &str,
         location: Option<&HeaderValue>,
     ) -> Result<String, RegistryError> {
-        let wrong = || RegistryError::Answer {
+        let wrong = || RegistryError::InvalidResponse {
             url: from.to_owned(),
             problem: "a redirect has no valid location",
         };
@@ -436,7 +437,7 @@ fn host_and_scheme(url: &str) -> Option<(String, String)> {
 
 async fn read(url: &str, body: Incoming, limit: usize) -> Result<Bytes, RegistryError> {
     let reading = Limited::new(body, limit).collect();
-    match tokio::time::timeout(ANSWER_TIMEOUT, reading).await {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, reading).await {
         Err(_) => Err(RegistryError::Timeout(url.to_owned())),
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(source)) => Err(RegistryError::Body {
@@ -485,9 +486,9 @@ mod tests {
                     _ => break,
                 }
             }
-            let answer =
+            let response =
                 format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{{}}");
-            let _ = stream.write_all(answer.as_bytes()).await;
+            let _ = stream.write_all(response.as_bytes()).await;
         }
     }
 

@@ -108,7 +108,7 @@ pub struct Request {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Answer {
+pub struct Response {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
@@ -116,7 +116,7 @@ pub struct Answer {
     pub cut: Option<usize>,
 }
 
-impl Answer {
+impl Response {
     pub fn ok(body: &[u8]) -> Self {
         Self {
             status: 200,
@@ -168,17 +168,17 @@ impl Drop for FakeServer {
 }
 
 impl FakeServer {
-    pub async fn start(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+    pub async fn start(response: impl Fn(&Request) -> Response + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let seen: Arc<Mutex<Vec<Request>>> = Arc::default();
-        let (answer, log) = (Arc::new(answer), seen.clone());
+        let (response, log) = (Arc::new(response), seen.clone());
         let task = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (answer, log) = (answer.clone(), log.clone());
+                let (response, log) = (response.clone(), log.clone());
                 tokio::spawn(async move {
-                    let _ = serve(stream, &*answer, &log).await;
+                    let _ = serve(stream, &*response, &log).await;
                 });
             }
         });
@@ -208,14 +208,14 @@ impl FakeServer {
 }
 
 /// Answers as a correct registry does, including range requests.
-pub fn serve_content(content: &Content, request: &Request) -> Answer {
+pub fn serve_content(content: &Content, request: &Request) -> Response {
     let Some(name) = request.path.strip_prefix("/v2/test/image/") else {
-        return Answer::status(if request.path == "/v2/" { 200 } else { 404 });
+        return Response::status(if request.path == "/v2/" { 200 } else { 404 });
     };
     let Some(bytes) = content.get(name) else {
-        return Answer {
+        return Response {
             body: br#"{"errors": [{"message": "manifest unknown"}]}"#.to_vec(),
-            ..Answer::status(404)
+            ..Response::status(404)
         };
     };
     let from = request.headers.get("range").and_then(|range| {
@@ -226,17 +226,17 @@ pub fn serve_content(content: &Content, request: &Request) -> Answer {
             .ok()
     });
     match from {
-        Some(from) => Answer {
+        Some(from) => Response {
             status: 206,
-            ..Answer::ok(&bytes[from..])
+            ..Response::ok(&bytes[from..])
         },
-        None => Answer::ok(bytes),
+        None => Response::ok(bytes),
     }
 }
 
 async fn serve(
     mut stream: TcpStream,
-    answer: &(impl Fn(&Request) -> Answer + ?Sized),
+    response: &(impl Fn(&Request) -> Response + ?Sized),
     log: &Mutex<Vec<Request>>,
 ) -> std::io::Result<()> {
     let mut head = Vec::new();
@@ -256,7 +256,7 @@ async fn serve(
         .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
         .collect();
     let request = Request { path, headers };
-    let given = answer(&request);
+    let given = response(&request);
     log.lock().unwrap().push(request);
     let mut reply = format!(
         "HTTP/1.1 {} X\r\nconnection: close\r\ncontent-length: {}\r\n",

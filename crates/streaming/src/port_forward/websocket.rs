@@ -34,8 +34,8 @@ pub async fn serve<T>(
             forwards.push(forward(*port, from, to, error, connect.clone()));
         }
     }
-    let gone = pin!(channels.closed());
-    select(pin!(join_all(forwards)), gone).await;
+    let disconnected = pin!(channels.closed());
+    select(pin!(join_all(forwards)), disconnected).await;
 }
 
 /// Serves one port until its target closes the connection. The protocol cannot close a single channel, only the whole connection.

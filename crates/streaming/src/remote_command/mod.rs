@@ -73,7 +73,7 @@ pub(crate) struct ClientStreams {
     error: Output,
     version: Version,
     /// Resolves when the client disconnects.
-    gone: BoxFuture<'static, ()>,
+    disconnected: BoxFuture<'static, ()>,
     /// Keeps the connection open while it is held.
     _connection: Box<dyn Send>,
 }
@@ -83,7 +83,7 @@ pub enum Error {
     #[error("the client did not open its streams in time")]
     Timeout,
     #[error("the client disconnected before it opened its streams")]
-    Gone,
+    Disconnected,
     #[error("the exit status could not be sent to the client")]
     Report(#[source] std::io::Error),
 }
@@ -124,15 +124,15 @@ async fn run_and_report(
         resize,
         mut error,
         version,
-        mut gone,
+        mut disconnected,
         _connection,
     } = client;
     let running = run_process(stdin.as_mut(), stdout, stderr, resize, start, settings);
-    let outcome = match select(pin!(running), &mut gone).await {
+    let outcome = match select(pin!(running), &mut disconnected).await {
         Either::Left((outcome, _)) => outcome,
         Either::Right(((), _)) => {
             debug!("the client disconnected before the command exited");
-            return Ok(Outcome::ClientLeft);
+            return Ok(Outcome::ClientDisconnected);
         }
     };
     let report = outcome.report(version);

@@ -57,7 +57,7 @@ impl Version {
 pub enum Outcome {
     Exited(i32),
     Failed(Failure),
-    ClientLeft,
+    ClientDisconnected,
 }
 
 impl Outcome {
@@ -72,7 +72,7 @@ impl Outcome {
 
     fn message(&self) -> Option<String> {
         match self {
-            Self::Exited(0) | Self::ClientLeft => None,
+            Self::Exited(0) | Self::ClientDisconnected => None,
             Self::Exited(code) => Some(format!(
                 "command terminated with non-zero exit code: exit status {code}"
             )),
@@ -84,7 +84,9 @@ impl Outcome {
 
     fn status(&self) -> serde_json::Value {
         match self {
-            Self::Exited(0) | Self::ClientLeft => json!({"metadata": {}, "status": "Success"}),
+            Self::Exited(0) | Self::ClientDisconnected => {
+                json!({"metadata": {}, "status": "Success"})
+            }
             Self::Exited(code) => json!({
                 "metadata": {},
                 "status": "Failure",

@@ -32,7 +32,7 @@ where
         let incoming = timeout_at(deadline, connection.accept())
             .await
             .map_err(|_| Error::Timeout)?
-            .ok_or(Error::Gone)?;
+            .ok_or(Error::Disconnected)?;
         let kind = incoming.headers().get(STREAM_TYPE).unwrap_or_default();
         if let Some(position) = missing.iter().position(|wanted| *wanted == kind) {
             streams.insert(missing.swap_remove(position), incoming.accept());
@@ -52,9 +52,9 @@ where
         stdout: output("stdout"),
         stderr: output("stderr"),
         resize,
-        error: output("error").ok_or(Error::Gone)?,
+        error: output("error").ok_or(Error::Disconnected)?,
         version,
-        gone: Box::pin(connection.closed()),
+        disconnected: Box::pin(connection.closed()),
         _connection: Box::new(connection),
     })
 }

@@ -39,7 +39,7 @@ where
         resize: channels.reader(RESIZE),
         error: channels.writer(ERROR),
         version: protocol.map_or(Version::Plain, Version::named),
-        gone: Box::pin(channels.closed()),
+        disconnected: Box::pin(channels.closed()),
         _connection: Box::new(channels),
     }
 }

@@ -108,7 +108,7 @@ pub struct Channels {
     encoding: Encoding,
     outgoing: mpsc::Sender<Message>,
     incoming: Vec<Option<mpsc::Receiver<Bytes>>>,
-    gone: CancellationToken,
+    disconnected: CancellationToken,
 }
 
 impl Channels {
@@ -128,7 +128,7 @@ impl Channels {
             .map(|_| mpsc::channel(QUEUE))
             .map(|(sender, receiver)| (Some(sender), Some(receiver)))
             .unzip();
-        let gone = CancellationToken::new();
+        let disconnected = CancellationToken::new();
         let sent = Arc::new(AtomicU64::new(0));
         let reader = Reader {
             stream,
@@ -137,9 +137,9 @@ impl Channels {
             sent: Arc::clone(&sent),
             idle: settings.idle,
         };
-        let reader_gone = gone.clone();
+        let reader_disconnected = disconnected.clone();
         tokio::spawn(async move {
-            let _over = reader_gone.drop_guard();
+            let _over = reader_disconnected.drop_guard();
             reader.run().await;
         });
         let first_message = match encoding {
@@ -149,7 +149,7 @@ impl Channels {
         let writer = write(
             sink,
             queued,
-            gone.clone(),
+            disconnected.clone(),
             sent,
             first_message,
             settings.linger,
@@ -159,7 +159,7 @@ impl Channels {
             encoding,
             outgoing,
             incoming,
-            gone,
+            disconnected,
         }
     }
 
@@ -193,7 +193,7 @@ impl Channels {
 
     /// Waits until the client has disconnected.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.gone.clone().cancelled_owned()
+        self.disconnected.clone().cancelled_owned()
     }
 }
 
@@ -253,7 +253,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Reader<T> {
 async fn write<T>(
     mut sink: SplitSink<WebSocketStream<T>, Message>,
     mut queued: mpsc::Receiver<Message>,
-    gone: CancellationToken,
+    disconnected: CancellationToken,
     sent: Arc<AtomicU64>,
     first_message: Instant,
     linger: Duration,
@@ -270,12 +270,12 @@ async fn write<T>(
         }
         let _ = sink.send(normal_close()).await;
     };
-    let over = gone.run_until_cancelled(send_all).await.is_none();
+    let over = disconnected.run_until_cancelled(send_all).await.is_none();
     if !over {
         // The client answers our close frame with its own, which ends the reader task.
-        let _ = timeout(linger, gone.cancelled()).await;
+        let _ = timeout(linger, disconnected.cancelled()).await;
     }
-    gone.cancel();
+    disconnected.cancel();
     let _ = timeout(linger, sink.close()).await;
 }
 
