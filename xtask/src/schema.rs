@@ -27,22 +27,69 @@ const MAP_LISTS: [(&str, &[&str]); 14] = [
     ),
 ];
 
-/// Objects of Kubernetes' own types that are replaced as a whole.
-const ATOMIC_OBJECTS: [&str; 13] = [
+/// Lists of a pod's spec that merge by value, by the object they are in.
+const SET_LISTS: [(&str, &str); 1] = [("exitCodes", "values")];
+
+/// Objects and maps of Kubernetes' own types that are replaced as a whole. References to an object of the same namespace are, too: they
+/// are known by the documentation of their name.
+const ATOMIC_OBJECTS: [&str; 10] = [
     "labelSelector",
     "namespaceSelector",
     "podSelector",
     "selector",
-    "configMapKeyRef",
-    "secretKeyRef",
+    "nodeSelector",
     "fileKeyRef",
     "fieldRef",
     "resourceFieldRef",
     "preference",
     "dataSource",
-    "nodePublishSecretRef",
-    "secretRef",
 ];
+
+/// An object of a node's affinity; a list, which has its own rules, of a pod's.
+const NODE_SELECTOR: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+
+/// Lists whose items are replaced as a whole.
+const ATOMIC_ITEMS: [&str; 1] = ["nodeSelectorTerms"];
+
+/// Defaults of fields, by the object they are in.
+fn field_defaults() -> [(&'static str, &'static str, Value); 10] {
+    [
+        ("azureDisk", "fsType", json!("ext4")),
+        ("azureDisk", "readOnly", json!(false)),
+        ("fileKeyRef", "optional", json!(false)),
+        ("grpc", "service", json!("")),
+        ("iscsi", "iscsiInterface", json!("default")),
+        ("rbd", "keyring", json!("/etc/ceph/keyring")),
+        ("rbd", "pool", json!("rbd")),
+        ("rbd", "user", json!("admin")),
+        ("scaleIO", "fsType", json!("xfs")),
+        ("scaleIO", "storageMode", json!("ThinProvisioned")),
+    ]
+}
+
+/// What the fields of a `metav1.Condition` may hold.
+fn condition_bounds() -> [(&'static str, Value); 5] {
+    [
+        (
+            "type",
+            json!({
+                "maxLength": 316,
+                "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+            }),
+        ),
+        ("status", json!({"enum": ["True", "False", "Unknown"]})),
+        (
+            "reason",
+            json!({
+                "minLength": 1,
+                "maxLength": 1024,
+                "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+            }),
+        ),
+        ("message", json!({"maxLength": 32768})),
+        ("observedGeneration", json!({"minimum": 0})),
+    ]
+}
 
 /// Fields, or maps of fields, that hold quantities.
 const QUANTITIES: [&str; 6] = [
@@ -81,9 +128,10 @@ enum Origin {
 
 fn finish_schema(schema: &mut Map<String, Value>, origin: Origin) {
     drop_what_kubernetes_does_not_write(schema);
+    say_integer_or_string(schema);
     bound_integers(schema);
     if origin == Origin::Kubernetes {
-        allow_empty_names(schema);
+        describe_local_references(schema);
         schema.remove("description");
         default_the_protocol_of_ports(schema);
         merge_or_replace_lists(schema);
@@ -109,6 +157,12 @@ fn finish_schema(schema: &mut Map<String, Value>, origin: Origin) {
         let description = property.get("description").cloned();
         if property_origin == Origin::Kubernetes {
             describe_facts(name, property);
+        }
+        if name == "conditions" {
+            bound_conditions(property);
+        }
+        if name == "observedGeneration" {
+            property.insert("minimum".into(), json!(0));
         }
         finish_schema(property, property_origin);
         // The field is ours even where its type is not, so its description stays, on one line.
@@ -190,33 +244,62 @@ fn bound_integers(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Facts that hang on a field's name: which objects are atomic, which values are quantities.
+/// Writes `anyOf` beside the extension that means the same, as controller-gen does for every `IntOrString` and quantity.
+fn say_integer_or_string(schema: &mut Map<String, Value>) {
+    if schema.get("x-kubernetes-int-or-string") == Some(&json!(true)) {
+        schema.insert(
+            "anyOf".into(),
+            json!([{"type": "integer"}, {"type": "string"}]),
+        );
+    }
+}
+
+/// Facts that hang on a field's name: which objects are atomic, which fields have defaults, which values are quantities.
 fn describe_facts(name: &str, schema: &mut Map<String, Value>) {
-    let is_environment_source = schema
-        .get("properties")
-        .is_some_and(|properties| properties.get("optional").is_some())
-        && name == "secretRef";
-    if ATOMIC_OBJECTS.contains(&name) && schema.contains_key("properties") && !is_environment_source
+    let is_list = schema.get("type") == Some(&json!("array"));
+    if !is_list && (ATOMIC_OBJECTS.contains(&name) || name == NODE_SELECTOR) {
+        be_atomic(schema);
+    }
+    if ATOMIC_ITEMS.contains(&name)
+        && let Some(Value::Object(items)) = schema.get_mut("items")
     {
-        schema.insert("x-kubernetes-map-type".into(), json!("atomic"));
+        be_atomic(items);
     }
     if QUANTITIES.contains(&name) {
         let quantity = match schema.get_mut("additionalProperties") {
             Some(Value::Object(values)) => values,
-            _ => schema,
+            _ => &mut *schema,
         };
         if quantity.get("x-kubernetes-int-or-string") == Some(&json!(true)) {
-            quantity.insert(
-                "anyOf".into(),
-                json!([{"type": "integer"}, {"type": "string"}]),
-            );
             quantity.insert("pattern".into(), json!(QUANTITY_PATTERN));
+        }
+    }
+    let Some(properties) = properties_of(schema) else {
+        return;
+    };
+    for (object, field, default) in field_defaults() {
+        if object == name
+            && let Some(Value::Object(field)) = properties.get_mut(field)
+        {
+            field.insert("default".into(), default);
+        }
+    }
+    for (object, list) in SET_LISTS {
+        if object == name
+            && let Some(Value::Object(list)) = properties.get_mut(list)
+        {
+            list.insert("x-kubernetes-list-type".into(), json!("set"));
         }
     }
 }
 
-/// Gives a name that Kubernetes lets be empty its default, so that it can also be a list's key.
-fn allow_empty_names(schema: &mut Map<String, Value>) {
+fn be_atomic(schema: &mut Map<String, Value>) {
+    schema.insert("x-kubernetes-map-type".into(), json!("atomic"));
+}
+
+/// Completes a reference to an object of the same namespace (`LocalObjectReference`, alone or embedded): it is replaced as a whole, and its
+/// name, which Kubernetes lets be empty, has a default, so that it can also be a list's key.
+fn describe_local_references(schema: &mut Map<String, Value>) {
     let Some(properties) = properties_of(schema) else {
         return;
     };
@@ -230,6 +313,24 @@ fn allow_empty_names(schema: &mut Map<String, Value>) {
     if may_be_empty {
         name.insert("default".into(), json!(""));
         not_required(schema, "name");
+        be_atomic(schema);
+    }
+}
+
+/// Gives the conditions of a status the bounds of their type.
+fn bound_conditions(list: &mut Map<String, Value>) {
+    let Some(Value::Object(condition)) = list.get_mut("items") else {
+        return;
+    };
+    let Some(properties) = properties_of(condition) else {
+        return;
+    };
+    for (field, bounds) in condition_bounds() {
+        if let (Some(Value::Object(field)), Value::Object(bounds)) =
+            (properties.get_mut(field), bounds)
+        {
+            field.extend(bounds);
+        }
     }
 }
 
@@ -252,7 +353,8 @@ fn merge_or_replace_lists(schema: &mut Map<String, Value>) {
         let Value::Object(property) = property else {
             continue;
         };
-        if property.get("type") != Some(&json!("array")) {
+        let is_list = property.get("type") == Some(&json!("array"));
+        if !is_list || property.contains_key("x-kubernetes-list-type") {
             continue;
         }
         let keys = MAP_LISTS

@@ -134,6 +134,21 @@ impl From<bool> for ConditionStatus {
     }
 }
 
+/// The most characters that a condition's message may hold, as `metav1.Condition` bounds it.
+pub const MESSAGE_LIMIT: usize = 32_768;
+
+/// Cuts a message to what a condition may hold, with an ellipsis where it was cut. A longer one would make the API server refuse the
+/// whole status, and no client would learn what is wrong.
+fn bounded(message: &str) -> String {
+    match message.char_indices().nth(MESSAGE_LIMIT) {
+        None => message.to_owned(),
+        Some(_) => {
+            let kept = message.chars().take(MESSAGE_LIMIT - 1);
+            kept.chain(['…']).collect()
+        }
+    }
+}
+
 /// The new state of a condition, before it is merged into a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -180,7 +195,7 @@ pub fn merge(
         type_: finding.kind.as_str().to_owned(),
         status: status.to_owned(),
         reason: finding.reason.as_str().to_owned(),
-        message: finding.message.clone(),
+        message: bounded(&finding.message),
         observed_generation: generation,
         last_transition_time,
     };
@@ -271,6 +286,21 @@ mod tests {
         assert_eq!(conditions[0].last_transition_time, at(10));
         assert_eq!(conditions[0].message, "up");
         assert_eq!(conditions[0].observed_generation, Some(2));
+    }
+
+    #[test]
+    fn a_message_is_cut_to_what_a_condition_may_hold() {
+        let mut conditions = Vec::new();
+        for (message, kept) in [
+            ("é".repeat(MESSAGE_LIMIT), "é".repeat(MESSAGE_LIMIT)),
+            (
+                "é".repeat(MESSAGE_LIMIT + 1),
+                "é".repeat(MESSAGE_LIMIT - 1) + "…",
+            ),
+        ] {
+            merge(&mut conditions, &ready(false, &message), Some(1), &at(10));
+            assert_eq!(conditions[0].message, kept);
+        }
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod kubernetes_types;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,8 +34,8 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The compiled schema of every served version, by apiVersion and kind.
-fn schemas() -> BTreeMap<(String, String), Schema> {
+/// The schema of every served version as it is written in the CRDs, by apiVersion and kind.
+fn written_schemas() -> BTreeMap<(String, String), Value> {
     let mut paths = files(&root().join("deploy/crds"));
     paths.push(root().join("deploy/kruise/crds.yaml"));
     let mut schemas = BTreeMap::new();
@@ -45,13 +47,24 @@ fn schemas() -> BTreeMap<(String, String), Schema> {
                 spec["group"].as_str().unwrap(),
                 version["name"].as_str().unwrap()
             );
-            let schema = Schema::compile(&version["schema"]["openAPIV3Schema"], "spec.validation")
-                .unwrap_or_else(|errors| panic!("{api_version} is not structural: {errors:#?}"));
             let kind = spec["names"]["kind"].as_str().unwrap().to_owned();
+            let schema = version["schema"]["openAPIV3Schema"].clone();
             schemas.insert((api_version, kind), schema);
         }
     }
     schemas
+}
+
+/// The compiled schema of every served version, by apiVersion and kind.
+fn schemas() -> BTreeMap<(String, String), Schema> {
+    written_schemas()
+        .into_iter()
+        .map(|(name, schema)| {
+            let compiled = Schema::compile(&schema, "spec.validation")
+                .unwrap_or_else(|errors| panic!("{name:?} is not structural: {errors:#?}"));
+            (name, compiled)
+        })
+        .collect()
 }
 
 fn schema_of(schemas: &BTreeMap<(String, String), Schema>, object: &Value) -> Schema {
