@@ -64,18 +64,58 @@ def the_router_is_applied():
     assert get("service", "sandbox-router-svc", SYSTEM)
 
 
+def names(things):
+    return sorted(f"{thing['kind']} {thing['metadata']['name']}" for thing in things)
+
+
+CORE = [
+    "ClusterRole agent-sandbox-controller",
+    "ClusterRoleBinding agent-sandbox-controller",
+    "CustomResourceDefinition sandboxes.agents.x-k8s.io",
+    "Deployment agent-sandbox-controller",
+    "Namespace agent-sandbox-system",
+    "Service agent-sandbox-controller",
+    "ServiceAccount agent-sandbox-controller",
+]
+EXTENSIONS = [
+    "ClusterRole agent-sandbox-controller-extensions",
+    "ClusterRoleBinding agent-sandbox-controller-extensions",
+    "CustomResourceDefinition sandboxclaims.extensions.agents.x-k8s.io",
+    "CustomResourceDefinition sandboxtemplates.extensions.agents.x-k8s.io",
+    "CustomResourceDefinition sandboxwarmpools.extensions.agents.x-k8s.io",
+]
+
+
 @check
 def kustomize_renders_the_core_and_a_component_for_the_extensions():
     overlay = tempfile.mkdtemp(dir=cluster.CONTROL_PLANE)
     base = os.path.relpath(f"{REPOSITORY}/deploy", os.path.realpath(overlay))
     with open(f"{overlay}/kustomization.yaml", "w") as written:
         json.dump({"resources": [base], "components": [f"{base}/components/extensions"]}, written)
-    for folder, arguments in (
-        (f"{REPOSITORY}/deploy", ["--leader-elect=true"]),
-        (overlay, ["--leader-elect=true", "--extensions"]),
+    for folder, objects, arguments in (
+        (f"{REPOSITORY}/deploy", CORE, ["--leader-elect=true"]),
+        (overlay, CORE + EXTENSIONS, ["--leader-elect=true", "--extensions"]),
     ):
         shown = kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o", "json", "-k", folder)
         things = json.loads(shown)["items"]
+        assert names(things) == sorted(objects), names(things)
+        deployment = next(thing for thing in things if thing["kind"] == "Deployment")
+        assert deployment["spec"]["template"]["spec"]["containers"][0]["args"] == arguments
+
+
+@check
+def the_binary_prints_the_same_installation():
+    for mode, objects, arguments in (
+        (["--core"], CORE, ["--leader-elect=true"]),
+        ([], CORE + EXTENSIONS, ["--leader-elect=true", "--extensions"]),
+    ):
+        things = []
+        for what in ("crds", "rbac", "manifests"):
+            printed = subprocess.run([cluster.AGENT_SANDBOX, "generate", what, *mode], check=True, capture_output=True, text=True).stdout
+            shown = kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-o", "json", "-f", "-", text=printed)
+            shown = json.loads(shown)
+            things += shown.get("items", [shown])
+        assert names(things) == sorted(objects), names(things)
         deployment = next(thing for thing in things if thing["kind"] == "Deployment")
         assert deployment["spec"]["template"]["spec"]["containers"][0]["args"] == arguments
 

@@ -25,6 +25,9 @@ const MONITORING: [(&str, &str); 2] = [
     ),
 ];
 
+/// The kustomize component that adds the extensions to the core.
+const COMPONENT: &str = "components/extensions";
+
 struct Artifact {
     path: String,
     content: String,
@@ -61,6 +64,11 @@ pub fn verify(root: &Path) -> anyhow::Result<()> {
     );
 }
 
+/// Whether a definition's file, as [`definitions`] names it, belongs to the extensions and not to the core.
+pub fn is_of_extensions(file: &str) -> bool {
+    file.contains("/extensions.")
+}
+
 /// The definitions of our kinds: the file below `deploy/` of each, and its text.
 pub fn definitions() -> anyhow::Result<Vec<(String, String)>> {
     crds::sandbox_kinds()
@@ -92,20 +100,26 @@ fn all(root: &Path) -> anyhow::Result<Vec<Artifact>> {
     }
     for (file, content) in definitions()? {
         artifacts.push(deployed(&format!("helm/{file}"), content.clone()));
+        if is_of_extensions(&file) {
+            artifacts.push(deployed(&format!("{COMPONENT}/{file}"), content.clone()));
+        }
         artifacts.push(deployed(&file, content));
     }
     artifacts.push(deployed("kruise/crds.yaml", documents(&kruise_kinds)?));
     for manifest in manifests::all() {
         let content = documents(&manifest.documents)?;
-        // The roles stand in the chart as they are; an overlay may use only files of its own folder.
-        let copy = match manifest.file {
-            "rbac.generated.yaml" | "extensions-rbac.generated.yaml" => {
-                Some(format!("helm/templates/{}", manifest.file))
-            }
-            "extensions.yaml" => Some(format!("components/extensions/{}", manifest.file)),
-            _ => None,
+        // The roles are templates of the chart as they are; a component may use only files of its own folder.
+        let copies: &[&str] = match manifest.file {
+            "rbac.generated.yaml" => &["helm/templates"],
+            "extensions-rbac.generated.yaml" => &["helm/templates", COMPONENT],
+            "extensions.yaml" => &[COMPONENT],
+            _ => &[],
         };
-        artifacts.extend(copy.map(|file| deployed(&file, content.clone())));
+        artifacts.extend(
+            copies
+                .iter()
+                .map(|folder| deployed(&format!("{folder}/{}", manifest.file), content.clone())),
+        );
         artifacts.push(deployed(manifest.file, content));
     }
     let kinds = sandbox_kinds

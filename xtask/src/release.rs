@@ -125,7 +125,7 @@ fn definitions() -> anyhow::Result<(Vec<String>, Vec<String>)> {
     let mut core = Vec::new();
     let mut extensions = Vec::new();
     for (file, content) in artifacts::definitions()? {
-        if file.contains("/extensions.") {
+        if artifacts::is_of_extensions(&file) {
             extensions.push(content);
         } else {
             core.push(content);
