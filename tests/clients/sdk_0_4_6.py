@@ -2,6 +2,7 @@
 
 import json
 
+import gateway
 from checks import NAMESPACE, ROUTER_URL, check, kubectl, raises, run_checks, until
 
 from k8s_agent_sandbox import SandboxClient
@@ -12,6 +13,7 @@ from k8s_agent_sandbox.exceptions import (
 )
 from k8s_agent_sandbox.models import (
     SandboxDirectConnectionConfig,
+    SandboxGatewayConnectionConfig,
     SandboxInClusterConnectionConfig,
 )
 
@@ -62,6 +64,18 @@ def through_the_tunnel():
     finally:
         client.delete_all()
     until(lambda: not claim_exists(sandbox.claim_name), "the claim is deleted")
+
+
+@check
+def by_a_gateway():
+    gateway.start(NAMESPACE)
+    client = SandboxClient(SandboxGatewayConnectionConfig(gateway_name=gateway.NAME, gateway_namespace=NAMESPACE))
+    sandbox = client.create_sandbox(TEMPLATE)
+    try:
+        exercise(sandbox)
+    finally:
+        client.delete_sandbox(sandbox.claim_name)
+        kubectl("delete", "gateway", gateway.NAME)
 
 
 @check

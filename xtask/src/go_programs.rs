@@ -14,8 +14,10 @@ pub enum Module {
     Oldest,
     /// The newest kubectl, client-go and controller-runtime.
     Newest,
-    /// The published Go SDK.
+    /// The published Go SDK and typed clients of the v1alpha1 generation.
     Sdk,
+    /// Those of the v1beta1 generation.
+    SdkV1beta1,
 }
 
 impl Module {
@@ -24,6 +26,7 @@ impl Module {
             Module::Oldest => "oldest",
             Module::Newest => "newest",
             Module::Sdk => "sdk",
+            Module::SdkV1beta1 => "sdk_v1beta1",
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Published clients, unmodified, against the real binary: kubectl (the one on the PATH, the oldest that is promised to work and the
-//! newest), client-go and controller-runtime, the Go SDK, the official Python client, and the SDKs of PyPI in environments of their own.
+//! newest), client-go and controller-runtime, the Go SDKs with their typed clients, the official Python client, and the SDKs of PyPI in
+//! environments of their own.
 //! And the pages for users, each block of which is run.
 //!
 //! What each client must be able to do is in `tests/clients`; here is only what they run on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -24,6 +25,16 @@ const DEADLINE: Duration = Duration::from_secs(180);
 struct Suite {
     name: &'static str,
     program: Program,
+    order: Order,
+}
+
+/// When a suite runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// After the one before it has ended: it looks at objects that others would disturb.
+    Alone,
+    /// At the same time as its neighbours that say so too: it keeps to objects of its own.
+    Together,
 }
 
 /// What a suite runs.
@@ -57,6 +68,19 @@ const fn script(name: &'static str, package: Option<&'static str>) -> Suite {
             file: name,
             package,
         },
+        order: Order::Alone,
+    }
+}
+
+/// One version of the SDKs that speak v1beta1, by the script that they share.
+const fn sdk_v1beta1(name: &'static str, package: &'static str) -> Suite {
+    Suite {
+        name,
+        program: Program::Script {
+            file: "sdk_v1beta1",
+            package: Some(package),
+        },
+        order: Order::Together,
     }
 }
 
@@ -64,6 +88,7 @@ const fn kubectl(name: &'static str, file: &'static str, module: Module) -> Suit
     Suite {
         name,
         program: Program::Kubectl { file, module },
+        order: Order::Alone,
     }
 }
 
@@ -71,6 +96,7 @@ const fn end_to_end(name: &'static str) -> Suite {
     Suite {
         name,
         program: Program::EndToEnd { file: name },
+        order: Order::Alone,
     }
 }
 
@@ -78,6 +104,7 @@ const fn go_tests(name: &'static str, module: Module) -> Suite {
     Suite {
         name,
         program: Program::GoTests { module },
+        order: Order::Alone,
     }
 }
 
@@ -85,6 +112,7 @@ const fn page(name: &'static str, path: &'static str) -> Suite {
     Suite {
         name,
         program: Program::Page { path },
+        order: Order::Alone,
     }
 }
 
@@ -92,11 +120,12 @@ const fn example(name: &'static str) -> Suite {
     Suite {
         name,
         program: Program::Example { name },
+        order: Order::Alone,
     }
 }
 
 /// The pages come last: at the end of the quickstart everything is deleted.
-const SUITES: [Suite; 27] = [
+const SUITES: [Suite; 32] = [
     script("kubectl_streams", None),
     script("kubectl_objects", None),
     script("kruise", None),
@@ -108,9 +137,14 @@ const SUITES: [Suite; 27] = [
     kubectl("kubectl_objects_newest", "kubectl_objects", Module::Newest),
     go_tests("go_clients", Module::Newest),
     go_tests("go_sdk", Module::Sdk),
+    go_tests("go_sdk_v1beta1", Module::SdkV1beta1),
     script("python_client", Some("kubernetes==37.0.2")),
     script("sdk_0_4_6", Some("k8s-agent-sandbox==0.4.6")),
     script("sdk_0_4_6_async", Some("k8s-agent-sandbox[async]==0.4.6")),
+    sdk_v1beta1("sdk_0_5_0", "k8s-agent-sandbox[async]==0.5.0"),
+    sdk_v1beta1("sdk_0_5_6", "k8s-agent-sandbox[async]==0.5.6"),
+    sdk_v1beta1("sdk_1_0_0", "k8s-agent-sandbox[async]==1.0.0"),
+    sdk_v1beta1("sdk_1_0_8_connections", "k8s-agent-sandbox[async]==1.0.8"),
     script("sdk_1_0_8", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sdk_1_0_8_async", Some("k8s-agent-sandbox[async]==1.0.8")),
     script("sandboxd_1_0_8", Some("k8s-agent-sandbox[grpc]==1.0.8")),
@@ -191,6 +225,13 @@ fn prepare_pages(root: &Path, paths: &[&str]) -> anyhow::Result<Command> {
     Ok(bash)
 }
 
+/// A suite with what it runs installed.
+struct Prepared {
+    name: &'static str,
+    order: Order,
+    command: Command,
+}
+
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// The binary to test [default: it is built]
@@ -224,7 +265,13 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         "the system under test starts containers: run this as root"
     );
     let mut prepared = wanted
-        .map(|suite| Ok((suite.name, suite.prepare(root)?)))
+        .map(|suite| {
+            Ok(Prepared {
+                name: suite.name,
+                order: suite.order,
+                command: suite.prepare(root)?,
+            })
+        })
         .collect::<anyhow::Result<Vec<_>>>()?;
     let binary = match &arguments.binary {
         Some(binary) => fs::canonicalize(binary)?,
@@ -232,11 +279,9 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     };
     let up = Up::start(&binary)?;
     let mut failed = Vec::new();
-    for (name, command) in &mut prepared {
-        println!("-- {name}");
-        if !up.run(command)?.success() {
-            failed.push(*name);
-        }
+    for group in prepared.chunk_by_mut(|one, next| [one.order, next.order] == [Order::Together; 2])
+    {
+        failed.extend(up.run_group(group)?);
     }
     up.stop()?;
     ensure!(
@@ -383,8 +428,33 @@ impl Up {
         Ok(up)
     }
 
-    /// Runs a program as a user of this system would.
-    fn run(&self, command: &mut Command) -> anyhow::Result<ExitStatus> {
+    /// Runs suites at the same time, and says which failed. What a suite prints comes in one piece, unless it is the only one.
+    fn run_group(&self, group: &mut [Prepared]) -> anyhow::Result<Vec<&'static str>> {
+        if let [suite] = group {
+            println!("-- {}", suite.name);
+            let passed = self.start_client(&mut suite.command)?.wait()?.success();
+            return Ok(if passed { vec![] } else { vec![suite.name] });
+        }
+        let mut running = Vec::new();
+        for suite in group {
+            let output = self.home.path().join(format!("{}.output", suite.name));
+            let file = fs::File::create(&output)?;
+            suite.command.stdout(file.try_clone()?).stderr(file);
+            running.push((suite.name, self.start_client(&mut suite.command)?, output));
+        }
+        let mut failed = Vec::new();
+        for (name, mut client, output) in running {
+            let passed = client.wait()?.success();
+            print!("-- {name}\n{}", fs::read_to_string(output)?);
+            if !passed {
+                failed.push(name);
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Starts a program as a user of this system would.
+    fn start_client(&self, command: &mut Command) -> anyhow::Result<Child> {
         let setting = |name: &str| self.ready[name].as_str().unwrap_or_default().to_owned();
         command
             .env("KUBECONFIG", setting("kubeconfig"))
@@ -398,7 +468,7 @@ impl Up {
             .env("NO_PROXY", "*")
             .env("no_proxy", "*")
             .stdin(Stdio::null())
-            .status()
+            .spawn()
             .with_context(|| format!("cannot start {command:?}"))
     }
 
