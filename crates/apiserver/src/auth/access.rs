@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::{
     MASTERS, User,
-    escalation::{self, Attempt},
+    escalation::{self, RbacWrite},
     impersonation,
     rbac::{Attributes, Policy, Sources},
     tokens::{Claims, ISSUER, Signer},
@@ -168,16 +168,16 @@ impl Access {
     }
 
     /// Rejects a role or binding that grants permissions that its writer does not have.
-    pub fn check_escalation(&self, api: &Api, attempt: &Attempt<'_>) -> Result<(), Status> {
+    pub fn check_escalation(&self, api: &Api, write: &RbacWrite<'_>) -> Result<(), Status> {
         let is_rbac = matches!(
-            attempt.rules,
+            write.rules,
             Rules::Role | Rules::ClusterRole | Rules::RoleBinding | Rules::ClusterRoleBinding
         );
-        if !is_rbac || attempt.user.groups.iter().any(|group| group == MASTERS) {
+        if !is_rbac || write.user.groups.iter().any(|group| group == MASTERS) {
             return Ok(());
         }
         let policy = &self.policy(&api.store).1;
-        escalation::check(attempt, policy, &Self::sources(&api.store))
+        escalation::check(write, policy, &Self::sources(&api.store))
     }
 }
 

@@ -35,7 +35,7 @@ const COLLECTOR_FIELDS: [&str; 4] = [
 
 /// A write of a role or binding.
 #[derive(Clone, Copy, Debug)]
-pub struct Attempt<'a> {
+pub struct RbacWrite<'a> {
     /// The user who writes.
     pub user: &'a User,
     /// The kind of the object.
@@ -46,7 +46,7 @@ pub struct Attempt<'a> {
     pub old: Option<&'a Value>,
 }
 
-impl Attempt<'_> {
+impl RbacWrite<'_> {
     fn text(&self, pointer: &str) -> String {
         let text = self.object.pointer(pointer).and_then(Value::as_str);
         text.unwrap_or_default().to_owned()
@@ -75,59 +75,57 @@ impl Attempt<'_> {
 }
 
 /// Rejects a write that would grant permissions that the writer does not have.
-pub fn check(attempt: &Attempt<'_>, policy: &Policy, sources: &Sources) -> Result<(), Status> {
-    if attempt.changes_only_collector_fields() {
+pub fn check(write: &RbacWrite<'_>, policy: &Policy, sources: &Sources) -> Result<(), Status> {
+    if write.changes_only_collector_fields() {
         return Ok(());
     }
-    match attempt.rules {
-        Rules::Role => check_role(attempt, policy, "roles"),
-        Rules::ClusterRole => check_role(attempt, policy, "clusterroles"),
-        Rules::RoleBinding => check_binding(attempt, policy, sources, "rolebindings"),
-        Rules::ClusterRoleBinding => check_binding(attempt, policy, sources, "clusterrolebindings"),
+    match write.rules {
+        Rules::Role => check_role(write, policy, "roles"),
+        Rules::ClusterRole => check_role(write, policy, "clusterroles"),
+        Rules::RoleBinding => check_binding(write, policy, sources, "rolebindings"),
+        Rules::ClusterRoleBinding => check_binding(write, policy, sources, "clusterrolebindings"),
         _ => Ok(()),
     }
 }
 
-fn check_role(attempt: &Attempt<'_>, policy: &Policy, resource: &str) -> Result<(), Status> {
+fn check_role(write: &RbacWrite<'_>, policy: &Policy, resource: &str) -> Result<(), Status> {
     let escalate = Attributes {
         verb: "escalate".into(),
         group: RBAC.into(),
         resource: resource.into(),
-        namespace: attempt.namespace(),
-        name: if attempt.old.is_some() {
-            attempt.text("/metadata/name")
+        namespace: write.namespace(),
+        name: if write.old.is_some() {
+            write.text("/metadata/name")
         } else {
             String::new()
         },
         path: String::new(),
     };
-    if policy.allows(attempt.user, &escalate) {
+    if policy.allows(write.user, &escalate) {
         return Ok(());
     }
-    let granted = Rule::parse_all(attempt.object);
-    check_granted(attempt, policy, resource, &granted)?;
-    let aggregates = std::iter::once(attempt.object)
-        .chain(attempt.old)
+    let granted = Rule::parse_all(write.object);
+    check_granted(write, policy, resource, &granted)?;
+    let aggregates = std::iter::once(write.object)
+        .chain(write.old)
         .any(has_aggregation_rule);
-    let lacks = !policy
-        .missing(attempt.user, "", &full_authority())
-        .is_empty();
+    let lacks = !policy.missing(write.user, "", &full_authority()).is_empty();
     if resource == "clusterroles" && aggregates && lacks {
         let cause = "must have cluster-admin privileges to use the aggregationRule";
-        let name = attempt.text("/metadata/name");
+        let name = write.text("/metadata/name");
         return Err(Status::forbidden(RBAC, resource, &name, cause));
     }
     Ok(())
 }
 
 fn check_binding(
-    attempt: &Attempt<'_>,
+    write: &RbacWrite<'_>,
     policy: &Policy,
     sources: &Sources,
     resource: &str,
 ) -> Result<(), Status> {
-    let named = attempt.text("/roleRef/name");
-    let roles = match attempt.text("/roleRef/kind").as_str() {
+    let named = write.text("/roleRef/name");
+    let roles = match write.text("/roleRef/kind").as_str() {
         "ClusterRole" => "clusterroles",
         _ => "roles",
     };
@@ -135,15 +133,15 @@ fn check_binding(
         verb: "bind".into(),
         group: RBAC.into(),
         resource: roles.into(),
-        namespace: attempt.namespace(),
+        namespace: write.namespace(),
         name: named.clone(),
         path: String::new(),
     };
-    if policy.allows(attempt.user, &bind) {
+    if policy.allows(write.user, &bind) {
         return Ok(());
     }
-    match sources.referenced(attempt.object) {
-        Some(granted) => check_granted(attempt, policy, resource, &granted),
+    match sources.referenced(write.object) {
+        Some(granted) => check_granted(write, policy, resource, &granted),
         // Like kube-apiserver, combines the name of the role with the resource of the binding.
         None => Err(Status::not_found(RBAC, resource, &named)),
     }
@@ -174,13 +172,13 @@ fn full_authority() -> [Rule; 2] {
 }
 
 fn check_granted(
-    attempt: &Attempt<'_>,
+    write: &RbacWrite<'_>,
     policy: &Policy,
     resource: &str,
     granted: &[Rule],
 ) -> Result<(), Status> {
-    let user = attempt.user;
-    let missing = policy.missing(user, &attempt.namespace(), granted);
+    let user = write.user;
+    let missing = policy.missing(user, &write.namespace(), granted);
     if missing.is_empty() {
         return Ok(());
     }
@@ -190,7 +188,7 @@ fn check_granted(
         list(user.groups.iter()),
         compact(&missing).into_iter().collect::<Vec<_>>().join("\n")
     );
-    let name = attempt.text("/metadata/name");
+    let name = write.text("/metadata/name");
     Err(Status::forbidden(RBAC, resource, &name, &cause))
 }
 

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     auth::User,
     operations::{
-        Api, DeleteOptions, Part, Target, WriteOptions, Written,
+        Api, DeleteOptions, Part, Target, WriteOptions, WriteOutcome,
         modify::{Replace, Transform},
         subresource,
     },
@@ -169,7 +169,7 @@ impl Call<'_> {
         }
     }
 
-    fn written(&self, written: &Written) -> HttpResponse {
+    fn written(&self, written: &WriteOutcome) -> HttpResponse {
         let code = if written.created {
             StatusCode::CREATED
         } else {
@@ -335,7 +335,7 @@ impl Call<'_> {
             .api
             .delete_collection(&self.target, &list, &options, &self.write_options()?)
             .await?;
-        let listed = crate::operations::Listed {
+        let listed = crate::operations::ListPage {
             revision: self.api.store.revision(),
             objects,
             continuation: None,

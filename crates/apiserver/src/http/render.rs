@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::body::{self, HttpResponse};
 use crate::{
-    operations::{Api, Listed, Watching, watch::WatchEvent},
+    operations::{Api, ListPage, WatchStream, watch::WatchEvent},
     registry::Resource,
     store::{Object, Revision},
     strategy,
@@ -200,7 +200,7 @@ impl Renderer {
             .expect("serializing a JSON value into memory cannot fail");
     }
 
-    fn list_head(&self, listed: &Listed) -> Vec<u8> {
+    fn list_head(&self, listed: &ListPage) -> Vec<u8> {
         let (kind, api_version) = match self.accepted.form {
             Form::Object => (&*self.resource.list_kind, &*self.resource.api_version),
             Form::Metadata | Form::Table => ("PartialObjectMetadataList", "meta.k8s.io/v1"),
@@ -215,7 +215,7 @@ impl Renderer {
     }
 
     /// Answers with a list, in chunks if it is long.
-    pub fn answer_list(self, listed: Listed) -> HttpResponse {
+    pub fn answer_list(self, listed: ListPage) -> HttpResponse {
         if self.accepted.form == Form::Table {
             let objects: Vec<Value> = listed
                 .objects
@@ -257,7 +257,7 @@ impl Renderer {
     }
 
     /// Answers with a deleted collection. Items of built-in kinds have no `apiVersion` and `kind`.
-    pub fn answer_deleted(self, listed: Listed) -> HttpResponse {
+    pub fn answer_deleted(self, listed: ListPage) -> HttpResponse {
         if self.accepted.form != Form::Object || self.resource.custom.is_some() {
             return self.answer_list(listed);
         }
@@ -298,7 +298,7 @@ impl Renderer {
     }
 
     /// Answers with a watch.
-    pub fn answer_watch(self, watching: Watching) -> HttpResponse {
+    pub fn answer_watch(self, watching: WatchStream) -> HttpResponse {
         let pieces =
             futures::stream::unfold((self, watching), |(renderer, mut watching)| async move {
                 let watch_events = watching.next().await?;
@@ -379,7 +379,7 @@ impl Renderer {
     }
 }
 
-fn list_metadata(listed: &Listed) -> Value {
+fn list_metadata(listed: &ListPage) -> Value {
     let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
     if let Some(token) = &listed.continuation {
         metadata["continue"] = Value::from(token.as_str());

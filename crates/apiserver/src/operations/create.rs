@@ -6,7 +6,7 @@ use apimachinery::status::Status;
 use serde_json::Value;
 
 use super::{
-    Api, DEFINITIONS, Part, Target, WriteOptions, Written, metadata, storage_failure,
+    Api, DEFINITIONS, Part, Target, WriteOptions, WriteOutcome, metadata, storage_failure,
     terminating_definition, terminating_namespace,
 };
 use crate::{
@@ -26,7 +26,7 @@ impl Api {
         target: &Target,
         mut object: Value,
         options: &WriteOptions,
-    ) -> Result<Written, Status> {
+    ) -> Result<WriteOutcome, Status> {
         let resource = &target.resource;
         if resource.is_namespaced() && target.namespace.is_empty() {
             return Err(Status::bad_request(
@@ -78,7 +78,7 @@ impl Api {
         target: &Target,
         mut object: Value,
         options: &WriteOptions,
-    ) -> Result<Written, Status> {
+    ) -> Result<WriteOutcome, Status> {
         let resource = &target.resource;
         strategy::check_quantities(resource, &object)?;
         let mut requires = Vec::from_iter(self.containing_namespace(target)?);
@@ -136,7 +136,7 @@ impl Api {
                 ));
             }
             let object = Arc::new(draft.preview_of_new(key));
-            return Ok(Written {
+            return Ok(WriteOutcome {
                 object,
                 created: true,
                 warnings,
@@ -157,7 +157,7 @@ impl Api {
         match self.store.write(write).await {
             Ok(object) => {
                 self.after_write(resource);
-                Ok(Written {
+                Ok(WriteOutcome {
                     object,
                     created: true,
                     warnings,

@@ -64,7 +64,7 @@ pub struct DeleteOptions {
 
 /// The result of a delete request.
 #[derive(Clone, Debug)]
-pub struct Deleted {
+pub struct DeleteOutcome {
     /// The object, in its current or last version.
     pub object: Arc<Object>,
     /// Whether the object has been removed, not only marked for deletion.
@@ -78,7 +78,7 @@ impl Api {
         target: &Target,
         options: &DeleteOptions,
         write: &WriteOptions,
-    ) -> Result<Deleted, Status> {
+    ) -> Result<DeleteOutcome, Status> {
         loop {
             let current = self.get(target)?;
             check_preconditions(target, &current, options)?;
@@ -113,14 +113,14 @@ impl Api {
             let stays_unmarked = gone && resource.rules != Rules::Pod && !current.is_deleting();
             let object = if stays_unmarked { old.clone() } else { marked };
             if !gone && object == old {
-                return Ok(Deleted {
+                return Ok(DeleteOutcome {
                     object: current,
                     gone: false,
                 });
             }
             let draft = Self::draft(resource, object)?;
             if write.dry_run || options.dry_run.iter().any(|value| value == "All") {
-                return Ok(Deleted {
+                return Ok(DeleteOutcome {
                     object: Arc::new(draft.preview(target.key(), current.revision)),
                     gone,
                 });
@@ -141,7 +141,7 @@ impl Api {
             match self.store.write(request).await {
                 Ok(object) => {
                     self.after_write(resource);
-                    return Ok(Deleted { object, gone });
+                    return Ok(DeleteOutcome { object, gone });
                 }
                 Err(WriteError::Conflict { .. }) => tokio::task::yield_now().await,
                 Err(error) => return Err(storage_failure(target, &error)),
@@ -186,7 +186,7 @@ impl Api {
 }
 
 /// Another client may have deleted the object first.
-fn ignore_not_found(outcome: Result<Deleted, Status>) -> Result<(), Status> {
+fn ignore_not_found(outcome: Result<DeleteOutcome, Status>) -> Result<(), Status> {
     match outcome {
         Err(status) if !status.is_not_found() => Err(status),
         _ => Ok(()),

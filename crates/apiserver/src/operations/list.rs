@@ -35,7 +35,7 @@ pub struct ListOptions {
 
 /// One page of a list.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct ListPage {
     /// Revision of the snapshot.
     pub revision: Revision,
     /// The objects in key order.
@@ -57,7 +57,7 @@ const CONTINUATION_VERSION: &str = "meta.k8s.io/v1";
 
 impl Api {
     /// Lists one page of a kind's objects.
-    pub fn list(&self, target: &Target, options: &ListOptions) -> Result<Listed, Status> {
+    pub fn list(&self, target: &Target, options: &ListOptions) -> Result<ListPage, Status> {
         let mut range = Range::namespace(&target.namespace);
         let mut at = None;
         if let Some(token) = &options.continuation {
@@ -97,7 +97,7 @@ impl Api {
         Ok(page(snapshot.objects, snapshot.revision, options))
     }
 
-    fn list_named(&self, target: &Target, name: &str, selection: &Selection) -> Listed {
+    fn list_named(&self, target: &Target, name: &str, selection: &Selection) -> ListPage {
         let revision = self.store.revision();
         let objects = if target.resource.is_namespaced() && target.namespace.is_empty() {
             let all = self
@@ -120,7 +120,7 @@ impl Api {
                 .filter(|object| selection.matches(object))
                 .collect()
         };
-        Listed {
+        ListPage {
             revision,
             objects,
             continuation: None,
@@ -150,7 +150,7 @@ impl Api {
     }
 }
 
-fn page(objects: Vec<Arc<Object>>, revision: Revision, options: &ListOptions) -> Listed {
+fn page(objects: Vec<Arc<Object>>, revision: Revision, options: &ListOptions) -> ListPage {
     let everything = options.selection.is_everything();
     let total = objects.len();
     let limit = if options.limit == 0 {
@@ -179,7 +179,7 @@ fn page(objects: Vec<Arc<Object>>, revision: Revision, options: &ListOptions) ->
         .filter(|_| more)
         .map(|last| encode(revision, &last.key));
     let remaining = (more && everything).then_some(total - seen);
-    Listed {
+    ListPage {
         revision,
         objects: selected,
         continuation,

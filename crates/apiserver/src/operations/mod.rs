@@ -25,13 +25,13 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 pub use self::{
-    delete::{DeleteOptions, Deleted, Propagation},
-    list::{ListOptions, Listed, VersionMatch},
-    watch::{WatchOptions, Watching},
+    delete::{DeleteOptions, DeleteOutcome, Propagation},
+    list::{ListOptions, ListPage, VersionMatch},
+    watch::{WatchOptions, WatchStream},
 };
 use crate::{
     admission::{Admission, AdmissionRequest, GroupVersionResource, Operation},
-    auth::{User, access::Access, escalation::Attempt},
+    auth::{User, access::Access, escalation::RbacWrite},
     registry::{Registry, Resource, Rules},
     store::{Draft, Key, Object, Range, ResourceId, Store, WriteError},
     strategy,
@@ -142,7 +142,7 @@ impl WriteOptions {
 
 /// The result of a write.
 #[derive(Clone, Debug)]
-pub struct Written {
+pub struct WriteOutcome {
     /// The object as stored.
     pub object: Arc<Object>,
     /// Whether the write created the object.
@@ -151,7 +151,7 @@ pub struct Written {
     pub warnings: Vec<String>,
 }
 
-impl Written {
+impl WriteOutcome {
     /// Inserts earlier warnings before the present ones.
     fn with_earlier_warnings(mut self, mut earlier: Vec<String>) -> Self {
         earlier.append(&mut self.warnings);
@@ -275,13 +275,13 @@ impl Api {
         let Some(access) = self.access.get() else {
             return Ok(());
         };
-        let attempt = Attempt {
+        let write = RbacWrite {
             user: &options.user,
             rules: resource.rules,
             object,
             old,
         };
-        access.check_escalation(self, &attempt)
+        access.check_escalation(self, &write)
     }
 
     /// Rejects an object that is nested too deeply to be parsed again. An object that is already that deep can still be changed

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use apimachinery::{field::FieldError, status::Status, types::DecodeError};
 use serde_json::Value;
 
-use super::{Api, Part, Target, WriteOptions, Written, metadata, storage_failure};
+use super::{Api, Part, Target, WriteOptions, WriteOutcome, metadata, storage_failure};
 use crate::{
     admission::Operation,
     store::{Change, Expectation, Object, Write, WriteError},
@@ -55,7 +55,7 @@ impl Api {
         part: Part,
         transform: &dyn Transform,
         options: &WriteOptions,
-    ) -> Result<Written, Status> {
+    ) -> Result<WriteOutcome, Status> {
         for _ in 0..ATTEMPTS {
             let current = self.get(target)?;
             match self
@@ -81,11 +81,11 @@ impl Api {
         current: &Arc<Object>,
         transform: &dyn Transform,
         options: &WriteOptions,
-    ) -> Result<Option<Written>, Status> {
+    ) -> Result<Option<WriteOutcome>, Status> {
         let resource = &target.resource;
         let old = Self::value_of(resource, current);
         let (object, warnings) = self.new_version(target, part, &old, transform, options)?;
-        let written = |object| Written {
+        let written = |object| WriteOutcome {
             object,
             created: false,
             warnings,

@@ -7,7 +7,9 @@ use apimachinery::{
 };
 use serde_json::{Value, json};
 
-use super::{Api, DeleteOptions, Deleted, Part, Target, WriteOptions, Written, metadata};
+use super::{
+    Api, DeleteOptions, DeleteOutcome, Part, Target, WriteOptions, WriteOutcome, metadata,
+};
 use crate::{
     registry::{Resource, ScalePaths},
     strategy,
@@ -98,7 +100,7 @@ impl Api {
         target: &Target,
         binding: &Value,
         options: &WriteOptions,
-    ) -> Result<Written, Status> {
+    ) -> Result<WriteOutcome, Status> {
         let node = binding
             .pointer("/target/name")
             .and_then(Value::as_str)
@@ -165,7 +167,7 @@ impl Api {
         target: &Target,
         eviction: &Value,
         options: &WriteOptions,
-    ) -> Result<Deleted, Status> {
+    ) -> Result<DeleteOutcome, Status> {
         let delete = eviction
             .get("deleteOptions")
             .cloned()

@@ -47,7 +47,7 @@ pub enum WatchEvent {
 
 /// A running watch.
 #[derive(Debug)]
-pub struct Watching {
+pub struct WatchStream {
     watch: Watch,
     selection: Selection,
     namespace: String,
@@ -67,7 +67,7 @@ const INITIAL_BATCH: usize = 256;
 
 impl Api {
     /// Starts a watch. Returns 410 for a resource version that is too old.
-    pub fn watch(&self, target: &Target, options: &WatchOptions) -> Result<Watching, Status> {
+    pub fn watch(&self, target: &Target, options: &WatchOptions) -> Result<WatchStream, Status> {
         let version = options.list.resource_version;
         check_options(options)?;
         let wants_state = options
@@ -100,7 +100,7 @@ impl Api {
         };
         let watch = self.store.watch(resource, after).map_err(too_old)?;
         let now = Instant::now();
-        Ok(Watching {
+        Ok(WatchStream {
             watch,
             selection: options.list.selection.clone(),
             namespace: target.namespace.clone(),
@@ -138,7 +138,7 @@ fn check_options(options: &WatchOptions) -> Result<(), Status> {
     }
 }
 
-impl Watching {
+impl WatchStream {
     /// The next events; `None` when the watch is over.
     pub async fn next(&mut self) -> Option<Vec<WatchEvent>> {
         if self.ended {

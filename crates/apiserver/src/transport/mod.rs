@@ -41,7 +41,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Handles the requests of all connections.
-struct Gate {
+struct RequestHandler {
     frontend: Arc<Frontend>,
     queue: Arc<FairQueue>,
 }
@@ -58,7 +58,7 @@ pub async fn serve(
         frontend.access.identity(),
         &identity::names_for(address.ip(), extra_names),
     )?;
-    let gate = Arc::new(Gate {
+    let handler = Arc::new(RequestHandler {
         frontend,
         queue: FairQueue::new(Limits::default()),
     });
@@ -67,7 +67,7 @@ pub async fn serve(
         tokio::select! {
             () = shutdown.cancelled() => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => drop(connections.spawn(connection(gate.clone(), acceptor.clone(), stream, peer.ip(), shutdown.clone()))),
+                Ok((stream, peer)) => drop(connections.spawn(connection(handler.clone(), acceptor.clone(), stream, peer.ip(), shutdown.clone()))),
                 Err(error) => {
                     // Most likely the process has no free file descriptor; retry when other connections are closed.
                     tracing::warn!(error = &error as &dyn std::error::Error, "cannot accept a connection");
@@ -99,7 +99,7 @@ fn acceptor(identity: &Identity, names: &[String]) -> Result<TlsAcceptor, Identi
 }
 
 async fn connection(
-    gate: Arc<Gate>,
+    handler: Arc<RequestHandler>,
     acceptor: TlsAcceptor,
     stream: TcpStream,
     address: IpAddr,
@@ -119,8 +119,8 @@ async fn connection(
             .and_then(certificate::user),
     });
     let service = service_fn(move |request| {
-        let (gate, peer) = (gate.clone(), peer.clone());
-        async move { Ok::<_, Infallible>(gate.answer(&peer, request).await) }
+        let (handler, peer) = (handler.clone(), peer.clone());
+        async move { Ok::<_, Infallible>(handler.answer(&peer, request).await) }
     });
     let builder = auto::Builder::new(TokioExecutor::new());
     // TLS (ALPN) has negotiated the protocol. Detecting it from the first bytes would wait for them without a timeout.
@@ -160,7 +160,7 @@ struct Peer {
     user: Option<User>,
 }
 
-impl Gate {
+impl RequestHandler {
     async fn answer(&self, peer: &Peer, mut request: Request<Incoming>) -> HttpResponse {
         if request.method() == Method::GET
             && let Some(response) = public(request.uri().path(), &self.frontend.api.store)
