@@ -15,7 +15,7 @@ from cluster import AGENT_SANDBOX, CONTROL_PLANE, REPOSITORY, get
 
 CHART = f"{REPOSITORY}/deploy/helm"
 SNAPSHOTS = f"{REPOSITORY}/tests/kubernetes/helm"
-TAG = "--set=image.tag=v0.0.0-test"
+IMAGE = "--set=image.repository=registry.example/agent-sandbox-controller,image.tag=v0.0.0-test"
 DIRECTORIES = {name: f"{CONTROL_PLANE}/helm" for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
 
 MATRIX = {
@@ -55,12 +55,12 @@ def helm(*arguments, succeeds=True):
 
 
 def rendered(*values):
-    return helm("template", "agent-sandbox", CHART, TAG, *values)
+    return helm("template", "agent-sandbox", CHART, IMAGE, *values)
 
 
 @check
 def the_chart_is_clean():
-    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, TAG)
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, IMAGE)
 
 
 @check
@@ -101,7 +101,9 @@ def the_controller_understands_every_flag():
 
 @check
 def bad_values_are_refused_by_name():
-    assert "image.tag is required" in helm("template", "agent-sandbox", CHART, succeeds=False)
+    for given, missing in (("image.tag=v1", "image.repository"), ("image.repository=registry.example/c", "image.tag")):
+        refusal = helm("template", "agent-sandbox", CHART, f"--set={given}", succeeds=False)
+        assert f"{missing} is required: set it to" in refusal, refusal
     for value, named in (
         ("controller.sandboxConcurrentWorkers=0", "sandboxConcurrentWorkers"),
         ("controller.workers=3", "workers"),
@@ -111,7 +113,7 @@ def bad_values_are_refused_by_name():
         ("monitoring.serviceMonitor.interval=often", "interval"),
         ("monitoring.alerts.enabled=true", "alerts"),
     ):
-        said = helm("template", "agent-sandbox", CHART, TAG, f"--set={value}", succeeds=False)
+        said = helm("template", "agent-sandbox", CHART, IMAGE, f"--set={value}", succeeds=False)
         assert named in said, said
 
 
@@ -132,10 +134,10 @@ def alerts_and_dashboard_are_those_that_the_repository_tests():
 
 @check
 def the_server_accepts_it_before_it_is_installed():
-    install = ["install", "agent-sandbox", CHART, TAG, "--namespace", cluster.SYSTEM, "--create-namespace"]
+    install = ["install", "agent-sandbox", CHART, IMAGE, "--namespace", cluster.SYSTEM, "--create-namespace"]
     # Dry runs cannot see a namespace that they would make.
     kubectl("create", "namespace", "rehearsal")
-    helm("install", "agent-sandbox", CHART, TAG, "--namespace=rehearsal", "--set=namespace.name=", "--dry-run=server")
+    helm("install", "agent-sandbox", CHART, IMAGE, "--namespace=rehearsal", "--set=namespace.name=", "--dry-run=server")
     helm(*install, "--set=controller.extensions=true")
     deployment = get("deployment", "agent-sandbox-controller", cluster.SYSTEM)
     assert "--extensions=true" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -157,7 +159,7 @@ def the_installed_roles_are_enough_for_the_controller():
 
 @check
 def an_upgrade_changes_the_arguments_and_the_binding():
-    helm("upgrade", "agent-sandbox", CHART, TAG, "--namespace", cluster.SYSTEM, "--set=controller.leaderElect=false")
+    helm("upgrade", "agent-sandbox", CHART, IMAGE, "--namespace", cluster.SYSTEM, "--set=controller.leaderElect=false")
     deployment = get("deployment", "agent-sandbox-controller", cluster.SYSTEM)
     assert deployment["spec"]["template"]["spec"]["containers"][0]["args"] == ["--leader-elect=false"]
     assert not get("clusterrolebinding", "agent-sandbox-controller-extensions", "default")

@@ -19,7 +19,7 @@ def file(name):
 
 @check
 def a_release_is_rendered():
-    subprocess.run([XTASK, "release", "--tag=v0.0.0-test", "--output", release], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([XTASK, "release", "--tag=v0.0.0-test", "--image-prefix=registry.example/", "--output", release], check=True, stdout=subprocess.DEVNULL)
     assert sorted(os.listdir(release)) == ["all-in-one.yaml", "extensions.yaml", "manifest.yaml", "router.yaml"]
 
 

@@ -27,8 +27,9 @@ pub struct Arguments {
     #[arg(long)]
     tag: String,
 
-    /// What stands before the names of the images
-    #[arg(long, default_value = "registry.k8s.io/agent-sandbox/")]
+    /// What stands before the names of the images, as registry.example/team/
+    // No default: an image of upstream's would run unnoticed.
+    #[arg(long)]
     image_prefix: String,
 
     /// More flags for the controller, separated by spaces; not --extensions, which extensions.yaml sets

@@ -24,7 +24,8 @@ app.kubernetes.io/version: {{ . | quote }}
 {{- end }}
 
 {{- define "agent-sandbox.image" -}}
-{{- printf "%s:%s" .Values.image.repository (required "image.tag is required: set it to the release to run" .Values.image.tag) }}
+{{- $repository := required "image.repository is required: set it to where your image of this controller is, for example registry.example/agent-sandbox-controller" .Values.image.repository }}
+{{- printf "%s:%s" $repository (required "image.tag is required: set it to the release to run" .Values.image.tag) }}
 {{- end }}
 
 {{/* Labels of what a monitoring stack picks up, with those that it picks by; the chart's own win. */}}
