@@ -17,8 +17,14 @@ pub struct Config {
     pub cluster_domain: String,
     /// How long a sandbox may be silent: before its answer begins, and between pieces of it.
     pub proxy_timeout: Duration,
+    /// How long the head of a sandbox's answer may take, where that is less than it may be silent.
+    pub response_header_timeout: Option<Duration>,
     /// How often a failed dial is repeated.
     pub dial_retries: u32,
+    /// The pause before the first repeated dial; each next one is twice as long.
+    pub dial_retry_delay: Duration,
+    /// The longest of these pauses.
+    pub dial_retry_longest_delay: Duration,
     /// How long one dial may take.
     pub dial_timeout: Duration,
     /// Larger request bodies are refused; 0 means no limit.
@@ -33,8 +39,10 @@ pub struct Config {
     pub host_domains: Vec<String>,
     /// By which names the router itself may be called.
     pub own_names: OwnNames,
-    /// Whether `/sandbox/<namespace>/<id>/<port>/…` is routed.
-    pub path_routing: bool,
+    /// Below which `<prefix>/<namespace>/<id>/<port>/…` is routed, as `/sandbox`; nothing is without one.
+    pub path_prefix: Option<String>,
+    /// The one namespace whose sandboxes are watched, where not all may be.
+    pub watch_namespace: Option<String>,
     /// Whether the node of this machine forwards ports of mirror pods here, and says of each connection which namespace it is for.
     pub tunnels: bool,
     pub authorization: AuthorizationMode,
@@ -54,7 +62,10 @@ impl Default for Config {
             tls: None,
             cluster_domain: "cluster.local".to_owned(),
             proxy_timeout: Duration::from_secs(180),
+            response_header_timeout: None,
             dial_retries: 3,
+            dial_retry_delay: Duration::from_millis(200),
+            dial_retry_longest_delay: Duration::from_millis(800),
             dial_timeout: Duration::from_secs(5),
             max_request_body_bytes: 0,
             access_log: false,
@@ -62,7 +73,8 @@ impl Default for Config {
             shutdown_timeout: Duration::from_secs(30),
             host_domains: Vec::new(),
             own_names: OwnNames::Any,
-            path_routing: false,
+            path_prefix: None,
+            watch_namespace: None,
             tunnels: false,
             authorization: AuthorizationMode::None,
             resolve_wait: Duration::from_secs(2),
@@ -135,7 +147,10 @@ pub enum AuthorizationMode {
     /// Whoever reaches the router.
     None,
     /// Whoever has a bearer token that the Kubernetes API vouches for.
-    TokenReview { audiences: Vec<String> },
+    TokenReview {
+        audiences: Vec<String>,
+        cache: ReviewCache,
+    },
     /// Whoever has a signed token that names the sandbox and the port.
     ScopedToken { key_file: PathBuf },
     /// These users of this machine, by their connections; others by a signed token or by that of an account which may forward ports
@@ -145,6 +160,23 @@ pub enum AuthorizationMode {
         /// The key of signed tokens.
         key_file: Option<PathBuf>,
     },
+}
+
+/// How long and how many reviews of tokens are remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReviewCache {
+    /// How long a token that passed counts as valid.
+    pub lifetime: Duration,
+    pub size: usize,
+}
+
+impl Default for ReviewCache {
+    fn default() -> Self {
+        Self {
+            lifetime: Duration::from_secs(10),
+            size: 20_000,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -160,6 +192,25 @@ pub enum ConfigError {
         flag: &'static str,
         when: &'static str,
     },
+}
+
+/// The prefix of routed paths, unless a flag names another.
+pub const DEFAULT_PATH_PREFIX: &str = "/sandbox";
+
+/// A prefix of paths, without the slash at its end.
+pub fn parse_path_prefix(text: &str) -> Option<String> {
+    let prefix = text.strip_suffix('/').unwrap_or(text);
+    let is_segment = |segment: &str| {
+        !segment.is_empty()
+            && segment
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
+    };
+    let segments = prefix.strip_prefix('/')?;
+    segments
+        .split('/')
+        .all(is_segment)
+        .then(|| prefix.to_owned())
 }
 
 /// A duration in Go's spelling (`1m30s`, `500ms`), or a plain number of seconds. Zero and less are refused.

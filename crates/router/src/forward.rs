@@ -23,8 +23,14 @@ use crate::trace;
 use crate::tunnel::Tunnels;
 use crate::upstream::{Link, SendFailure, Upstream};
 
-/// The pause before the first repeated dial; each next one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// How long a sandbox may take.
+#[derive(Clone, Copy, Debug)]
+struct Timeouts {
+    /// Until the head of its answer is there.
+    answer: Duration,
+    /// Between pieces of the answer, and to be dialled.
+    silence: Duration,
+}
 
 #[derive(Debug)]
 pub struct Forwarder {
@@ -33,7 +39,10 @@ pub struct Forwarder {
     pub tunnels: Tunnels,
     pub proxy_timeout: Duration,
     pub dial_timeout: Duration,
+    pub response_header_timeout: Option<Duration>,
     pub dial_retries: u32,
+    pub dial_retry_delay: Duration,
+    pub dial_retry_longest_delay: Duration,
     pub max_request_body_bytes: u64,
 }
 
@@ -45,9 +54,13 @@ impl Forwarder {
         origin: &Origin,
     ) -> Result<Response<ProxyBody>, Failure> {
         self.check_length(&request)?;
-        let patience = target.timeout.map_or(self.proxy_timeout, |timeout| {
+        let silence = target.timeout.map_or(self.proxy_timeout, |timeout| {
             timeout.min(self.proxy_timeout)
         });
+        let answer = self
+            .response_header_timeout
+            .map_or(silence, |timeout| timeout.min(silence));
+        let timeouts = Timeouts { answer, silence };
         let upstream = self.resolver.resolve(&target.sandbox).await?;
         let upgrade = headers::requested_upgrade(request.headers())
             .filter(|_| request.version() == Version::HTTP_11);
@@ -60,19 +73,19 @@ impl Forwarder {
                 .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
             request.headers_mut().insert(header::UPGRADE, protocol);
             headers::replace_origin(request.headers_mut());
-            let (upstream, stream) = self.dial(upstream, target, patience).await?;
+            let (upstream, stream) = self.dial(upstream, target, silence).await?;
             return self
                 .tunnels
-                .open(&upstream, stream, request, client_side, patience, target)
+                .open(&upstream, stream, request, client_side, answer, target)
                 .await;
         }
         if speaks_grpc {
             return self
-                .send_multiplexed(upstream, request, target, patience)
+                .send_multiplexed(upstream, request, target, timeouts)
                 .await;
         }
         *request.version_mut() = Version::HTTP_11;
-        self.send(upstream, request, target, patience).await
+        self.send(upstream, request, target, timeouts).await
     }
 
     fn check_length(&self, request: &Request<Incoming>) -> Result<(), Failure> {
@@ -121,27 +134,27 @@ impl Forwarder {
         upstream: Arc<Upstream>,
         mut request: Request<RequestBody>,
         target: &Target,
-        patience: Duration,
+        timeouts: Timeouts,
     ) -> Result<Response<ProxyBody>, Failure> {
         let passage = request.body().passage();
         while let Some(mut link) = upstream.reuse(target.port) {
-            match link.send(request, patience).await {
+            match link.send(request, timeouts.answer).await {
                 None => return Err(timed_out(passage.as_deref(), target)),
                 Some(Ok(response)) => {
                     self.metrics
                         .reused_connections
                         .fetch_add(1, Ordering::Relaxed);
-                    return finish(response, link, upstream, target, patience);
+                    return finish(response, link, upstream, target, timeouts.silence);
                 }
                 Some(Err(SendFailure::Unsent(unsent))) => request = *unsent,
                 Some(Err(SendFailure::Broken)) => return Err(broken(passage.as_deref(), target)),
             }
         }
-        let (upstream, stream) = self.dial(upstream, target, patience).await?;
+        let (upstream, stream) = self.dial(upstream, target, timeouts.silence).await?;
         let mut link = Link::over(stream).await.map_err(|_| broken(None, target))?;
-        match link.send(request, patience).await {
+        match link.send(request, timeouts.answer).await {
             None => Err(timed_out(passage.as_deref(), target)),
-            Some(Ok(response)) => finish(response, link, upstream, target, patience),
+            Some(Ok(response)) => finish(response, link, upstream, target, timeouts.silence),
             Some(Err(_)) => Err(broken(passage.as_deref(), target)),
         }
     }
@@ -152,7 +165,7 @@ impl Forwarder {
         upstream: Arc<Upstream>,
         request: Request<RequestBody>,
         target: &Target,
-        patience: Duration,
+        timeouts: Timeouts,
     ) -> Result<Response<ProxyBody>, Failure> {
         let passage = request.body().passage();
         let mut request = request;
@@ -169,17 +182,22 @@ impl Forwarder {
         let mut sender = if let Some(sender) = upstream.multiplexed(target.port) {
             sender
         } else {
-            let (upstream, stream) = self.dial(upstream, target, patience).await?;
+            let (upstream, stream) = self.dial(upstream, target, timeouts.silence).await?;
             upstream
                 .multiplex(target.port, stream)
                 .await
                 .map_err(|_| broken(None, target))?
         };
-        let answered = within(patience, passage.as_deref(), sender.send_request(request)).await;
+        let answered = within(
+            timeouts.answer,
+            passage.as_deref(),
+            sender.send_request(request),
+        )
+        .await;
         let response = answered
             .ok_or_else(|| timed_out(passage.as_deref(), target))?
             .map_err(|_| broken(passage.as_deref(), target))?;
-        Ok(response.map(|body| ProxyBody::spawned(body, patience)))
+        Ok(response.map(|body| ProxyBody::spawned(body, timeouts.silence)))
     }
 
     /// Connects, repeating what fails with growing pauses. The sandbox is looked up again each time: it may have moved.
@@ -190,11 +208,12 @@ impl Forwarder {
         patience: Duration,
     ) -> Result<(Arc<Upstream>, TcpStream), Failure> {
         let deadline = Instant::now().later_by(patience);
-        let mut pause = FIRST_PAUSE;
+        let longest = self.dial_retry_longest_delay;
+        let mut pause = self.dial_retry_delay.min(longest);
         for attempt in 0..=self.dial_retries {
             if attempt > 0 {
                 tokio::time::sleep_until(Instant::now().later_by(pause).min(deadline)).await;
-                pause = pause.saturating_mul(2);
+                pause = pause.saturating_mul(2).min(longest);
                 upstream = self.resolver.resolve(&target.sandbox).await?;
             }
             let remaining = deadline.saturating_duration_since(Instant::now());

@@ -23,7 +23,6 @@ const E2B_SANDBOX_PORT: HeaderName = HeaderName::from_static("e2b-sandbox-port")
 
 const DEFAULT_NAMESPACE: &str = "default";
 const DEFAULT_PORT: u16 = 8888;
-const PATH_PREFIX: &str = "/sandbox/";
 
 /// A sandbox's namespace and name, joined for looking it up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -95,8 +94,12 @@ pub fn identify(
     if config.own_names == OwnNames::Local && host.is_some_and(|host| !is_local(host, config)) {
         return Err(Failure::Misdirected);
     }
-    if config.path_routing && uri.path().starts_with(PATH_PREFIX) {
-        let (sandbox, port, consumed_path) = by_path(uri.path())?;
+    if let Some(prefix) = &config.path_prefix
+        && let Some(rest) = uri.path().strip_prefix(prefix.as_str())
+        && let Some(rest) = rest.strip_prefix('/')
+    {
+        let (sandbox, port, length) = by_path(rest)?;
+        let consumed_path = prefix.len() + 1 + length;
         return Ok(Some(Target {
             sandbox,
             port,
@@ -184,13 +187,13 @@ fn by_host(label: &str) -> Result<(SandboxKey, u16), Failure> {
     ))
 }
 
-/// `/sandbox/<namespace>/<id>/<port>/…`
+/// `<namespace>/<id>/<port>/…`, and how long the part before the rest is.
 fn by_path(path: &str) -> Result<(SandboxKey, u16, usize), Failure> {
-    let mut rest = path[PATH_PREFIX.len()..].splitn(4, '/');
+    let mut rest = path.splitn(4, '/');
     let namespace = rest.next().ok_or(Failure::InvalidNamespace)?;
     let name = rest.next().ok_or(Failure::InvalidSandbox)?;
     let port = rest.next().ok_or(Failure::InvalidPort)?;
-    let consumed = PATH_PREFIX.len() + namespace.len() + 1 + name.len() + 1 + port.len();
+    let consumed = namespace.len() + 1 + name.len() + 1 + port.len();
     Ok((key(namespace, name)?, parse_port(port)?, consumed))
 }
 

@@ -24,7 +24,7 @@ fn identify_with(
 ) -> Result<Option<Target>, Failure> {
     let config = Config {
         host_domains: domains.iter().map(|domain| (*domain).to_owned()).collect(),
-        path_routing,
+        path_prefix: path_routing.then(|| "/sandbox".to_owned()),
         ..Config::default()
     };
     identify(&config, &path.parse().unwrap(), &headers(pairs))
@@ -233,7 +233,7 @@ fn a_router_of_one_machine_is_called_by_names_that_nobody_can_buy() {
     let local = Config {
         host_domains: vec!["box.example".to_owned()],
         own_names: OwnNames::Local,
-        path_routing: true,
+        path_prefix: Some("/sandbox".to_owned()),
         ..Config::default()
     };
     let any = Config {
@@ -331,7 +331,7 @@ proptest! {
             let mut map = HeaderMap::new();
             map.insert(header::HOST, value);
             let host_domains = vec!["sandbox.example".to_owned()];
-            let config = Config { host_domains, own_names: OwnNames::Local, path_routing: true, ..Config::default() };
+            let config = Config { host_domains, own_names: OwnNames::Local, path_prefix: Some("/sandbox".to_owned()), ..Config::default() };
             let _ = identify(&config, &Uri::from_static("/"), &map);
         }
     }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Each step is a module. `identify` and `scoped_token` are pure; `registry` is what the watch knows; only `forward`
-//! and `upstream` touch a sandbox's sockets. The router knows nothing of claims, templates or pools: SDKs send the name
-//! of a Sandbox, and unclaimed warm ones are not routable.
+//! and `upstream` touch a sandbox's sockets. The router knows nothing of templates or pools, and of claims only
+//! which sandbox they own (`claims`): a request may name either. Unclaimed warm sandboxes are not routable.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -24,6 +24,8 @@ pub mod authorize;
 )]
 pub mod bench;
 mod body;
+mod claim_watch;
+mod claims;
 mod config;
 mod conversation;
 mod forward;
@@ -45,9 +47,10 @@ mod upstream;
 mod watch;
 mod workers;
 
-pub use args::Args;
+pub use args::{Args, ConfigFileError, Ignored, ProxyArgs, with_config_file};
 pub use config::{
-    AuthorizationMode, Config, ConfigError, ListenAddress, MutualTls, OwnNames, TlsConfig,
+    AuthorizationMode, Config, ConfigError, ListenAddress, MutualTls, OwnNames, ReviewCache,
+    TlsConfig,
 };
 pub use listen::run;
 pub use registry::Registry;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use telemetry::TraceContext;
 use tokio::sync::Notify;
 
+use crate::claims::{BoundClaim, ClaimOwner, Claims};
 use crate::identify::SandboxKey;
 use crate::upstream::Upstream;
 
@@ -28,6 +29,8 @@ const REMEMBERED_ENDS: usize = 8;
 pub struct Observed {
     pub uid: String,
     pub condition: Condition,
+    /// The claim that owns it.
+    pub claim: Option<ClaimOwner>,
     /// The annotation by which it carries its trace, while traces are exported.
     pub trace: Option<String>,
 }
@@ -69,6 +72,7 @@ struct Record {
 #[derive(Debug, Default)]
 pub struct Registry {
     records: papaya::HashMap<String, Arc<Record>>,
+    claims: Claims,
     /// Updates come from two watches; each is a read and a write of one entry.
     updating: Mutex<()>,
     waiting: Mutex<HashMap<String, Waiting>>,
@@ -89,6 +93,7 @@ impl Registry {
         let observed = Observed {
             uid: String::new(),
             condition: Condition::At(addresses),
+            claim: None,
             trace: None,
         };
         self.observe(&SandboxKey::new(namespace, name), observed);
@@ -135,6 +140,34 @@ impl Registry {
             (None, Condition::Finished(reason)) => Lookup::Finished(reason.clone()),
             (None, Condition::Unclaimed) => Lookup::Unclaimed,
         }
+    }
+
+    /// The sandbox that a name stands for: the one of that name, or else the one that the claim of that name is bound to and owns.
+    pub(crate) fn named(&self, key: &SandboxKey) -> Option<SandboxKey> {
+        let records = self.records.pin();
+        if records.contains_key(key.as_str()) {
+            return Some(key.clone());
+        }
+        self.claims.sandbox_of(key, |sandbox| {
+            let record = records.get(sandbox.as_str())?;
+            record.observed.claim.clone()
+        })
+    }
+
+    pub(crate) fn knows(&self, key: &SandboxKey) -> bool {
+        self.records.pin().contains_key(key.as_str())
+    }
+
+    /// A claim is bound to a sandbox, or to none yet.
+    pub(crate) fn observe_claim(&self, key: &SandboxKey, bound: Option<BoundClaim>) {
+        if self.claims.set(key.as_str(), bound) {
+            self.wake(key.as_str());
+        }
+    }
+
+    /// Forgets every claim that a complete list did not have.
+    pub(crate) fn keep_only_claims(&self, listed: &std::collections::HashSet<String>) {
+        self.claims.keep_only(listed);
     }
 
     /// The trace that a sandbox carries.
@@ -281,10 +314,15 @@ impl Registry {
             upstream,
             ended,
         };
+        let claim = record.observed.claim.as_ref();
+        let claim = claim.map(|claim| SandboxKey::new(key.namespace(), &claim.name));
         self.records
             .pin()
             .insert(key.as_str().to_owned(), Arc::new(record));
         self.wake(key.as_str());
+        if let Some(claim) = claim {
+            self.wake(claim.as_str());
+        }
     }
 
     fn wake(&self, key: &str) {
@@ -342,6 +380,7 @@ mod tests {
         Observed {
             uid: uid.into(),
             condition: Condition::At(vec![address.parse().unwrap()]),
+            claim: None,
             trace: None,
         }
     }
@@ -383,6 +422,7 @@ mod tests {
             Observed {
                 uid: "1".into(),
                 condition: Condition::NotReady("starting".into()),
+                claim: None,
                 trace: None,
             },
         );

@@ -57,6 +57,21 @@ impl Resolver {
         }
     }
 
+    /// The sandbox that a name which no sandbox has stands for: that of a claim, which may be about to be bound.
+    pub async fn wait_for_name(&self, key: &SandboxKey) -> Result<SandboxKey, Failure> {
+        let deadline = Instant::now().later_by(self.wait);
+        let ticket = self.registry.wait_for(key);
+        loop {
+            let changed = ticket.changed();
+            if let Some(sandbox) = self.registry.named(key) {
+                return Ok(sandbox);
+            }
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return Err(describe(key, Lookup::Unknown, self.wait).0);
+            }
+        }
+    }
+
     async fn wait_for(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
         let started = Instant::now();
         let ticket = self.registry.wait_for(key);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::proxy_header;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -28,7 +28,7 @@ use crate::config::Config;
 use crate::conversation;
 use crate::forward::Forwarder;
 use crate::headers::Origin;
-use crate::identify::identify;
+use crate::identify::{Target, identify};
 use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::resolve::Resolver;
@@ -120,7 +120,10 @@ impl Router {
             tunnels,
             proxy_timeout: config.proxy_timeout,
             dial_timeout: config.dial_timeout,
+            response_header_timeout: config.response_header_timeout,
             dial_retries: config.dial_retries,
+            dial_retry_delay: config.dial_retry_delay,
+            dial_retry_longest_delay: config.dial_retry_longest_delay,
             max_request_body_bytes: config.max_request_body_bytes,
         };
         let started = AtomicBool::new(false);
@@ -281,9 +284,18 @@ impl Router {
         let resolver = Arc::clone(&self.shared.forwarder.resolver);
         if let Some(client) = self.shared.client.clone() {
             let (resolver, shutdown) = (Arc::clone(&resolver), shutdown.clone());
+            let namespace = self.shared.config.watch_namespace.clone();
             // Without it the router would go on with what it knew.
             tokio::spawn(async move {
-                let watch = || watch::run(client.clone(), Arc::clone(&resolver), shutdown.clone());
+                let watch = || {
+                    let namespace = namespace.clone();
+                    watch::run(
+                        client.clone(),
+                        namespace,
+                        Arc::clone(&resolver),
+                        shutdown.clone(),
+                    )
+                };
                 telemetry::panics::restarting("the watch of sandboxes", watch).await;
             });
         }
@@ -438,7 +450,13 @@ impl Router {
         {
             return Err(Failure::InvalidHost);
         }
-        let target = identify(config, request.uri(), request.headers())?;
+        let mut target = identify(config, request.uri(), request.headers())?;
+        if let Some(target) = &mut target
+            && !self.registry().knows(&target.sandbox)
+            && let Some(sandbox) = self.registry().named(&target.sandbox)
+        {
+            target.sandbox = sandbox;
+        }
         if config.access_log {
             tracked.log(LoggedRequest {
                 method: request.method().clone(),
@@ -450,7 +468,7 @@ impl Router {
                 client: origin.address,
             });
         }
-        let Some(target) = target else {
+        let Some(mut target) = target else {
             // Without a sandbox, a request can only be a question about the router itself.
             return match request.uri().path() {
                 "/healthz" | "/readyz" => Ok(self.administer(request.uri().path())),
@@ -460,6 +478,8 @@ impl Router {
         self.shared
             .authorizer
             .check(request.headers(), &target, origin)
+            .await?;
+        self.await_name(&mut target, request.headers(), origin)
             .await?;
         let forward = &self.shared.forwarder;
         if !telemetry::spans::are_exported() {
@@ -473,6 +493,26 @@ impl Router {
         let response = forwarded.instrument(span.clone()).await?;
         trace::answered(&span, &response);
         Ok(response)
+    }
+
+    /// A name that stands for no sandbox yet may be that of a claim which is about to be bound. Whoever may use something of the
+    /// claim's name need not be allowed to use the sandbox, so that is judged again.
+    async fn await_name(
+        &self,
+        target: &mut Target,
+        headers: &HeaderMap,
+        origin: &Origin,
+    ) -> Result<(), Failure> {
+        let resolver = &self.shared.forwarder.resolver;
+        if resolver.is_by_name() || self.registry().knows(&target.sandbox) {
+            return Ok(());
+        }
+        let sandbox = resolver.wait_for_name(&target.sandbox).await?;
+        if sandbox == target.sandbox {
+            return Ok(());
+        }
+        target.sandbox = sandbox;
+        self.shared.authorizer.check(headers, target, origin).await
     }
 
     fn administer(&self, path: &str) -> Response<ProxyBody> {

@@ -1,4 +1,5 @@
-//! Keeps the registry in step with the Kubernetes API: one watch on Sandboxes, one on their pods. Only the few fields
+//! Keeps the registry in step with the Kubernetes API: one watch on Sandboxes, one on their pods; that on claims is
+//! `claim_watch`'s. Only the few fields
 //! that routing needs are read; pod templates are skipped unparsed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,17 +14,19 @@ use api::conditions::{self, ConditionType};
 use api::decoding::Decoded;
 use api::rbac::{FOLLOW, Rule};
 use api::sandbox::{OperatingMode, Suspension};
-use api::{Sandbox, SandboxSpec};
+use api::{Sandbox, SandboxClaim, SandboxSpec};
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Resource;
 use kube::api::{Api, ApiResource, ListParams, ObjectMeta};
-use kube::core::Object;
+use kube::core::{DynamicResourceScope, Object};
 use kube::runtime::watcher::{self, Event, watcher};
 use serde::Deserialize;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use crate::claim_watch;
+use crate::claims::ClaimOwner;
 use crate::identify::SandboxKey;
 use crate::registry::{Condition, Observed, Registry};
 use crate::resolve::Resolver;
@@ -36,6 +39,11 @@ pub const RBAC: &[Rule] = &[
     Rule {
         groups: &[api::CORE_GROUP],
         resources: &["sandboxes"],
+        verbs: FOLLOW,
+    },
+    Rule {
+        groups: &[api::EXTENSIONS_GROUP],
+        resources: &["sandboxclaims"],
         verbs: FOLLOW,
     },
     Rule {
@@ -74,10 +82,17 @@ struct PodAddress {
 
 type WatchedPod = Object<WatchedPodSpec, WatchedPodStatus>;
 
-/// Watches until `stop`.
-pub async fn run(client: kube::Client, resolver: Arc<Resolver>, stop: CancellationToken) {
-    let sandboxes = Api::all_with(client.clone(), &ApiResource::erase::<Sandbox>(&()));
-    let pods = Api::all_with(client, &ApiResource::erase::<Pod>(&()));
+/// Watches until `stop`: everything, or one namespace.
+pub async fn run(
+    client: kube::Client,
+    namespace: Option<String>,
+    resolver: Arc<Resolver>,
+    stop: CancellationToken,
+) {
+    let namespace = namespace.as_deref();
+    let sandboxes = watched::<Sandbox, _>(&client, namespace);
+    let pods = watched::<Pod, _>(&client, namespace);
+    let claims = watched::<SandboxClaim, _>(&client, namespace);
     let (all_known, known) = oneshot::channel();
     let following_pods = async {
         // What is heard of the pod of a sandbox that is not known yet is lost.
@@ -88,6 +103,20 @@ pub async fn run(client: kube::Client, resolver: Arc<Resolver>, stop: Cancellati
         () = stop.cancelled() => {}
         () = watch_sandboxes(sandboxes, &resolver, all_known) => {}
         () = following_pods => {}
+        () = claim_watch::run(claims, &resolver.registry) => {}
+    }
+}
+
+/// The API of a kind, of which only the fields of `Fields` are read.
+fn watched<Kind, Fields>(client: &kube::Client, namespace: Option<&str>) -> Api<Fields>
+where
+    Kind: Resource<DynamicType = ()>,
+    Fields: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+{
+    let kind = ApiResource::erase::<Kind>(&());
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind),
+        None => Api::all_with(client.clone(), &kind),
     }
 }
 
@@ -273,10 +302,26 @@ fn observe(sandbox: &Decoded<WatchedSandbox>) -> Observed {
                 Condition::NotReady(format!("It cannot be read: {}", left.problem))
             }
         },
+        claim: claim_of(metadata),
         trace: telemetry::spans::are_exported()
             .then(|| carried_trace(metadata))
             .flatten(),
     }
+}
+
+/// The claim that owns a sandbox.
+fn claim_of(metadata: &ObjectMeta) -> Option<ClaimOwner> {
+    let mut owners = metadata.owner_references.iter().flatten();
+    let owner = owners.find(|owner| {
+        let group = owner.api_version.split('/').next();
+        owner.controller == Some(true)
+            && owner.kind == "SandboxClaim"
+            && group == Some(api::EXTENSIONS_GROUP)
+    })?;
+    Some(ClaimOwner {
+        name: owner.name.clone(),
+        uid: owner.uid.clone(),
+    })
 }
 
 fn carried_trace(metadata: &ObjectMeta) -> Option<String> {
@@ -328,7 +373,7 @@ fn condition_of(sandbox: &WatchedSandbox) -> Condition {
     Condition::NotReady(message.unwrap_or_else(|| "Its pod has no address yet".into()))
 }
 
-fn key_of(metadata: &ObjectMeta) -> Option<SandboxKey> {
+pub(crate) fn key_of(metadata: &ObjectMeta) -> Option<SandboxKey> {
     Some(SandboxKey::new(
         metadata.namespace.as_deref()?,
         metadata.name.as_deref()?,
@@ -352,7 +397,7 @@ fn addresses_of(status: &WatchedPodStatus) -> Vec<IpAddr> {
 }
 
 /// Whether the API will not let us watch, as opposed to not being there right now.
-fn cannot_watch(error: &watcher::Error) -> bool {
+pub(crate) fn cannot_watch(error: &watcher::Error) -> bool {
     let cause = match error {
         watcher::Error::InitialListFailed(cause)
         | watcher::Error::WatchStartFailed(cause)
@@ -390,7 +435,7 @@ impl Complaint {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -446,6 +491,7 @@ mod tests {
         let observed = Observed {
             uid: "1".into(),
             condition: Condition::At(vec![address]),
+            claim: None,
             trace: None,
         };
         registry.observe(&key, observed);

@@ -434,7 +434,7 @@ async fn trailers_pass() {
 async fn hosts_and_paths_route_when_configured() {
     let running = Running::start(|config| {
         config.host_domains = vec!["sandbox.example".into()];
-        config.path_routing = true;
+        config.path_prefix = Some("/sandbox".to_owned());
     })
     .await;
     running.know("abc");

@@ -21,7 +21,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use router::{AuthorizationMode, Config, Router};
+use router::{AuthorizationMode, Config, ReviewCache, Router};
 use serde_json::{Value, json};
 use support::{body, echo, own_address, status, wait_for};
 use tokio::net::TcpListener;
@@ -36,6 +36,7 @@ struct Api {
     sandboxes: Mutex<Vec<Value>>,
     sandbox_watchers: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
     pod_watchers: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
+    claim_watchers: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
     forbidden: std::sync::atomic::AtomicBool,
     reviews: AtomicUsize,
 }
@@ -85,6 +86,14 @@ impl Api {
                     "metadata": {"resourceVersion": "1"}, "items": items}),
                 )
             }
+            "/apis/extensions.agents.x-k8s.io/v1beta1/sandboxclaims" if watching => {
+                stream(&self.claim_watchers)
+            }
+            "/apis/extensions.agents.x-k8s.io/v1beta1/sandboxclaims" => reply(
+                StatusCode::OK,
+                &json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaimList",
+                    "metadata": {"resourceVersion": "1"}, "items": []}),
+            ),
             "/api/v1/pods" if watching => stream(&self.pod_watchers),
             "/api/v1/pods" => reply(
                 StatusCode::OK,
@@ -122,6 +131,19 @@ impl Api {
 
     fn sandbox_event(&self, kind: &str, object: &Value) {
         Self::tell(&self.sandbox_watchers, kind, object);
+    }
+
+    /// Says that the claim `mine` with this UID is bound to a sandbox.
+    fn claim_event(&self, kind: &str, uid: &str, sandbox: Option<&str>) {
+        let mut claim = json!({
+            "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
+            "metadata": {"name": "mine", "namespace": "default", "uid": uid, "resourceVersion": "9"},
+            "spec": {"sandboxTemplateRef": {"name": "t"}},
+        });
+        if let Some(sandbox) = sandbox {
+            claim["status"] = json!({"sandbox": {"name": sandbox}});
+        }
+        Self::tell(&self.claim_watchers, kind, &claim);
     }
 }
 
@@ -197,19 +219,27 @@ impl Running {
     }
 
     async fn get(&self, port: u16, more: &str) -> String {
+        self.get_from("abc", port, more).await
+    }
+
+    async fn get_from(&self, name: &str, port: u16, more: &str) -> String {
         use tokio::io::AsyncWriteExt;
         let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
         let request = format!(
-            "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n{more}\r\n"
+            "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Sandbox-ID: {name}\r\nX-Sandbox-Port: {port}\r\n{more}\r\n"
         );
         stream.write_all(request.as_bytes()).await.unwrap();
         String::from_utf8_lossy(&support::read_all(&mut stream).await).into_owned()
     }
 
     async fn until(&self, port: u16, expected: u16) -> String {
+        self.until_from("abc", port, expected).await
+    }
+
+    async fn until_from(&self, name: &str, port: u16, expected: u16) -> String {
         let deadline = tokio::time::Instant::now() + support::DEADLINE;
         loop {
-            let answer = self.get(port, "").await;
+            let answer = self.get_from(name, port, "").await;
             if status(&answer) == expected {
                 return answer;
             }
@@ -390,6 +420,7 @@ async fn reviewed_tokens_open_the_router_and_are_remembered() {
         client,
         AuthorizationMode::TokenReview {
             audiences: Vec::new(),
+            cache: ReviewCache::default(),
         },
     )
     .await;
@@ -425,6 +456,7 @@ async fn a_token_for_another_audience_opens_nothing() {
         client,
         AuthorizationMode::TokenReview {
             audiences: vec!["sandbox-router".into()],
+            cache: ReviewCache::default(),
         },
     )
     .await;
@@ -457,5 +489,133 @@ async fn a_sandbox_that_appears_in_time_is_waited_for() {
     };
     let (answer, ()) = tokio::join!(running.get(port, ""), appearing);
     assert_eq!(status(&answer), 200);
+    running.stop.cancel();
+}
+
+/// Makes a claim the controller of a sandbox.
+fn owned_by(object: &mut Value, claim: &str, uid: &str) {
+    object["metadata"]["ownerReferences"] = json!([{"apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+        "kind": "SandboxClaim", "name": claim, "uid": uid, "controller": true}]);
+}
+
+async fn wait_for_claims_watch(api: &Api) {
+    wait_for("the watch on claims", || {
+        !api.claim_watchers.lock().unwrap().is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_claims_name_leads_to_the_sandbox_that_it_owns_and_to_no_other() {
+    let (api, client) = Api::start().await;
+    let owned = sandbox(1, |object| owned_by(object, "mine", "c1"));
+    api.sandboxes.lock().unwrap().push(owned);
+    let running = Running::start(client, AuthorizationMode::None).await;
+    let port = echo_on_own_address().await;
+    wait_for_claims_watch(&api).await;
+    running.until(port, 200).await;
+    assert_eq!(status(&running.get_from("mine", port, "").await), 404);
+    api.claim_event("ADDED", "c1", Some("abc"));
+    running.until_from("mine", port, 200).await;
+    // A claim of the same name that came later, and says that it has the first one's sandbox.
+    api.claim_event("MODIFIED", "c2", Some("abc"));
+    running.until_from("mine", port, 404).await;
+    api.claim_event("MODIFIED", "c1", Some("abc"));
+    running.until_from("mine", port, 200).await;
+    // A sandbox whose owner is another claim.
+    api.sandbox_event(
+        "MODIFIED",
+        &sandbox(2, |object| owned_by(object, "theirs", "c3")),
+    );
+    running.until_from("mine", port, 404).await;
+    assert_eq!(status(&running.get(port, "").await), 200);
+    api.sandbox_event(
+        "MODIFIED",
+        &sandbox(3, |object| owned_by(object, "mine", "c1")),
+    );
+    running.until_from("mine", port, 200).await;
+    // A sandbox's own name wins over a claim's.
+    let named_alike = |object: &mut Value| {
+        object["metadata"]["name"] = json!("mine");
+        object["spec"]["replicas"] = json!(0);
+    };
+    api.sandbox_event("ADDED", &sandbox(4, named_alike));
+    running.until_from("mine", port, 503).await;
+    api.sandbox_event("DELETED", &sandbox(5, named_alike));
+    running.until_from("mine", port, 200).await;
+    api.claim_event("DELETED", "c1", Some("abc"));
+    running.until_from("mine", port, 404).await;
+    running.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_request_for_a_claim_waits_until_it_is_bound() {
+    let (api, client) = Api::start().await;
+    let running =
+        Running::start_patiently(client, AuthorizationMode::None, support::DEADLINE).await;
+    let port = echo_on_own_address().await;
+    wait_for_claims_watch(&api).await;
+    wait_for("the list", || running.router.is_ready()).await;
+    let early = running.get_from("mine", port, "");
+    let binding = async {
+        wait_for("the request", || {
+            running.router.metrics().active_requests() == 1
+        })
+        .await;
+        api.sandbox_event("ADDED", &sandbox(2, |_| {}));
+        api.claim_event("ADDED", "c1", None);
+        api.claim_event("MODIFIED", "c1", Some("abc"));
+        api.sandbox_event(
+            "MODIFIED",
+            &sandbox(3, |object| owned_by(object, "mine", "c1")),
+        );
+    };
+    let (answer, ()) = tokio::join!(early, binding);
+    assert_eq!(status(&answer), 200);
+    running.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_request_by_a_claims_name_is_authorized_for_the_sandbox() {
+    use router::authorize::scoped_token::{Scope, TokenKey};
+    let directory = tempfile::tempdir().unwrap();
+    let key_file = directory.path().join("key");
+    std::fs::write(&key_file, "0123456789abcdef0123456789abcdef").unwrap();
+    let key = TokenKey::parse(&std::fs::read(&key_file).unwrap()).unwrap();
+    let (api, client) = Api::start().await;
+    let running = Running::start_patiently(
+        client,
+        AuthorizationMode::ScopedToken { key_file },
+        support::DEADLINE,
+    )
+    .await;
+    let port = echo_on_own_address().await;
+    wait_for_claims_watch(&api).await;
+    wait_for("the list", || running.router.is_ready()).await;
+    let bearer = |name: &str| {
+        let now = std::time::SystemTime::now();
+        let scope = Scope::new("default", name, &[port], now, support::DEADLINE * 2);
+        format!("Authorization: Bearer {}\r\n", key.mint(&scope).unwrap())
+    };
+    let for_the_claims_name = bearer("mine");
+    // It may wait for something called `mine`; what comes is a sandbox of another name.
+    let early = running.get_from("mine", port, &for_the_claims_name);
+    let binding = async {
+        wait_for("the request", || {
+            running.router.metrics().active_requests() == 1
+        })
+        .await;
+        api.claim_event("ADDED", "c1", Some("abc"));
+        api.sandbox_event(
+            "ADDED",
+            &sandbox(2, |object| owned_by(object, "mine", "c1")),
+        );
+    };
+    let (answer, ()) = tokio::join!(early, binding);
+    assert_eq!(status(&answer), 403);
+    for (token, expected) in [("abc", 200), ("mine", 403), ("other", 403)] {
+        let answer = running.get_from("mine", port, &bearer(token)).await;
+        assert_eq!(status(&answer), expected, "a token for {token}");
+    }
     running.stop.cancel();
 }

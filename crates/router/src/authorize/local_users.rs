@@ -56,7 +56,7 @@ impl LocalUsers {
         let token = shown_token(headers).ok_or(Failure::NotALocalUser)?;
         if let Some(key) = &self.key {
             match key.verify(token, SystemTime::now()) {
-                Ok(scope) => return super::permit(&scope, target),
+                Ok(opened) => return super::permit(&opened, target),
                 Err(TokenError::Expired) => return Err(super::EXPIRED),
                 // It may be an account's.
                 Err(_) => {}

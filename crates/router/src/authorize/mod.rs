@@ -15,7 +15,7 @@ use crate::config::AuthorizationMode;
 use crate::headers::{Origin, bearer_token, shown_token};
 use crate::identify::Target;
 use local_users::{Accounts, LocalUsers};
-use scoped_token::{Scope, TokenError, TokenKey};
+use scoped_token::{Opened, TokenError, TokenKey};
 pub(crate) use token_review::RBAC;
 use token_review::{ReviewError, TokenReviewer};
 
@@ -55,11 +55,12 @@ impl Authorizer {
     ) -> Result<Self, AuthorizerError> {
         match mode {
             AuthorizationMode::None => Ok(Authorizer::Anybody),
-            AuthorizationMode::TokenReview { audiences } => {
+            AuthorizationMode::TokenReview { audiences, cache } => {
                 let client = client.ok_or(AuthorizerError::NoClient)?.clone();
                 Ok(Authorizer::Reviewed(Box::new(TokenReviewer::new(
                     client,
                     audiences.clone(),
+                    *cache,
                 ))))
             }
             AuthorizationMode::ScopedToken { key_file } => {
@@ -101,13 +102,13 @@ impl Authorizer {
             Authorizer::Scoped(key) => {
                 let token = shown_token(headers)
                     .ok_or(Failure::Unauthenticated("A sandbox token is required."))?;
-                let scope = key
+                let opened = key
                     .verify(token, SystemTime::now())
                     .map_err(|error| match error {
                         TokenError::Expired => EXPIRED,
                         _ => Failure::Unauthenticated("The sandbox token is not valid."),
                     })?;
-                permit(&scope, target)
+                permit(&opened, target)
             }
             Authorizer::Local(users) => users.check(headers, target, origin).await,
         }
@@ -125,9 +126,9 @@ fn read_key(path: &Path) -> Result<TokenKey, AuthorizerError> {
     })
 }
 
-fn permit(scope: &Scope, target: &Target) -> Result<(), Failure> {
+fn permit(opened: &Opened, target: &Target) -> Result<(), Failure> {
     let sandbox = &target.sandbox;
-    if scope.permits(sandbox.namespace(), sandbox.name(), target.port) {
+    if opened.permits(sandbox.namespace(), sandbox.name(), target.port) {
         Ok(())
     } else {
         Err(Failure::Forbidden(

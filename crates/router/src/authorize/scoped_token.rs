@@ -56,6 +56,27 @@ impl Scope {
     }
 }
 
+/// What a genuine token opens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// The ports that it names.
+    Ports(Scope),
+    /// Every port of a sandbox. Tokens that upstream's minter signs name no ports.
+    Sandbox { namespace: String, name: String },
+}
+
+impl Opened {
+    pub fn permits(&self, namespace: &str, sandbox: &str, port: u16) -> bool {
+        match self {
+            Opened::Ports(scope) => scope.permits(namespace, sandbox, port),
+            Opened::Sandbox {
+                namespace: of,
+                name,
+            } => of == namespace && name == sandbox,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     #[error("the secret is shorter than {SHORTEST_SECRET} bytes")]
@@ -80,6 +101,16 @@ pub enum TokenError {
 struct Header {
     alg: String,
     typ: Option<String>,
+}
+
+/// The payload of a token in upstream's format: base64url of this, a dot, and base64url of its HMAC-SHA256.
+#[derive(Serialize, Deserialize)]
+struct UpstreamClaims {
+    #[serde(rename = "ns")]
+    namespace: String,
+    name: String,
+    #[serde(rename = "exp")]
+    expires: u64,
 }
 
 /// A key that checks tokens, and mints them unless it is only the public half.
@@ -168,13 +199,10 @@ impl TokenKey {
     }
 
     /// What a token opens, if it is genuine and has not expired.
-    pub fn verify(&self, token: &str, now: SystemTime) -> Result<Scope, TokenError> {
+    pub fn verify(&self, token: &str, now: SystemTime) -> Result<Opened, TokenError> {
         let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
-        let (header, scope) = signed.split_once('.').ok_or(TokenError::Malformed)?;
-        let decode = |text: &str| {
-            URL_SAFE_NO_PAD
-                .decode(text)
-                .map_err(|_| TokenError::Malformed)
+        let Some((header, scope)) = signed.split_once('.') else {
+            return self.verify_upstream(signed, signature, now);
         };
         let signature = decode(signature)?;
         let header: Header =
@@ -195,9 +223,38 @@ impl TokenKey {
         if scope.expires <= seconds_since_epoch(now) {
             Err(TokenError::Expired)
         } else {
-            Ok(scope)
+            Ok(Opened::Ports(scope))
         }
     }
+
+    /// A token of upstream's minter. What it signs has no dot, so that neither format's signature is one of the other.
+    fn verify_upstream(
+        &self,
+        payload: &str,
+        signature: &str,
+        now: SystemTime,
+    ) -> Result<Opened, TokenError> {
+        let Key::Secret(key) = &self.0 else {
+            return Err(TokenError::Malformed);
+        };
+        hmac::verify(key, payload.as_bytes(), &decode(signature)?)
+            .map_err(|_| TokenError::Signature)?;
+        let claims: UpstreamClaims =
+            serde_json::from_slice(&decode(payload)?).map_err(|_| TokenError::Malformed)?;
+        if claims.expires <= seconds_since_epoch(now) {
+            return Err(TokenError::Expired);
+        }
+        Ok(Opened::Sandbox {
+            namespace: claims.namespace,
+            name: claims.name,
+        })
+    }
+}
+
+fn decode(text: &str) -> Result<Vec<u8>, TokenError> {
+    URL_SAFE_NO_PAD
+        .decode(text)
+        .map_err(|_| TokenError::Malformed)
 }
 
 fn is_signed_by(public: &[u8], signed: &str, signature: &[u8]) -> bool {
@@ -307,6 +364,31 @@ mod tests {
             let signature = URL_SAFE_NO_PAD.encode(hmac::sign(&secret, signed.as_bytes()));
             let token = format!("{signed}.{signature}");
             assert_eq!(key.verify(&token, now()).is_ok(), genuine, "{algorithm}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_upstreams_minter_opens_every_port_of_its_sandbox_until_its_time() {
+        let key = TokenKey::parse(SECRET).unwrap();
+        let sign = |secret: &[u8], claims: &str| {
+            let payload = URL_SAFE_NO_PAD.encode(claims);
+            let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
+            let signature = URL_SAFE_NO_PAD.encode(hmac::sign(&secret, payload.as_bytes()));
+            format!("{payload}.{signature}")
+        };
+        let claims = r#"{"ns":"default","name":"abc","exp":1000001}"#;
+        let token = sign(SECRET.trim_ascii(), claims);
+        let opened = key.verify(&token, now()).unwrap();
+        assert!(opened.permits("default", "abc", 1));
+        assert!(!opened.permits("default", "other", 1));
+        assert!(!opened.permits("other", "abc", 1));
+        let later = now() + Duration::from_secs(1);
+        assert_eq!(key.verify(&token, later), Err(TokenError::Expired));
+        let forged = sign(&[7; 32], claims);
+        assert_eq!(key.verify(&forged, now()), Err(TokenError::Signature));
+        let (private, public) = pair();
+        for pair in [private, public] {
+            assert_eq!(pair.verify(&token, now()), Err(TokenError::Malformed));
         }
     }
 

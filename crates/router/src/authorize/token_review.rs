@@ -9,10 +9,9 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 
-const REMEMBER_VALID: Duration = Duration::from_secs(10);
+use crate::config::ReviewCache;
+
 const REMEMBER_INVALID: Duration = Duration::from_secs(2);
-/// Beyond this the memory is emptied: guesses must not fill it.
-const MOST_REMEMBERED: usize = 20_000;
 
 /// What `--authz-mode=tokenreview` needs.
 pub const RBAC: &[Rule] = &[Rule {
@@ -30,6 +29,7 @@ pub(super) type Digest = [u8; 32];
 pub struct TokenReviewer {
     api: Api<TokenReview>,
     audiences: Vec<String>,
+    cache: ReviewCache,
     remembered: papaya::HashMap<Digest, (bool, Instant)>,
 }
 
@@ -43,10 +43,11 @@ impl std::fmt::Debug for TokenReviewer {
 }
 
 impl TokenReviewer {
-    pub fn new(client: kube::Client, audiences: Vec<String>) -> Self {
+    pub fn new(client: kube::Client, audiences: Vec<String>, cache: ReviewCache) -> Self {
         Self {
             api: Api::all(client),
             audiences,
+            cache,
             remembered: papaya::HashMap::new(),
         }
     }
@@ -82,13 +83,14 @@ impl TokenReviewer {
                     .any(|audience| self.audiences.contains(audience));
             status.authenticated == Some(true) && meant_for_us
         });
-        if self.remembered.len() >= MOST_REMEMBERED {
+        // Emptied when it is full: guesses must not fill it.
+        if self.remembered.len() >= self.cache.size {
             self.remembered.pin().clear();
         }
         let lasting = if valid {
-            REMEMBER_VALID
+            self.cache.lifetime
         } else {
-            REMEMBER_INVALID
+            REMEMBER_INVALID.min(self.cache.lifetime)
         };
         self.remembered
             .pin()
