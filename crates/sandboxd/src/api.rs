@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use serde::Serialize;
 use tokio_util::task::TaskTracker;
@@ -12,6 +12,7 @@ use crate::exec_websocket;
 use crate::files;
 use crate::http_server::Handler;
 use crate::response::{Body, Refusal, json};
+use crate::rest_files::{self, RestApi};
 use crate::session::Launcher;
 use crate::tree::Tree;
 
@@ -20,6 +21,8 @@ pub struct SdkApi {
     pub tree: Arc<Tree>,
     pub launcher: Launcher,
     pub limits: Limits,
+    /// Files by the newer API's names, for clients that know this port alone.
+    pub newer_files: Arc<RestApi>,
     /// WebSockets outlive the connection they were upgraded from.
     pub tasks: TaskTracker,
 }
@@ -33,6 +36,9 @@ struct Health {
 impl SdkApi {
     async fn route(&self, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
         let path = request.uri().path().to_owned();
+        if path.starts_with(rest_files::PREFIX) {
+            return Ok(Arc::clone(&self.newer_files).handle(request).await);
+        }
         let endpoint =
             Endpoint::of(&path).ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "Not Found"))?;
         let base = self.tree.base();
@@ -55,10 +61,12 @@ impl SdkApi {
             }
             (Endpoint::Upload, &Method::POST) => files::upload(&self.tree, request).await,
             (Endpoint::Download(encoded), &Method::GET) => {
-                files::download(&self.tree, encoded).await
+                files::download(&self.tree, encoded, request.headers()).await
             }
             (Endpoint::Download(encoded), &Method::HEAD) => {
-                Ok(files::head_of(&files::download(&self.tree, encoded).await?))
+                // A range is of a GET's body.
+                let whole = files::download(&self.tree, encoded, &HeaderMap::new()).await?;
+                Ok(files::head_of(&whole))
             }
             (Endpoint::List(encoded), &Method::GET) => files::list(&self.tree, encoded).await,
             (Endpoint::MakeDirectory(encoded), &Method::POST) => {

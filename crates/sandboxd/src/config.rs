@@ -19,6 +19,7 @@ Usage: sandboxd [FLAGS]
   --exec-timeout SECONDS      time limit of a command                 [300]           SANDBOX_EXEC_TIMEOUT_SECONDS
   --max-output-bytes BYTES    kept of each output stream              [16777216]      SANDBOX_MAX_OUTPUT_BYTES
   --shutdown-grace SECONDS    what running commands get on SIGTERM    [10]            SANDBOX_SHUTDOWN_GRACE_SECONDS
+  --log-format text|json      how lines on standard error look        [text]          SANDBOX_LOG_FORMAT
   --help, --version
 
 The address 0.0.0.0 stands for every address of the machine, IPv6 included.
@@ -43,6 +44,8 @@ pub struct Config {
     pub max_output_bytes: usize,
     /// How long running commands and requests get once the server is told to stop.
     pub shutdown_grace: Duration,
+    /// How lines on standard error look.
+    pub log_format: LogFormat,
     /// Collect orphaned processes as well. Only for a process that starts children through the server alone.
     pub reap_orphans: bool,
 }
@@ -58,7 +61,28 @@ impl Default for Config {
             exec_timeout: Duration::from_secs(300),
             max_output_bytes: 16 * 1024 * 1024,
             shutdown_grace: Duration::from_secs(10),
+            log_format: LogFormat::Text,
             reap_orphans: true,
+        }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    /// One object a line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(()),
         }
     }
 }
@@ -146,6 +170,7 @@ enum Setting {
     ExecTimeout,
     MaxOutputBytes,
     ShutdownGrace,
+    LogFormat,
 }
 
 const SETTINGS: &[(&str, Setting)] = &[
@@ -157,6 +182,7 @@ const SETTINGS: &[(&str, Setting)] = &[
     ("--exec-timeout", Setting::ExecTimeout),
     ("--max-output-bytes", Setting::MaxOutputBytes),
     ("--shutdown-grace", Setting::ShutdownGrace),
+    ("--log-format", Setting::LogFormat),
 ];
 
 impl Setting {
@@ -170,6 +196,7 @@ impl Setting {
             Setting::ExecTimeout => "SANDBOX_EXEC_TIMEOUT_SECONDS",
             Setting::MaxOutputBytes => "SANDBOX_MAX_OUTPUT_BYTES",
             Setting::ShutdownGrace => "SANDBOX_SHUTDOWN_GRACE_SECONDS",
+            Setting::LogFormat => "SANDBOX_LOG_FORMAT",
         }
     }
 
@@ -190,6 +217,7 @@ impl Setting {
                 config.max_output_bytes = parse(name, value, "a number of bytes")?;
             }
             Setting::ShutdownGrace => config.shutdown_grace = seconds(name, value)?,
+            Setting::LogFormat => config.log_format = parse(name, value, "text or json")?,
         }
         Ok(())
     }

@@ -2,12 +2,12 @@
 //! module streams bytes between the tree and the wire, and puts the outcome into words.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use hyper::body::Incoming;
@@ -16,6 +16,7 @@ use serde::Serialize;
 use tokio::io::AsyncWriteExt;
 
 use crate::path::{BelowBase, PathError, decode_lossy};
+use crate::ranges::{self, Selection, Validators};
 use crate::response::{Body, BodyError, Refusal, empty, json, message};
 use crate::tree::{Entry, EntryKind, Node, PendingFile, Tree, TreeError};
 
@@ -44,8 +45,10 @@ impl From<TreeError> for Refusal {
         let status = match error {
             TreeError::Escapes | TreeError::Denied => StatusCode::FORBIDDEN,
             TreeError::NotFound => StatusCode::NOT_FOUND,
-            TreeError::NotAFile | TreeError::NotADirectory => StatusCode::BAD_REQUEST,
-            TreeError::NotEmpty => StatusCode::CONFLICT,
+            TreeError::NotAFile | TreeError::NotADirectory | TreeError::IntoItself => {
+                StatusCode::BAD_REQUEST
+            }
+            TreeError::NotEmpty | TreeError::OtherVolume => StatusCode::CONFLICT,
             TreeError::Io { ref source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 StatusCode::INSUFFICIENT_STORAGE
             }
@@ -75,7 +78,11 @@ pub async fn blocking<T: Send + 'static>(
 }
 
 /// `GET /download/{path}`
-pub async fn download(tree: &Arc<Tree>, encoded: &str) -> Result<Response<Body>, Refusal> {
+pub async fn download(
+    tree: &Arc<Tree>,
+    encoded: &str,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, Refusal> {
     let path = BelowBase::parse_encoded(tree.base(), encoded)?;
     let reading = Arc::clone(tree);
     let node = blocking(move || match reading.read(&path) {
@@ -85,21 +92,49 @@ pub async fn download(tree: &Arc<Tree>, encoded: &str) -> Result<Response<Body>,
     })
     .await?;
     match node {
-        Node::File { file, entry } => Ok(file_response(file, &entry)),
+        Node::File { file, entry } => file_response(file, &entry, headers),
         Node::Directory => Err(TreeError::NotFound.into()),
     }
 }
 
-/// The bytes of an open file, streamed.
-pub fn file_response(file: File, entry: &Entry) -> Response<Body> {
-    let stream = file_stream(file, entry.size);
+/// The bytes of an open file, streamed: all of them, or the range that the request's headers ask for.
+pub fn file_response(
+    mut file: File,
+    entry: &Entry,
+    asked: &HeaderMap,
+) -> Result<Response<Body>, Refusal> {
+    let validators = Validators::of(entry);
+    let (first, length, is_part) = match ranges::select(asked, entry.size, &validators) {
+        Selection::Whole => (0, entry.size, false),
+        Selection::Part { first, length } => (first, length, true),
+        Selection::Unsatisfiable => return Ok(unsatisfiable(entry.size)),
+    };
+    if first > 0 {
+        file.seek(SeekFrom::Start(first))
+            .map_err(|source| TreeError::Io {
+                operation: "read the file from there on",
+                source,
+            })?;
+    }
+    let stream = file_stream(file, length);
     let mut response = Response::new(StreamBody::new(stream).boxed_unsync());
+    if is_part {
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        let last = first.saturating_add(length).saturating_sub(1);
+        let range = format!("bytes {first}-{last}/{}", entry.size);
+        set(&mut response, header::CONTENT_RANGE, &range);
+    }
+    set(&mut response, header::ETAG, &validators.etag);
+    if let Some(modified) = validators.last_modified() {
+        set(&mut response, header::LAST_MODIFIED, &modified);
+    }
     let headers = response.headers_mut();
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("application/octet-stream"),
     );
-    headers.insert(header::CONTENT_LENGTH, entry.size.into());
+    headers.insert(header::CONTENT_LENGTH, length.into());
     let name = entry.name.to_string_lossy();
     let disposition = format!(
         "attachment; filename*=utf-8''{}",
@@ -108,7 +143,25 @@ pub fn file_response(file: File, entry: &Entry) -> Response<Body> {
     if let Ok(disposition) = HeaderValue::from_str(&disposition) {
         headers.insert(header::CONTENT_DISPOSITION, disposition);
     }
+    Ok(response)
+}
+
+/// The answer to a range that begins beyond the end of a file.
+fn unsatisfiable(size: u64) -> Response<Body> {
+    let status = StatusCode::RANGE_NOT_SATISFIABLE;
+    let mut response = message(status, "the range begins beyond the end of the file");
+    set(
+        &mut response,
+        header::CONTENT_RANGE,
+        &format!("bytes */{size}"),
+    );
     response
+}
+
+fn set(response: &mut Response<Body>, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        response.headers_mut().insert(name, value);
+    }
 }
 
 /// Exactly `size` bytes of the file: what is appended meanwhile is left out, and a file cut short meanwhile breaks the

@@ -38,6 +38,8 @@ mod initialise;
 #[cfg(feature = "server")]
 mod path;
 #[cfg(feature = "server")]
+mod ranges;
+#[cfg(feature = "server")]
 mod reaper;
 #[cfg(feature = "server")]
 mod response;
@@ -57,7 +59,7 @@ mod tree;
 mod words;
 
 #[cfg(feature = "server")]
-pub use config::{Config, ConfigError, Invocation, USAGE};
+pub use config::{Config, ConfigError, Invocation, LogFormat, USAGE};
 #[cfg(feature = "server")]
 pub use server::{Addresses, Server, ServerError, run};
 #[cfg(feature = "server")]

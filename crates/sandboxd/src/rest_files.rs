@@ -1,4 +1,6 @@
-//! The newer runtime API's REST half: `/v1/files/{path}`, `/v1/health` and `/v1/metadata`, off unless a port is given.
+//! The newer runtime API's REST half: `/v1/files/{path}`, `/v1/health` and `/v1/metadata`, off unless a port is given. The SDK
+//! API's port serves `/v1/files/{path}` as well. Of upstream's API are GET, HEAD, PUT and DELETE; `?stat=true` and
+//! `POST …?rename_to=` are this runtime's own.
 //! Errors are `{"code", "message"}` with gRPC's names for codes.
 
 use std::collections::BTreeMap;
@@ -7,7 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use http::{Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::BodyDataStream;
 use hyper::body::Incoming;
 use serde::Serialize;
@@ -17,6 +19,9 @@ use crate::http_server::Handler;
 use crate::path::{BelowBase, decode_lossy};
 use crate::response::{Body, Refusal, empty, json};
 use crate::tree::{Entry, Node, Tree};
+
+/// What the paths of files begin with.
+pub const PREFIX: &str = "/v1/files/";
 
 #[derive(Debug)]
 pub struct RestApi {
@@ -89,15 +94,19 @@ impl RestApi {
                 },
             )),
             _ => {
-                let encoded = path.strip_prefix("/v1/files/");
+                let encoded = path.strip_prefix(PREFIX);
                 let encoded = encoded
                     .ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "no such endpoint"))?;
                 let target = BelowBase::parse_encoded(self.tree.base(), encoded)?;
                 match *request.method() {
-                    Method::GET | Method::HEAD => {
-                        self.read(target, encoded, request.method() == Method::HEAD)
-                            .await
+                    Method::GET if flag(request.uri(), "stat")? => self.stat(target).await,
+                    Method::GET => self.read(target, encoded, request.headers()).await,
+                    Method::HEAD => {
+                        // A range is of a GET's body.
+                        let whole = self.read(target, encoded, &HeaderMap::new()).await?;
+                        Ok(files::head_of(&whole))
                     }
+                    Method::POST => self.rename(target, request.uri()).await,
                     Method::PUT => self.write(target, request).await,
                     Method::DELETE => self.delete(target, request.uri()).await,
                     _ => Err(Refusal::new(
@@ -113,7 +122,7 @@ impl RestApi {
         &self,
         path: BelowBase,
         encoded: &str,
-        head: bool,
+        headers: &HeaderMap,
     ) -> Result<Response<Body>, Refusal> {
         let tree = Arc::clone(&self.tree);
         let (opened, entries) = blocking(move || {
@@ -126,24 +135,38 @@ impl RestApi {
             Ok((node, entries))
         })
         .await?;
-        let response = match opened {
-            Node::File { file, entry } => files::file_response(file, &entry),
+        match opened {
+            Node::File { file, entry } => files::file_response(file, &entry, headers),
             Node::Directory => {
                 let path = format!("/{}", decode_lossy(encoded).trim_start_matches('/'));
-                json(
+                Ok(json(
                     StatusCode::OK,
                     &Listing {
                         path,
                         entries: entries.iter().map(listed).collect(),
                     },
-                )
+                ))
             }
-        };
-        Ok(if head {
-            files::head_of(&response)
-        } else {
-            response
-        })
+        }
+    }
+
+    /// `GET …?stat=true`: what is at the path, as an entry of a listing.
+    async fn stat(&self, path: BelowBase) -> Result<Response<Body>, Refusal> {
+        let tree = Arc::clone(&self.tree);
+        let entry = blocking(move || tree.stat(&path)).await?;
+        Ok(json(StatusCode::OK, &listed(&entry)))
+    }
+
+    /// `POST …?rename_to={path}`
+    async fn rename(&self, from: BelowBase, uri: &Uri) -> Result<Response<Body>, Refusal> {
+        let to = encoded_query(uri, "rename_to").filter(|to| !to.is_empty());
+        let to = to.ok_or_else(|| {
+            Refusal::bad_request("rename_to is needed: the path to move the file to")
+        })?;
+        let to = BelowBase::parse_encoded(self.tree.base(), to)?;
+        let tree = Arc::clone(&self.tree);
+        blocking(move || tree.rename(&from, &to)).await?;
+        Ok(empty(StatusCode::NO_CONTENT))
     }
 
     async fn write(
@@ -195,15 +218,7 @@ impl RestApi {
     }
 
     async fn delete(&self, path: BelowBase, uri: &Uri) -> Result<Response<Body>, Refusal> {
-        let recursive = match query(uri, "recursive").as_deref() {
-            None | Some("false" | "0" | "") => false,
-            Some("true" | "1") => true,
-            Some(other) => {
-                return Err(Refusal::bad_request(format!(
-                    "recursive {other:?} must be true or false"
-                )));
-            }
-        };
+        let recursive = flag(uri, "recursive")?;
         let tree = Arc::clone(&self.tree);
         blocking(move || {
             if !path.is_base() {
@@ -291,14 +306,26 @@ fn parse_mode(text: &str) -> Option<u32> {
 }
 
 fn query(uri: &Uri, name: &str) -> Option<String> {
-    let pairs = uri
+    encoded_query(uri, name).map(decode_lossy)
+}
+
+/// A parameter as it was sent, percent-encoded: a path need not be text.
+fn encoded_query<'u>(uri: &'u Uri, name: &str) -> Option<&'u str> {
+    let mut pairs = uri
         .query()?
         .split('&')
         .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    pairs
-        .filter(|(key, _)| *key == name)
-        .map(|(_, value)| decode_lossy(value))
-        .next()
+    pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+fn flag(uri: &Uri, name: &str) -> Result<bool, Refusal> {
+    match query(uri, name).as_deref() {
+        None | Some("false" | "0" | "") => Ok(false),
+        Some("true" | "1") => Ok(true),
+        Some(other) => Err(Refusal::bad_request(format!(
+            "{name} {other:?} must be true or false"
+        ))),
+    }
 }
 
 /// Untrusted code can read the metadata: only what is meant for it is shown, and nothing that smells of a credential.

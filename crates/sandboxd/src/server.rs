@@ -129,10 +129,12 @@ impl Server {
             output_bytes: self.config.max_output_bytes,
         };
         let tasks = TaskTracker::new();
+        let rest_api = Arc::new(RestApi::new(Arc::clone(&self.tree), std::env::vars()));
         let api = Arc::new(SdkApi {
             tree: Arc::clone(&self.tree),
             launcher: launcher.clone(),
             limits,
+            newer_files: Arc::clone(&rest_api),
             tasks: tasks.clone(),
         });
         for listener in self.sdk {
@@ -155,11 +157,10 @@ impl Server {
             ));
         }
         if let Some(listener) = self.rest {
-            let api = Arc::new(RestApi::new(Arc::clone(&self.tree), std::env::vars()));
             tokio::spawn(serve(
                 listener,
                 Protocol::Http1,
-                api,
+                rest_api,
                 tasks.clone(),
                 stop.clone(),
             ));

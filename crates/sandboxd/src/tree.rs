@@ -37,6 +37,10 @@ pub enum TreeError {
     NotEmpty,
     #[error("permission denied")]
     Denied,
+    #[error("a directory cannot be moved into itself")]
+    IntoItself,
+    #[error("it cannot be moved to another volume: copy it, then delete it")]
+    OtherVolume,
     #[error("cannot {operation}")]
     Io {
         operation: &'static str,
@@ -78,6 +82,7 @@ pub struct Entry {
     pub modified_seconds: i64,
     pub modified_nanoseconds: u32,
     pub mode: u32,
+    pub inode: u64,
 }
 
 /// What is at a path, opened.
@@ -252,6 +257,42 @@ impl Tree {
             )
             .map_err(|errno| TreeError::of("open the directory", errno))?;
         remove_at(&directory, &name, recursive).map_err(|errno| TreeError::of("remove it", errno))
+    }
+
+    /// What is at the path. A link is what it leads to.
+    pub fn stat(&self, path: &BelowBase) -> Result<Entry, TreeError> {
+        let opened = self
+            .resolve(path.as_path(), OFlags::PATH, Mode::empty())
+            .map_err(|errno| TreeError::of("look the path up", errno))?;
+        let stat =
+            rustix::fs::fstat(&opened).map_err(|errno| TreeError::of("inspect the file", errno))?;
+        let name = path.parent_and_name().map(|(_, name)| name);
+        Ok(entry(name.unwrap_or_else(|| ".".into()), &stat))
+    }
+
+    /// Moves a file, a directory or a link to another name, in one step. A file there is replaced, and missing directories above
+    /// it are made.
+    pub fn rename(&self, from: &BelowBase, to: &BelowBase) -> Result<(), TreeError> {
+        let (parent, name) = from.parent_and_name().ok_or(TreeError::Denied)?;
+        let (new_parent, new_name) = to.parent_and_name().ok_or(TreeError::Denied)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let directory = self
+            .resolve(parent.as_path(), flags, Mode::empty())
+            .map_err(|errno| TreeError::of("open the directory", errno))?;
+        rustix::fs::statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|errno| TreeError::of("look the path up", errno))?;
+        if to.as_path() != from.as_path() && to.as_path().starts_with(from.as_path()) {
+            return Err(TreeError::IntoItself);
+        }
+        let new_directory = self.make_directories(&new_parent)?;
+        rustix::fs::renameat(&directory, &name, &new_directory, &new_name).map_err(|errno| {
+            match errno {
+                Errno::INVAL => TreeError::IntoItself,
+                Errno::XDEV => TreeError::OtherVolume,
+                Errno::EXIST => TreeError::NotEmpty,
+                errno => TreeError::of("move it", errno),
+            }
+        })
     }
 
     /// Makes a directory and those above it, unless they are there.
@@ -447,6 +488,7 @@ fn entry(name: OsString, stat: &Stat) -> Entry {
         modified_seconds: stat.st_mtime,
         modified_nanoseconds: u32::try_from(stat.st_mtime_nsec).unwrap_or_default(),
         mode: stat.st_mode & 0o7777,
+        inode: stat.st_ino,
     }
 }
 

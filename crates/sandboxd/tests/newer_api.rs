@@ -102,6 +102,105 @@ fn traversal_and_nonsense_are_refused_with_codes() {
     assert!(json_of(&request(&sandbox, "GET", "/v1/metadata", b""))["env"].is_object());
 }
 
+fn with_headers(sandbox: &Sandbox, path: &str, headers: &str) -> Vec<u8> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+    sandbox.rest_request(request.as_bytes())
+}
+
+#[test]
+fn a_range_of_a_file_is_served_alone() {
+    let sandbox = Sandbox::start();
+    let content: Vec<u8> = (0..=255).cycle().take(300_000).collect();
+    assert_eq!(
+        status_of(&request(&sandbox, "PUT", "/v1/files/f", &content)),
+        204
+    );
+    let part = with_headers(&sandbox, "/v1/files/f", "Range: bytes=131073-262144\r\n");
+    assert_eq!(
+        (status_of(&part), body_of(&part)),
+        (206, &content[131_073..=262_144])
+    );
+    let head = String::from_utf8_lossy(&part).to_lowercase();
+    assert!(
+        head.contains("content-range: bytes 131073-262144/300000\r\n"),
+        "{head}"
+    );
+    assert!(head.contains("content-length: 131072\r\n"));
+    let whole = with_headers(&sandbox, "/v1/files/f", "");
+    assert_eq!((status_of(&whole), body_of(&whole)), (200, &content[..]));
+    let head = String::from_utf8_lossy(&whole).into_owned();
+    assert!(head.to_lowercase().contains("accept-ranges: bytes\r\n"));
+    let etag = head
+        .lines()
+        .find_map(|line| line.strip_prefix("etag: "))
+        .unwrap();
+    for (condition, status) in [(etag, 206), ("\"other\"", 200)] {
+        let headers = format!("Range: bytes=0-9\r\nIf-Range: {condition}\r\n");
+        let answer = with_headers(&sandbox, "/v1/files/f", &headers);
+        assert_eq!(status_of(&answer), status, "{condition}");
+    }
+    let beyond = with_headers(&sandbox, "/v1/files/f", "Range: bytes=300000-\r\n");
+    assert_eq!(status_of(&beyond), 416);
+    let head = String::from_utf8_lossy(&beyond).to_lowercase();
+    assert!(head.contains("content-range: bytes */300000\r\n"), "{head}");
+    let several = with_headers(&sandbox, "/v1/files/f", "Range: bytes=0-1,5-6\r\n");
+    assert_eq!(
+        (status_of(&several), body_of(&several)),
+        (200, &content[..])
+    );
+}
+
+#[test]
+fn files_are_inspected_and_renamed() {
+    let sandbox = Sandbox::start();
+    assert_eq!(
+        status_of(&request(
+            &sandbox,
+            "PUT",
+            "/v1/files/a%2Ff?mode=0755",
+            b"12345"
+        )),
+        204
+    );
+    let stat = json_of(&request(&sandbox, "GET", "/v1/files/a%2Ff?stat=true", b""));
+    assert_eq!(
+        (&stat["name"], &stat["type"], &stat["size"], &stat["mode"]),
+        (&json!("f"), &json!("file"), &json!(5), &json!("0755"))
+    );
+    assert!(stat["modified_at"].as_str().unwrap().ends_with('Z'));
+    let stat = json_of(&request(&sandbox, "GET", "/v1/files/a?stat=true", b""));
+    assert_eq!(
+        (&stat["name"], &stat["type"]),
+        (&json!("a"), &json!("directory"))
+    );
+    let moved = request(&sandbox, "POST", "/v1/files/a%2Ff?rename_to=b%2Fc%2Fg", b"");
+    assert_eq!(status_of(&moved), 204);
+    assert_eq!(
+        body_of(&request(&sandbox, "GET", "/v1/files/b%2Fc%2Fg", b"")),
+        b"12345"
+    );
+    std::os::unix::fs::symlink("/etc", sandbox.base().join("out")).unwrap();
+    for (method, path, status) in [
+        ("GET", "/v1/files/a%2Ff?stat=true", 404),
+        ("GET", "/v1/files/out%2Fpasswd?stat=true", 403),
+        ("POST", "/v1/files/a%2Ff?rename_to=x", 404),
+        ("POST", "/v1/files/b?rename_to=b%2Fc%2Fd", 400),
+        ("POST", "/v1/files/b", 400),
+        ("POST", "/v1/files/b?rename_to=..%2Fx", 403),
+        ("POST", "/v1/files/..%2Fx?rename_to=b", 403),
+        ("POST", "/v1/files/b%2Fc%2Fg?rename_to=out%2Fx", 403),
+        ("POST", "/v1/files/.?rename_to=b", 403),
+    ] {
+        let answer = request(&sandbox, method, path, b"");
+        assert_eq!(status_of(&answer), status, "{method} {path}");
+    }
+    // What could not be moved made no directories either.
+    assert_eq!(
+        status_of(&request(&sandbox, "GET", "/v1/files/x", b"")),
+        404
+    );
+}
+
 struct Grpc {
     sender: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
 }

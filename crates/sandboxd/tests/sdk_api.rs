@@ -436,3 +436,39 @@ fn large_files_pass_without_being_held_in_memory() {
     let peak_kib: u64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(peak_kib < 48 * 1024, "{peak_kib} KiB at the peak");
 }
+
+#[test]
+fn a_range_of_a_download_is_served_alone() {
+    let sandbox = Sandbox::start();
+    std::fs::write(sandbox.base().join("f"), "0123456789").unwrap();
+    let ask = |method: &str, range: &str| {
+        let request = format!(
+            "{method} /download/f HTTP/1.1\r\nHost: x\r\nConnection: close\r\nRange: {range}\r\n\r\n"
+        );
+        support::read_all(sandbox.send(&request))
+    };
+    let part = ask("GET", "bytes=-3");
+    assert_eq!((status_of(&part), body_of(&part)), (206, &b"789"[..]));
+    assert_eq!(status_of(&ask("GET", "bytes=10-")), 416);
+    assert_eq!(status_of(&ask("HEAD", "bytes=-3")), 200);
+}
+
+#[test]
+fn files_are_deleted_inspected_and_renamed_by_the_newer_names() {
+    let sandbox = Sandbox::start();
+    std::fs::create_dir(sandbox.base().join("d")).unwrap();
+    std::fs::write(sandbox.base().join("d/f"), "x").unwrap();
+    let ask = |method: &str, path: &str| {
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        );
+        status_of(&support::read_all(sandbox.send(&request)))
+    };
+    assert_eq!(ask("GET", "/v1/files/d%2Ff?stat=true"), 200);
+    assert_eq!(ask("POST", "/v1/files/d%2Ff?rename_to=d%2Fg"), 204);
+    assert!(sandbox.base().join("d/g").exists());
+    assert_eq!(ask("DELETE", "/v1/files/d"), 409);
+    assert_eq!(ask("DELETE", "/v1/files/d?recursive=true"), 204);
+    assert!(!sandbox.base().join("d").exists());
+    assert_eq!(ask("DELETE", "/v1/files/d"), 404);
+}

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandboxd::{Config, Invocation, USAGE};
+use sandboxd::{Config, Invocation, LogFormat, USAGE};
 
 fn main() -> ExitCode {
     if let Some(code) = sandboxd::run_terminal_helper() {
@@ -18,33 +18,40 @@ fn main() -> ExitCode {
             println!("sandboxd {}", env!("CARGO_PKG_VERSION"));
             return ExitCode::SUCCESS;
         }
-        Err(error) => return fail(&error),
+        Err(error) => return fail(&error, LogFormat::Text),
     };
-    tracing_subscriber::fmt()
+    let format = config.log_format;
+    let lines = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+        .with_ansi(false);
+    match format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
     {
         Ok(runtime) => runtime,
-        Err(error) => return fail(&error),
+        Err(error) => return fail(&error, format),
     };
     let outcome = runtime.block_on(sandboxd::run(config));
     // Threads that still wait for a disk must not hold up the exit.
     runtime.shutdown_background();
-    outcome.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+    outcome.map_or_else(|error| fail(&error, format), |()| ExitCode::SUCCESS)
 }
 
 /// One line that names the cause, and the code for a failed start.
-fn fail(error: &dyn std::error::Error) -> ExitCode {
-    let mut line = format!("sandboxd: {error}");
+fn fail(error: &dyn std::error::Error, format: LogFormat) -> ExitCode {
+    let mut line = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
         line = format!("{line}: {cause}");
         source = cause.source();
     }
-    eprintln!("{line}");
+    match format {
+        LogFormat::Text => eprintln!("sandboxd: {line}"),
+        LogFormat::Json => tracing::error!("{line}"),
+    }
     ExitCode::FAILURE
 }
