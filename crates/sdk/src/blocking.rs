@@ -14,10 +14,12 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use crate::claim::CreateOptions;
+use crate::client::ListOptions;
 use crate::commands::{ExecutionResult, RunOptions};
 use crate::connector::CallOptions;
 use crate::error::{Error, ErrorKind, Key};
-use crate::files::FileEntry;
+use crate::files::{FileEntry, FileStat};
+use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::process::{Event, Exit, Output, Start};
 use crate::status::Status;
@@ -128,6 +130,16 @@ impl Client {
         self.waiter.wait(self.client.list_in(namespace))
     }
 
+    /// See [`crate::Client::list_with`].
+    pub fn list_with(&self, options: &ListOptions) -> Result<Vec<String>, Error> {
+        self.waiter.wait(self.client.list_with(options))
+    }
+
+    /// See [`crate::Client::metrics`].
+    pub fn metrics(&self) -> &Metrics {
+        self.client.metrics()
+    }
+
     /// See [`crate::Client::delete`].
     pub fn delete(&self, id: &str) -> Result<(), Error> {
         self.waiter.wait(self.client.delete(id))
@@ -172,6 +184,11 @@ impl Sandbox {
 
     pub fn sandbox_name(&self) -> Option<String> {
         self.sandbox.sandbox_name()
+    }
+
+    /// See [`crate::Sandbox::pod_name`].
+    pub fn pod_name(&self) -> Result<String, Error> {
+        self.waiter.wait(self.sandbox.pod_name())
     }
 
     pub fn is_open(&self) -> bool {
@@ -292,6 +309,22 @@ impl Files {
 
     pub fn list(&self, path: &str) -> Result<Vec<FileEntry>, Error> {
         self.waiter.wait(self.files.list(path))
+    }
+
+    pub fn stat(&self, path: &str) -> Result<FileStat, Error> {
+        self.waiter.wait(self.files.stat(path))
+    }
+
+    pub fn delete(&self, path: &str) -> Result<(), Error> {
+        self.waiter.wait(self.files.delete(path))
+    }
+
+    pub fn delete_recursively(&self, path: &str) -> Result<(), Error> {
+        self.waiter.wait(self.files.delete_recursively(path))
+    }
+
+    pub fn rename(&self, from: &str, to: &str) -> Result<(), Error> {
+        self.waiter.wait(self.files.rename(from, to))
     }
 
     pub fn make_directory(&self, path: &str) -> Result<(), Error> {

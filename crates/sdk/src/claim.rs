@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::claim::{ClaimShutdownPolicy, EnvVar, Lifecycle, WarmPoolRef};
-use api::sandbox::PodMetadata;
+use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
 use api::template::SandboxTemplateRef;
 use api::{SandboxClaim, SandboxClaimSpec, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -55,7 +55,7 @@ enum Shutdown {
 /// let warm = CreateOptions::from_pool("python-pool").name("my-sandbox");
 /// # let _ = (cold, warm);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CreateOptions {
     source: Source,
     pub(crate) name: Option<String>,
@@ -67,6 +67,7 @@ pub struct CreateOptions {
     pod_labels: BTreeMap<String, String>,
     pod_annotations: BTreeMap<String, String>,
     env: Vec<EnvVar>,
+    volume_claim_templates: Vec<PersistentVolumeClaimTemplate>,
     shutdown: Option<Shutdown>,
     shutdown_policy: Option<ClaimShutdownPolicy>,
     ttl_after_finished: Option<Duration>,
@@ -98,6 +99,7 @@ impl CreateOptions {
             pod_labels: BTreeMap::new(),
             pod_annotations: BTreeMap::new(),
             env: Vec::new(),
+            volume_claim_templates: Vec::new(),
             shutdown: None,
             shutdown_policy: None,
             ttl_after_finished: None,
@@ -196,6 +198,13 @@ impl CreateOptions {
         self
     }
 
+    /// A volume of the sandbox's own, as in `volumeClaimTemplates`. The template must allow it, and mount it by its name.
+    #[must_use]
+    pub fn volume_claim_template(mut self, template: PersistentVolumeClaimTemplate) -> Self {
+        self.volume_claim_templates.push(template);
+        self
+    }
+
     /// When the claim ends. It is deleted then, unless [`CreateOptions::shutdown_policy`] says otherwise.
     #[must_use]
     pub fn shutdown_at(mut self, time: Timestamp) -> Self {
@@ -277,6 +286,8 @@ impl CreateOptions {
         let mut spec = SandboxClaimSpec {
             additional_pod_metadata: self.pod_metadata(),
             env: (!self.env.is_empty()).then(|| self.env.clone()),
+            volume_claim_templates: (!self.volume_claim_templates.is_empty())
+                .then(|| self.volume_claim_templates.clone()),
             lifecycle: self.lifecycle(now)?,
             ..SandboxClaimSpec::default()
         };
@@ -388,6 +399,13 @@ mod tests {
             .pod_annotation("example.com/note", "y")
             .env("A", "1")
             .container_env("sidecar", "B", "2")
+            .volume_claim_template(
+                serde_json::from_value(serde_json::json!({
+                    "metadata": {"name": "work"},
+                    "spec": {"resources": {"requests": {"storage": "1Gi"}}},
+                }))
+                .unwrap(),
+            )
             .shutdown_after(Duration::from_secs(60))
             .ttl_after_finished(Duration::from_secs(5));
         let claim = json(&options);
@@ -398,6 +416,7 @@ mod tests {
                 "warmpool": "p",
                 "additionalPodMetadata": {"labels": {"app": "x"}, "annotations": {"example.com/note": "y"}},
                 "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2", "containerName": "sidecar"}],
+                "volumeClaimTemplates": [{"metadata": {"name": "work"}, "spec": {"resources": {"requests": {"storage": "1Gi"}}}}],
                 "lifecycle": {"shutdownTime": "2026-11-15T12:01:00Z", "ttlSecondsAfterFinished": 5, "shutdownPolicy": "Delete"},
             })
         );

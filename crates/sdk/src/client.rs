@@ -10,10 +10,38 @@ use crate::claim::{CreateOptions, random_name};
 use crate::cluster::{Cluster, kubernetes};
 use crate::connector::Access;
 use crate::error::{Error, ErrorKind, Key};
+use crate::metrics::Metrics;
 use crate::options::{Options, check_name, check_namespace};
 use crate::route::Route;
 use crate::sandbox::Sandbox;
 use crate::transport;
+
+/// Which sandboxes to list.
+///
+/// ```
+/// let options = sdk::ListOptions::default().label_selector("team=search,tier!=batch");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListOptions {
+    namespace: Option<String>,
+    label_selector: Option<String>,
+}
+
+impl ListOptions {
+    /// The namespace, when it is not the client's.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Only those whose claims have these labels, in Kubernetes' syntax for selectors.
+    #[must_use]
+    pub fn label_selector(mut self, selector: impl Into<String>) -> Self {
+        self.label_selector = Some(selector.into());
+        self
+    }
+}
 
 /// Makes sandboxes, takes them up again, and knows those it has handed out. Clones share everything.
 #[derive(Clone, Debug)]
@@ -41,6 +69,7 @@ impl Client {
                     cluster,
                     route,
                     http,
+                    metrics: Metrics::default(),
                 }),
                 tracked: Mutex::default(),
             }),
@@ -56,6 +85,11 @@ impl Client {
 
     pub fn options(&self) -> &Options {
         &self.shared.access.options
+    }
+
+    /// What this client and its sandboxes have counted so far: requests, errors and time by operation.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.access.metrics
     }
 
     /// A handle that is not open yet: [`Sandbox::open`] makes the claim. [`Client::create`] does both.
@@ -120,8 +154,18 @@ impl Client {
 
     /// As [`Client::list`], in another namespace.
     pub async fn list_in(&self, namespace: &str) -> Result<Vec<String>, Error> {
+        self.list_with(&ListOptions::default().namespace(namespace))
+            .await
+    }
+
+    /// As [`Client::list`], of the sandboxes that `options` choose.
+    pub async fn list_with(&self, options: &ListOptions) -> Result<Vec<String>, Error> {
+        let namespace = options.namespace.as_deref();
+        let namespace = namespace.unwrap_or(&self.options().namespace);
         check_namespace("namespace", namespace)?;
-        Ok(self.shared.access.cluster.claim_names(namespace).await?)
+        let cluster = &self.shared.access.cluster;
+        let names = cluster.claim_names(namespace, options.label_selector.as_deref());
+        Ok(names.await?)
     }
 
     /// Ends a sandbox by its id, in the client's namespace. One that does not exist is a success.

@@ -66,8 +66,16 @@ impl Cluster {
             .and_then(readable)
     }
 
-    pub(crate) async fn claim_names(&self, namespace: &str) -> Result<Vec<String>, ErrorKind> {
-        let list = self.claims(namespace).list(&ListParams::default()).await;
+    pub(crate) async fn claim_names(
+        &self,
+        namespace: &str,
+        label_selector: Option<&str>,
+    ) -> Result<Vec<String>, ErrorKind> {
+        let parameters = ListParams {
+            label_selector: label_selector.map(str::to_owned),
+            ..ListParams::default()
+        };
+        let list = self.claims(namespace).list(&parameters).await;
         let list = list.map_err(|cause| kubernetes("list the claims", cause))?;
         Ok(list.iter().map(ResourceExt::name_any).collect())
     }

@@ -21,6 +21,7 @@ use tracing::Span;
 
 use crate::cluster::Cluster;
 use crate::error::{ErrorKind, Key};
+use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::readiness::{self, Bound};
 use crate::retry::{self, is_retryable};
@@ -70,6 +71,7 @@ pub(crate) struct Access {
     pub cluster: Cluster,
     pub route: Route,
     pub http: HttpClient,
+    pub metrics: Metrics,
 }
 
 /// A request that can be sent more than once.

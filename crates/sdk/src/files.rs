@@ -1,6 +1,7 @@
-//! The `files` engine: write, read, list, exists, and directories.
+//! The `files` engine: write, read, list, exists, stat, delete, rename, and directories.
 //!
-//! All of it may be repeated without harm, so all of it is, except for content that comes as a stream and is gone once sent.
+//! All of it may be repeated without harm, so all of it is, except for content that comes as a stream and is gone once sent, and
+//! for renaming.
 
 use std::io;
 
@@ -9,7 +10,8 @@ use futures::{Stream, StreamExt};
 use http::Method;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
-use serde::Deserialize;
+use k8s_openapi::jiff::Timestamp;
+use serde::{Deserialize, Deserializer};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Span;
 
@@ -38,6 +40,36 @@ pub struct FileEntry {
     pub kind: EntryKind,
     /// Seconds since the Unix epoch.
     pub modified: f64,
+}
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileStat {
+    /// The last part of the path.
+    pub name: String,
+    pub kind: EntryKind,
+    pub size: u64,
+    /// To the second.
+    pub modified: Timestamp,
+    /// The permission bits, as `0o644`.
+    pub mode: u32,
+}
+
+#[derive(Deserialize)]
+struct Inspected {
+    name: String,
+    #[serde(rename = "type")]
+    kind: EntryKind,
+    size: u64,
+    #[serde(deserialize_with = "timestamp")]
+    modified_at: Timestamp,
+    mode: String,
+}
+
+fn timestamp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(serde::de::Error::custom)
 }
 
 #[derive(Deserialize)]
@@ -266,6 +298,70 @@ impl Files {
                 let call = Call {
                     method: Method::POST,
                     ..self.call("mkdir", endpoint, &CallOptions::default())
+                };
+                let answer = connector.send(call).await?;
+                answer.bytes(MAX_METADATA_RESPONSE_SIZE).await.map(drop)
+            })
+            .await
+    }
+
+    /// What is at this path. This needs a runtime that tells, as this project's does; others answer with 404.
+    pub async fn stat(&self, path: &str) -> Result<FileStat, Error> {
+        self.sandbox
+            .operate("stat", |connector| async move {
+                Span::current().record("sandbox.file.path", path);
+                let endpoint = format!("v1/files/{}?stat=true", segment(path));
+                let call = self.call("stat", endpoint, &CallOptions::default());
+                let answer = connector.send(call).await?;
+                let found: Inspected = answer.json(MAX_METADATA_RESPONSE_SIZE).await?;
+                Ok(FileStat {
+                    name: found.name,
+                    kind: found.kind,
+                    size: found.size,
+                    modified: found.modified_at,
+                    mode: u32::from_str_radix(&found.mode, 8).unwrap_or_default(),
+                })
+            })
+            .await
+    }
+
+    /// Deletes a file, a link or an empty directory. If an answer is lost the request is repeated, and then finds nothing: 404 may
+    /// mean that the first one succeeded. This needs a runtime of upstream's newer API, as this project's is.
+    pub async fn delete(&self, path: &str) -> Result<(), Error> {
+        self.remove(path, false).await
+    }
+
+    /// Deletes a directory and all that is in it, or what [`Files::delete`] deletes.
+    pub async fn delete_recursively(&self, path: &str) -> Result<(), Error> {
+        self.remove(path, true).await
+    }
+
+    async fn remove(&self, path: &str, recursive: bool) -> Result<(), Error> {
+        self.sandbox
+            .operate("delete", |connector| async move {
+                Span::current().record("sandbox.file.path", path);
+                let endpoint = format!("v1/files/{}?recursive={recursive}", segment(path));
+                let call = Call {
+                    method: Method::DELETE,
+                    ..self.call("delete", endpoint, &CallOptions::default())
+                };
+                let answer = connector.send(call).await?;
+                answer.bytes(MAX_METADATA_RESPONSE_SIZE).await.map(drop)
+            })
+            .await
+    }
+
+    /// Moves a file or directory to another path, in one step. A file there is replaced, and missing directories are made. It is
+    /// tried once. This needs this project's runtime; others answer with 404 or 405.
+    pub async fn rename(&self, from: &str, to: &str) -> Result<(), Error> {
+        self.sandbox
+            .operate("rename", |connector| async move {
+                Span::current().record("sandbox.file.path", from);
+                let endpoint = format!("v1/files/{}?rename_to={}", segment(from), segment(to));
+                let once = CallOptions::default().with_max_attempts(1);
+                let call = Call {
+                    method: Method::POST,
+                    ..self.call("rename", endpoint, &once)
                 };
                 let answer = connector.send(call).await?;
                 answer.bytes(MAX_METADATA_RESPONSE_SIZE).await.map(drop)

@@ -16,11 +16,13 @@
 //! | `connector`, `retry`, `encoding` | requests: headers, attempts, time limits, caps |
 //! | `route`, `gateway`, `tunnel`, [`transport`] | ways to the sandbox |
 //! | `cluster`, `follow`, `claim`, `readiness`, [`status`] | claims and sandboxes in the Kubernetes API |
+//! | [`metrics`] | what a client counts |
 //! | [`trace`] | spans, and the trace context that travels along |
 
 pub mod blocking;
 pub mod commands;
 pub mod files;
+pub mod metrics;
 pub mod process;
 pub mod status;
 pub mod trace;
@@ -43,15 +45,16 @@ mod sandbox;
 mod tunnel;
 
 pub use claim::{CreateOptions, WarmPool};
-pub use client::{AutoCleanup, Client};
+pub use client::{AutoCleanup, Client, ListOptions};
 pub use commands::{ExecutionResult, RunOptions};
 pub use connector::CallOptions;
 pub use error::{Error, ErrorKind, Key};
-pub use files::{EntryKind, FileEntry};
+pub use files::{EntryKind, FileEntry, FileStat};
 pub use options::{Connection, DEFAULT_SERVER_PORT, InClusterAddress, Options, Scheme};
 pub use retry::RetryPolicy;
 pub use sandbox::Sandbox;
 pub use status::{Phase, Status};
 
 pub use api::claim::ClaimShutdownPolicy;
+pub use api::sandbox::{EmbeddedObjectMetadata, PersistentVolumeClaimTemplate};
 pub use k8s_openapi::jiff::Timestamp;

@@ -128,6 +128,15 @@ impl Route {
         }
     }
 
+    /// What the published SDKs' metrics call this way of finding a router; nothing where there is nothing to find.
+    pub(crate) fn discovery_mode(&self) -> Option<&'static str> {
+        match &self.connection {
+            Connection::Gateway { .. } => Some("gateway"),
+            Connection::Tunnel | Connection::TunnelIn { .. } => Some("port_forward"),
+            Connection::Direct { .. } | Connection::InCluster(_) => None,
+        }
+    }
+
     /// Why the tunnel does not work, if that is known.
     pub(crate) fn death(&self) -> Option<ErrorKind> {
         self.tunnel.as_ref().and_then(|tunnel| tunnel.death())

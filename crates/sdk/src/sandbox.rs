@@ -21,6 +21,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -127,6 +128,30 @@ impl Sandbox {
     /// The name of the Sandbox object, which a warm pool may have chosen. Known once the handle has been open.
     pub fn sandbox_name(&self) -> Option<String> {
         self.state().sandbox.clone()
+    }
+
+    /// The name of its pod, as the cluster says now: that of the Sandbox object, unless an annotation of it says otherwise. Works
+    /// once the handle has been open, and for a claim that is bound.
+    pub async fn pod_name(&self) -> Result<String, Error> {
+        let access = &self.shared.access;
+        let asking = async {
+            let name = self.bound_name().await?;
+            let sandbox = access.cluster.sandbox(self.namespace(), &name).await?;
+            let sandbox = sandbox.ok_or(ErrorKind::SandboxDeleted)?;
+            let annotated = sandbox.annotations().get(api::labels::POD_NAME).cloned();
+            Ok(annotated.filter(|pod| !pod.is_empty()).unwrap_or(name))
+        };
+        asking.await.map_err(|kind| self.error(kind))
+    }
+
+    /// The name of the Sandbox object, from the claim if it is not known.
+    async fn bound_name(&self) -> Result<String, ErrorKind> {
+        if let Some(name) = self.sandbox_name() {
+            return Ok(name);
+        }
+        let claim = self.shared.access.cluster.claim(self.key()).await?;
+        let bound = readiness::bound(&claim).ok_or(ErrorKind::NotReady { cause: None })?;
+        Ok(bound.sandbox)
     }
 
     /// Whether operations can be sent.
@@ -301,9 +326,16 @@ impl Sandbox {
         cancel: &CancellationToken,
     ) -> Result<Bound, ErrorKind> {
         let access = &self.shared.access;
-        let discovering = access
-            .route
-            .discover(&access.cluster, &access.options, self.namespace());
+        let discovering = async {
+            let began = Instant::now();
+            let route = &access.route;
+            let found = route.discover(&access.cluster, &access.options, self.namespace());
+            let found = found.await;
+            if let Some(mode) = route.discovery_mode() {
+                access.metrics.discovered(mode, began.elapsed(), &found);
+            }
+            found
+        };
         let both = async { tokio::try_join!(waiting, Box::pin(discovering)) };
         let (bound, entrance): (Bound, Entrance) = tokio::select! {
             biased;
@@ -462,22 +494,16 @@ impl Sandbox {
             operation,
         );
         let changing = async {
-            let known = self.sandbox_name();
-            let name = match known {
-                Some(name) => name,
-                None => {
-                    readiness::bound(&access.cluster.claim(self.key()).await?)
-                        .ok_or(ErrorKind::NotReady { cause: None })?
-                        .sandbox
-                }
-            };
+            let name = self.bound_name().await?;
             let limit = access.options.sandbox_ready_timeout;
             access
                 .cluster
                 .set_mode(self.namespace(), &name, mode, limit)
                 .await
         };
+        let began = Instant::now();
         let changed = changing.instrument(span.clone()).await;
+        access.metrics.changed(operation, began.elapsed(), &changed);
         trace::record(&span, changed.map_err(|kind| self.error(kind)))
     }
 
@@ -503,9 +529,12 @@ impl Sandbox {
     {
         let (running, parent) = self.begin()?;
         let span = trace::operation(&parent, &self.options().trace_service_name, name);
+        let began = Instant::now();
         let result = work(Arc::clone(&self.shared.connector))
             .instrument(span.clone())
             .await;
+        let metrics = &self.shared.access.metrics;
+        metrics.operated(name, began.elapsed(), &result);
         let result = result.map(|value| (value, running));
         trace::record(&span, result.map_err(|kind| self.error(kind)))
     }

@@ -346,6 +346,54 @@ async fn files_and_commands_work_in_a_real_runtime() {
 }
 
 #[tokio::test]
+async fn files_are_inspected_renamed_and_deleted() {
+    let world = World::start().await;
+    let runtime = Runtime::start().await;
+    let sandbox = sandbox(&world, options(&runtime.url)).await;
+    let files = sandbox.files();
+    files.write_path("a/ü.txt", "12345").await.unwrap();
+    let stat = files.stat("a/ü.txt").await.unwrap();
+    assert_eq!(
+        (stat.name.as_str(), stat.kind, stat.size, stat.mode & 0o600),
+        ("ü.txt", EntryKind::File, 5, 0o600)
+    );
+    let age = sdk::Timestamp::now().duration_since(stat.modified);
+    assert!(age.as_secs() < 600, "{age:?}");
+    assert_eq!(files.stat("a").await.unwrap().kind, EntryKind::Directory);
+    files.rename("a/ü.txt", "b/c & d?.txt").await.unwrap();
+    assert_eq!(files.read("b/c & d?.txt").await.unwrap(), "12345");
+    let status = |error: sdk::Error| error.http_status().unwrap().as_u16();
+    assert_eq!(status(files.stat("a/ü.txt").await.unwrap_err()), 404);
+    assert_eq!(status(files.rename("b", "../x").await.unwrap_err()), 403);
+    assert_eq!(status(files.delete("b").await.unwrap_err()), 409);
+    files.delete("b/c & d?.txt").await.unwrap();
+    files.write_path("b/more", "x").await.unwrap();
+    files.delete_recursively("b").await.unwrap();
+    assert!(!files.exists("b").await.unwrap());
+    assert_eq!(status(files.delete("b").await.unwrap_err()), 404);
+}
+
+#[tokio::test]
+async fn a_client_counts_its_operations_and_their_failures() {
+    let world = World::start().await;
+    let runtime = Runtime::start().await;
+    let client = world.client(options(&runtime.url));
+    let sandbox = client.create(CreateOptions::from_pool("p")).await.unwrap();
+    sandbox.files().write("f", "x").await.unwrap();
+    sandbox.files().read("f").await.unwrap();
+    sandbox.files().read("missing").await.unwrap_err();
+    let counted = client.metrics().operations();
+    let counted: Vec<_> = counted
+        .iter()
+        .map(|found| (found.operation, found.requests, found.errors))
+        .collect();
+    assert_eq!(counted, [("read", 2, 1), ("upload", 1, 0)]);
+    let text = client.metrics().render();
+    let line = "sandbox_client_requests_total{operation=\"read\",status=\"failure\"} 1";
+    assert!(text.lines().any(|found| found == line), "{text}");
+}
+
+#[tokio::test]
 async fn large_files_go_in_pieces() {
     let world = World::start().await;
     let runtime = Runtime::start().await;

@@ -12,7 +12,7 @@ use api::sandbox::OperatingMode;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PatchParams};
 use sdk::trace::RemoteContext;
-use sdk::{CreateOptions, ErrorKind, Options, Phase, WarmPool};
+use sdk::{CreateOptions, ErrorKind, ListOptions, Options, Phase, WarmPool};
 use support::http_server::{ScriptedRouter, answer};
 use support::{Injected, MISSING, NEVER, World, is_delete, is_watch, options};
 
@@ -63,6 +63,43 @@ async fn a_claim_is_made_watched_and_ready_in_two_requests() {
     sandbox.terminate().await.unwrap();
     world.wait_for_no_claims().await;
     assert!(!sandbox.is_open());
+}
+
+#[tokio::test]
+async fn sandboxes_are_listed_by_the_labels_of_their_claims() {
+    let (_world, client) = start().await;
+    let mut ids = Vec::new();
+    for team in ["search", "search", "ads"] {
+        let request = CreateOptions::from_pool("p").label("team", team);
+        ids.push(client.create(request).await.unwrap().id().to_owned());
+    }
+    let search = ListOptions::default().label_selector("team=search");
+    let mut found = client.list_with(&search).await.unwrap();
+    found.sort();
+    ids[..2].sort();
+    assert_eq!(found, ids[..2]);
+    let others = ListOptions::default().label_selector("team notin (search)");
+    assert_eq!(client.list_with(&others).await.unwrap(), ids[2..]);
+    assert_eq!(client.list().await.unwrap().len(), 3);
+    let elsewhere = search.namespace("elsewhere");
+    assert!(client.list_with(&elsewhere).await.unwrap().is_empty());
+    let nonsense = ListOptions::default().label_selector("team=(");
+    client.list_with(&nonsense).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_sandbox_names_its_pod() {
+    let (world, client) = start().await;
+    let sandbox = client.create(CreateOptions::from_pool("p")).await.unwrap();
+    let name = sandbox.sandbox_name().unwrap();
+    assert_eq!(sandbox.pod_name().await.unwrap(), name);
+    let annotated =
+        serde_json::json!({"metadata": {"annotations": {"agents.x-k8s.io/pod-name": "its-pod"}}});
+    let patch = kube::api::Patch::Merge(annotated);
+    let sandboxes = world.sandboxes();
+    let params = PatchParams::default();
+    sandboxes.patch(&name, &params, &patch).await.unwrap();
+    assert_eq!(sandbox.pod_name().await.unwrap(), "its-pod");
 }
 
 #[tokio::test]
