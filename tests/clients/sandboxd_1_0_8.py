@@ -1,5 +1,5 @@
 """The published SDK's own file and command clients, version 1.0.8, and the gRPC stubs of its wheel against the in-sandbox runtime:
-the API of port 8888, and the newer one of ports 8080 (files) and 9090 (processes)."""
+the API of port 8888, and the newer one of ports 8080 (files) and 9090 (processes); and against a sandbox of the quickstart."""
 
 import contextlib
 import io
@@ -18,8 +18,10 @@ from checks import check, run_checks, until
 sys.path.insert(0, os.path.join(os.path.dirname(k8s_agent_sandbox.__file__), "_proto"))
 
 from google.protobuf import empty_pb2  # noqa: E402
+from k8s_agent_sandbox import SandboxClient  # noqa: E402
 from k8s_agent_sandbox.commands.command_executor import CommandExecutor  # noqa: E402
 from k8s_agent_sandbox.files.filesystem import Filesystem  # noqa: E402
+from k8s_agent_sandbox.models import SandboxdPodTunnelConnectionConfig  # noqa: E402
 from process.v1 import process_pb2 as messages  # noqa: E402
 from process.v1 import process_pb2_grpc as service  # noqa: E402
 
@@ -159,6 +161,20 @@ def the_sdk_over_the_api_of_port_8888():
 def the_sdk_over_the_newer_api():
     with sandboxd() as (_, rest, processes), grpc.insecure_channel(processes) as channel:
         check_sdk(Connector(f"http://{rest}", channel, newer=True))
+
+
+@check
+def a_sandbox_of_the_quickstart_over_the_newer_api():
+    with SandboxClient(SandboxdPodTunnelConnectionConfig()) as client:
+        sandbox = client.create_sandbox(warmpool="python-warmpool")
+        sandbox.files.write("deep/down/note.txt", "remembered")
+        assert sandbox.files.read("deep/down/note.txt") == b"remembered"
+        assert {entry.name for entry in sandbox.files.list("deep")} == {"down"}
+        result = sandbox.commands.run("cat deep/down/note.txt")
+        assert (result.stdout, result.exit_code) == ("remembered", 0), result
+        sandbox.files.delete("deep", recursive=True)
+        assert not sandbox.files.exists("deep")
+        sandbox.terminate()
 
 
 run_checks()

@@ -56,7 +56,7 @@ enum Command {
     Controller(Box<controllers::manager::Args>),
     /// Run the router, as on a Kubernetes cluster; also installed as sandbox-router
     #[command(args_override_self = true)]
-    Router(Box<router::Args>),
+    Router(Box<parts::RouterArguments>),
     Node(parts::NodeArguments),
     Sandboxd(parts::SandboxdArguments),
     /// Print a completion script for a shell
@@ -67,8 +67,16 @@ enum Command {
 }
 
 /// Reads the command line, under whatever name the binary was called.
-pub fn parse() -> Arguments {
-    Arguments::parse_from(with_command(std::env::args_os()))
+pub fn parse() -> anyhow::Result<Arguments> {
+    let mut arguments = with_command(std::env::args_os());
+    if is_command(&arguments, "router") {
+        arguments = router::with_config_file(arguments, |name| std::env::var(name).ok())?;
+    }
+    Ok(Arguments::parse_from(arguments))
+}
+
+fn is_command(arguments: &[OsString], name: &str) -> bool {
+    arguments.get(1).is_some_and(|command| command == name)
 }
 
 fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
@@ -82,10 +90,7 @@ fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
         arguments.insert(1, command);
     }
     // Flags of programs written in Go may have one dash; ours never mean anything else by it there.
-    if arguments
-        .get(1)
-        .is_some_and(|command| command == "controller" || command == "router")
-    {
+    if is_command(&arguments, "controller") || is_command(&arguments, "router") {
         return controllers::manager::normalize(arguments);
     }
     arguments
@@ -94,20 +99,20 @@ fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
 impl Arguments {
     /// Runs the command, and answers with the exit code of the process.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
+        logging::choose(self.command.log_format());
         match self.command {
             // The controllers' own flags say how to log; the others start it within their runtime, where spans are exported.
             Command::Controller(_)
             | Command::Up(_)
             | Command::Router(_)
+            | Command::Sandboxd(_)
             | Command::Run(_)
             | Command::Claim(_)
             | Command::Exec(_)
             | Command::Cp(_)
             | Command::Suspend(_)
             | Command::Resume(_) => {}
-            Command::Node(_) | Command::Sandboxd(_) => {
-                logging::start(Audience::Operator);
-            }
+            Command::Node(_) => logging::start(Audience::Operator),
             _ => logging::start(Audience::User),
         }
         // What runs in a sandbox has the sandbox's limits.
@@ -157,8 +162,12 @@ impl Arguments {
             Command::Bench(arguments) => arguments.execute(),
             Command::Controller(arguments) => block_on(parts::controller(*arguments)),
             Command::Router(arguments) => {
-                let traces = arguments.enable_tracing;
-                let router = parts::router(*arguments);
+                if arguments.router.version {
+                    println!("sandbox-router {VERSION}");
+                    return Ok(ExitCode::SUCCESS);
+                }
+                let traces = arguments.router.enable_tracing;
+                let router = parts::router(arguments.router);
                 block_on(logging::observed("sandbox-router", traces, router))
             }
             Command::Node(arguments) => block_on(parts::node(arguments)),
@@ -172,6 +181,20 @@ impl Arguments {
                 );
                 Ok(ExitCode::SUCCESS)
             }
+        }
+    }
+}
+
+impl Command {
+    /// How the lines look that the command writes to standard error.
+    fn log_format(&self) -> logging::Format {
+        match self {
+            Command::Up(arguments) => arguments.logging.log_format,
+            Command::Router(arguments) => arguments.logging.log_format,
+            Command::Node(arguments) => arguments.logging.log_format,
+            Command::Controller(arguments) => arguments.logging.format().into(),
+            // The runtime reads its flags itself.
+            _ => logging::Format::Text,
         }
     }
 }

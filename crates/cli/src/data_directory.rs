@@ -18,6 +18,9 @@ pub struct Running {
     pub api_server: String,
     /// Absent where the router does not run.
     pub router: Option<String>,
+    /// Where the router serves HTTPS, if it has a certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub router_https: Option<String>,
     pub metrics: String,
     pub namespace: String,
     pub template: Option<String>,
@@ -104,6 +107,7 @@ mod tests {
             kubeconfig: directory.path().join("kubeconfig"),
             api_server: "https://127.0.0.1:1".to_owned(),
             router: None,
+            router_https: None,
             metrics: String::new(),
             namespace: "default".to_owned(),
             template: None,

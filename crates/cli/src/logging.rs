@@ -1,7 +1,11 @@
 //! Where log lines and spans go when parts run under a command of this binary: lines to standard error, spans to a collector.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use clap::{Args, ValueEnum};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
 use telemetry::{Exporter, TraceContext, spans};
 use tracing::{Instrument, info_span};
 use tracing_subscriber::{EnvFilter, Layer};
@@ -11,6 +15,70 @@ const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
 ];
+
+/// Whether everything on standard error is JSON. Chosen once, by the command that runs.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// How lines on standard error look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    #[default]
+    Text,
+    /// One object a line, with timestamp, level, message and the fields of the line
+    Json,
+}
+
+impl From<controllers::manager::Format> for Format {
+    fn from(format: controllers::manager::Format) -> Self {
+        match format {
+            controllers::manager::Format::Json => Self::Json,
+            controllers::manager::Format::Text => Self::Text,
+        }
+    }
+}
+
+/// The flag of every command that runs a part.
+#[derive(Clone, Copy, Debug, Default, Args)]
+#[group(skip)]
+pub struct LogFlags {
+    /// How lines on standard error look
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub log_format: Format,
+}
+
+/// Settles how lines look. To be called before anything is said.
+pub fn choose(format: Format) {
+    JSON.store(format == Format::Json, Ordering::Relaxed);
+}
+
+fn is_json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
+
+/// Tells whoever started a part something that concerns no single request.
+pub fn notice(text: &str) {
+    if is_json() {
+        tracing::warn!("{text}");
+    } else {
+        eprintln!("{text}");
+    }
+}
+
+/// Says why the process fails, whether log lines are set up by then or not.
+pub fn fatal(reason: &str) {
+    if is_json() {
+        let line = json!({
+            "timestamp": Timestamp::now().to_string(),
+            "level": "ERROR",
+            "message": reason,
+            "target": "agent_sandbox",
+        });
+        eprintln!("{line}");
+    } else {
+        eprintln!("error: {reason}");
+    }
+}
 
 /// Who reads the log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,9 +160,19 @@ fn install(audience: Audience, exporter: Option<&Exporter>) {
         Audience::User => "off",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
-        .with_filter(filter);
-    telemetry::export::install(lines, exporter).expect("logging is started once");
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = if is_json() {
+        // As the controllers write them.
+        lines
+            .json()
+            .flatten_event(true)
+            .with_current_span(true)
+            .with_span_list(false)
+            .boxed()
+    } else {
+        let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        lines.with_ansi(colours).boxed()
+    };
+    telemetry::export::install(lines.with_filter(filter), exporter)
+        .expect("logging is started once");
 }

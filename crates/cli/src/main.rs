@@ -59,10 +59,10 @@ fn main() -> ExitCode {
         return code;
     }
     telemetry::panics::count();
-    match arguments::parse().execute() {
+    match arguments::parse().and_then(arguments::Arguments::execute) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", output::chain(&error));
+            logging::fatal(&output::chain(&error));
             ExitCode::FAILURE
         }
     }

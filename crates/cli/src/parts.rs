@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::build_info::BUILD;
 use crate::data_directory;
+use crate::logging::{self, Audience, LogFlags};
 use crate::node_flags::NodeFlags;
 use crate::open_files;
 use crate::up::START_AFTER_STOP;
@@ -55,6 +56,9 @@ pub struct NodeArguments {
 
     #[command(flatten)]
     flags: NodeFlags,
+
+    #[command(flatten)]
+    pub logging: LogFlags,
 }
 
 impl NodeArguments {
@@ -78,6 +82,16 @@ impl NodeArguments {
     }
 }
 
+/// The router's flags, and how it logs
+#[derive(Debug, Args)]
+pub struct RouterArguments {
+    #[command(flatten)]
+    pub router: router::Args,
+
+    #[command(flatten)]
+    pub logging: LogFlags,
+}
+
 /// The runtime inside a sandbox; `--help` after `--` lists its flags
 #[derive(Debug, Args)]
 pub struct SandboxdArguments {
@@ -96,15 +110,21 @@ pub async fn controller(arguments: controllers::manager::Args) -> anyhow::Result
 }
 
 pub async fn router(arguments: router::Args) -> anyhow::Result<ExitCode> {
-    let config = arguments.into_config(|name| std::env::var(name).ok())?;
-    // Without an API to watch, the router finds sandboxes by DNS.
-    let client = match Config::infer().await {
-        Ok(config) => Some(Client::try_from(config)?),
-        Err(error) => {
-            tracing::warn!(%error, "no Kubernetes API is configured; sandboxes are found by DNS");
-            None
-        }
+    for ignored in arguments.upstream.ignored() {
+        tracing::warn!("{ignored}");
+    }
+    let client = match &arguments.kubeconfig {
+        Some(path) if !path.as_os_str().is_empty() => Some(client(Some(path.clone())).await?),
+        // Without an API to watch, the router finds sandboxes by DNS.
+        _ => match Config::infer().await {
+            Ok(config) => Some(Client::try_from(config)?),
+            Err(error) => {
+                tracing::warn!(%error, "no Kubernetes API is configured; sandboxes are found by DNS");
+                None
+            }
+        },
     };
+    let config = arguments.into_config(|name| std::env::var(name).ok())?;
     router::run(config, client, stop_on_signal()?).await?;
     Ok(ExitCode::SUCCESS)
 }
@@ -168,7 +188,14 @@ async fn is_idle(client: Client, node: &str) -> bool {
 
 pub async fn sandboxd(arguments: SandboxdArguments) -> anyhow::Result<ExitCode> {
     match sandboxd::Config::parse(arguments.flags, |name| std::env::var(name).ok())? {
-        sandboxd::Invocation::Run(config) => sandboxd::run(*config).await?,
+        sandboxd::Invocation::Run(config) => {
+            logging::choose(match config.log_format {
+                sandboxd::LogFormat::Text => logging::Format::Text,
+                sandboxd::LogFormat::Json => logging::Format::Json,
+            });
+            logging::start(Audience::Operator);
+            sandboxd::run(*config).await?;
+        }
         sandboxd::Invocation::Help => print!("{}", sandboxd::USAGE),
         sandboxd::Invocation::Version => println!("sandboxd {}", env!("CARGO_PKG_VERSION")),
     }

@@ -10,8 +10,13 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::router_access::RouterAccess;
-use super::{API_LISTEN, METRICS_LISTEN, Options, Part, PartFlags, Quickstart, ROUTER_LISTEN, Up};
+use super::router_flags::RouterFlags;
+use super::{
+    API_LISTEN, METRICS_LISTEN, Options, Part, PartFlags, Quickstart, ROUTER_HTTPS_LISTEN,
+    ROUTER_LISTEN, Up,
+};
 use crate::data_directory::{self, Running};
+use crate::logging::{self, LogFlags};
 use crate::node_flags::NodeFlags;
 use crate::{private_system, rootless};
 
@@ -36,6 +41,9 @@ pub struct Arguments {
 
     #[command(flatten)]
     router_access: RouterAccess,
+
+    #[command(flatten)]
+    router: RouterFlags,
 
     /// Route <port>-<sandbox>.<domain> to sandboxes, for browsers, and let the router itself be called <domain>; `localhost` needs no DNS. Whoever can send requests from a browser on
     /// this machine, pages of strangers included, can then send them to sandboxes
@@ -75,6 +83,9 @@ pub struct Arguments {
 
     #[command(flatten)]
     node: NodeFlags,
+
+    #[command(flatten)]
+    pub logging: LogFlags,
 }
 
 /// Runs until it is told to stop. A second signal ends it at once.
@@ -92,6 +103,9 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     ];
     if arguments.parts.runs(Part::Router) {
         listeners.push((ROUTER_LISTEN, arguments.router_listen));
+        if arguments.router.has_https() {
+            listeners.push((ROUTER_HTTPS_LISTEN, arguments.router.router_https_listen));
+        }
     }
     rootless::enter(&data_directory.join("node/bin"), &listeners)?;
     let options = Options {
@@ -99,6 +113,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         api_listen: arguments.api_listen,
         router_listen: arguments.router_listen,
         router_access: arguments.router_access,
+        router: arguments.router,
         host_domains: arguments.host_domain,
         metrics_listen: arguments.metrics_bind_address,
         audit: arguments
@@ -132,7 +147,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
             () = &mut given_up, if is_to_stop => return Ok(ExitCode::from(143)),
         }
         given_up.set(tokio::time::sleep(START_AFTER_STOP));
-        eprintln!("stopping once everything has started; a second signal ends it at once");
+        logging::notice("stopping once everything has started; a second signal ends it at once");
         is_to_stop = true;
     };
     let failure = if is_to_stop {
@@ -161,9 +176,11 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// Tells a person what to do next.
 fn greet(running: &Running) {
+    let https = running.router_https.as_ref();
+    let https = https.map(|url| format!(" and {url}")).unwrap_or_default();
     match &running.router {
         Some(router) => println!(
-            "agent-sandbox is up: API {}, router {router}",
+            "agent-sandbox is up: API {}, router {router}{https}",
             running.api_server
         ),
         None => println!("agent-sandbox is up: API {}", running.api_server),
@@ -184,8 +201,8 @@ fn greet(running: &Running) {
 
 /// Says what does not work, and what to do about it.
 fn warn_of_unenforced_policies(reason: &str) {
-    eprintln!(
+    logging::notice(&format!(
         "warning: no network policy can be enforced ({reason}): sandboxes under one, as those of the quickstart, wait with \
          NetworkPolicyNotEnforced; install nftables and start `up` again"
-    );
+    ));
 }

@@ -10,6 +10,7 @@ mod metrics;
 mod parts;
 mod quickstart;
 mod router_access;
+mod router_flags;
 mod router_service;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -45,11 +46,13 @@ use crate::data_directory::{self, Running};
 use crate::node_flags::NodeFlags;
 use crate::{open_files, rootless, sandboxes};
 use router_access::RouterAccess;
+use router_flags::RouterFlags;
 use router_service::RouterService;
 
 /// The flags that say where to listen.
 const API_LISTEN: &str = "--api-listen";
 const ROUTER_LISTEN: &str = "--router-listen";
+const ROUTER_HTTPS_LISTEN: &str = "--router-https-listen";
 const METRICS_LISTEN: &str = "--metrics-bind-address";
 
 /// The name of the one node.
@@ -65,6 +68,7 @@ pub struct Options {
     pub api_listen: SocketAddr,
     pub router_listen: SocketAddr,
     pub router_access: RouterAccess,
+    pub router: RouterFlags,
     /// Below which the router finds sandboxes by the names of hosts.
     pub host_domains: Vec<String>,
     pub metrics_listen: SocketAddr,
@@ -86,6 +90,7 @@ impl Options {
             api_listen: any_port,
             router_listen: any_port,
             router_access: RouterAccess::default(),
+            router: RouterFlags::default(),
             host_domains: Vec::new(),
             metrics_listen: any_port,
             audit: None,
@@ -131,10 +136,19 @@ impl Up {
             Quickstart::Nothing
         };
         let metrics_listener = listen(METRICS_LISTEN, options.metrics_listen).await?;
+        let https_listener = if parts.runs(Part::Router) && options.router.has_https() {
+            Some(listen(ROUTER_HTTPS_LISTEN, options.router.router_https_listen).await?)
+        } else {
+            None
+        };
+        let https_address = https_listener.as_ref().map(TcpListener::local_addr);
         let running = Running {
             kubeconfig: data_directory.join("kubeconfig"),
             api_server: format!("https://{}", api_listener.local_addr()?),
             router: router_address.map(|address| format!("http://{address}")),
+            router_https: https_address
+                .transpose()?
+                .map(|address| format!("https://{address}")),
             metrics: format!("http://{}", metrics_listener.local_addr()?),
             namespace: quickstart::NAMESPACE.to_owned(),
             template: quickstart.template(),
@@ -175,18 +189,19 @@ impl Up {
             None
         };
         let local_users = router_access::local_users()?;
-        let authorization = options
-            .router_access
-            .mode(&up.data_directory, &local_users)?;
+        let authorization = options.router_access.mode(
+            &up.data_directory,
+            &local_users,
+            &options.router.proxy.0,
+        )?;
+        let router_config = options.router.config(options.host_domains, authorization)?;
         if parts.runs(Part::Node) {
             up.start_node(router_address, options.node, local_users)
                 .await?;
         }
         up.start_companions(&parts)?;
         let proxy = match router_listener {
-            Some(listener) => {
-                Some(up.start_router(listener, options.host_domains, authorization)?)
-            }
+            Some(listener) => Some(up.start_router(listener, https_listener, router_config)?),
             None => None,
         };
         if let (Some(proxy), Some(address)) = (&proxy, router_address) {
@@ -415,21 +430,18 @@ impl Up {
     fn start_router(
         &mut self,
         listener: TcpListener,
-        host_domains: Vec<String>,
-        authorization: router::AuthorizationMode,
+        https_listener: Option<TcpListener>,
+        mut config: router::Config,
     ) -> anyhow::Result<router::Router> {
-        // Whoever serves the network cannot know by which names it is called.
-        let own_names = if listener.local_addr()?.ip().is_loopback() {
+        // A router that serves the network cannot know by which names it is called.
+        let mut is_local = true;
+        for listener in std::iter::once(&listener).chain(&https_listener) {
+            is_local &= listener.local_addr()?.ip().is_loopback();
+        }
+        config.own_names = if is_local {
             router::OwnNames::Local
         } else {
             router::OwnNames::Any
-        };
-        let config = router::Config {
-            host_domains,
-            own_names,
-            authorization,
-            tunnels: true,
-            ..router::Config::default()
         };
         let router = router::Router::new(config, Some(self.client()))?;
         let shutdown = self.shutdown.clone();
@@ -438,6 +450,13 @@ impl Up {
             Some(outside) => router.with_socket_owners(SocketOwners::over(outside.socket_owners)?),
             None => router.clone(),
         };
+        if let Some(listener) = https_listener {
+            let (serving, shutdown) = (serving.clone(), shutdown.clone());
+            self.parts.spawn(async move {
+                let served = serving.serve_tls(listener, shutdown).await;
+                served.context("the router cannot serve HTTPS")
+            });
+        }
         self.parts.spawn(async move {
             serving.serve_on_threads(listener, shutdown).await;
             Ok(())

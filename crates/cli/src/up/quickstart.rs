@@ -7,13 +7,19 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub const NAMESPACE: &str = "default";
 pub const TEMPLATE: &str = "python-runtime-template";
 pub const WARM_POOL: &str = "python-warmpool";
 /// The template to build on: it fits the restricted Pod Security profile.
 pub const SECURE_TEMPLATE: &str = "secure-runtime-template";
+
+/// Where the sandboxes serve the newer runtime API beside that of port 8888, for clients of either generation.
+const NEWER_API: [(&str, &str, u16); 2] = [
+    ("SANDBOX_REST_LISTEN", "0.0.0.0:8080", 8080),
+    ("SANDBOX_GRPC_LISTEN", "0.0.0.0:9090", 9090),
+];
 
 /// The user `sandbox` of the image `host`.
 const SANDBOX_USER: u32 = 1000;
@@ -85,7 +91,8 @@ fn template(network_policy: NetworkPolicyManagement) -> SandboxTemplate {
                     "containers": [{
                         "name": "python-runtime",
                         "image": "host",
-                        "ports": [{"containerPort": 8888, "protocol": "TCP"}],
+                        "env": runtime_environment(),
+                        "ports": runtime_ports(),
                         "readinessProbe": {"httpGet": {"path": "/", "port": 8888}, "periodSeconds": 1},
                     }],
                 },
@@ -115,7 +122,8 @@ fn secure_template() -> SandboxTemplate {
                     "containers": [{
                         "name": "runtime",
                         "image": "host",
-                        "ports": [{"containerPort": 8888, "protocol": "TCP"}],
+                        "env": runtime_environment(),
+                        "ports": runtime_ports(),
                         "readinessProbe": {"httpGet": {"path": "/", "port": 8888}, "periodSeconds": 1},
                         "resources": {"limits": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}},
                         "securityContext": {
@@ -137,6 +145,19 @@ fn secure_template() -> SandboxTemplate {
         },
     });
     serde_json::from_value(template).expect("the secure template is a SandboxTemplate")
+}
+
+/// What has the runtime serve the newer API as well.
+fn runtime_environment() -> Value {
+    let variables = NEWER_API.map(|(name, address, _)| json!({"name": name, "value": address}));
+    json!(variables)
+}
+
+fn runtime_ports() -> Value {
+    let ports = std::iter::once(8888).chain(NEWER_API.map(|(_, _, port)| port));
+    ports
+        .map(|port| json!({"containerPort": port, "protocol": "TCP"}))
+        .collect()
 }
 
 fn warm_pool() -> SandboxWarmPool {
@@ -162,4 +183,39 @@ where
         objects.create(&PostParams::default(), object).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sandboxes_of_the_quickstart_serve_both_generations_of_the_runtime_api() {
+        for template in [
+            template(NetworkPolicyManagement::Managed),
+            secure_template(),
+        ] {
+            let template = serde_json::to_value(&template).unwrap();
+            let container = &template["spec"]["podTemplate"]["spec"]["containers"][0];
+            let variables = container["env"].as_array().unwrap();
+            let variable = |wanted: &str| {
+                let found = variables.iter().find(|variable| variable["name"] == wanted);
+                found.and_then(|variable| variable["value"].as_str().map(str::to_owned))
+            };
+            let runtime = sandboxd::Config::from_environment(variable).unwrap();
+            let mut served: Vec<u16> = runtime
+                .listen
+                .iter()
+                .chain(&runtime.rest_listen)
+                .chain(&runtime.grpc_listen)
+                .map(std::net::SocketAddr::port)
+                .collect();
+            served.sort_unstable();
+            assert_eq!(served, [8080, 8888, 9090]);
+            let ports = container["ports"].as_array().unwrap().iter();
+            let mut declared: Vec<_> = ports.map(|port| port["containerPort"].clone()).collect();
+            declared.sort_by_key(Value::as_u64);
+            assert_eq!(declared, [8080, 8888, 9090]);
+        }
+    }
 }

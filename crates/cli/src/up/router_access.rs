@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use router::AuthorizationMode;
+use router::{AuthorizationMode, ProxyArgs};
 
 use crate::rootless;
 
@@ -47,15 +47,14 @@ impl RouterAccess {
         &self,
         data_directory: &Path,
         local_users: &[u32],
+        flags: &ProxyArgs,
     ) -> anyhow::Result<AuthorizationMode> {
         Ok(match self.router_authz {
             RouterAuthz::LocalUser => AuthorizationMode::LocalUsers {
                 users: local_users.to_vec(),
                 key_file: Some(self.key_file(data_directory)?),
             },
-            RouterAuthz::TokenReview => AuthorizationMode::TokenReview {
-                audiences: Vec::new(),
-            },
+            RouterAuthz::TokenReview => flags.token_review(),
             RouterAuthz::ScopedToken => AuthorizationMode::ScopedToken {
                 key_file: self.key_file(data_directory)?,
             },

@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod crash;
+mod data_plane;
 mod interrupts;
+mod json_logs;
 mod load;
 mod local_users;
 mod machine;

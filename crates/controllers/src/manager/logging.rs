@@ -90,7 +90,8 @@ impl std::str::FromStr for Level {
 }
 
 impl Args {
-    fn format(&self) -> Format {
+    /// How log lines look.
+    pub fn format(&self) -> Format {
         let encoded = self.zap_encoder.map(|encoder| match encoder {
             Encoder::Json => Format::Json,
             Encoder::Console => Format::Text,

@@ -32,6 +32,7 @@ use crate::{assemble, check_installed};
 
 pub use arguments::{Args, normalize};
 use lease::{Candidate, LEASE_NAME, Leadership, Timing};
+pub use logging::Format;
 use serve::Profiles;
 
 /// What the process calls itself in traces.
