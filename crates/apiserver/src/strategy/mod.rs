@@ -11,6 +11,7 @@ mod network;
 mod pod;
 mod pod_defaults;
 mod service;
+mod storage_class;
 
 use apimachinery::{field::FieldError, quantity::Quantity, status::Status, strict, types};
 use serde_json::{Map, Value, json};
@@ -146,6 +147,7 @@ pub fn prepare_create(api: &Api, resource: &Resource, object: &mut Value) {
             object["status"] = json!({"phase": "Pending"});
             if resource.rules == Rules::PersistentVolumeClaim {
                 core::protect_claim(object);
+                storage_class::default_of_claim(api, object);
             }
         }
         Rules::CustomResourceDefinition => definition::prepare_create(api, object),

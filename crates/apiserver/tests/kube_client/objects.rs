@@ -1,6 +1,9 @@
 //! Objects of built-in kinds: writes, reads, validation, and the initial objects of a server.
 
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Event, Namespace, PersistentVolumeClaim, Pod, Service, ServiceAccount,
+};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::{
     Api, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
@@ -196,4 +199,38 @@ async fn the_default_objects_of_a_namespace_are_restored() {
         (found.uid() != authority.uid() && is_right(&found)).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_claim_without_a_class_gets_the_default_one() {
+    let server = server().await;
+    let claims: Api<PersistentVolumeClaim> = Api::default_namespaced(server.client());
+    let claim = |name: &str, class: Value| -> PersistentVolumeClaim {
+        let mut spec = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
+        if !class.is_null() {
+            spec["storageClassName"] = class;
+        }
+        parsed(json!({"metadata": {"name": name}, "spec": spec}))
+    };
+    let class_of = |claim: PersistentVolumeClaim| claim.spec.unwrap().storage_class_name;
+    let before = create(&claims, &claim("before", json!(null))).await;
+    assert_eq!(class_of(before), None, "there is no default class yet");
+    let classes: Api<StorageClass> = Api::all(server.client());
+    for (name, mark) in [("fast", "false"), ("usual", "true")] {
+        let annotations = json!({"storageclass.kubernetes.io/is-default-class": mark});
+        let class =
+            json!({"metadata": {"name": name, "annotations": annotations}, "provisioner": "p"});
+        create(&classes, &parsed(class)).await;
+    }
+    for (name, class, expected) in [
+        ("without", json!(null), "usual"),
+        ("empty", json!(""), ""),
+        ("other", json!("fast"), "fast"),
+    ] {
+        let created = create(&claims, &claim(name, class)).await;
+        assert_eq!(class_of(created).as_deref(), Some(expected), "{name}");
+    }
+    let before = claims.get("before").await.unwrap();
+    assert_eq!(class_of(before), None, "it is for new claims alone");
+    server.shutdown().await;
 }

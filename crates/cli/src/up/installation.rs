@@ -1,8 +1,9 @@
-//! What the API server must hold before the parts start: the kinds, and the system's namespace.
+//! What the API server must hold before the parts start: the kinds, the system's namespace, and the classes of runtimes and storage.
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::PostParams;
 use kube::runtime::wait::{await_condition, conditions};
@@ -23,6 +24,28 @@ pub async fn install(client: &Client) -> anyhow::Result<()> {
     for (name, handler) in RUNTIME_CLASSES {
         create_runtime_class(client, name, handler).await?;
     }
+    create_storage_class(client).await
+}
+
+/// The class of claims that name none, under the name it has on small clusters.
+const STORAGE_CLASS: &str = "standard";
+
+/// Makes the default storage class, unless there is a class of its name: what a user has changed stays changed.
+async fn create_storage_class(client: &Client) -> anyhow::Result<()> {
+    let classes: Api<StorageClass> = Api::all(client.clone());
+    if classes.get_opt(STORAGE_CLASS).await?.is_some() {
+        return Ok(());
+    }
+    let class = serde_json::from_value(serde_json::json!({
+        "metadata": {
+            "name": STORAGE_CLASS,
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+        },
+        "provisioner": node::volume_provisioner::PROVISIONER,
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": "Immediate",
+    }))?;
+    classes.create(&PostParams::default(), &class).await?;
     Ok(())
 }
 
