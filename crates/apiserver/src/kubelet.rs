@@ -109,8 +109,8 @@ pub async fn proxy(
         let (head, _) = response.into_parts();
         return Ok(HttpResponse::from_parts(head, body::full(Bytes::new())));
     }
-    if stream == Stream::Log && !response.status().is_success() {
-        return Err(log_error(target, response).await);
+    if !response.status().is_success() {
+        return Err(node_error(target, stream, response).await);
     }
     let (mut head, content) = response.into_parts();
     for hop in [header::CONNECTION, header::TRANSFER_ENCODING] {
@@ -122,8 +122,12 @@ pub async fn proxy(
     Ok(HttpResponse::from_parts(head, body::stream(pieces)))
 }
 
-/// Converts a plain-text error of a node to a `Status`, for log requests.
-async fn log_error(target: &Target, response: http::Response<hyper::body::Incoming>) -> Status {
+/// Converts a plain-text error of a node to a `Status`.
+async fn node_error(
+    target: &Target,
+    stream: Stream,
+    response: http::Response<hyper::body::Incoming>,
+) -> Status {
     let code = response.status();
     let message = Limited::new(response.into_body(), ERROR_BYTES)
         .collect()
@@ -136,10 +140,14 @@ async fn log_error(target: &Target, response: http::Response<hyper::body::Incomi
         StatusCode::BAD_REQUEST => Status::bad_request(message),
         StatusCode::NOT_FOUND => {
             let mut status = Status::not_found("", "pods", &target.name);
-            status.message = format!(
-                "the server could not find the requested resource ( pods/log {}): {message}",
-                target.name
-            );
+            status.message = if stream == Stream::Log {
+                format!(
+                    "the server could not find the requested resource ( pods/log {}): {message}",
+                    target.name
+                )
+            } else {
+                message
+            };
             status
         }
         _ => Status::internal(format_args!("{message}")),

@@ -7,8 +7,9 @@ use std::time::Duration;
 use crate::support::{Up, get};
 use futures::AsyncBufReadExt;
 use http::Request;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{AttachParams, LogParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::{await_condition, conditions};
@@ -112,6 +113,85 @@ async fn a_containers_streams_are_reached_through_the_api() {
     within(pods.delete("talker", &kube::api::DeleteParams::default()))
         .await
         .unwrap();
+}
+
+/// What the API says against a stream of a pod, where it does not switch protocols.
+async fn refusal(client: &Client, path: &str) -> kube::core::Status {
+    let request = Request::get(format!("/api/v1/namespaces/default/pods/{path}"))
+        .header("Connection", "Upgrade")
+        .header("Upgrade", "websocket")
+        .header("Sec-WebSocket-Version", "13")
+        .header("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
+        .header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+        .body(Vec::new())
+        .unwrap();
+    match within(client.request_text(request)).await {
+        Err(kube::Error::Api(status)) => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn streams_of_what_does_not_run_are_refused_with_the_reason() {
+    let up = Up::start(&["--no-quickstart"]);
+    let client = client(&up).await;
+    // The router has a pod to be found by, and runs in the process of `up`.
+    for stream in ["log", "exec?command=true&stdout=1", "attach?stdout=1"] {
+        let status = refusal(&client, &format!("sandbox-router/{stream}")).await;
+        let reason = "runs inside the agent-sandbox process";
+        assert!(status.message.contains(reason), "{stream}: {status:?}");
+        assert!(
+            status
+                .message
+                .contains("its log is that process's standard error"),
+            "{stream}: {status:?}"
+        );
+        assert_eq!(status.code, 400, "{stream}");
+    }
+
+    let pods = Api::<Pod>::default_namespaced(client.clone());
+    let pod = json!({"metadata": {"name": "brief"}, "spec": {"restartPolicy": "Never",
+        "containers": [{"name": "main", "image": "host", "command": ["true"]}]}});
+    let pod = serde_json::from_value(pod).unwrap();
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let has_ended = |pod: Option<&Pod>| {
+        let status = pod.and_then(|pod| pod.status.as_ref());
+        status.is_some_and(|status| status.phase.as_deref() == Some("Succeeded"))
+    };
+    let ended = await_condition(pods.clone(), "brief", has_ended);
+    within(ended).await.unwrap();
+    for stream in ["attach?stdout=1", "exec?command=true&stdout=1"] {
+        let status = refusal(&client, &format!("brief/{stream}")).await;
+        let expected = "container not found (\"main\"): it has ended";
+        assert_eq!((status.code, status.message.as_str()), (404, expected));
+    }
+}
+
+#[tokio::test]
+async fn a_claim_without_a_class_gets_the_default_one_and_a_volume() {
+    let up = Up::start(&["--no-quickstart"]);
+    let client = client(&up).await;
+    let classes = Api::<StorageClass>::all(client.clone());
+    let class = classes.get("standard").await.unwrap();
+    let mark = class
+        .annotations()
+        .get("storageclass.kubernetes.io/is-default-class");
+    assert_eq!(mark.map(String::as_str), Some("true"));
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
+    let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}}}});
+    let claim = serde_json::from_value(claim).unwrap();
+    claims.create(&PostParams::default(), &claim).await.unwrap();
+    let is_bound = |claim: Option<&PersistentVolumeClaim>| {
+        let status = claim.and_then(|claim| claim.status.as_ref());
+        status.is_some_and(|status| status.phase.as_deref() == Some("Bound"))
+    };
+    let bound = await_condition(claims.clone(), "data", is_bound);
+    let claim = within(bound).await.unwrap().unwrap();
+    let class = claim.spec.unwrap().storage_class_name;
+    assert_eq!(class.as_deref(), Some("standard"));
+    let now = kube::api::DeleteParams::default();
+    claims.delete("data", &now).await.unwrap();
 }
 
 /// The first endpoint of the router's service, once there is one.

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::process::process;
 use crate::errors::chain;
 use crate::logs::{self, LogOptions};
+use crate::runtime::agent::AgentError;
 use crate::runtime::native::NativeRuntime;
 use crate::runtime::{ContainerId, Runtime, RuntimeError};
 
@@ -67,6 +68,9 @@ impl PodBackend {
     /// The last run of the container, and whether it still runs.
     async fn last_run(&self, target: &Target) -> Result<(ContainerId, bool), Error> {
         let pod = self.pod(&target.pod).await?;
+        if is_mirror(&pod) {
+            return Err(Error::Invalid(no_container(&pod)));
+        }
         let id = ContainerId {
             pod: pod.uid().unwrap_or_default(),
             container: target.container.clone(),
@@ -86,10 +90,7 @@ impl PodBackend {
         if runs {
             return Ok(id);
         }
-        Err(Error::NotFound(format!(
-            "container not found (\"{}\"): it is not running",
-            target.container
-        )))
+        Err(ended(&target.container))
     }
 
     async fn connect(&self, pod: &Pod, port: u16) -> std::io::Result<TcpStream> {
@@ -164,8 +165,33 @@ fn host_service(pod: &Pod, port: u16, allowed: &[SocketAddr]) -> std::io::Result
         })
 }
 
-fn runtime_failure(error: &RuntimeError) -> Error {
-    Error::Internal(chain(error))
+/// Why a pod that stands for a part of this process has neither a log nor a place to run commands in.
+fn no_container(pod: &Pod) -> String {
+    format!(
+        "pod \"{}\" has no container: what it stands for runs inside the agent-sandbox process on node \"{}\"; its log is that process's \
+         standard error, and commands cannot be run in it",
+        pod.name_any(),
+        pod.spec
+            .iter()
+            .find_map(|spec| spec.node_name.as_deref())
+            .unwrap_or_default()
+    )
+}
+
+fn ended(container: &str) -> Error {
+    Error::NotFound(format!(
+        "container not found (\"{container}\"): it has ended"
+    ))
+}
+
+/// Why a container that ran a moment ago cannot be reached: an agent that does not answer has ended, and the container with it.
+fn unreachable(id: &ContainerId, error: &RuntimeError) -> Error {
+    match error {
+        RuntimeError::Agent(AgentError::Connect(_) | AgentError::Stream(_) | AgentError::Gone) => {
+            ended(&id.container)
+        }
+        other => Error::Internal(chain(other)),
+    }
 }
 
 /// What to read of a log, for a request made `now`.
@@ -227,7 +253,7 @@ impl Backend for PodBackend {
             .runtime
             .exec(&id, exec)
             .await
-            .map_err(|error| runtime_failure(&error))?;
+            .map_err(|error| unreachable(&id, &error))?;
         Ok(process(session, streams.stdin))
     }
 
@@ -237,7 +263,7 @@ impl Backend for PodBackend {
             .runtime
             .attach(&id, request.streams.stdin)
             .await
-            .map_err(|error| runtime_failure(&error))?;
+            .map_err(|error| unreachable(&id, &error))?;
         Ok(process(session, request.streams.stdin))
     }
 
@@ -331,6 +357,39 @@ mod tests {
         ] {
             assert!(host_service(&mirror(&port), asked, &allowed).is_err());
         }
+    }
+
+    #[test]
+    fn a_mirror_pod_says_where_its_log_is() {
+        let pod = json!({"metadata": {"name": "sandbox-router"}, "spec": {"nodeName": "n", "containers": []}});
+        let said = no_container(&serde_json::from_value(pod).unwrap());
+        assert_eq!(
+            said,
+            "pod \"sandbox-router\" has no container: what it stands for runs inside the agent-sandbox process on node \"n\"; its log is \
+             that process's standard error, and commands cannot be run in it"
+        );
+    }
+
+    #[test]
+    fn an_agent_that_does_not_answer_has_ended_with_its_container() {
+        let id = ContainerId {
+            pod: "u".to_owned(),
+            container: "main".to_owned(),
+            attempt: 0,
+        };
+        let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        for error in [
+            AgentError::Gone,
+            AgentError::Connect(refused()),
+            AgentError::Stream(refused()),
+        ] {
+            let said = unreachable(&id, &error.into()).to_string();
+            assert_eq!(said, "container not found (\"main\"): it has ended");
+        }
+        let message = "starting \"x\": not found".to_owned();
+        let refusal = AgentError::Refused { message, code: 127 };
+        let said = unreachable(&id, &refusal.into()).to_string();
+        assert_eq!(said, "starting \"x\": not found");
     }
 
     #[test]
