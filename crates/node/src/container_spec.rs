@@ -34,7 +34,23 @@ pub enum SpecError {
     Quantity(String),
 }
 
-/// Capabilities a pod may add, with their Linux numbers. They act inside the container's user namespace only.
+/// Capabilities that a container has unless it drops them: what container runtimes give by default, as far as it counts inside the
+/// pod's user namespace alone. `NET_RAW`, `MKNOD` and `SETFCAP` are not among them.
+const DEFAULT_CAPABILITIES: [&str; 11] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "NET_BIND_SERVICE",
+    "SYS_CHROOT",
+    "AUDIT_WRITE",
+];
+
+/// Capabilities a container may have, with their Linux numbers. They act inside the pod's user namespace only.
 pub const ALLOWED_CAPABILITIES: [(&str, u32); 14] = [
     ("CHOWN", 0),
     ("DAC_OVERRIDE", 1),
@@ -52,22 +68,41 @@ pub const ALLOWED_CAPABILITIES: [(&str, u32); 14] = [
     ("SETFCAP", 31),
 ];
 
-/// The bit set of the capabilities a container keeps: those it adds.
+const ALL: &str = "ALL";
+
+/// A capability by its name, as a bit. Names are those of Kubernetes, without `CAP_`; with it they are understood, too.
+fn bit(name: &str) -> Option<u64> {
+    let (_, number) = ALLOWED_CAPABILITIES
+        .iter()
+        .find(|(allowed, _)| *allowed == plain(name))?;
+    Some(1 << number)
+}
+
+fn plain(name: &str) -> String {
+    let name = name.to_ascii_uppercase();
+    name.strip_prefix("CAP_").unwrap_or(&name).to_owned()
+}
+
+/// The bounding set of a container. As container runtimes do it: dropping `ALL` comes first, then what is added, then what is
+/// dropped by name.
 pub fn capabilities(wanted: Option<&Capabilities>) -> Result<u64, SpecError> {
-    let added = wanted
-        .and_then(|wanted| wanted.add.as_ref())
-        .into_iter()
-        .flatten();
-    added
-        .map(|name| {
-            let plain = name.strip_prefix("CAP_").unwrap_or(name);
-            ALLOWED_CAPABILITIES
-                .iter()
-                .find(|(allowed, _)| *allowed == plain)
-                .map(|(_, number)| 1_u64 << number)
-                .ok_or_else(|| SpecError::Capability(name.clone()))
-        })
-        .try_fold(0, |set, bit| Ok(set | bit?))
+    let names = |list: fn(&Capabilities) -> Option<&Vec<String>>| {
+        wanted.and_then(list).into_iter().flatten()
+    };
+    let dropped = || names(|wanted| wanted.drop.as_ref());
+    let mut set = if dropped().any(|name| plain(name) == ALL) {
+        0
+    } else {
+        let defaults = DEFAULT_CAPABILITIES.into_iter().filter_map(bit);
+        defaults.fold(0, |set, bit| set | bit)
+    };
+    for name in names(|wanted| wanted.add.as_ref()) {
+        set |= bit(name).ok_or_else(|| SpecError::Capability(name.clone()))?;
+    }
+    for bit in dropped().filter_map(|name| bit(name)) {
+        set &= !bit;
+    }
+    Ok(set)
 }
 
 /// Limits from the container's resources, and the node's defaults where it names none.
@@ -203,6 +238,7 @@ pub fn build(
         supplementary_groups,
         must_not_be_root: own.run_as_non_root.or(of_pod.run_as_non_root) == Some(true),
         capabilities: capabilities(own.capabilities.as_ref())?,
+        no_new_privileges: own.allow_privilege_escalation == Some(false),
         read_only_root: own.read_only_root_filesystem == Some(true),
         limits: limits(pod, container.resources.as_ref(), config)?,
         terminal: container.tty == Some(true),
@@ -273,7 +309,58 @@ mod tests {
         assert_eq!((spec.user, spec.group), (Some(7), Some(6)));
         assert_eq!(spec.supplementary_groups, [8, 9]);
         assert_eq!(spec.arguments, ["b"]);
-        assert_eq!(spec.capabilities, 0);
+    }
+
+    fn named(set: u64) -> Vec<&'static str> {
+        let known = ALLOWED_CAPABILITIES.iter();
+        let has = known.filter(|(_, number)| set & (1 << number) != 0);
+        has.map(|(name, _)| *name).collect()
+    }
+
+    #[test]
+    fn capabilities_are_the_usual_ones_without_those_that_are_dropped() {
+        let usual = named(capabilities(None).unwrap());
+        assert_eq!(
+            usual.join(" "),
+            "CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP NET_BIND_SERVICE SYS_CHROOT AUDIT_WRITE"
+        );
+        let without =
+            |name: &str| -> Vec<_> { usual.iter().copied().filter(|own| *own != name).collect() };
+        let with = |name| usual.iter().copied().chain([name]).collect::<Vec<_>>();
+        for (context, expected) in [
+            (json!({}), usual.clone()),
+            (json!({"drop": ["ALL"]}), vec![]),
+            (json!({"drop": ["all"]}), vec![]),
+            (
+                json!({"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}),
+                vec!["NET_BIND_SERVICE"],
+            ),
+            (
+                json!({"drop": ["ALL"], "add": ["CAP_CHOWN", "chown"]}),
+                vec!["CHOWN"],
+            ),
+            (json!({"drop": ["NET_RAW", "MKNOD"]}), usual.clone()),
+            (json!({"drop": ["KILL"]}), without("KILL")),
+            (json!({"add": ["KILL"], "drop": ["KILL"]}), without("KILL")),
+            (json!({"add": ["SETFCAP"]}), with("SETFCAP")),
+        ] {
+            let wanted: Capabilities = serde_json::from_value(context.clone()).unwrap();
+            let set = capabilities(Some(&wanted)).unwrap();
+            assert_eq!(named(set), expected, "{context}");
+        }
+    }
+
+    #[test]
+    fn programs_may_gain_privileges_unless_the_container_says_otherwise() {
+        for (context, expected) in [
+            (json!({}), false),
+            (json!({"allowPrivilegeEscalation": true}), false),
+            (json!({"allowPrivilegeEscalation": false}), true),
+        ] {
+            let container = json!({"name": "c", "image": "host", "securityContext": context});
+            let spec = built(container, json!({})).unwrap();
+            assert_eq!(spec.no_new_privileges, expected, "{context}");
+        }
     }
 
     #[test]
@@ -286,6 +373,14 @@ mod tests {
             (
                 json!({"capabilities": {"add": ["SYS_ADMIN"]}}),
                 "capability \"SYS_ADMIN\" is not allowed on this node",
+            ),
+            (
+                json!({"capabilities": {"add": ["ALL"]}}),
+                "capability \"ALL\" is not allowed on this node",
+            ),
+            (
+                json!({"capabilities": {"add": ["NET_RAW"], "drop": ["NET_RAW"]}}),
+                "capability \"NET_RAW\" is not allowed on this node",
             ),
             (
                 json!({"runAsUser": 70000}),

@@ -161,11 +161,6 @@ const OF_CONTAINER: &[Rule] = &[
         "the preStop hook of {} is a tcpSocket, which does nothing",
     ),
     (
-        "securityContext/allowPrivilegeEscalation",
-        When::True,
-        "allowPrivilegeEscalation of {} is ignored: no program gains privileges",
-    ),
-    (
         "securityContext/seLinuxOptions",
         When::Given,
         "seLinuxOptions of {} are ignored",

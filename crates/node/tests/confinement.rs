@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
-use support::Machine;
+use support::{Machine, Privilege};
 use testkit::eventually;
 
 /// Calls Linux directly and prints the error's name, or "ok".
@@ -38,9 +38,9 @@ async fn python(machine: &Machine, pod: &Pod, code: &str) -> String {
     out.trim().to_owned()
 }
 
-async fn confined(machine: &Machine) -> Pod {
-    let spec =
-        json!({"containers": [{"name": "c", "image": "host", "command": ["sleep", "1000"]}]});
+async fn confined(machine: &Machine, privilege: Privilege) -> Pod {
+    let spec = json!({"containers": [{"name": "c", "image": "host", "command": ["sleep", "1000"],
+        "securityContext": privilege.security_context()}]});
     machine.create("p", spec).await;
     machine.ready("p").await
 }
@@ -48,7 +48,14 @@ async fn confined(machine: &Machine) -> Pod {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_machine_is_out_of_reach() {
     let machine = Machine::start().await;
-    let pod = confined(&machine).await;
+    for privilege in Privilege::BOTH {
+        machine_is_out_of_reach(&machine, privilege).await;
+    }
+    machine.finish().await;
+}
+
+async fn machine_is_out_of_reach(machine: &Machine, privilege: Privilege) {
+    let pod = confined(machine, privilege).await;
     let secret = std::env::temp_dir().join(format!("confinement-{}", std::process::id()));
     std::fs::write(&secret, "secret").unwrap();
     let secret_path = secret.display();
@@ -105,25 +112,57 @@ async fn the_machine_is_out_of_reach() {
         ("a core of its own", "print(call(157, 62, 1, 0, 0, 0))".to_owned(), "EPERM"),
         ("contexts for asynchronous I/O", "c = ctypes.c_ulong(0); print(call(206, 1, ctypes.byref(c)))".to_owned(), "ENOSYS"),
         ("the host's name", "print(call(170, b'x', 1))".to_owned(), "EPERM"),
-        ("becoming somebody else", "print(attempt(lambda: os.setuid(1000)), attempt(lambda: os.setgid(1000)), attempt(lambda: os.setgroups([1])))".to_owned(), "EPERM EPERM EPERM"),
+        ("tracing the agent as another user", "attempt(lambda: os.setuid(1000)); print(call(101, 16, 1, None, None))".to_owned(), "EPERM"),
+        ("the agent's memory, by a call", "b = ctypes.create_string_buffer(8); v = (ctypes.c_uint64 * 2)(ctypes.addressof(b), 8); print(call(311, 1, ctypes.byref(v), ctypes.c_long(1), ctypes.byref(v), ctypes.c_long(1), ctypes.c_long(0)))".to_owned(), "EPERM"),
+        ("a descriptor of the agent", "f = libc.syscall(434, 1, 0); print(f >= 0, call(438, f, 4, 0))".to_owned(), "True EPERM"),
+        ("killing and stopping the agent", "print(attempt(lambda: os.kill(1, 9)), attempt(lambda: os.kill(1, 19)), open('/proc/1/stat').read().split()[2] != 'T')".to_owned(), "ok ok True"),
+        ("the agent's score when memory runs out", "print(attempt(lambda: open('/proc/1/oom_score_adj', 'w')))".to_owned(), "EROFS"),
+        ("owners of the machine's programs", "print(attempt(lambda: os.chown('/usr/bin/env', 0, 0)))".to_owned(), "EROFS"),
+        ("the mode of a device", "print(attempt(lambda: os.chmod('/dev/null', 0o600)), attempt(lambda: os.chown('/dev/null', 0, 0)))".to_owned(), "EPERM EPERM"),
+        ("capabilities that it was not given", "h = (ctypes.c_uint32 * 2)(0x20080522, 0); d = (ctypes.c_uint32 * 6)(1 << 21, 1 << 21, 0, 0, 0, 0); print(call(126, h, d))".to_owned(), "EPERM"),
+        ("capabilities that a file would give", "open('/tmp/f', 'w').close(); print(attempt(lambda: os.setxattr('/tmp/f', 'security.capability', bytes.fromhex('0100000200040000000000000000000000000000'))))".to_owned(), "EPERM"),
+        ("mounts that bring devices", "print([line.split()[4] for line in open('/proc/self/mountinfo') if 'nodev' not in line.split()[5].split(',') and not line.split()[4].startswith('/dev') and ' - devtmpfs ' not in line and line.split()[3] != '/null'])".to_owned(), "[]"),
     ];
+    // Only the container's own layer has programs that set a user, and only where one may gain privileges.
+    let suid = "print([line.split()[4] for line in open('/proc/self/mountinfo') if 'nosuid' not in line.split()[5].split(',')])";
+    // Of its own pod it may have every user, or none.
+    let users = "print(attempt(lambda: os.setgroups([1])), attempt(lambda: os.setgid(1000)), attempt(lambda: os.setuid(1000)))";
+    let (expected_suid, expected_users) = match privilege {
+        Privilege::Usual => ("['/']", "ok ok ok"),
+        Privilege::None => ("[]", "EPERM EPERM EPERM"),
+    };
+    let attempts = attempts.into_iter().chain([
+        ("programs that set a user", suid.to_owned(), expected_suid),
+        ("becoming somebody else", users.to_owned(), expected_users),
+    ]);
     let mut failures = Vec::new();
     for (what, code, expected) in attempts {
-        let answer = python(&machine, &pod, &code).await;
+        let answer = python(machine, &pod, &code).await;
         if answer != expected {
             failures.push(format!("{what}: expected {expected}, got {answer}"));
         }
     }
     std::fs::remove_file(&secret).unwrap();
-    assert!(failures.is_empty(), "{failures:#?}");
+    assert!(failures.is_empty(), "{privilege:?}: {failures:#?}");
     machine.delete("p").await;
-    machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_exec_is_confined_exactly_like_the_command() {
     let machine = Machine::start().await;
-    let pod = confined(&machine).await;
+    for privilege in Privilege::BOTH {
+        exec_is_confined_like_the_command(&machine, privilege).await;
+    }
+    machine.finish().await;
+}
+
+async fn exec_is_confined_like_the_command(machine: &Machine, privilege: Privilege) {
+    let pod = confined(machine, privilege).await;
+    let no_new_privileges = u8::from(privilege == Privilege::None);
+    let expected = format!(
+        "capabilities, no_new_privileges = '{}', '{no_new_privileges}'",
+        privilege.capabilities()
+    );
     let code = r"
 def facts(pid):
     status = dict(line.split(':', 1) for line in open(f'/proc/{pid}/status'))
@@ -134,15 +173,16 @@ spaces = lambda pid: [os.readlink(f'/proc/{pid}/ns/{name}') for name in names]
 mine, command = facts('self'), facts(2)
 assert mine == command == facts(1), (mine, command, facts(1))
 assert spaces('self') == spaces(2)
-assert all(int(mine[key], 16) == 0 for key in mine if key.startswith('Cap')), mine
-assert mine['NoNewPrivs'] == '1' and mine['Seccomp'] == '2' and mine['Seccomp_filters'] == '4', mine
+assert mine['CapPrm'] == mine['CapEff'] == mine['CapBnd'] == capabilities, mine
+assert int(mine['CapInh'], 16) == int(mine['CapAmb'], 16) == 0, mine
+assert mine['NoNewPrivs'] == no_new_privileges and mine['Seccomp'] == '2' and mine['Seccomp_filters'] == '4', mine
 descriptors = {number: os.readlink(f'/proc/self/fd/{number}') for number in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{number}')}
 kinds = {number: target.split(':')[0] for number, target in descriptors.items()}
 assert set(kinds) <= {'0', '1', '2', '3'}, descriptors
 assert kinds['0'] == '/dev/null' and kinds['1'] == kinds['2'] == 'pipe', descriptors
 print(' '.join(spaces('self')))
 ";
-    let inside = python(&machine, &pod, code).await;
+    let inside = python(machine, &pod, &format!("{expected}\n{code}")).await;
     for (name, link) in ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"]
         .iter()
         .zip(inside.split(' '))
@@ -155,7 +195,6 @@ print(' '.join(spaces('self')))
         );
     }
     machine.delete("p").await;
-    machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,12 +14,19 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 use support::internet::{Internet, on_own_network};
-use support::{Machine, SmallDisk};
+use support::{Machine, Privilege, SmallDisk};
 use testkit::eventually;
 
+/// A container that means harm, as root with the usual capabilities.
 fn hostile(script: &str, resources: &Value) -> Value {
     json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "host",
         "command": ["python3", "-c", script], "resources": resources}]})
+}
+
+fn hostile_with(privilege: Privilege, script: &str, resources: &Value) -> Value {
+    let mut spec = hostile(script, resources);
+    spec["containers"][0]["securityContext"] = privilege.security_context();
+    spec
 }
 
 /// A neighbour that answers; started before the attack.
@@ -55,37 +62,41 @@ fn reason(pod: &Pod) -> (Option<String>, Option<String>) {
 async fn a_fork_bomb_fills_its_own_pod_and_no_other() {
     let machine = Machine::start().await;
     let neighbour = neighbour(&machine).await;
-    // Every process starts more, and stays.
+    // Every process starts more, and stays. Where it may, each becomes another user: some limits are per user.
     let bomb = r"
-import os, time
+import os, random, time
+def attempt(work):
+    try: work()
+    except OSError: pass
 failed = 0
 while failed < 50:
     try:
-        if os.fork() == 0: failed = 0
+        if os.fork() == 0: failed = 0; attempt(lambda: os.setuid(random.randrange(65536)))
     except OSError:
-        failed += 1; open('/tmp/full', 'w').close(); time.sleep(0.1)
+        failed += 1; attempt(lambda: os.mkdir('/tmp/full')); time.sleep(0.1)
 time.sleep(1000)
 ";
-    machine
-        .create(
-            "bomb",
-            hostile(bomb, &json!({"limits": {"memory": "200Mi", "cpu": "500m"}})),
-        )
-        .await;
-    let pod = machine.ready("bomb").await;
-    let full = machine
-        .config
-        .data_dir
-        .join("pods")
-        .join(pod.metadata.uid.clone().unwrap());
-    let full = full.join("containers/c/0/upper/tmp/full");
-    let over = || async {
-        let ended = machine.pod("bomb").await.status.unwrap().phase.as_deref() == Some("Failed");
-        (full.exists() || ended).then_some(())
-    };
-    eventually("the pod to be full", over).await;
-    life_goes_on(&machine, &neighbour).await;
-    machine.delete("bomb").await;
+    for privilege in Privilege::BOTH {
+        let limits = json!({"limits": {"memory": "200Mi", "cpu": "500m"}});
+        machine
+            .create("bomb", hostile_with(privilege, bomb, &limits))
+            .await;
+        let pod = machine.ready("bomb").await;
+        let full = machine
+            .config
+            .data_dir
+            .join("pods")
+            .join(pod.metadata.uid.clone().unwrap());
+        let full = full.join("containers/c/0/upper/tmp/full");
+        let over = || async {
+            let status = machine.pod("bomb").await.status.unwrap();
+            let ended = status.phase.as_deref() == Some("Failed");
+            (full.exists() || ended).then_some(())
+        };
+        eventually("the pod to be full", over).await;
+        life_goes_on(&machine, &neighbour).await;
+        machine.delete("bomb").await;
+    }
     machine.finish().await;
 }
 
@@ -94,14 +105,15 @@ async fn a_memory_bomb_is_killed_for_it_and_says_so() {
     let machine = Machine::start().await;
     let neighbour = neighbour(&machine).await;
     let bomb = "x = []\nwhile True: x.append(bytearray(4 << 20))";
-    machine
-        .create(
-            "bomb",
-            hostile(bomb, &json!({"limits": {"memory": "64Mi"}})),
-        )
-        .await;
-    let pod = machine.phase("bomb", "Failed").await;
-    assert_eq!(end(&pod), ("OOMKilled".to_owned(), 137));
+    for privilege in Privilege::BOTH {
+        let limits = json!({"limits": {"memory": "64Mi"}});
+        machine
+            .create("bomb", hostile_with(privilege, bomb, &limits))
+            .await;
+        let pod = machine.phase("bomb", "Failed").await;
+        assert_eq!(end(&pod), ("OOMKilled".to_owned(), 137), "{privilege:?}");
+        machine.delete("bomb").await;
+    }
     // What is in memory and is no process counts as well.
     let mut shared = hostile(
         "f = open('/dev/shm/x', 'wb')\nwhile True: f.write(bytes(1 << 20))",

@@ -587,7 +587,7 @@ async fn names_resolvers_and_capabilities_are_as_the_pod_asks() {
     let machine = Machine::start().await;
     let with_capability = |name: &str, add: Value| {
         json!({"name": name, "image": "host", "command": ["sleep", "1000"],
-            "securityContext": {"capabilities": {"add": add}}})
+            "securityContext": {"capabilities": {"drop": ["ALL"], "add": add}}})
     };
     let spec = json!({"terminationGracePeriodSeconds": 0,
         "hostAliases": [{"ip": "192.0.2.7", "hostnames": ["first.example", "second.example"]}],

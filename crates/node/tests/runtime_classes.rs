@@ -16,7 +16,7 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use support::Machine;
+use support::{Machine, Privilege};
 use testkit::eventually;
 
 /// A machine with a class `other` of this driver, which must work.
@@ -222,14 +222,36 @@ async fn each_tier_is_confined_by_what_it_promises() {
         machine.create(tier, pod(tier, "exec sleep 1000")).await;
     }
     let runc = machine.ready("runc").await;
-    // Seccomp filters it, no privilege can be gained, and root in it is nobody outside.
-    let script = "grep -E '^(Seccomp|NoNewPrivs):' /proc/self/status | tr '\\t' ' '; unshare -U true 2> /dev/null || echo no-unshare; \
+    // Seccomp filters it, its capabilities are the usual ones, and root in it is nobody outside.
+    let script = "grep -E '^(Cap...|Seccomp|NoNewPrivs):' /proc/self/status | tr '\\t' ' '; unshare -U true 2> /dev/null || echo no-unshare; \
         test $(awk '{print $2}' /proc/self/uid_map) -gt 65535 && echo mapped; ls /proc/1/root > /dev/null && cat /proc/1/comm";
     let (_, out, err) = machine.exec(&runc, &["sh", "-c", script]).await;
-    assert_eq!(
-        out, "NoNewPrivs: 1\nSeccomp: 2\nno-unshare\nmapped\nsleep\n",
-        "{err}"
+    let expected = |none: &str, own: &str, bounding: &str, no_new_privileges: u8| {
+        format!(
+            "CapInh: {none}\nCapPrm: {own}\nCapEff: {own}\nCapBnd: {bounding}\nCapAmb: {none}\n\
+             NoNewPrivs: {no_new_privileges}\nSeccomp: 2\nno-unshare\nmapped\nsleep\n"
+        )
+    };
+    let (none, usual) = (
+        Privilege::None.capabilities(),
+        Privilege::Usual.capabilities(),
     );
+    assert_eq!(out, expected(none, usual, usual, 0), "{err}");
+    let mut user = pod("runc", "exec sleep 1000");
+    user["securityContext"] = json!({"runAsUser": 1000});
+    machine.create("user", user).await;
+    let mut restricted = pod("runc", "exec sleep 1000");
+    restricted["containers"][0]["securityContext"] = Privilege::None.security_context();
+    machine.create("restricted", restricted).await;
+    for (name, own, bounding, no_new_privileges) in
+        [("user", none, usual, 0), ("restricted", none, none, 1)]
+    {
+        let pod = machine.ready(name).await;
+        let (_, out, err) = machine.exec(&pod, &["sh", "-c", script]).await;
+        let expected = expected(none, own, bounding, no_new_privileges);
+        assert_eq!(out, expected, "{name}: {err}");
+        machine.delete(name).await;
+    }
     // The machine's tables and time slices are as far out of reach as in the default tier.
     let script = r"
 import ctypes, errno, os
@@ -252,6 +274,11 @@ print('upperdir=/proc/self/fd/' in open('/proc/self/mountinfo').read())
         "{err}"
     );
     let gvisor = machine.ready("gvisor").await;
+    let script = "touch /tmp/f && chown 1000:1000 /tmp/f && find /tmp/f -printf '%U:%G\\n'";
+    for pod in [&runc, &gvisor] {
+        let (_, out, err) = machine.exec(pod, &["sh", "-c", script]).await;
+        assert_eq!(out, "1000:1000\n", "{err}");
+    }
     // The kernel it talks to is not this machine's.
     let (_, out, err) = machine.exec(&gvisor, &["uname", "-r"]).await;
     let own = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();

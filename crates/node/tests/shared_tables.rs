@@ -59,6 +59,19 @@ def inotify():
     number = libc.inotify_init1(0)
     if number < 0: raise OSError(ctypes.get_errno(), "inotify")
     return number
+def as_each_user(take):
+    "Takes all there is as several users of the pod, which all hold it, and says how much that is and what ended it."
+    total = 0
+    for user in (0, 1000, 1001):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setuid(user)
+            count, problem = take()
+            os.write(write, f'{count} {problem}'.encode())
+            time.sleep(1000)
+        count, problem = os.read(read, 100).decode().split()
+        total += int(count)
+    return f'{total} {problem}'
 def put(name, text):
     open(name + ".part", "w").write(text); os.rename(name + ".part", name)
 def wait_for(name):
@@ -92,9 +105,20 @@ fn setting(name: &str) -> u64 {
 async fn inotify_instances_run_out_for_the_pod_that_takes_them_alone() {
     let machine = Machine::start().await;
     let calm = calm(&machine).await;
-    let take = "taken, problem = take_all(inotify)\nput('/tmp/result', problem)\ntime.sleep(1000)";
-    let (_, problem) = attack(&machine, "greedy", take).await;
+    let take = "
+def take():
+    taken, problem = take_all(inotify)
+    return len(taken), problem
+put('/tmp/result', as_each_user(take))
+time.sleep(1000)";
+    let (_, found) = attack(&machine, "greedy", take).await;
+    let (count, problem) = found.split_once(' ').unwrap();
     assert_eq!(problem, "EMFILE");
+    let most = setting("fs/inotify/max_user_instances");
+    assert!(
+        count.parse::<u64>().unwrap() <= most,
+        "{count} of {most} for all users of the pod together"
+    );
     let own = python(
         &machine,
         &calm,
@@ -115,13 +139,22 @@ async fn pending_signals_run_out_for_the_pod_that_queues_them_alone() {
     let timers = "
 import resource
 resource.setrlimit(resource.RLIMIT_SIGPENDING, (resource.getrlimit(resource.RLIMIT_SIGPENDING)[1],) * 2)
-slot, count, answer = ctypes.c_int(), 0, 'ok'
-while answer == 'ok':
-    answer = call(222, 0, None, ctypes.byref(slot)); count += answer == 'ok'
-put('/tmp/result', answer)
+def take():
+    slot, count, answer = ctypes.c_int(), 0, 'ok'
+    while answer == 'ok':
+        answer = call(222, 0, None, ctypes.byref(slot)); count += answer == 'ok'
+    return count, answer
+limit = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
+put('/tmp/result', f'{limit} {as_each_user(take)}')
 time.sleep(1000)";
-    let (_, problem) = attack(&machine, "greedy", timers).await;
-    assert_eq!(problem, "EAGAIN");
+    let (_, found) = attack(&machine, "greedy", timers).await;
+    let found: Vec<&str> = found.split(' ').collect();
+    assert_eq!(found[2], "EAGAIN");
+    let number = |text: &str| text.parse::<u64>().unwrap();
+    assert!(
+        number(found[1]) <= number(found[0]),
+        "{found:?}: for all users of the pod together"
+    );
     let own = "slot = ctypes.c_int(); print(call(222, 0, None, ctypes.byref(slot)))";
     assert_eq!(python(&machine, &calm, own).await, "ok");
     machine.finish().await;
@@ -223,6 +256,8 @@ own = os.getppid()
 adjust = attempt(lambda: open(f'/proc/{own}/oom_score_adj', 'w').write('1000'))
 assert adjust in ('EROFS', 'EACCES'), adjust
 adjust = attempt(lambda: open(f'/proc/{own}/task/{own}/oom_score_adj', 'w').write('1000'))
+assert adjust in ('EROFS', 'EACCES'), adjust
+adjust = attempt(lambda: open('/proc/1/oom_score_adj', 'w').write('1000'))
 assert adjust in ('EROFS', 'EACCES'), adjust
 allowed = {
     'prlimit': call(302, 0, 7, None, limit),

@@ -115,13 +115,20 @@ pub struct ResourceLimit {
 
 /// The container's command. The agent runs it, and every later exec, with the same user and the same confinement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a field of its own in a pod's specification"
+)]
 pub struct Process {
     pub arguments: Vec<String>,
     pub environment: Vec<(String, String)>,
     pub working_directory: String,
     pub user: User,
-    /// The bit set of capabilities that the process keeps; empty by default.
+    /// Bounding set of capabilities, as bits. Root has all of them; another user has none, until it executes a program that gives
+    /// it some.
     pub capabilities: u64,
+    /// Whether no program may give its user more than it has (`no_new_privs`): neither set-user-ID bits nor file capabilities count.
+    pub no_new_privileges: bool,
     pub limits: Vec<ResourceLimit>,
     pub terminal: bool,
     /// Whether standard input stays open for attach. Otherwise the command reads end of file.

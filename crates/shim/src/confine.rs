@@ -1,8 +1,9 @@
 //! The container's first process, from clone to exec: takes the container's root, gives everything else up, and
 //! becomes the agent.
 //!
-//! The order matters. Mounts need capabilities, so they come first; capabilities go before the seccomp filter, which
-//! no longer lets them be asked for; descriptors are arranged last, so that none of the launcher's is left over.
+//! The order matters. Mounts need capabilities, so they come first. The kernel takes a seccomp filter from a process that may gain
+//! privileges only if the process has `CAP_SYS_ADMIN`, so filters come before capabilities and the user go; they let those calls
+//! through. Descriptors are arranged before the filters, so that none of the launcher's is left over.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -68,7 +69,7 @@ fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infalli
         None => take_root(launch, &root)?,
         Some(_) => stay_outside()?,
     }
-    give_up_privileges(launch)?;
+    leave_the_launchers_session(launch)?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let Files {
         null,
@@ -85,6 +86,9 @@ fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infalli
     )
     .during("arranging descriptors")?;
     let agent = syscalls::inherited(crate::agent::AGENT_DESCRIPTOR);
+    if launch.agent_process().no_new_privileges {
+        syscalls::forbid_new_privileges().during("forbidding new privileges")?;
+    }
     // An agent outside of its container is in another PID namespace, where the container cannot name it.
     if launch.outside.is_none() {
         let own = rustix::process::getpid().as_raw_nonzero().get();
@@ -94,6 +98,7 @@ fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infalli
     for program in &seccomp {
         syscalls::install_seccomp(program).during("installing the system call filter")?;
     }
+    give_up_privileges(launch)?;
     let name = CString::new(AGENT_NAME).during("naming the agent")?;
     Err(Failure::new(
         "executing the agent",
@@ -111,10 +116,15 @@ fn take_root(launch: &Launch, root: &BuiltRoot) -> Result<(), Failure> {
     rustix::process::chdir(&root.path).during("entering the root")?;
     let processes = mounts::plain_file_system("proc").during("making /proc")?;
     mounts::attach(processes.as_fd(), CWD, Path::new("proc")).during("mounting /proc")?;
-    // Its user may change what is in the agent's directory, its out-of-memory score above all.
+    // Its user may change what is in the agent's directory, its out-of-memory score above all. The first process is another one
+    // where containers share their processes.
     let own = rustix::process::getpid().as_raw_nonzero();
-    let agent = PathBuf::from(format!("/proc/{own}"));
-    let read_only = launch.read_only_paths.iter().chain([&agent]);
+    let mut agents = vec![
+        PathBuf::from("/proc/1"),
+        PathBuf::from(format!("/proc/{own}")),
+    ];
+    agents.dedup();
+    let read_only = launch.read_only_paths.iter().chain(&agents);
     mounts::mask(&launch.masked_paths, read_only)?;
     syscalls::pivot_root_here().during("changing the root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).during("leaving the host's root")?;
@@ -129,25 +139,33 @@ fn stay_outside() -> Result<(), Failure> {
     rustix::process::chdir("/").during("leaving the stage")
 }
 
-fn give_up_privileges(launch: &Launch) -> Result<(), Failure> {
-    let process = launch.agent_process();
+fn leave_the_launchers_session(launch: &Launch) -> Result<(), Failure> {
     match syscalls::join_new_session_keyring() {
         // Without the kernel's key service there is no keyring to leave.
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {}
         other => other.during("leaving the session keyring")?,
     }
-    for limit in &process.limits {
+    for limit in &launch.agent_process().limits {
         syscalls::set_limit(limit.resource, limit.soft, limit.hard)
             .during(format_args!("setting resource limit {}", limit.resource))?;
     }
+    Ok(())
+}
+
+/// Becomes the container's user. Root keeps what the bounding set allows; another user keeps nothing.
+fn give_up_privileges(launch: &Launch) -> Result<(), Failure> {
+    let process = launch.agent_process();
     syscalls::bound_capabilities(process.capabilities).during("bounding capabilities")?;
-    syscalls::keep_capabilities().during("keeping capabilities over the change of user")?;
     syscalls::become_user(process.user.uid, process.user.gid, &process.user.groups).during(
         format_args!(
             "becoming user {} and group {}",
             process.user.uid, process.user.gid
         ),
     )?;
-    syscalls::set_capabilities(process.capabilities).during("dropping capabilities")?;
-    syscalls::forbid_new_privileges().during("forbidding new privileges")
+    let kept = if process.user.uid == 0 {
+        process.capabilities
+    } else {
+        0
+    };
+    syscalls::set_capabilities(kept).during("dropping capabilities")
 }

@@ -136,7 +136,12 @@ fn overlay(launch: &Launch, lower: &[String]) -> rustix::io::Result<OwnedFd> {
     // The layer goes with the container, so nothing is owed to a crash of the machine.
     rustix::mount::fsconfig_set_flag(&context, "volatile")?;
     rustix::mount::fsconfig_create(&context)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    // Set-user-ID programs of the image and of the container's layer count where privileges may be gained. Their owners are of the
+    // pod's own identities: a file of another owner changes nobody's user, whatever its mode.
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
+    if launch.process.no_new_privileges {
+        attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
+    }
     rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 

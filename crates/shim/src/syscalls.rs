@@ -274,16 +274,8 @@ pub fn bound_capabilities(keep: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps permitted capabilities over a change of user.
-pub fn keep_capabilities() -> io::Result<()> {
-    // SAFETY: prctl with integer arguments.
-    check(libc::c_long::from(unsafe {
-        libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0)
-    }))
-    .map(drop)
-}
-
-/// Makes `keep` the effective, permitted, inheritable and ambient sets.
+/// Makes `keep` the effective and permitted sets, and empties the inheritable and ambient ones: a program that another user executes
+/// must not get capabilities that its file does not give it.
 pub fn set_capabilities(keep: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
@@ -306,7 +298,7 @@ pub fn set_capabilities(keep: u64) -> io::Result<()> {
     let sets = [0, 32].map(|shift| Sets {
         effective: half(shift),
         permitted: half(shift),
-        inheritable: half(shift),
+        inheritable: 0,
     });
     // SAFETY: version 3 reads one header and two sets, which is what is passed.
     check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) })?;
@@ -319,20 +311,8 @@ pub fn set_capabilities(keep: u64) -> io::Result<()> {
             0,
             0,
         )
-    }))?;
-    for capability in (0..64).filter(|capability| keep & (1 << capability) != 0) {
-        // SAFETY: prctl with integer arguments.
-        check(libc::c_long::from(unsafe {
-            libc::prctl(
-                libc::PR_CAP_AMBIENT,
-                libc::PR_CAP_AMBIENT_RAISE,
-                capability,
-                0,
-                0,
-            )
-        }))?;
-    }
-    Ok(())
+    }))
+    .map(drop)
 }
 
 /// Forbids this process and its descendants ever to gain privileges by executing a file.

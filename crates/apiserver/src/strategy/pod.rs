@@ -6,6 +6,7 @@ use apimachinery::{field::FieldError, names};
 use serde_json::{Value, json};
 
 mod ephemeral;
+mod privileges;
 mod probes;
 mod user_ids;
 
@@ -340,6 +341,7 @@ fn validate_container(
     validate_ports(container, path, errors);
     validate_resources(container, path, errors);
     user_ids::validate_container(container, path, errors);
+    privileges::validate(container, path, errors);
     let mut mounted = BTreeSet::new();
     for (index, mount) in items(container, "volumeMounts").iter().enumerate() {
         let field = format!("{path}.volumeMounts[{index}]");

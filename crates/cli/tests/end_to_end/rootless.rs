@@ -63,13 +63,14 @@ impl Home {
 #[test]
 fn an_unprivileged_user_runs_a_command_in_a_sandbox() {
     let home = Home::new();
-    let script =
-        "echo hi; id -u; echo $$ > /tmp/written; test ! -e /root/.ssh && ls /dev/null; exit 7";
+    // Root has the usual capabilities, over the one user there is.
+    let script = "echo hi; id -u; echo $$ > /tmp/written; test ! -e /root/.ssh && ls /dev/null; \
+        grep -E '^(CapEff|NoNewPrivs):' /proc/self/status; chroot / echo inside; exit 7";
     let output = run(home.command().args(["run", "--", "sh", "-c", script]));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
-        "hi\n0\n/dev/null\n",
+        "hi\n0\n/dev/null\nCapEff:\t00000000200405fb\nNoNewPrivs:\t0\ninside\n",
         "{said}"
     );
     assert_eq!(output.status.code(), Some(7), "{said}");

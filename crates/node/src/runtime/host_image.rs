@@ -17,7 +17,7 @@ use crate::names::short_hash;
 /// Where sandboxd is inside the container.
 pub const SANDBOXD_PATH: &str = "/opt/agent-sandbox/bin/sandboxd";
 
-const DIRECTORIES: [(&str, u32); 21] = [
+const DIRECTORIES: [(&str, u32); 22] = [
     ("usr", 0o755),
     ("proc", 0o555),
     ("sys", 0o555),
@@ -37,6 +37,7 @@ const DIRECTORIES: [(&str, u32); 21] = [
     ("var/lib", 0o755),
     ("var/cache", 0o755),
     ("etc", 0o755),
+    ("etc/pam.d", 0o755),
     ("etc/ssl", 0o755),
     ("etc/ssl/certs", 0o755),
 ];
@@ -44,7 +45,7 @@ const DIRECTORIES: [(&str, u32); 21] = [
 /// Directories that are links into `/usr` on most machines, and are shown as they are elsewhere.
 const USR_LINKS: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
-const WRITTEN: [(&str, &str); 5] = [
+const WRITTEN: [(&str, &str); 6] = [
     (
         "etc/passwd",
         "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\nsandbox:x:1000:1000:sandbox:/app:/bin/bash\n",
@@ -56,6 +57,12 @@ const WRITTEN: [(&str, &str); 5] = [
     (
         "etc/nsswitch.conf",
         "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+    ),
+    // For `su` and its like: root becomes whom it likes, and nobody has a password.
+    (
+        "etc/pam.d/other",
+        "auth sufficient pam_rootok.so\nauth required pam_deny.so\naccount required pam_permit.so\n\
+         password required pam_deny.so\nsession required pam_permit.so\n",
     ),
     ("etc/shells", "/bin/sh\n/bin/bash\n"),
     ("etc/profile", "export PS1='\\u@\\h:\\w\\$ '\n"),

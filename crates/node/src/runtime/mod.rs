@@ -130,7 +130,10 @@ pub struct ContainerSpec {
     pub group: Option<u32>,
     pub supplementary_groups: Vec<u32>,
     pub must_not_be_root: bool,
+    /// The bounding set, as bits.
     pub capabilities: u64,
+    /// Whether programs are kept from giving their user more than it has.
+    pub no_new_privileges: bool,
     pub read_only_root: bool,
     pub limits: Limits,
     pub terminal: bool,
@@ -161,6 +164,7 @@ impl ContainerSpec {
             supplementary_groups: Vec::new(),
             must_not_be_root: false,
             capabilities: 0,
+            no_new_privileges: true,
             read_only_root: false,
             limits: Limits::default(),
             terminal: false,

@@ -88,6 +88,12 @@ fn configuration(launch: &Launch, driver: Driver, staged: &[PathBuf]) -> Value {
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     let capabilities = capability_names(process.capabilities);
+    // Another user than root has them only once a program gives them to it. gVisor would not take them away by itself.
+    let own = if process.user.uid == 0 {
+        capabilities.clone()
+    } else {
+        Vec::new()
+    };
     let mut mounts = vec![
         json!({"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]}),
     ];
@@ -116,13 +122,13 @@ fn configuration(launch: &Launch, driver: Driver, staged: &[PathBuf]) -> Value {
             "cwd": process.working_directory,
             "capabilities": {
                 "bounding": capabilities,
-                "effective": capabilities,
-                "permitted": capabilities,
-                "inheritable": capabilities,
-                "ambient": capabilities,
+                "effective": own,
+                "permitted": own,
+                "inheritable": [],
+                "ambient": [],
             },
             "rlimits": process.limits.iter().filter_map(limit).collect::<Vec<_>>(),
-            "noNewPrivileges": true,
+            "noNewPrivileges": process.no_new_privileges,
             "oomScoreAdj": OUT_OF_MEMORY_SCORE,
         },
         // Where it is to be read-only, it is sealed already.

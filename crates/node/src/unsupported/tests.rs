@@ -23,7 +23,7 @@ const HONOURED: [(&str, &str); 14] = [
     ),
     (
         "SecurityContext",
-        "readOnlyRootFilesystem runAsGroup runAsNonRoot runAsUser",
+        "allowPrivilegeEscalation readOnlyRootFilesystem runAsGroup runAsNonRoot runAsUser",
     ),
     (
         "Container",

@@ -60,6 +60,36 @@ pub async fn sweep() {
     }
 }
 
+/// What a container may do to its own pod. What it may do to others is the same for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privilege {
+    /// What a container has that does not say otherwise.
+    Usual,
+    /// What the restricted Pod Security Standard asks for.
+    None,
+}
+
+impl Privilege {
+    pub const BOTH: [Self; 2] = [Self::Usual, Self::None];
+
+    pub fn security_context(self) -> Value {
+        match self {
+            Self::Usual => json!({}),
+            Self::None => {
+                json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}})
+            }
+        }
+    }
+
+    /// The bounding set, as the kernel shows it.
+    pub fn capabilities(self) -> &'static str {
+        match self {
+            Self::Usual => "00000000200405fb",
+            Self::None => "0000000000000000",
+        }
+    }
+}
+
 /// A disk in memory, for what fills disks. It has to outlast the machine on it.
 pub struct SmallDisk {
     directory: tempfile::TempDir,

@@ -153,6 +153,7 @@ impl NativeRuntime {
                 working_directory: root.working_directory,
                 user: root.user,
                 capabilities: spec.capabilities,
+                no_new_privileges: spec.no_new_privileges,
                 limits: limits(self.tables.open_files),
                 terminal: spec.terminal,
                 stdin: spec.stdin,
