@@ -150,6 +150,7 @@ async fn node_error(
             };
             status
         }
+        StatusCode::TOO_MANY_REQUESTS => Status::failure(429, "TooManyRequests", message),
         _ => Status::internal(format_args!("{message}")),
     }
 }
