@@ -198,12 +198,11 @@ impl Provisioner {
             None
         };
         let is_new = made.is_some();
-        let found = match made {
-            Some(volume) => Some(volume),
-            None => {
-                let found = self.volumes().get_opt(&name).await;
-                found.map_err(failed("reading the volume"))?
-            }
+        let found = if is_new {
+            made
+        } else {
+            let found = self.volumes().get_opt(&name).await;
+            found.map_err(failed("reading the volume"))?
         };
         let Some(volume) = found else {
             return Ok(Outcome::Refused {
