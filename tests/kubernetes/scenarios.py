@@ -69,6 +69,8 @@ def the_controller_starts_with_the_flags_of_a_busy_cluster():
 @check
 def a_sandbox_tells_its_whole_status_and_passes_its_metadata_on():
     wanted = sandbox("simple", service=True)
+    # Whatever fills in defaults: this one speaks the older generation.
+    wanted["spec"]["replicas"] = 1
     wanted["spec"]["podTemplate"]["metadata"] = {"labels": {"test": "label"}, "annotations": {"test": "annotation"}}
     apply(wanted)
     found = ready("sandbox", "simple", SPACE)
@@ -97,6 +99,23 @@ def no_replicas_suspend_and_leave_the_service():
     assert not get("service", "simple", SPACE)["metadata"].get("deletionTimestamp")
     kubectl("patch", "sandbox", "simple", "-n", SPACE, "--type=merge", "-p", '{"spec":{"replicas":1}}')
     assert not condition(ready("sandbox", "simple", SPACE), "Suspended")
+
+
+@check
+def the_operating_mode_brings_the_conditions_of_later_releases():
+    wanted = sandbox("modal")
+    wanted["spec"]["operatingMode"] = "Running"
+    apply(wanted)
+    found = ready("sandbox", "modal", SPACE)
+    suspended = condition(found, "Suspended")
+    assert (suspended["status"], suspended["reason"]) == ("False", "NotSuspended"), suspended
+    assert condition(found, "PodScheduled")["status"] == "True", found["status"]
+    kubectl("patch", "sandbox", "modal", "-n", SPACE, "--type=merge", "-p", '{"spec":{"operatingMode":"Suspended"}}')
+    gone("pod", "modal", SPACE)
+    until(lambda: reason("sandbox", "modal", "Suspended") == "PodTerminated", "Suspended=PodTerminated")
+    assert condition(get("sandbox", "modal", SPACE), "Ready")["message"] == "Sandbox is suspended"
+    kubectl("delete", "sandbox", "modal", "-n", SPACE, "--wait=false")
+    gone("sandbox", "modal", SPACE)
 
 
 @check

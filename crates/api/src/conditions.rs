@@ -43,8 +43,11 @@ wire_names! {
     ConditionType {
         /// On sandboxes and claims: whether the sandbox can be used.
         Ready,
-        /// On sandboxes, only while a suspension is requested: whether the pod is deleted.
+        /// On sandboxes: whether a suspension is requested and the pod is deleted. Always present on objects that set `operatingMode`; on
+        /// others only while a suspension is requested. See [`crate::sandbox::ConditionForm`].
         Suspended,
+        /// On sandboxes that set `operatingMode`: the pod's condition of this type.
+        PodScheduled,
         /// On sandboxes and claims: the pod has terminated.
         Finished,
         /// On warm pools: whether all sandboxes have the current revision.
@@ -65,7 +68,18 @@ wire_names! {
         /// The spec can never work: the API server or our own validation refuses it.
         InvalidConfiguration,
         PodTerminated,
+        /// Suspended is False while the pod stops, on sandboxes that do not set `operatingMode`.
         PodNotTerminated,
+        /// Suspended is False while the pod stops, on sandboxes that set `operatingMode`.
+        PodTerminating,
+        /// Suspended is False because the pod of the sandbox's name belongs to another object, and is left alone.
+        PodNotOwned,
+        /// Suspended is False because nothing asks for suspension.
+        NotSuspended,
+        /// PodScheduled is True, and the scheduler gave no reason.
+        PodScheduled,
+        /// PodScheduled is not known, or not True without a reason.
+        PodSchedulingUnknown,
         PodSucceeded,
         PodFailed,
         ClaimExpired,
@@ -112,7 +126,8 @@ impl Reason {
     }
 }
 
-/// The status of a condition. Our kinds never report Unknown: a condition that is not known to be true is False.
+/// The status of a condition that a controller finds out itself. Unknown occurs only in conditions that are copied ([`set`]): a
+/// condition that is not known to be true is False.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {
     True,
@@ -183,25 +198,33 @@ pub fn merge(
     generation: Option<i64>,
     now: &Time,
 ) {
-    let status = finding.status.as_str();
-    let existing = conditions
-        .iter_mut()
-        .find(|condition| condition.type_ == finding.kind.as_str());
-    let last_transition_time = match &existing {
-        Some(condition) if condition.status == status => condition.last_transition_time.clone(),
-        _ => now.clone(),
-    };
-    let merged = Condition {
+    let condition = Condition {
         type_: finding.kind.as_str().to_owned(),
-        status: status.to_owned(),
+        status: finding.status.as_str().to_owned(),
         reason: finding.reason.as_str().to_owned(),
         message: bounded(&finding.message),
         observed_generation: generation,
-        last_transition_time,
+        last_transition_time: now.clone(),
     };
+    set(conditions, condition);
+}
+
+/// Merges a condition whose transition time is now, such as a copy of a pod's condition. A condition that had the same status before
+/// keeps its transition time.
+pub fn set(conditions: &mut Vec<Condition>, condition: Condition) {
+    let existing = conditions
+        .iter_mut()
+        .find(|existing| existing.type_ == condition.type_);
     match existing {
-        Some(condition) => *condition = merged,
-        None => conditions.push(merged),
+        Some(existing) if existing.status == condition.status => {
+            let last_transition_time = existing.last_transition_time.clone();
+            *existing = Condition {
+                last_transition_time,
+                ..condition
+            };
+        }
+        Some(existing) => *existing = condition,
+        None => conditions.push(condition),
     }
 }
 

@@ -10,6 +10,11 @@ pub const WARM_POOL_SANDBOX: &str = "agents.x-k8s.io/warm-pool-sandbox";
 pub const SANDBOX_TEMPLATE_REF_HASH: &str = "agents.x-k8s.io/sandbox-template-ref-hash";
 /// Label of a claimed sandbox and its pod: the claim's UID.
 pub const CLAIM_UID: &str = "agents.x-k8s.io/claim-uid";
+/// Label of a sandbox of a pool or a claim: whether it was made in advance ([`LAUNCH_TYPE_WARM`]) or for its claim
+/// ([`LAUNCH_TYPE_COLD`]).
+pub const LAUNCH_TYPE: &str = "agents.x-k8s.io/launch-type";
+pub const LAUNCH_TYPE_WARM: &str = "warm";
+pub const LAUNCH_TYPE_COLD: &str = "cold";
 /// Label and annotation of a claim: the name of the sandbox bound to it.
 pub const ASSIGNED_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
 /// Label that objects must carry to be adopted, where `--require-adoptable-label` is set.

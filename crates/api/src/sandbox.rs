@@ -132,7 +132,7 @@ pub struct SandboxStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
 
-    /// Ready, Suspended and Finished.
+    /// Ready, Suspended, PodScheduled and Finished.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "schema",
@@ -265,7 +265,27 @@ impl Suspension {
     }
 }
 
+/// The generation of the API whose conditions an object is given.
+///
+/// Clients that know `operatingMode` (upstream 0.5.6 and later) expect `Suspended` at all times and `PodScheduled`; clients that
+/// know only `replicas` take the presence of `Suspended` for a suspension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConditionForm {
+    /// `Suspended` is present only while suspension is asked for.
+    Replicas,
+    /// `Suspended` is always present, and `PodScheduled` while there is a pod.
+    OperatingMode,
+}
+
 impl SandboxSpec {
+    /// Which conditions the object is given: those of the newer generation if it sets `operatingMode`.
+    pub fn condition_form(&self) -> ConditionForm {
+        match self.operating_mode {
+            None => ConditionForm::Replicas,
+            Some(_) => ConditionForm::OperatingMode,
+        }
+    }
+
     /// Whether a suspension is requested, and by which field.
     pub fn suspension(&self) -> Suspension {
         let by_mode = self.operating_mode == Some(OperatingMode::Suspended);

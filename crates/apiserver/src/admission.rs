@@ -6,6 +6,7 @@ use apimachinery::status::Status;
 use serde_json::Value;
 
 use crate::auth::User;
+use crate::registry::Resource;
 
 /// The kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,16 @@ pub struct GroupVersionResource {
     pub version: String,
     /// Plural name.
     pub resource: String,
+}
+
+impl GroupVersionResource {
+    pub(crate) fn of(resource: &Resource) -> Self {
+        Self {
+            group: resource.group.to_string(),
+            version: resource.version.to_string(),
+            resource: resource.plural.to_string(),
+        }
+    }
 }
 
 /// One write before it is stored.
@@ -54,6 +65,10 @@ pub struct AdmissionRequest {
 
 /// An in-process admission hook.
 pub trait Admission: Send + Sync {
+    /// Fills in a default that depends on other fields, which no schema can express. The object is as the client sent it, or as its
+    /// patch left it, without the defaults of its schema.
+    fn fill_in(&self, _resource: &GroupVersionResource, _object: &mut Value) {}
+
     /// Accepts the write, possibly after changing the object, or rejects it.
     fn admit(&self, request: &mut AdmissionRequest) -> Result<(), Status>;
 }

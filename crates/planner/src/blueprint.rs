@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::names::name_hash;
-use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata, PodTemplate};
+use api::sandbox::{OperatingMode, PersistentVolumeClaimTemplate, PodMetadata, PodTemplate};
 use api::{Sandbox, SandboxSpec, SandboxTemplate, labels};
 use k8s_openapi::api::core::v1::PodSpec;
 use kube::ResourceExt;
@@ -78,6 +78,7 @@ impl<'a> Blueprint<'a> {
             volume_claim_templates,
             service: self.template.spec.service,
             replicas: Some(1),
+            operating_mode: Some(OperatingMode::Running),
             ..SandboxSpec::default()
         };
         let mut sandbox = Sandbox::new("", spec);

@@ -223,7 +223,12 @@ fn new_member(pool: &SandboxWarmPool, blueprint: &Blueprint<'_>) -> Sandbox {
     );
     sandbox.metadata.namespace = pool.namespace();
     sandbox.metadata.generate_name = Some(format!("{}-", pool.name_any()));
-    sandbox.metadata.labels = Some(identity);
+    let mut own_labels = identity;
+    own_labels.insert(
+        labels::LAUNCH_TYPE.to_owned(),
+        labels::LAUNCH_TYPE_WARM.to_owned(),
+    );
+    sandbox.metadata.labels = Some(own_labels);
     sandbox.metadata.owner_references = Some(vec![controller_reference(pool)]);
     sandbox
 }

@@ -85,6 +85,7 @@ fn a_new_member_carries_its_identity_and_secure_defaults() {
     );
     assert_eq!(member.annotations()[labels::SANDBOX_TEMPLATE_REF], "py");
     let pod = &member.spec.pod_template;
+    assert_eq!(member.labels()[labels::LAUNCH_TYPE], "warm");
     for labels in [member.labels(), pod.metadata.labels.as_ref().unwrap()] {
         assert_eq!(labels[labels::WARM_POOL_SANDBOX], name_hash("pool"));
         assert_eq!(labels[labels::SANDBOX_TEMPLATE_REF_HASH], name_hash("py"));

@@ -131,7 +131,10 @@ async fn make_ready(pods: &Api<Pod>, seen: &Pod, address: Ipv4Addr) {
             "phase": "Running",
             "podIP": address,
             "podIPs": [{ "ip": address }],
-            "conditions": [{ "type": "Ready", "status": "True" }],
+            "conditions": [
+                { "type": "PodScheduled", "status": "True" },
+                { "type": "Ready", "status": "True" },
+            ],
         },
     });
     let (name, patch) = (seen.name_any(), Patch::Merge(&status));

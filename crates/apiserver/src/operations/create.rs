@@ -87,6 +87,7 @@ impl Api {
             .parse::<u64>()
             .is_ok_and(|version| version > 0);
         metadata::prepare_create(&mut object, resource, self.now());
+        self.fill_in(resource, &mut object);
         strategy::prepare_create(self, resource, &mut object);
         self.admit(
             target,

@@ -224,6 +224,17 @@ impl Api {
             .ok_or_else(|| target.not_found())
     }
 
+    /// Lets hooks fill in defaults, before the schema's.
+    fn fill_in(&self, resource: &Resource, object: &mut Value) {
+        if self.admission.is_empty() {
+            return;
+        }
+        let resource = GroupVersionResource::of(resource);
+        for hook in &self.admission {
+            hook.fill_in(&resource, object);
+        }
+    }
+
     fn admit(
         &self,
         target: &Target,
@@ -239,11 +250,7 @@ impl Api {
         let resource = &target.resource;
         let mut request = AdmissionRequest {
             operation,
-            gvr: GroupVersionResource {
-                group: resource.group.to_string(),
-                version: resource.version.to_string(),
-                resource: resource.plural.to_string(),
-            },
+            gvr: GroupVersionResource::of(resource),
             kind: resource.kind.to_string(),
             subresource: part.subresource().to_owned(),
             namespace: target.namespace.clone(),

@@ -162,6 +162,9 @@ impl Api {
         };
         strategy::check_quantities(resource, &object)?;
         metadata::prepare_update(&mut object, old);
+        if part == Part::Main {
+            self.fill_in(resource, &mut object);
+        }
         strategy::prepare_update(self, resource, &mut object, old, part);
         self.admit(
             target,

@@ -7,6 +7,7 @@ mod command;
 mod first_observed;
 mod installation;
 mod metrics;
+mod operating_mode;
 mod parts;
 mod quickstart;
 mod router_access;
@@ -33,6 +34,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use first_observed::StampFirstObserved;
+use operating_mode::DefaultOperatingMode;
 use quickstart::Enforcement;
 
 pub use command::{Arguments, START_AFTER_STOP, execute};
@@ -157,7 +159,10 @@ impl Up {
             pid: std::process::id(),
         };
         let server = apiserver::Server::open(apiserver::Config {
-            admission: vec![StampFirstObserved::hook(Timestamp::now)],
+            admission: vec![
+                StampFirstObserved::hook(Timestamp::now),
+                DefaultOperatingMode::hook(),
+            ],
             audit: options.audit,
             ..apiserver::Config::new(&data_directory)
         })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api::conditions::{self, ConditionType, Reason};
 use api::{Sandbox, SandboxStatus};
 use planner::patch;
-use planner::sandbox::Observed;
+use planner::sandbox::{Observed, disagreement, is_reported_suspended};
 
 use super::{CONTROLLER, Error, FIELD_MANAGER};
 use crate::context::Context;
@@ -15,10 +15,7 @@ use crate::writes::{Precondition, Writer};
 
 /// Whether the status last said that suspension was asked for.
 pub(super) fn was_suspended(sandbox: &Sandbox) -> bool {
-    let status = sandbox.status.as_ref();
-    status.is_some_and(|status| {
-        conditions::find(&status.conditions, ConditionType::Suspended).is_some()
-    })
+    sandbox.status.as_ref().is_some_and(is_reported_suspended)
 }
 
 /// What became of a status.
@@ -47,12 +44,39 @@ pub(super) async fn publish(
     match sandboxes.patch_status(key, &precondition, change).await {
         Ok(_) => {
             tell(context, latest, &before, &status);
+            tell_disagreement(context, latest, &before, &status);
             Ok(Published::Yes)
         }
         Err(error) if error.is_not_found() => Ok(Published::Yes),
         Err(error) if error.is_conflict() => Ok(Published::Outdated),
         Err(error) => Err(Error::Publish(error)),
     }
+}
+
+/// Emits an event for a new version of the spec whose two fields of suspension disagree.
+fn tell_disagreement(
+    context: &Context,
+    sandbox: &Sandbox,
+    before: &SandboxStatus,
+    after: &SandboxStatus,
+) {
+    let observed = |status: &SandboxStatus| {
+        let ready = conditions::find(&status.conditions, ConditionType::Ready);
+        ready.and_then(|ready| ready.observed_generation)
+    };
+    if observed(before) == observed(after) {
+        return;
+    }
+    let Some(note) = disagreement(&sandbox.spec, before) else {
+        return;
+    };
+    let occurrence = Occurrence {
+        severity: Severity::Normal,
+        reason: "SuspensionFieldsDisagree",
+        action: "Suspend",
+        note: note.to_owned(),
+    };
+    context.events.record(CONTROLLER, sandbox, occurrence);
 }
 
 /// Tells of a sandbox that has become unable to work, or has expired.

@@ -105,11 +105,14 @@ async fn the_operating_mode_suspends_as_well() {
         ..SandboxSpec::default()
     };
     fixture.cluster.create_sandbox("modal", spec).await;
-    let message =
-        "Sandbox is suspended: spec.operatingMode is Suspended, though spec.replicas is 1";
-    fixture
-        .until_told("modal", "SandboxSuspended", message)
+    let suspended = fixture
+        .until_told("modal", "SandboxSuspended", "Sandbox is suspended")
         .await;
+    let told = condition(&suspended, ConditionType::Suspended).unwrap();
+    assert_eq!(
+        (told.status.as_str(), told.reason.as_str()),
+        ("True", "PodTerminated")
+    );
     assert!(
         fixture
             .cluster
@@ -122,7 +125,74 @@ async fn the_operating_mode_suspends_as_well() {
     fixture
         .patch_sandbox("modal", json!({"spec": {"operatingMode": "Running"}}))
         .await;
-    fixture.until_ready("modal").await;
+    let running = fixture.until_ready("modal").await;
+    let told = condition(&running, ConditionType::Suspended).unwrap();
+    assert_eq!(
+        (told.status.as_str(), told.reason.as_str()),
+        ("False", "NotSuspended")
+    );
+    let scheduled = condition(&running, ConditionType::PodScheduled).unwrap();
+    assert_eq!(scheduled.status, "True");
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_names_the_field_that_suspends_where_two_disagree() {
+    let fixture = Fixture::start().await;
+    let spec = SandboxSpec {
+        operating_mode: Some(OperatingMode::Running),
+        ..SandboxSpec::default()
+    };
+    fixture.cluster.create_sandbox("torn", spec).await;
+    fixture.until_ready("torn").await;
+    let notes = async || -> Vec<String> {
+        let events = fixture.cluster.api::<Event>();
+        let events = events.list(&ListParams::default()).await.unwrap();
+        let disagreements = events
+            .into_iter()
+            .filter(|event| event.reason.as_deref() == Some("SuspensionFieldsDisagree"));
+        disagreements.filter_map(|event| event.note).collect()
+    };
+    assert_eq!(notes().await, [""; 0], "nothing disagrees");
+    fixture
+        .patch_sandbox("torn", json!({"spec": {"replicas": 0}}))
+        .await;
+    fixture
+        .until_told("torn", "SandboxSuspended", "Sandbox is suspended")
+        .await;
+    let told = eventually("the event", async || notes().await.pop()).await;
+    assert!(
+        told.starts_with("Suspended because spec.replicas is 0"),
+        "{told}"
+    );
+
+    // A suspension by the mode alone disagrees with nothing that a user said, until the user says otherwise.
+    fixture
+        .patch_sandbox(
+            "torn",
+            json!({"spec": {"replicas": 0, "operatingMode": "Suspended"}}),
+        )
+        .await;
+    let generation = |sandbox: &Sandbox| sandbox.metadata.generation;
+    let resumed = fixture
+        .patch_sandbox("torn", json!({"spec": {"replicas": 1}}))
+        .await;
+    fixture
+        .cluster
+        .until("torn", "to see the spec", |sandbox: &Sandbox| {
+            condition(sandbox, ConditionType::Ready)
+                .unwrap()
+                .observed_generation
+                == generation(&resumed)
+        })
+        .await;
+    let told = eventually("the second event", async || {
+        let mut notes = notes().await;
+        notes.retain(|note| note.starts_with("Still suspended"));
+        notes.pop()
+    })
+    .await;
+    assert!(told.contains("set spec.operatingMode to Running"), "{told}");
     fixture.stop().await;
 }
 

@@ -222,6 +222,7 @@ fn transfer(
         labels.remove(key);
     }
     labels.extend(claim_identity(claim));
+    labels.extend([launch_type(labels::LAUNCH_TYPE_WARM)]);
     let mut annotations = sandbox.annotations().clone();
     annotations.insert(labels::POD_NAME.to_owned(), sandbox.name_any());
     annotations.extend(trace_context(claim));
@@ -293,6 +294,7 @@ fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, 
         labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(),
         blueprint.name_hash.clone(),
     );
+    identity.extend([launch_type(labels::LAUNCH_TYPE_COLD)]);
     sandbox.metadata.name = Some(claim.name_any());
     sandbox.metadata.namespace = claim.namespace();
     sandbox.metadata.labels = Some(identity);
@@ -310,6 +312,11 @@ fn is_leaving(claim: &SandboxClaim, namesake: &Sandbox) -> bool {
     namesake.metadata.deletion_timestamp.is_some()
         || controller_of(&namesake.metadata)
             .is_some_and(|owner| refers_to_predecessor::<SandboxClaim>(owner, &name, uid))
+}
+
+/// How a sandbox, though not its pod, says whether it was made in advance.
+fn launch_type(value: &str) -> (String, String) {
+    (labels::LAUNCH_TYPE.to_owned(), value.to_owned())
 }
 
 fn trace_context(claim: &SandboxClaim) -> Option<(String, String)> {

@@ -16,8 +16,10 @@
 mod metadata;
 mod observed_pod;
 mod pod;
+mod scheduling;
 mod service;
 mod status;
+mod suspension;
 mod volume_claims;
 
 #[cfg(test)]
@@ -41,6 +43,7 @@ use crate::owner::{Ownership, Version, controller_of, ownership, refers_to_prede
 pub use observed_pod::ObservedPod;
 pub use pod::{Loss, current_pod, loss, pod_name};
 pub use status::{Outcome, Trouble, is_first_start, status};
+pub use suspension::{disagreement, is_reported_suspended};
 pub use volume_claims::claim_name;
 
 /// A sandbox is not looked at for its expiry more often than this.

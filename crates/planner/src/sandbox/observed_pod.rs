@@ -46,6 +46,7 @@ pub struct StateCondition {
     pub type_: String,
     pub status: String,
     pub reason: Option<String>,
+    pub message: Option<String>,
     pub last_transition_time: Option<Time>,
 }
 

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use api::conditions::{ConditionType, Finding, Reason, find, merge, remove};
-use api::sandbox::{OperatingMode, Suspension};
+use api::conditions::{ConditionType, Finding, Reason, find, merge, remove, set};
+use api::sandbox::ConditionForm;
 use api::{SandboxStatus, labels};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::scheduling::pod_scheduled;
+use super::suspension::{is_name_taken, suspended};
 use super::{Observed, ObservedPod, Problem, Settings, Stage, current_pod, loss, service};
 use crate::owner::{Ownership, ownership};
 
@@ -95,6 +97,14 @@ pub fn status(
             None => remove(conditions, kind),
         }
     }
+    let scheduled = outcome.pod.as_deref().filter(|_| {
+        let form = observed.sandbox.spec.condition_form();
+        stage != Stage::Expired && form == ConditionForm::OperatingMode
+    });
+    match scheduled {
+        Some(pod) => set(conditions, pod_scheduled(pod, generation, now)),
+        None => remove(conditions, ConditionType::PodScheduled),
+    }
     merge(
         conditions,
         &ready(observed, stage, outcome),
@@ -144,27 +154,6 @@ fn resources(observed: &Observed, outcome: &Outcome, settings: &Settings<'_>) ->
         pod_ips: running.map(pod_ips).unwrap_or_default(),
         node_name: running.and_then(node_name),
     }
-}
-
-fn suspended(observed: &Observed, outcome: &Outcome) -> Option<Finding> {
-    if !observed.sandbox.spec.suspension().is_requested() {
-        return None;
-    }
-    Some(if outcome.pod.is_some() {
-        Finding::new(
-            ConditionType::Suspended,
-            false,
-            Reason::PodNotTerminated,
-            "Pod is being terminated",
-        )
-    } else {
-        Finding::new(
-            ConditionType::Suspended,
-            true,
-            Reason::PodTerminated,
-            "Pod is terminated",
-        )
-    })
 }
 
 /// How the pod came to its own end, if it did.
@@ -241,24 +230,16 @@ fn trouble(trouble: &[Trouble]) -> Option<(Reason, String)> {
     (!waiting.is_empty()).then(|| (Reason::DependenciesNotReady, waiting.join("; ")))
 }
 
-/// Two fields can suspend a sandbox. While they disagree, the message names the one that does, or a user who set the other
-/// would wait in vain.
+/// Plain words that clients compare. Which field suspends the sandbox, where two disagree, is an event's to say.
 fn suspension_message(observed: &Observed, outcome: &Outcome) -> String {
-    let state = if outcome.pod.is_some() {
+    let has_other_pod = observed.sandbox.spec.condition_form() == ConditionForm::OperatingMode
+        && is_name_taken(observed);
+    let message = if outcome.pod.is_some() || has_other_pod {
         "Sandbox is suspending"
     } else {
         "Sandbox is suspended"
     };
-    let spec = &observed.sandbox.spec;
-    match spec.suspension() {
-        Suspension::ByReplicas if spec.operating_mode == Some(OperatingMode::Running) => {
-            format!("{state}: spec.replicas is 0, though spec.operatingMode is Running")
-        }
-        Suspension::ByOperatingMode if spec.replicas.is_some() => {
-            format!("{state}: spec.operatingMode is Suspended, though spec.replicas is 1")
-        }
-        _ => state.to_owned(),
-    }
+    message.to_owned()
 }
 
 fn pod_readiness(pod: Option<&ObservedPod>) -> (bool, String) {

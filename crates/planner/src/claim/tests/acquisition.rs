@@ -3,7 +3,7 @@
 use api::claim::EnvVar;
 use api::labels;
 use api::names::name_hash;
-use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
+use api::sandbox::{OperatingMode, PersistentVolumeClaimTemplate, PodMetadata};
 use api::template::{EnvVarsInjectionPolicy, VolumeClaimTemplatesPolicy};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -71,6 +71,21 @@ fn a_warm_claim_is_bound_first_and_transferred_second() {
         "the label of the network policy stays as it is"
     );
     assert_eq!(plan.verdict, Verdict::Reflect);
+}
+
+#[test]
+fn a_sandbox_that_its_pool_did_not_label_is_labelled_warm_when_it_is_claimed() {
+    let mut candidate = warm("w");
+    candidate.labels_mut().remove(labels::LAUNCH_TYPE);
+    let world = World {
+        candidate: Some(candidate),
+        ..World::of(claim())
+    };
+    let effects = world.decide().effects;
+    let Some(Effect::Transfer { patch, .. }) = effects.last() else {
+        panic!("{effects:?}");
+    };
+    assert_eq!(patch["metadata"]["labels"][labels::LAUNCH_TYPE], "warm");
 }
 
 #[test]
@@ -149,6 +164,9 @@ fn a_cold_sandbox_has_the_claims_name_and_identity() {
     );
     let pod = &sandbox.spec.pod_template;
     let pod_labels = pod.metadata.labels.as_ref().unwrap();
+    assert_eq!(sandbox.labels()[labels::LAUNCH_TYPE], "cold");
+    assert!(!pod_labels.contains_key(labels::LAUNCH_TYPE));
+    assert_eq!(sandbox.spec.operating_mode, Some(OperatingMode::Running));
     for labels in [sandbox.labels(), pod_labels] {
         assert_eq!(labels[labels::CLAIM_UID], "claim-uid");
         assert_eq!(labels[labels::SANDBOX_TEMPLATE_REF_HASH], name_hash("py"));

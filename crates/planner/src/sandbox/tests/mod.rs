@@ -3,6 +3,7 @@
 mod expiry;
 mod handover;
 mod metadata;
+mod operating_mode;
 mod pod;
 mod properties;
 mod service;

@@ -1,0 +1,75 @@
+//! The condition `Suspended`, in the form of the generation that the object speaks, and what to say when its two fields disagree.
+
+use api::conditions::{self, ConditionType, Finding, Reason};
+use api::sandbox::{ConditionForm, OperatingMode, Suspension};
+use api::{SandboxSpec, SandboxStatus};
+
+use super::{Observed, Outcome, current_pod};
+
+/// The condition Suspended, or none where the object is not to have one.
+pub(super) fn suspended(observed: &Observed, outcome: &Outcome) -> Option<Finding> {
+    let spec = &observed.sandbox.spec;
+    let form = spec.condition_form();
+    let is_requested = spec.suspension().is_requested();
+    let (holds, reason, message) = match (form, is_requested, outcome.pod.is_some()) {
+        (ConditionForm::Replicas, false, _) => return None,
+        (ConditionForm::Replicas, true, true) => {
+            (false, Reason::PodNotTerminated, "Pod is being terminated")
+        }
+        (ConditionForm::Replicas, true, false) => {
+            (true, Reason::PodTerminated, "Pod is terminated")
+        }
+        (ConditionForm::OperatingMode, false, _) => {
+            (false, Reason::NotSuspended, "Sandbox is not suspended")
+        }
+        (ConditionForm::OperatingMode, true, true) => (
+            false,
+            Reason::PodTerminating,
+            "Pod is terminating. Sandbox is suspending",
+        ),
+        (ConditionForm::OperatingMode, true, false) if is_name_taken(observed) => (
+            false,
+            Reason::PodNotOwned,
+            "Refused to delete pod because it is not owned by this sandbox",
+        ),
+        (ConditionForm::OperatingMode, true, false) => (
+            true,
+            Reason::PodTerminated,
+            "Pod has been terminated. Sandbox is suspended",
+        ),
+    };
+    let condition = ConditionType::Suspended;
+    Some(Finding::new(condition, holds, reason, message))
+}
+
+/// Whether the pod of the sandbox's name is not the sandbox's.
+pub(super) fn is_name_taken(observed: &Observed) -> bool {
+    current_pod(observed).is_some_and(|pod| !observed.owns(&pod.metadata))
+}
+
+/// Whether a status says that suspension is asked for, in either form.
+pub fn is_reported_suspended(status: &SandboxStatus) -> bool {
+    conditions::find(&status.conditions, ConditionType::Suspended)
+        .is_some_and(|suspended| suspended.reason != Reason::NotSuspended.as_str())
+}
+
+/// What to tell the author of a spec whose `replicas` and `operatingMode` disagree: which of them decides.
+///
+/// `replicas: 1` is also what the schema fills in, so beside `operatingMode: Suspended` it means nothing by itself. It is taken for a
+/// wish to resume when the spec was changed while the sandbox was suspended.
+pub fn disagreement(spec: &SandboxSpec, before: &SandboxStatus) -> Option<&'static str> {
+    match spec.suspension() {
+        Suspension::ByReplicas if spec.operating_mode == Some(OperatingMode::Running) => Some(
+            "Suspended because spec.replicas is 0, though spec.operatingMode is Running; set spec.replicas to 1 to resume",
+        ),
+        Suspension::ByOperatingMode
+            if spec.replicas == Some(1)
+                && conditions::is_true(&before.conditions, ConditionType::Suspended) =>
+        {
+            Some(
+                "Still suspended because spec.operatingMode is Suspended, though spec.replicas is 1; set spec.operatingMode to Running to resume",
+            )
+        }
+        _ => None,
+    }
+}
