@@ -14,6 +14,7 @@
 //! | [`metadata`] | what a claim may add to a pod's labels and annotations |
 //! | [`events`], [`addresses`] | the limits of events; the addresses that a pod can have |
 //! | [`decoding`] | decoding objects one by one, and the readable parts of an object that does not fit its type |
+//! | [`start_problem`] | why a pod does not start, as conditions word it and clients read it |
 //! | [`rbac`] | how a controller declares the permissions it needs |
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -35,6 +36,7 @@ pub mod names;
 pub mod proxy_header;
 pub mod rbac;
 pub mod sandbox;
+pub mod start_problem;
 pub mod template;
 pub mod warm_pool;
 

@@ -128,8 +128,13 @@ pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
 
 /// An error and its causes in one line. What an API server refused is told in its own words alone.
 pub fn chain(error: &anyhow::Error) -> String {
+    causes(error.chain())
+}
+
+/// The same for an error that is part of another.
+pub fn causes(chain: anyhow::Chain<'_>) -> String {
     let mut told: Vec<String> = Vec::new();
-    for cause in error.chain() {
+    for cause in chain {
         let refused = match cause.downcast_ref() {
             Some(kube::Error::Api(status)) => Some(status.message.clone()),
             _ => None,

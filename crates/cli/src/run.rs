@@ -19,6 +19,9 @@ pub struct Arguments {
     #[command(flatten)]
     source: sandboxes::Source,
 
+    #[command(flatten)]
+    wait: sandboxes::Wait,
+
     /// Keep the sandbox, and print the name of its claim on stderr
     #[arg(long)]
     keep: bool,
@@ -36,8 +39,13 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         connected.require_kinds().await?;
         return run_in(&connected, &arguments, &progress, Signals::listen()?).await;
     }
-    if arguments.keep {
-        anyhow::bail!("--keep needs a system that stays: start `agent-sandbox up` first");
+    for (flag, is_set) in [
+        ("--keep", arguments.keep),
+        ("--keep-on-failure", arguments.wait.keep_on_failure),
+    ] {
+        if is_set {
+            anyhow::bail!("{flag} needs a system that stays: start `agent-sandbox up` first");
+        }
     }
     progress.say("starting agent-sandbox");
     let mut signals = Signals::listen()?;
@@ -66,7 +74,9 @@ async fn run_in(
     mut signals: Signals,
 ) -> anyhow::Result<ExitCode> {
     progress.say("claiming a sandbox");
-    let created = sandboxes::create(connected, arguments.source.wanted(), &mut signals).await;
+    let wanted = arguments.source.wanted();
+    let wait = &arguments.wait;
+    let created = sandboxes::create(connected, wanted, wait, *progress, &mut signals).await;
     progress.finish();
     let sandbox = match created? {
         Created::Ready(sandbox) => sandbox,

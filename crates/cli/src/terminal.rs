@@ -205,6 +205,12 @@ impl Progress {
         }
     }
 
+    /// Prints a line that stays, on a terminal or not.
+    pub fn note(self, line: &str) {
+        self.finish();
+        eprintln!("{}", visible::line(line));
+    }
+
     /// Leaves the line empty for what comes.
     pub fn finish(self) {
         if self.shown {

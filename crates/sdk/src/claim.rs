@@ -62,6 +62,7 @@ pub struct CreateOptions {
     pub(crate) namespace: Option<String>,
     pub(crate) adopt_existing: bool,
     pub(crate) ready_timeout: Option<Duration>,
+    pub(crate) keep_on_failure: bool,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     pod_labels: BTreeMap<String, String>,
@@ -94,6 +95,7 @@ impl CreateOptions {
             namespace: None,
             adopt_existing: false,
             ready_timeout: None,
+            keep_on_failure: false,
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
             pod_labels: BTreeMap::new(),
@@ -140,6 +142,13 @@ impl CreateOptions {
     #[must_use]
     pub fn ready_timeout(mut self, limit: Duration) -> Self {
         self.ready_timeout = Some(limit);
+        self
+    }
+
+    /// Keep the claim if its sandbox does not become ready, for inspection, instead of deleting it.
+    #[must_use]
+    pub fn keep_on_failure(mut self) -> Self {
+        self.keep_on_failure = true;
         self
     }
 

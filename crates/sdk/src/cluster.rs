@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use api::decoding::Decoded;
 use api::{Sandbox, SandboxClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::error::{ErrorKind, Key};
 use crate::follow::{Ended, Missing, Start, follow, unreadable};
 use crate::readiness::{self, Bound, Verdict};
+use crate::waiting::{self, Waiting};
 
 #[derive(Clone)]
 pub(crate) struct Cluster {
@@ -116,17 +119,27 @@ impl Cluster {
         }
     }
 
-    /// Waits until a claim is ready. `seen` is the version of it that was seen last and was not.
+    /// Waits until a claim is ready, and publishes in `progress` what it waits for. `seen` is the version of the claim that was seen
+    /// last and was not ready.
     pub(crate) async fn wait_ready(
         &self,
         key: &Key,
         seen: Option<String>,
         limit: Duration,
+        progress: &Progress,
     ) -> Result<Bound, ErrorKind> {
         let api = self.claims(&key.namespace);
         let start = seen.map_or(Start::Current, Start::After);
-        let waiting = follow(&api, &key.claim, start, Missing::Gone, readiness::of_claim);
-        within("waiting for the sandbox to become ready", limit, waiting).await
+        let judge = |claim: &SandboxClaim| {
+            let verdict = readiness::of_claim(claim);
+            if verdict == Verdict::Wait {
+                publish(progress, readiness::conditions_of_claim(claim));
+            }
+            verdict
+        };
+        let following = follow(&api, &key.claim, start, Missing::Gone, judge);
+        let what = "waiting for the sandbox to become ready";
+        within(what, limit, progress, following).await
     }
 
     /// Says whether a sandbox is to run, in both fields that say so, and waits until it does or does not.
@@ -173,17 +186,46 @@ impl Cluster {
         let start = patched
             .resource_version()
             .map_or(Start::Current, Start::After);
-        within(what, limit, follow(&api, name, start, Missing::Gone, judge)).await
+        let progress = Progress::new(None);
+        let judge = |sandbox: &Sandbox| {
+            let verdict = judge(sandbox);
+            if verdict == Verdict::Wait {
+                publish(&progress, readiness::conditions_of(sandbox));
+            }
+            verdict
+        };
+        let following = follow(&api, name, start, Missing::Gone, judge);
+        within(what, limit, &progress, following).await
     }
+}
+
+/// Where it is published what a sandbox waits for.
+pub(crate) type Progress = watch::Sender<Option<Waiting>>;
+
+/// Publishes what an object that is not ready waits for, if that has changed.
+fn publish(progress: &Progress, conditions: &[Condition]) {
+    let now = waiting::of(conditions);
+    progress.send_if_modified(|before| {
+        let is_news = *before != now;
+        if is_news {
+            *before = now;
+        }
+        is_news
+    });
 }
 
 async fn within<T>(
     what: &'static str,
     limit: Duration,
-    waiting: impl Future<Output = Result<T, Ended>>,
+    progress: &Progress,
+    following: impl Future<Output = Result<T, Ended>>,
 ) -> Result<T, ErrorKind> {
-    let ended = match tokio::time::timeout(limit, waiting).await {
-        Err(_) => return Err(ErrorKind::Timeout { what, limit }),
+    let ended = match tokio::time::timeout(limit, following).await {
+        Err(_) => {
+            let last = progress.borrow().clone();
+            let state = last.map(|waiting| waiting.state);
+            return Err(ErrorKind::ReadyTimeout { what, limit, state });
+        }
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(ended)) => ended,
     };

@@ -127,6 +127,15 @@ pub enum ErrorKind {
     #[error("{what} took longer than {limit:?}")]
     Timeout { what: &'static str, limit: Duration },
 
+    /// A sandbox was not ready, resumed or suspended in time.
+    #[error("{what} took longer than {limit:?}{}", state.as_ref().map(|state| format!(": {state}")).unwrap_or_default())]
+    ReadyTimeout {
+        what: &'static str,
+        limit: Duration,
+        /// What its Ready condition said last.
+        state: Option<String>,
+    },
+
     #[error("the claim could not be created")]
     ClaimFailed {
         #[source]
@@ -134,12 +143,14 @@ pub enum ErrorKind {
     },
     #[error("there is no such claim")]
     ClaimNotFound,
-    /// The claim's Ready condition gave a reason that waiting does not mend.
+    /// The claim's Ready condition gave a reason that waiting does not mend: its own, or that of a pod which cannot start
+    /// ([`api::start_problem::Lasting`]).
     #[error("the claim cannot be met: {reason}: {message}")]
     Refused { reason: String, message: String },
     #[error("the claim was deleted")]
     SandboxDeleted,
-    /// Opening failed and the claim is still there. Opening again takes it up; terminating deletes it.
+    /// Opening failed and the claim is still there: it could not be deleted, or was to be kept
+    /// ([`crate::CreateOptions::keep_on_failure`]). Opening again takes it up; terminating deletes it.
     #[error("opening failed and the claim is left behind{}", cleanup.as_ref().map(|error| format!(" (deleting it failed: {error})")).unwrap_or_default())]
     OrphanedClaim {
         #[source]

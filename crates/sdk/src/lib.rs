@@ -15,7 +15,7 @@
 //! | [`commands`], [`files`], [`process`] | the engines |
 //! | `connector`, `retry`, `encoding` | requests: headers, attempts, time limits, caps |
 //! | `route`, `gateway`, `tunnel`, [`transport`] | ways to the sandbox |
-//! | `cluster`, `follow`, `claim`, `readiness`, [`status`] | claims and sandboxes in the Kubernetes API |
+//! | `cluster`, `follow`, `claim`, `readiness`, `waiting`, [`status`] | claims and sandboxes in the Kubernetes API |
 //! | [`metrics`] | what a client counts |
 //! | [`trace`] | spans, and the trace context that travels along |
 
@@ -43,6 +43,7 @@ mod rollback;
 mod route;
 mod sandbox;
 mod tunnel;
+mod waiting;
 
 pub use claim::{CreateOptions, WarmPool};
 pub use client::{AutoCleanup, Client, ListOptions};
@@ -54,6 +55,7 @@ pub use options::{Connection, DEFAULT_SERVER_PORT, InClusterAddress, Options, Sc
 pub use retry::RetryPolicy;
 pub use sandbox::Sandbox;
 pub use status::{Phase, Status};
+pub use waiting::Waiting;
 
 pub use api::claim::ClaimShutdownPolicy;
 pub use api::sandbox::{EmbeddedObjectMetadata, PersistentVolumeClaimTemplate};

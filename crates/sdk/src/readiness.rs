@@ -1,6 +1,7 @@
 //! What an object's status means to someone who waits for it. Pure.
 
 use api::conditions::{self, ConditionType, Reason};
+use api::start_problem::StartProblem;
 use api::{Sandbox, SandboxClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -33,11 +34,7 @@ pub(crate) fn bound(claim: &SandboxClaim) -> Option<Bound> {
 
 /// Whether a claim can be used.
 pub(crate) fn of_claim(claim: &SandboxClaim) -> Verdict<Bound> {
-    let conditions = claim
-        .status
-        .as_ref()
-        .map_or(&[][..], |status| &status.conditions);
-    match ready(conditions, claim.metadata.generation) {
+    match ready(conditions_of_claim(claim), claim.metadata.generation) {
         Verdict::Done(()) => bound(claim).map_or(Verdict::Wait, Verdict::Done),
         Verdict::Wait => Verdict::Wait,
         Verdict::Refused { reason, message } => Verdict::Refused { reason, message },
@@ -79,7 +76,14 @@ pub(crate) fn of_suspended(sandbox: &Sandbox) -> Verdict<()> {
     }
 }
 
-fn conditions_of(sandbox: &Sandbox) -> &[Condition] {
+pub(crate) fn conditions_of_claim(claim: &SandboxClaim) -> &[Condition] {
+    claim
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions)
+}
+
+pub(crate) fn conditions_of(sandbox: &Sandbox) -> &[Condition] {
     sandbox
         .status
         .as_ref()
@@ -104,6 +108,17 @@ fn ready(conditions: &[Condition], generation: Option<i64>) -> Verdict<()> {
     }
     if ready.status == "True" {
         return Verdict::Done(());
+    }
+    // A pod that no waiting starts has a reason of its own, in the message.
+    if ready.status == "False"
+        && ready.reason == Reason::DependenciesNotReady.as_str()
+        && let Some(problem) = StartProblem::parse(&ready.message)
+        && problem.lasting().is_some()
+    {
+        return Verdict::Refused {
+            reason: problem.reason.clone(),
+            message: problem.to_string(),
+        };
     }
     if ready.status == "False" && ends_waiting(&ready.reason) {
         return Verdict::Refused {
@@ -200,6 +215,41 @@ mod tests {
                 message: "m".into(),
             };
             assert_eq!(of_claim(&refused), expected);
+        }
+    }
+
+    #[test]
+    fn a_pod_that_no_waiting_starts_ends_the_waiting() {
+        let told = |problem: &str| {
+            let message = format!("Pod exists with phase: Pending; container \"main\": {problem}");
+            let mut condition = condition("Ready", "False", "DependenciesNotReady", 2);
+            condition["message"] = message.into();
+            of_claim(&claim(&json!({"conditions": [condition]})))
+        };
+        let refused = |reason: &str, message: &str| Verdict::Refused {
+            reason: reason.into(),
+            message: message.into(),
+        };
+        assert_eq!(
+            told("InvalidImageName: invalid image name \"X\""),
+            refused(
+                "InvalidImageName",
+                "container \"main\": InvalidImageName: invalid image name \"X\""
+            )
+        );
+        assert_eq!(
+            told("ImagePullBackOff: x:1 is not found at r.example"),
+            refused(
+                "ImagePullBackOff",
+                "container \"main\": ImagePullBackOff: x:1 is not found at r.example"
+            )
+        );
+        for problem in [
+            "ErrImagePull: x:1 is not found at r.example",
+            "ImagePullBackOff: r.example does not answer",
+            "CrashLoopBackOff: the last run ended with code 1",
+        ] {
+            assert_eq!(told(problem), Verdict::Wait, "{problem}");
         }
     }
 

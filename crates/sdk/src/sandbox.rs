@@ -21,6 +21,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -28,7 +29,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Instrument, Span};
 
 use crate::claim::CreateOptions;
-use crate::cluster::{Mode, kubernetes};
+use crate::cluster::{Mode, Progress, kubernetes};
 use crate::commands::Commands;
 use crate::connector::{Access, Connector};
 use crate::error::{Error, ErrorKind, Key};
@@ -40,6 +41,7 @@ use crate::rollback::Rollback;
 use crate::route::Entrance;
 use crate::status::{self, Status};
 use crate::trace;
+use crate::waiting::Waiting;
 
 /// A sandbox. Clones are the same handle. Dropping it leaves the sandbox as it is: [`Sandbox::terminate`] ends it, and
 /// [`crate::Client::attach`] takes it up again by its [`Sandbox::id`], from any process.
@@ -57,6 +59,8 @@ struct Shared {
     connector: Arc<Connector>,
     /// Held while the handle is opened, disconnected or terminated.
     lifecycle: tokio::sync::Mutex<()>,
+    /// What an opening that is under way waits for.
+    progress: Progress,
     state: Mutex<State>,
 }
 
@@ -100,6 +104,7 @@ impl Sandbox {
                 key,
                 request,
                 lifecycle: tokio::sync::Mutex::new(()),
+                progress: Progress::new(None),
                 state: Mutex::new(State {
                     stage,
                     opening: None,
@@ -174,6 +179,11 @@ impl Sandbox {
         self.state().stage == Stage::Orphaned
     }
 
+    /// What an opening that is under way waits for, as it changes: for programs that show why a sandbox takes long.
+    pub fn waiting(&self) -> watch::Receiver<Option<Waiting>> {
+        self.shared.progress.subscribe()
+    }
+
     /// Runs commands.
     pub fn commands(&self) -> Commands {
         Commands::new(self.clone())
@@ -206,8 +216,8 @@ impl Sandbox {
 
     /// Makes the claim and waits until the sandbox can be used; or, if the claim exists already, connects to it again.
     ///
-    /// If it fails, the claim is deleted. If that fails as well, the error is [`ErrorKind::OrphanedClaim`]: opening again takes
-    /// the claim up, terminating deletes it. If the future is dropped, the claim is deleted in the background.
+    /// If it fails, the claim is deleted, unless [`CreateOptions::keep_on_failure`] keeps it. If it is kept, or cannot be deleted, the
+    /// error is [`ErrorKind::OrphanedClaim`]: opening again takes the claim up, terminating deletes it. If the future is dropped, the claim is deleted in the background.
     pub async fn open(&self) -> Result<(), Error> {
         let _lifecycle = self.shared.lifecycle.lock().await;
         let cancel = CancellationToken::new();
@@ -219,6 +229,7 @@ impl Sandbox {
             state.opening = Some(cancel.clone());
             state.stage
         };
+        self.shared.progress.send_replace(None);
         let span = trace::lifecycle(&self.options().trace_service_name, self.key());
         let opening = async {
             match (&self.shared.request, before) {
@@ -296,6 +307,13 @@ impl Sandbox {
             Ok(bound) => {
                 rollback.keep();
                 Ok(bound)
+            }
+            Err(cause) if request.keep_on_failure && !matches!(cause, ErrorKind::Cancelled) => {
+                rollback.keep();
+                Err(ErrorKind::OrphanedClaim {
+                    cause: Box::new(cause),
+                    cleanup: None,
+                })
             }
             Err(cause) => match rollback.undo().await {
                 Ok(()) => Err(cause),
@@ -375,7 +393,8 @@ impl Sandbox {
 
     async fn wait_ready(&self, seen: Option<String>, limit: Duration) -> Result<Bound, ErrorKind> {
         let cluster = &self.shared.access.cluster;
-        let waiting = cluster.wait_ready(self.key(), seen, limit);
+        let progress = &self.shared.progress;
+        let waiting = cluster.wait_ready(self.key(), seen, limit, progress);
         trace::within(self.step("wait_for_sandbox_ready"), waiting).await
     }
 

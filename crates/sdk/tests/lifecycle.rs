@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, PatchParams};
 use sdk::trace::RemoteContext;
 use sdk::{CreateOptions, ErrorKind, ListOptions, Options, Phase, WarmPool};
 use support::http_server::{ScriptedRouter, answer};
-use support::{Injected, MISSING, NEVER, World, is_delete, is_watch, options};
+use support::{FAILING, Injected, MISSING, NEVER, World, is_delete, is_watch, options};
 
 /// Nobody listens there: for tests that send nothing to a sandbox.
 const NOWHERE: &str = "http://127.0.0.1:9";
@@ -127,10 +127,53 @@ async fn a_claim_that_is_not_met_in_time_is_taken_back() {
     let request = CreateOptions::from_template(NEVER).ready_timeout(Duration::from_millis(50));
     let error = client.create(request).await.unwrap_err();
     assert!(
-        matches!(error.kind(), ErrorKind::Timeout { .. }),
+        matches!(error.kind(), ErrorKind::ReadyTimeout { .. }),
         "{error:?}"
     );
     world.has_no_claims().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_is_not_met_in_time_says_what_it_waited_for() {
+    let (world, client) = start().await;
+    let request = CreateOptions::from_template(FAILING).ready_timeout(Duration::from_secs(60));
+    let sandbox = client.sandbox(request).unwrap();
+    let mut progress = sandbox.waiting();
+    let handle = sandbox.clone();
+    let opening = tokio::spawn(async move { handle.open().await });
+    let waiting = progress.wait_for(Option::is_some).await.unwrap().clone();
+    assert_eq!(
+        waiting.unwrap().problem.as_deref(),
+        Some("container \"main\": ErrImagePull: registry.example does not answer")
+    );
+    sandbox.terminate().await.unwrap();
+    assert!(opening.await.unwrap().is_err());
+
+    let request = CreateOptions::from_template(FAILING).ready_timeout(Duration::from_secs(2));
+    let error = client.create(request).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("ErrImagePull: registry.example does not answer"),
+        "{error}"
+    );
+    world.wait_for_no_claims().await;
+}
+
+#[tokio::test]
+async fn a_claim_that_failed_can_be_kept_for_inspection() {
+    let (world, client) = start().await;
+    let request = CreateOptions::from_template(MISSING).keep_on_failure();
+    let error = client.create(request).await.unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::OrphanedClaim { cleanup: None, .. }),
+        "{error:?}"
+    );
+    assert_eq!(error.reason(), Some("TemplateNotFound"));
+    let name = &error.sandbox().unwrap().claim;
+    assert_eq!(world.claim_names().await, [name.clone()]);
+    client.delete(name).await.unwrap();
+    world.wait_for_no_claims().await;
 }
 
 #[tokio::test]

@@ -18,6 +18,9 @@ pub struct ClaimArguments {
     #[command(flatten)]
     source: Source,
 
+    #[command(flatten)]
+    wait: Wait,
+
     /// Release the sandbox after this time, such as 30m or 2h
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     shutdown_after: Option<Duration>,
@@ -47,6 +50,29 @@ pub struct Source {
     /// Environment variable of the sandbox; may be repeated. Such a sandbox is never a warm one
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     env: Vec<(String, String)>,
+}
+
+/// How long to wait for a sandbox, and what to do when it does not come up
+#[derive(Clone, Debug, Args)]
+pub struct Wait {
+    /// How long to wait until the sandbox is ready
+    #[arg(long, value_name = "DURATION", default_value = "3m", value_parser = parse_duration)]
+    timeout: Duration,
+
+    /// Keep the claim if its sandbox does not become ready, for inspection, instead of deleting it
+    #[arg(long)]
+    pub keep_on_failure: bool,
+}
+
+impl Wait {
+    fn apply_to(&self, wanted: sdk::CreateOptions) -> sdk::CreateOptions {
+        let wanted = wanted.ready_timeout(self.timeout);
+        if self.keep_on_failure {
+            wanted.keep_on_failure()
+        } else {
+            wanted
+        }
+    }
 }
 
 impl Source {
@@ -82,7 +108,7 @@ pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
     }
     let progress = Progress::begin();
     progress.say("claiming a sandbox");
-    let created = create(&connected, wanted, &mut signals).await;
+    let created = create(&connected, wanted, &arguments.wait, progress, &mut signals).await;
     progress.finish();
     let sandbox = match created? {
         Created::Ready(sandbox) => sandbox,
@@ -106,22 +132,36 @@ pub enum Created {
     Interrupted(Received),
 }
 
-/// Claims a sandbox; an error says what there is instead of what is missing.
+/// Claims a sandbox, and says on stderr what keeps it from coming up; an error says what there is instead of what is missing.
 pub async fn create(
     connected: &Connected,
     wanted: sdk::CreateOptions,
+    wait: &Wait,
+    progress: Progress,
     signals: &mut Signals,
 ) -> anyhow::Result<Created> {
-    let sandbox = connected.sandboxes()?.sandbox(wanted)?;
+    let sandbox = connected.sandboxes()?.sandbox(wait.apply_to(wanted))?;
+    let mut waiting = sandbox.waiting();
+    let mut said = None;
     let handle = sandbox.clone();
     let mut opening = pin!(handle.open());
-    let opened = tokio::select! {
-        opened = &mut opening => opened,
-        received = signals.next() => {
-            // Ending the sandbox cuts the opening short, which takes the claim back.
-            let (ended, _) = tokio::join!(sandbox.terminate(), opening);
-            ended?;
-            return Ok(Created::Interrupted(received));
+    let opened = loop {
+        tokio::select! {
+            opened = &mut opening => break opened,
+            received = signals.next() => {
+                // Ending the sandbox cuts the opening short, which takes the claim back.
+                let (ended, _) = tokio::join!(sandbox.terminate(), opening);
+                ended?;
+                return Ok(Created::Interrupted(received));
+            }
+            Ok(()) = waiting.changed() => {
+                let seen = waiting.borrow_and_update().clone();
+                let problem = seen.and_then(|waiting| waiting.problem);
+                if let Some(problem) = problem.filter(|problem| said.as_ref() != Some(problem)) {
+                    progress.note(&format!("waiting: {problem}"));
+                    said = Some(problem);
+                }
+            }
         }
     };
     match opened {

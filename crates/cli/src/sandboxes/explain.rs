@@ -10,6 +10,7 @@ use kube::{Client, ResourceExt};
 use super::columns::Shown;
 use super::{Known, scoped};
 use crate::connection::Connected;
+use crate::output::causes;
 
 /// More names than this do not help.
 const MOST_NAMES: usize = 8;
@@ -26,6 +27,18 @@ pub async fn creation(connected: &Connected, error: sdk::Error) -> anyhow::Error
         let name = &key.claim;
         return anyhow::anyhow!(
             "a claim named {name} exists already in namespace {namespace}; `agent-sandbox get {name}` shows it"
+        );
+    }
+    if let sdk::ErrorKind::OrphanedClaim {
+        cause,
+        cleanup: None,
+    } = error.kind()
+        && let Some(key) = error.sandbox()
+    {
+        let name = &key.claim;
+        let cause = causes(anyhow::Chain::new(cause.as_ref()));
+        return anyhow::anyhow!(
+            "{cause}; kept as claim {name} in namespace {namespace}: `agent-sandbox get {name}` and `agent-sandbox status` show it, `agent-sandbox delete {name}` deletes it"
         );
     }
     let reason = error.reason().and_then(Reason::from_wire);

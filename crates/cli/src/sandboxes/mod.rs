@@ -22,7 +22,7 @@ use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use claim::{ClaimArguments, Created, Source, claim, create};
+pub use claim::{ClaimArguments, Created, Source, Wait, claim, create};
 pub use copy::{CopyArguments, copy};
 pub use delete::{DeleteArguments, delete, delete_everything};
 pub use exec::{ExecArguments, exec};

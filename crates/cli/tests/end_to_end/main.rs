@@ -14,6 +14,7 @@ mod outcomes;
 mod parts;
 mod rootless;
 mod sdk_examples;
+mod starts;
 mod streams;
 mod support;
 mod verbs;

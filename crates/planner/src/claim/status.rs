@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::claim::ClaimedSandbox;
 use api::conditions::{self, ConditionType, Finding, Reason};
+use api::start_problem::StartProblem;
 use api::{Sandbox, SandboxClaim, SandboxClaimStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -77,8 +78,10 @@ pub fn is_first_start(claim: &SandboxClaim, report: &Report<'_>) -> bool {
     else {
         return false;
     };
-    let is_waited_for = condition_of(sandbox, ConditionType::Ready)
-        .is_none_or(|ready| ready.reason == Reason::DependenciesNotReady.as_str());
+    let is_waited_for = condition_of(sandbox, ConditionType::Ready).is_none_or(|ready| {
+        ready.reason == Reason::DependenciesNotReady.as_str()
+            && StartProblem::parse(&ready.message).is_none()
+    });
     claim.status.is_none() && sandbox.metadata.deletion_timestamp.is_none() && is_waited_for
 }
 

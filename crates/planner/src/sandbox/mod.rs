@@ -18,6 +18,7 @@ mod observed_pod;
 mod pod;
 mod scheduling;
 mod service;
+mod start_failure;
 mod status;
 mod suspension;
 mod volume_claims;

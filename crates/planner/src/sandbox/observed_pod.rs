@@ -1,7 +1,8 @@
 //! Of a pod, what decisions about its sandbox rest on.
 //!
 //! A pod repeats its sandbox's pod template and tells of every container. Nobody here reads that back, and a controller that kept it
-//! for each of ten thousand sandboxes would keep little else. What is not named below is passed over when a pod is read.
+//! for each of ten thousand sandboxes would keep little else. What is not named below is passed over when a pod is read, and of its
+//! containers only those are kept that wait for more than their turn.
 
 use std::borrow::Cow;
 
@@ -9,7 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, PodIP};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Resource;
 use kube::core::NamespaceResourceScope;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ObservedPod {
@@ -37,6 +38,12 @@ pub struct State {
     #[serde(rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIP>>,
     pub conditions: Option<Vec<StateCondition>>,
+    /// The init containers that wait for a reason.
+    #[serde(default, deserialize_with = "stalled")]
+    pub init_container_statuses: Vec<ContainerStatus>,
+    /// The containers that wait for a reason.
+    #[serde(default, deserialize_with = "stalled")]
+    pub container_statuses: Vec<ContainerStatus>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -48,6 +55,68 @@ pub struct StateCondition {
     pub reason: Option<String>,
     pub message: Option<String>,
     pub last_transition_time: Option<Time>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerStatus {
+    #[serde(default)]
+    pub name: String,
+    pub state: Option<ContainerState>,
+    pub last_state: Option<ContainerState>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerState {
+    pub waiting: Option<Waiting>,
+    pub terminated: Option<Terminated>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    pub reason: Option<String>,
+    pub message: Option<String>,
+}
+
+/// How a run of a container ended. What it wrote to its termination log is the container's own, and not for others to read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Terminated {
+    #[serde(default)]
+    pub exit_code: i32,
+    pub reason: Option<String>,
+}
+
+impl ContainerStatus {
+    pub fn waiting(&self) -> Option<&Waiting> {
+        self.state.as_ref()?.waiting.as_ref()
+    }
+
+    /// How the run before this one ended, if there was one.
+    pub fn last_end(&self) -> Option<&Terminated> {
+        self.last_state.as_ref()?.terminated.as_ref()
+    }
+}
+
+impl Waiting {
+    /// Whether the container waits for more than its turn.
+    fn is_stall(&self) -> bool {
+        match self.reason.as_deref() {
+            None | Some("PodInitializing") => false,
+            // Without a message it is on its way.
+            Some("ContainerCreating") => self.message.is_some(),
+            Some(_) => true,
+        }
+    }
+}
+
+/// Keeps the containers that wait for a reason.
+fn stalled<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ContainerStatus>, D::Error> {
+    let mut containers =
+        Option::<Vec<ContainerStatus>>::deserialize(deserializer)?.unwrap_or_default();
+    containers.retain(|container| container.waiting().is_some_and(Waiting::is_stall));
+    containers.shrink_to_fit();
+    Ok(containers)
 }
 
 impl Resource for ObservedPod {

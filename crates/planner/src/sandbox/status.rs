@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use api::conditions::{ConditionType, Finding, Reason, find, merge, remove, set};
 use api::sandbox::ConditionForm;
+use api::start_problem::StartProblem;
 use api::{SandboxStatus, labels};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::scheduling::pod_scheduled;
+use super::start_failure::start_failure;
 use super::suspension::{is_name_taken, suspended};
 use super::{Observed, ObservedPod, Problem, Settings, Stage, current_pod, loss, service};
 use crate::owner::{Ownership, ownership};
@@ -120,8 +122,10 @@ pub fn is_first_start(observed: &Observed, outcome: &Outcome, status: &SandboxSt
         .pod
         .as_deref()
         .is_some_and(|pod| pod.metadata.deletion_timestamp.is_none() && loss(pod).is_none());
-    let is_waited_for = find(&status.conditions, ConditionType::Ready)
-        .is_some_and(|ready| ready.reason == Reason::DependenciesNotReady.as_str());
+    let is_waited_for = find(&status.conditions, ConditionType::Ready).is_some_and(|ready| {
+        ready.reason == Reason::DependenciesNotReady.as_str()
+            && StartProblem::parse(&ready.message).is_none()
+    });
     observed.sandbox.status.is_none() && is_coming_up && is_waited_for
 }
 
@@ -207,7 +211,22 @@ fn ready(observed: &Observed, stage: Stage, outcome: &Outcome) -> Finding {
             message,
         );
     }
+    let told = observed.sandbox.status.as_ref();
+    let told = told.and_then(|status| find(&status.conditions, ConditionType::Ready));
+    let told = told.map(|ready| ready.message.as_str());
+    let pod = outcome.pod.as_deref().filter(|pod| is_starting(pod));
+    if let Some(failure) = pod.and_then(|pod| start_failure(pod, told)) {
+        // Text that others chose comes last: what clients read from the message is before it.
+        message.push_str("; ");
+        message.push_str(&failure.to_string());
+    }
     not_ready(Reason::DependenciesNotReady, message)
+}
+
+/// Whether the pod may still become ready by itself.
+fn is_starting(pod: &ObservedPod) -> bool {
+    let is_up = has_ready_condition(pod);
+    pod.metadata.deletion_timestamp.is_none() && loss(pod).is_none() && !is_up
 }
 
 /// One reason and message for all that went wrong. What the spec's author must mend comes first.

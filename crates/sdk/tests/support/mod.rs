@@ -27,6 +27,8 @@ pub mod http_server;
 pub const NEVER: &str = "never";
 /// A claim by this template is refused.
 pub const MISSING: &str = "missing";
+/// A template whose pods cannot pull their image for a reason that may pass.
+pub const FAILING: &str = "failing";
 
 type Fault = Box<dyn FnMut(&Request<Body>) -> Option<Injected> + Send>;
 
@@ -236,6 +238,11 @@ async fn meet(client: &Client, claim: &SandboxClaim) {
         .map(|template| template.name.as_str());
     let (ready, sandbox) = match template {
         Some(NEVER) => return,
+        Some(FAILING) => {
+            let mut ready = condition("Ready", "False", "DependenciesNotReady", Some(1));
+            ready["message"] = "Pod exists with phase: Pending; container \"main\": ErrImagePull: registry.example does not answer".into();
+            (ready, None)
+        }
         Some(MISSING) => (
             condition("Ready", "False", "TemplateNotFound", Some(1)),
             None,

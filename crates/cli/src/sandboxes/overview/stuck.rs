@@ -1,6 +1,7 @@
 //! What does not come about, and why: the condition of the claim or the sandbox, and what keeps its pod from running. Pure.
 
 use api::conditions::{self, ConditionType, Reason};
+use api::start_problem::StartProblem;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -55,10 +56,13 @@ pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
             {
                 continue;
             }
+            // A controller that names the pod's problem has said all there is.
+            let pod = sandbox
+                .filter(|_| !names_problem(ready))
+                .and_then(|sandbox| {
+                    pod_trouble(observed, claim.namespace().as_deref(), &sandbox.name)
+                });
             let why = why(ready);
-            let pod = sandbox.and_then(|sandbox| {
-                pod_trouble(observed, claim.namespace().as_deref(), &sandbox.name)
-            });
             stuck.push(entry("claim", claim, now, why, pod));
         }
     }
@@ -68,15 +72,22 @@ pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
             continue;
         }
         let conditions = conditions_of_sandbox(sandbox);
-        let why = why(conditions::find(conditions, ConditionType::Ready));
-        let pod = pod_trouble(
-            observed,
-            sandbox.namespace().as_deref(),
-            &sandbox.name_any(),
-        );
+        let ready = conditions::find(conditions, ConditionType::Ready);
+        let namespace = sandbox.namespace();
+        let pod = if names_problem(ready) {
+            None
+        } else {
+            pod_trouble(observed, namespace.as_deref(), &sandbox.name_any())
+        };
+        let why = why(ready);
         stuck.push(entry("sandbox", sandbox, now, why, pod));
     }
     stuck
+}
+
+/// Whether the condition Ready says why the pod does not start. Controllers of other releases do not.
+fn names_problem(ready: Option<&Condition>) -> bool {
+    ready.is_some_and(|ready| StartProblem::parse(&ready.message).is_some())
 }
 
 /// What the condition Ready says of it.

@@ -7,6 +7,7 @@ mod operating_mode;
 mod pod;
 mod properties;
 mod service;
+mod start_failure;
 mod status;
 mod volume_claims;
 mod world;
