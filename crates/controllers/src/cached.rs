@@ -1,5 +1,6 @@
 //! What it takes for a kind to be cached, and what is dropped from its objects to keep the cache small.
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -27,6 +28,14 @@ pub trait Cached:
 {
     /// Whether its status has conditions.
     const HAS_CONDITIONS: bool = true;
+
+    /// The kind as metrics name it, where another kind has the same name in another group.
+    const NAME_IN_METRICS: Option<&'static str> = None;
+
+    /// The kind as metrics name it.
+    fn name_in_metrics() -> Cow<'static, str> {
+        Self::NAME_IN_METRICS.map_or_else(|| Self::kind(&()), Cow::Borrowed)
+    }
 
     /// Drops what no controller reads.
     fn slim(&mut self) {
@@ -57,7 +66,9 @@ impl Cached for SandboxTemplate {
 impl Cached for SandboxWarmPool {}
 impl Cached for NetworkPolicy {}
 impl Cached for api::kruise::SandboxSet {}
-impl Cached for api::kruise::SandboxClaim {}
+impl Cached for api::kruise::SandboxClaim {
+    const NAME_IN_METRICS: Option<&'static str> = Some("SandboxClaim.agents.kruise.io");
+}
 
 impl Cached for Service {
     /// Of services, only identity, ownership, selector and cluster address matter.
@@ -84,4 +95,21 @@ impl Cached for PersistentVolumeClaim {
 /// The object's `resourceVersion` as the number it is in practice.
 pub fn resource_version<K: Resource>(object: &K) -> Option<u64> {
     object.meta().resource_version.as_deref()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_one_name_differ_in_metrics() {
+        assert_eq!(SandboxClaim::name_in_metrics(), "SandboxClaim");
+        assert_eq!(
+            api::kruise::SandboxClaim::name_in_metrics(),
+            "SandboxClaim.agents.kruise.io"
+        );
+        assert_eq!(ObservedPod::name_in_metrics(), "Pod");
+        let kruise = format!(".{}", api::KRUISE_GROUP);
+        assert!(api::kruise::SandboxClaim::name_in_metrics().ends_with(&kruise));
+    }
 }

@@ -130,9 +130,10 @@ impl Runtime {
             return;
         }
         let counted = cache.clone();
+        let count = Box::new(move || counted.len());
         self.context
             .instrumentation
-            .keeps("cache", &K::kind(&()), Box::new(move || counted.len()));
+            .keeps("cache", &K::name_in_metrics(), count);
         let synced = cache.clone();
         self.watches.push(Watch {
             run: watch::follow(self.context.client.clone(), cache.clone()).boxed(),

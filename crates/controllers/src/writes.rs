@@ -439,7 +439,7 @@ impl<'a, K: Cached> Writer<'a, K> {
     ) -> Result<T, WriteError> {
         let kind = K::kind(&());
         self.context.instrumentation.requested(&RequestReport {
-            kind: &kind,
+            kind: &K::name_in_metrics(),
             verb,
             code: code_of(verb, &answer),
             took: started.elapsed(),

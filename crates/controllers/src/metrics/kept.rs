@@ -2,6 +2,7 @@
 //!
 //! Every structure here shrinks again when what it is of goes. One that only grows is a leak, and shows.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -57,10 +58,15 @@ impl Collector for Kept {
             .structures
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        // Two structures may have the same labels: one must not hide the other.
+        let mut sums: BTreeMap<[&str; 2], usize> = BTreeMap::new();
         for Structure { name, of, count } in structures.iter() {
-            self.entries
-                .with_label_values(&[*name, of.as_str()])
-                .set(i64::try_from(count()).unwrap_or(i64::MAX));
+            let sum = sums.entry([*name, of.as_str()]).or_default();
+            *sum = sum.saturating_add(count());
+        }
+        for (labels, sum) in sums {
+            let sum = i64::try_from(sum).unwrap_or(i64::MAX);
+            self.entries.with_label_values(&labels).set(sum);
         }
         self.entries.collect()
     }

@@ -69,6 +69,20 @@ fn dashboards_find_the_names_they_know() {
 }
 
 #[test]
+fn structures_of_the_same_labels_are_counted_together() {
+    let metrics = Metrics::new("", BuildInfo::UNKNOWN);
+    metrics.keeps("cache", "SandboxClaim", Box::new(|| 3));
+    metrics.keeps("cache", "SandboxClaim", Box::new(|| 0));
+    metrics.keeps("cache", "Pod", Box::new(|| 2));
+    let expected = [
+        r#"agent_sandbox_controller_entries{of="SandboxClaim",structure="cache"} 3"#,
+        r#"agent_sandbox_controller_entries{of="Pod",structure="cache"} 2"#,
+    ];
+    assert_lines(&scrape(&metrics), &expected);
+    assert_lines(&scrape(&metrics), &expected);
+}
+
+#[test]
 fn the_build_is_told_by_the_labels_of_a_constant() {
     let text = scrape(&Metrics::new("", BuildInfo::UNKNOWN));
     let platform = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
