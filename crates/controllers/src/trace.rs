@@ -48,6 +48,13 @@ pub(crate) fn with_context(claim: &Arc<SandboxClaim>) -> Arc<SandboxClaim> {
     Arc::clone(claim)
 }
 
+/// Says on the span of this reconcile which sandbox it is of.
+pub(crate) fn describe(sandbox: &ObjectKey) {
+    let span = Span::current();
+    spans::set_attribute(&span, "sandbox.name", sandbox.name.to_string());
+    spans::set_attribute(&span, "sandbox.namespace", sandbox.namespace.to_string());
+}
+
 /// Has a sandbox that carries no context carry that of this reconcile. That this fails concerns nobody's sandbox.
 pub(crate) async fn persist(
     context: &Context,

@@ -51,6 +51,26 @@ pub fn current() -> Option<TraceContext> {
     context_of(&Span::current())
 }
 
+/// Gives a span an attribute. Names with dots need not be declared where the span is made.
+pub fn set_attribute(span: &Span, name: &'static str, value: impl Into<String>) {
+    if are_exported() {
+        span.set_attribute(name, value.into());
+    }
+}
+
+/// Adds an event to a span, with these attributes. It goes to the trace alone, not to the log.
+pub fn add_event(
+    span: &Span,
+    name: &'static str,
+    attributes: impl IntoIterator<Item = (&'static str, String)>,
+) {
+    if are_exported() {
+        let attributes = attributes.into_iter();
+        let attributes = attributes.map(|(name, value)| KeyValue::new(name, value));
+        span.add_event(name, attributes.collect());
+    }
+}
+
 /// Exports a child of `span` that another process reported afterwards: it ended at `end` and took `duration`.
 pub fn export_child(
     span: &Span,

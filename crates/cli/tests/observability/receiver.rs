@@ -1,5 +1,6 @@
 //! A real receiver of OTLP over gRPC, that keeps what it is sent.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +10,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
+use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use tokio::net::TcpListener;
 use tonic::transport::server::TcpIncoming;
@@ -23,6 +25,7 @@ pub struct Received {
     pub id: Vec<u8>,
     pub parent: Vec<u8>,
     pub events: Vec<String>,
+    pub attributes: BTreeMap<String, String>,
     pub start: u64,
     pub end: u64,
 }
@@ -48,6 +51,15 @@ impl Receiver {
     pub fn spans(&self) -> Vec<Received> {
         self.0.lock().unwrap().clone()
     }
+}
+
+/// The attributes that are text.
+fn texts(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
+    let text = |attribute: KeyValue| match attribute.value?.value? {
+        Value::StringValue(text) => Some((attribute.key, text)),
+        _ => None,
+    };
+    attributes.into_iter().filter_map(text).collect()
 }
 
 #[tonic::async_trait]
@@ -78,6 +90,7 @@ impl TraceService for Receiver {
                     trace: span.trace_id,
                     id: span.span_id,
                     parent: span.parent_span_id,
+                    attributes: texts(span.attributes),
                     events: span.events.into_iter().map(|event| event.name).collect(),
                     start: span.start_time_unix_nano,
                     end: span.end_time_unix_nano,

@@ -157,6 +157,7 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
         "the command can go on with the trace: {told:?}"
     );
     assert_traces_the_node(&spans);
+    assert_traces_the_steps_of_a_sandbox(&spans);
     // What was done is told by events.
     let claim = trace
         .iter()
@@ -205,6 +206,39 @@ fn hexadecimal(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+/// A reconcile of a sandbox names it, and has a child for its volumes and one for its pod, which tells of the pod's state.
+fn assert_traces_the_steps_of_a_sandbox(spans: &[Received]) {
+    let reconciles: Vec<&Received> = spans
+        .iter()
+        .filter(|span| span.name == "ReconcileSandbox")
+        .collect();
+    assert!(!reconciles.is_empty());
+    for span in &reconciles {
+        assert_eq!(
+            span.attributes.get("sandbox.namespace").map(String::as_str),
+            Some("default")
+        );
+        assert!(span.attributes.contains_key("sandbox.name"), "{span:?}");
+    }
+    for step in ["reconcilePVCs", "reconcilePod"] {
+        let steps: Vec<&Received> = spans.iter().filter(|span| span.name == step).collect();
+        assert!(!steps.is_empty(), "no {step} among {:#?}", names(spans));
+        for span in steps {
+            let parent = reconciles.iter().find(|other| other.id == span.parent);
+            assert!(parent.is_some(), "{span:?} hangs in the air");
+        }
+    }
+    let told = spans
+        .iter()
+        .filter(|span| span.name == "reconcilePod")
+        .flat_map(|span| &span.events);
+    assert!(
+        told.clone().any(|event| event == "NewPodStatusObserved"),
+        "{:?}",
+        told.collect::<Vec<_>>()
+    );
 }
 
 /// What the node does for a sandbox that is started for its claim is part of the claim's trace.

@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use api::Sandbox;
-use planner::sandbox::{DeletionCause, Effect, Observed, Outcome, Plan, Trouble};
+use planner::sandbox::{
+    DeletionCause, Effect, Observed, ObservedPod, Outcome, Plan, Stage, Trouble,
+};
+use telemetry::spans;
+use tracing::{Instrument, Span, info_span};
 
 use super::{CONTROLLER, FIELD_MANAGER, publish};
 use crate::cache::Cache;
@@ -46,15 +50,77 @@ pub(super) async fn apply(
     };
     let troubles = plan.problems.iter().map(Trouble::from);
     applying.applied.outcome.trouble.extend(troubles);
-    for effect in &plan.effects {
-        if let Err(error) = applying.carry_out(effect).await {
-            applying.fail(effect, error);
+    // The order of the parts is that of the plan.
+    for part in [Part::VolumeClaims, Part::Pod, Part::Rest] {
+        let span = part.span(plan.stage);
+        applying
+            .carry_out_part(part, plan)
+            .instrument(span.clone())
+            .await;
+        if part == Part::Pod {
+            trace_pod_status(&span, applying.applied.outcome.pod.as_deref());
         }
         if applying.applied.is_outdated {
             break;
         }
     }
     applying.applied
+}
+
+/// What a trace shows as a step of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    VolumeClaims,
+    Pod,
+    Rest,
+}
+
+impl Part {
+    fn of(effect: &Effect) -> Self {
+        match effect {
+            Effect::CreateVolumeClaim(_)
+            | Effect::AdoptVolumeClaim { .. }
+            | Effect::LabelVolumeClaim { .. } => Self::VolumeClaims,
+            Effect::CreatePod(_)
+            | Effect::AdoptPod { .. }
+            | Effect::UpdatePodMetadata { .. }
+            | Effect::DeletePod { .. }
+            | Effect::ClearPodName { .. } => Self::Pod,
+            Effect::CreateService(_)
+            | Effect::AdoptService { .. }
+            | Effect::UpdateService { .. }
+            | Effect::DeleteService { .. }
+            | Effect::DeleteSandbox { .. } => Self::Rest,
+        }
+    }
+
+    /// The child span that dashboards know, while spans are exported.
+    fn span(self, stage: Stage) -> Span {
+        if stage != Stage::Live || !spans::are_exported() {
+            return Span::none();
+        }
+        match self {
+            Self::VolumeClaims => info_span!("reconcilePVCs"),
+            Self::Pod => info_span!("reconcilePod"),
+            Self::Rest => Span::none(),
+        }
+    }
+}
+
+/// Adds to the trace which state the pod was seen in.
+fn trace_pod_status(span: &Span, pod: Option<&ObservedPod>) {
+    if !spans::are_exported() {
+        return;
+    }
+    let Some(pod) = pod else {
+        return;
+    };
+    let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
+    let attributes = [
+        ("pod.Name", pod.metadata.name.clone().unwrap_or_default()),
+        ("pod.Phase", phase.unwrap_or_default()),
+    ];
+    spans::add_event(span, "NewPodStatusObserved", attributes);
 }
 
 struct Applying<'a> {
@@ -66,6 +132,18 @@ struct Applying<'a> {
 }
 
 impl<'a> Applying<'a> {
+    async fn carry_out_part(&mut self, part: Part, plan: &Plan) {
+        let effects = plan.effects.iter();
+        for effect in effects.filter(|effect| Part::of(effect) == part) {
+            if let Err(error) = self.carry_out(effect).await {
+                self.fail(effect, error);
+            }
+            if self.applied.is_outdated {
+                break;
+            }
+        }
+    }
+
     async fn carry_out(&mut self, effect: &Effect) -> Result<(), WriteError> {
         match effect {
             Effect::CreateVolumeClaim(claim) => {

@@ -147,6 +147,7 @@ async fn reconcile(
     let key = ObjectKey::of(sandbox.as_ref());
     let settings = settings(&context);
     if telemetry::spans::are_exported() {
+        trace::describe(&key);
         trace::persist(&context, &key, &sandbox, FIELD_MANAGER).await;
     }
     for freshness in [Freshness::Cached, Freshness::Live] {
