@@ -155,13 +155,11 @@ pub const MESSAGE_LIMIT: usize = 32_768;
 /// Cuts a message to what a condition may hold, with an ellipsis where it was cut. A longer one would make the API server refuse the
 /// whole status, and no client would learn what is wrong.
 fn bounded(message: &str) -> String {
-    match message.char_indices().nth(MESSAGE_LIMIT) {
-        None => message.to_owned(),
-        Some(_) => {
-            let kept = message.chars().take(MESSAGE_LIMIT - 1);
-            kept.chain(['…']).collect()
-        }
+    if message.chars().nth(MESSAGE_LIMIT).is_none() {
+        return message.to_owned();
     }
+    let start = message.chars().take(MESSAGE_LIMIT - 1);
+    start.chain(['…']).collect()
 }
 
 /// The new state of a condition, before it is merged into a status.
