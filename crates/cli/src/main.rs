@@ -49,7 +49,7 @@ mod visible;
 use std::process::ExitCode;
 
 /// Most of what the API server and the controllers do is making and dropping small values, at which this allocator is much better
-/// than the C library's (ADR 54).
+/// than the C library's (ADR 33).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

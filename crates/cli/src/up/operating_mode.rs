@@ -1,7 +1,7 @@
 //! Defaults `operatingMode: Running` on new v1beta1 sandboxes that set neither it nor `replicas`.
 //!
 //! A CRD default cannot depend on another field, and an unconditional one would put the mode on objects of clients that know only
-//! `replicas`, which are given other conditions ([ADR 101](../../../../docs/adr/0101-conditions-follow-the-generation-of-the-object.md)).
+//! `replicas`, which are given other conditions ([ADR 57](../../../../docs/adr/0057-conditions-follow-the-client-generation.md)).
 //! A mutating webhook could not tell either: it sees objects after the schema has filled in `replicas: 1`.
 
 use std::sync::Arc;

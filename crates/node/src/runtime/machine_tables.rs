@@ -3,7 +3,7 @@
 //! A container's limits bound what one pod takes of a table. They protect others only if the table has room for them, and
 //! kernels start with small tables: 32,768 processes, 4,096 terminals. So the node raises a table that is too small when it
 //! starts, as systemd does, and gives containers less where it may not. A larger table costs nothing by itself: the memory of
-//! each entry is charged to the container that uses it (ADR 97).
+//! each entry is charged to the container that uses it (ADR 53).
 
 use std::fs;
 use std::path::Path;

@@ -160,7 +160,7 @@ fn of(calls: &[Call]) -> Rules {
 
 /// Calls that succeed and do nothing. `sync` writes out the dirty pages of every file system of the machine, other tenants' and the
 /// API's store among them, and has no way to fail. `syncfs` does as much for one file system, and since it can fail it is not there
-/// at all (`ENOSYS`). `fsync`, `fdatasync` and `O_SYNC` are what they are everywhere (ADR 96).
+/// at all (`ENOSYS`). `fsync`, `fdatasync` and `O_SYNC` are what they are everywhere (ADR 52).
 const SKIPPED: &[Call] = calls![SYS_sync];
 
 fn allowed() -> Rules {
