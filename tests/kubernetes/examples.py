@@ -1,6 +1,11 @@
 """The examples for clusters, as a reader applies them, on a real control plane."""
 
 import json
+import os
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
 
 import cluster
 from checks import check, kubectl, run_checks, until
@@ -19,6 +24,23 @@ def the_system_starts():
     state["controller"] = cluster.start_controller()
     for name in (SECURE, SPACE):
         cluster.namespace(name)
+
+
+@check
+def the_controllers_probes_answer_and_profiles_take_a_flag():
+    def answer(port, path):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as said:
+                return said.status
+        except urllib.error.HTTPError as refused:
+            return refused.code
+
+    controller = state["controller"]
+    until(lambda: answer(controller.probes, "/readyz") == 200, "the controller to be ready")
+    assert answer(controller.probes, "/healthz") == 200
+    assert answer(controller.metrics, "/metrics") == 200
+    for path in ("/debug/pprof/profile", "/debug/pprof/", "/debug/fgprof"):
+        assert answer(controller.metrics, path) == 404, path
 
 
 @check
@@ -87,6 +109,26 @@ def the_autoscaler_finds_the_pool_it_scales():
     until(able, "the autoscaler to read the pool's scale")
     # Below its minimum the autoscaler needs no metric, and there is none here.
     until(lambda: get("sandboxwarmpool", "python-warmpool", SPACE)["spec"]["replicas"] == 2, "the pool to have its minimum")
+
+
+@check
+def a_load_is_put_on_the_cluster_with_its_pools_autoscaled():
+    results = tempfile.mkdtemp(dir=cluster.CONTROL_PLANE)
+    command = [
+        cluster.AGENT_SANDBOX, "bench", "load", "rapid-burst", "--target=cluster", "--image=host", "--command=sleep", "--command=infinity",
+        "--namespaces=2", "--rounds=2", "--claims=2", "--pool=3", "--pause=0", "--hpa-min-replicas=3", "--hpa-max-replicas=9",
+        f"--controller-metrics=http://127.0.0.1:{state['controller'].metrics}", f"--output={results}",
+        f"--kubeconfig={os.environ['KUBECONFIG']}",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    # How fast it was is no test's to say.
+    assert all(line.startswith("missed: ") for line in ended.stderr.splitlines()), ended.stderr
+    with open(f"{results}/results.json") as file:
+        found = json.load(file)
+    assert (found["total"]["claims"], found["total"]["notReady"]) == (8, 0), ended.stdout
+    assert found["poolAtEnd"] == 6, ended.stdout
+    counts = {one["histogram"]: one["count"] for one in found["controller"]}
+    assert counts["agent_sandbox_claim_controller_startup_latency_ms"] == 8, counts
 
 
 @check

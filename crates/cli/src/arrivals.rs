@@ -1,19 +1,41 @@
-//! When claims become Ready, as a watch of them tells. Whoever puts a load on an API measures by it.
+//! When claims or sandboxes become Ready, as a watch of them reports. A load on an API is measured by it.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::SandboxClaim;
 use api::conditions::{self, ConditionType};
+use api::{Sandbox, SandboxClaim};
 use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use saturating_time::SaturatingTime;
+use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
-/// When each claim was first seen Ready.
+/// A kind that says by its conditions whether it is Ready.
+pub trait Reports: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send {
+    fn conditions(&self) -> &[Condition];
+}
+
+impl Reports for SandboxClaim {
+    fn conditions(&self) -> &[Condition] {
+        let status = self.status.as_ref();
+        status.map_or(&[], |status| &status.conditions)
+    }
+}
+
+impl Reports for Sandbox {
+    fn conditions(&self) -> &[Condition] {
+        let status = self.status.as_ref();
+        status.map_or(&[], |status| &status.conditions)
+    }
+}
+
+/// When each object was first seen Ready, by its name.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     at: Mutex<HashMap<String, Instant>>,
@@ -21,19 +43,16 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    pub async fn follow(self: Arc<Self>, claims: Api<SandboxClaim>) {
-        let events = watcher(claims, watcher::Config::default()).default_backoff();
+    pub async fn follow<K: Reports + 'static>(self: Arc<Self>, objects: Api<K>) {
+        let events = watcher(objects, watcher::Config::default()).default_backoff();
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
-            let Ok(Event::Apply(claim) | Event::InitApply(claim)) = event else {
+            let Ok(Event::Apply(object) | Event::InitApply(object)) = event else {
                 continue;
             };
-            let is_ready = claim.status.as_ref().is_some_and(|status| {
-                conditions::is_true(&status.conditions, ConditionType::Ready)
-            });
-            if is_ready {
+            if conditions::is_true(object.conditions(), ConditionType::Ready) {
                 self.at()
-                    .entry(claim.name_any())
+                    .entry(object.name_any())
                     .or_insert_with(Instant::now);
                 self.changed.notify_waiters();
             }
@@ -42,10 +61,6 @@ impl Arrivals {
 
     pub fn of(&self, name: &str) -> Option<Instant> {
         self.at().get(name).copied()
-    }
-
-    pub fn names(&self) -> Vec<String> {
-        self.at().keys().cloned().collect()
     }
 
     /// Waits until all of these are Ready, or the time is up.

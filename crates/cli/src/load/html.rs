@@ -55,9 +55,11 @@ fn write_page(page: &mut String, outcome: &Outcome, judged: Judged) -> std::fmt:
     };
     writeln!(
         page,
-        "<p>{} claims in {} rounds, {} a second, against {pool} that was full after {:.1} s.</p>",
+        "<p>{} {} in {} rounds over {} namespaces, {} a second, against {pool} that was full after {:.1} s.</p>",
         outcome.total.claims,
+        recipe.makes.plural(),
         outcome.rounds.len(),
+        recipe.namespaces,
         recipe.claims_per_second,
         outcome.filled_pool_in_s,
     )?;
@@ -76,6 +78,10 @@ fn write_page(page: &mut String, outcome: &Outcome, judged: Judged) -> std::fmt:
     }
     page.push_str("<h2>Bounds</h2>\n");
     write_checks(page, &outcome.bounds)?;
+    if !outcome.controller_bounds.is_empty() {
+        page.push_str("<h2>What the controller measured</h2>\n");
+        write_checks(page, &outcome.controller_bounds)?;
+    }
     page.push_str("<h2>Budget</h2>\n");
     write_checks(page, &outcome.budget)?;
     page.push_str("<h2>Rounds</h2>\n");

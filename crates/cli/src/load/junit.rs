@@ -12,7 +12,8 @@ pub fn render(outcome: &Outcome, judged: Judged) -> String {
         Judged::ByBounds => &[],
         Judged::ByBudgetToo => &outcome.budget,
     };
-    let tests = outcome.rounds.len() + outcome.bounds.len() + budget.len();
+    let checks = outcome.bounds.len() + outcome.controller_bounds.len() + budget.len();
+    let tests = outcome.rounds.len() + checks;
     let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     // Writing to a string cannot fail.
     let _ = writeln!(
@@ -24,14 +25,19 @@ pub fn render(outcome: &Outcome, judged: Judged) -> String {
     for (number, round) in outcome.rounds.iter().enumerate() {
         let _ = writeln!(
             text,
-            "  <testcase classname=\"{}\" name=\"[round: {:02}] {} claims\" time=\"{:.3}\"/>",
+            "  <testcase classname=\"{}\" name=\"[round: {:02}] {} {}\" time=\"{:.3}\"/>",
             escaped(&suite),
             number + 1,
             round.claims,
+            outcome.recipe.makes.plural(),
             round.took_s
         );
     }
-    for (kind, checks) in [("bound", &outcome.bounds[..]), ("budget", budget)] {
+    for (kind, checks) in [
+        ("bound", &outcome.bounds[..]),
+        ("bound", &outcome.controller_bounds[..]),
+        ("budget", budget),
+    ] {
         for check in checks {
             write_check(&mut text, &suite, kind, check);
         }

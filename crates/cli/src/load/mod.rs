@@ -2,150 +2,55 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`arguments`] | the flags |
 //! | [`recipe`] | how much, how fast, against which limits |
+//! | [`objects`] | what is made, and in which namespaces |
 //! | [`drive`] | putting the load on an API, and measuring |
+//! | [`histograms`] | what the controller measured meanwhile |
 //! | [`outcome`] | percentiles and checks |
 //! | [`plot`], [`html`], [`junit`] | how the outcome is told |
 
+mod arguments;
 mod drive;
+mod histograms;
 mod html;
 mod junit;
+mod objects;
 mod outcome;
 mod plot;
 mod progress;
 mod recipe;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use controllers::metrics::Metrics;
 use k8s_openapi::jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
-use crate::connection;
+use crate::build_info::BUILD;
 use crate::output::{Table, counted};
 use crate::up::{Options, Up};
-use drive::{Driven, Place};
+pub use arguments::Arguments;
+use arguments::Target;
+use drive::Driven;
+use histograms::{Histograms, Latencies, Source};
+use objects::Place;
 use outcome::{Judged, Machine, Outcome, Summary, checks, sustained_rounds};
 use progress::Progress;
-use recipe::{Name, Recipe};
-
-/// What is loaded
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Target {
-    /// The embedded API server and the controllers, with a node that calls every pod Ready at once
-    #[default]
-    Controllers,
-    /// The whole system, with pods that run
-    Up,
-    /// The cluster that --kubeconfig or KUBECONFIG names, with the controllers that run there
-    Cluster,
-}
-
-/// Put a load on the system and judge its latencies
-#[derive(Clone, Debug, Args)]
-pub struct Arguments {
-    /// Which load
-    #[arg(value_enum)]
-    recipe: Name,
-
-    /// What is loaded
-    #[arg(long, value_enum, default_value_t)]
-    target: Target,
-
-    /// Claims of a round, of the first one where they double [default: the recipe's]
-    #[arg(long, value_name = "N", value_parser = positive)]
-    claims: Option<usize>,
-
-    /// Rounds at most [default: the recipe's]
-    #[arg(long, value_name = "N", value_parser = positive)]
-    rounds: Option<usize>,
-
-    /// Sandboxes kept warm [default: the recipe's]
-    #[arg(long, value_name = "N")]
-    pool: Option<usize>,
-
-    /// Claims made each second [default: the recipe's]
-    #[arg(long, value_name = "RATE", value_parser = positive_rate)]
-    qps: Option<f64>,
-
-    /// Seconds between rounds [default: the recipe's]
-    #[arg(long, value_name = "SECONDS", value_parser = not_negative)]
-    pause: Option<f64>,
-
-    /// Seconds that a claim is kept once it is Ready, where claims come and go [default: the recipe's]
-    #[arg(long, value_name = "SECONDS", value_parser = not_negative)]
-    keep: Option<f64>,
-
-    /// Fail when our own budget is missed too, not only the outer bounds
-    #[arg(long)]
-    strict: bool,
-
-    /// Where to write report.html, results.json, junit.xml and the plots
-    #[arg(long, value_name = "DIRECTORY")]
-    output: Option<PathBuf>,
-
-    /// Image of the sandboxes [default: host with --target=up; needed with --target=cluster]
-    #[arg(long, value_name = "IMAGE")]
-    image: Option<String>,
-
-    #[command(flatten)]
-    connection: connection::Arguments,
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if number > 0 => Ok(number),
-        _ => Err("expected a whole number above 0".to_owned()),
-    }
-}
-
-fn positive_rate(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err("expected a number above 0".to_owned()),
-    }
-}
-
-fn not_negative(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds.is_finite() && seconds >= 0.0 => Ok(seconds),
-        _ => Err("expected a number of seconds".to_owned()),
-    }
-}
-
-impl Arguments {
-    fn recipe(&self) -> Recipe {
-        let recipe = Recipe::named(self.recipe);
-        Recipe {
-            claims: self.claims.unwrap_or(recipe.claims),
-            rounds: self.rounds.unwrap_or(recipe.rounds),
-            pool: self.pool.unwrap_or(recipe.pool),
-            claims_per_second: self.qps.unwrap_or(recipe.claims_per_second),
-            pause_s: self.pause.unwrap_or(recipe.pause_s),
-            kept_for_s: recipe.kept_for_s.map(|kept| self.keep.unwrap_or(kept)),
-            ..recipe
-        }
-    }
-
-    fn judged(&self) -> Judged {
-        if self.strict {
-            Judged::ByBudgetToo
-        } else {
-            Judged::ByBounds
-        }
-    }
-}
+use recipe::Recipe;
 
 /// Runs the load and tells of it. The exit code says whether the limits were met.
 pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let recipe = arguments.recipe();
+    arguments.check(&recipe)?;
     let began = Timestamp::now();
     let progress = Progress::of(&recipe);
-    let (target, driven) = run(&arguments, &recipe, &progress).await?;
+    let ran = run(&arguments, &recipe, &progress).await?;
     progress.finish();
-    let outcome = judge(recipe, target, began, driven);
+    let outcome = judge(recipe, began, ran);
     let judged = arguments.judged();
     print_summary(&outcome);
     if let Some(directory) = &arguments.output {
@@ -170,8 +75,9 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// Compares what was measured with what was asked. A load that grows is meant to miss its bounds in the end: it is judged by the rounds
 /// before.
-fn judge(recipe: Recipe, target: String, began: Timestamp, driven: Driven) -> Outcome {
-    let sustained = sustained_rounds(&driven.rounds, &recipe.bounds);
+fn judge(recipe: Recipe, began: Timestamp, ran: Ran) -> Outcome {
+    let driven = ran.driven;
+    let sustained = sustained_rounds(&driven.rounds, recipe.makes, &recipe.bounds);
     let (capacity, judged_rounds) = if recipe.doubles {
         let last = driven.rounds[..sustained].last();
         (Some(last.map_or(0, |round| round.claims)), sustained.max(1))
@@ -180,13 +86,25 @@ fn judge(recipe: Recipe, target: String, began: Timestamp, driven: Driven) -> Ou
     };
     let judged = driven.samples.iter();
     let total = Summary::of(judged.filter(|sample| sample.round < judged_rounds));
+    // The controller does not know rounds: what it measured of the one that missed the bounds cannot be taken out.
+    let controller_bounds = if recipe.doubles {
+        Vec::new()
+    } else {
+        let measured = ran.controller.iter();
+        measured
+            .flat_map(|latencies| latencies.checks(&recipe.bounds))
+            .collect()
+    };
     Outcome {
-        target,
+        target: ran.target,
         machine: machine(),
         began: began.to_string(),
         filled_pool_in_s: driven.filled_pool_in.as_secs_f64(),
-        bounds: checks(&total, &recipe.bounds),
-        budget: checks(&total, &recipe.budget),
+        pool_at_end: driven.pool_at_end,
+        bounds: checks(&total, recipe.makes, &recipe.bounds),
+        budget: checks(&total, recipe.makes, &recipe.budget),
+        controller: ran.controller,
+        controller_bounds,
         capacity,
         total,
         rounds: driven.rounds,
@@ -195,48 +113,78 @@ fn judge(recipe: Recipe, target: String, began: Timestamp, driven: Driven) -> Ou
     }
 }
 
-async fn run(
-    arguments: &Arguments,
-    recipe: &Recipe,
-    progress: &Progress,
-) -> anyhow::Result<(String, Driven)> {
-    let namespace = format!("load-{}", std::process::id());
+/// What was loaded, and what came of it.
+struct Ran {
+    target: String,
+    driven: Driven,
+    /// What the controller measured.
+    controller: Vec<Latencies>,
+}
+
+async fn run(arguments: &Arguments, recipe: &Recipe, progress: &Progress) -> anyhow::Result<Ran> {
+    let namespaces = arguments.namespaces(recipe);
     let directory = tempfile::tempdir()?;
     match arguments.target {
         Target::Controllers => {
-            let driven = load_controllers(directory.path(), namespace, recipe, progress).await?;
-            let target = "embedded API server and controllers, pods only pretended".to_owned();
-            Ok((target, driven))
+            load_controllers(directory.path(), namespaces, recipe, progress).await
         }
         Target::Up => {
             let image = arguments.image.clone().unwrap_or_else(|| "host".to_owned());
-            let driven = load_up(directory.path(), namespace, image, recipe, progress).await?;
-            Ok(("the whole system, pods that run".to_owned(), driven))
+            load_up(directory.path(), namespaces, image, recipe, progress).await
         }
         Target::Cluster => {
             let Some(image) = arguments.image.clone() else {
                 bail!("--target=cluster needs --image, one that the cluster can pull");
             };
             let connected = arguments.connection.connect_or_explain().await?;
+            let source = match &arguments.controller_metrics {
+                Some(url) => Source::Address(url.clone()),
+                None => Source::Service(connected.client.clone()),
+            };
             let place = Place {
                 client: connected.client,
-                namespace,
+                namespaces,
                 image,
-                command: Vec::new(),
+                command: arguments.command.clone(),
             };
-            let driven = drive::drive(&place, recipe, progress).await?;
-            Ok((connected.described, driven))
+            load(connected.described, &place, &source, recipe, progress).await
         }
     }
+}
+
+/// Drives a load between two readings of the controller's metrics.
+async fn load(
+    target: String,
+    place: &Place,
+    source: &Source,
+    recipe: &Recipe,
+    progress: &Progress,
+) -> anyhow::Result<Ran> {
+    let before = source.read().await;
+    let driven = drive::drive(place, recipe, progress).await?;
+    let controller = match (before, source.read().await) {
+        (Ok(before), Ok(after)) => Histograms::parse(&after).since(&Histograms::parse(&before)),
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!(
+                "the controller's histograms are left out: {error:#}; --controller-metrics=URL says where they are"
+            );
+            Vec::new()
+        }
+    };
+    Ok(Ran {
+        target,
+        driven,
+        controller,
+    })
 }
 
 /// The controllers against the embedded server, with a node that marks pods Ready without running them.
 async fn load_controllers(
     directory: &Path,
-    namespace: String,
+    namespaces: Vec<String>,
     recipe: &Recipe,
     progress: &Progress,
-) -> anyhow::Result<Driven> {
+) -> anyhow::Result<Ran> {
     let server = apiserver::Server::open(apiserver::Config::new(directory)).await?;
     let client = server.client();
     crate::up::install_kinds(&client).await?;
@@ -245,49 +193,57 @@ async fn load_controllers(
         extensions: true,
         ..controllers::Config::default()
     };
-    let controllers = tokio::spawn(controllers::run(
-        client.clone(),
-        config,
-        shutdown.clone(),
-        || {},
-    ));
+    let metrics = Arc::new(Metrics::new("embedded", BUILD));
+    let runtime = controllers::assemble(controllers::Parts {
+        instrumentation: metrics.clone(),
+        ..controllers::Parts::new(client.clone(), config)
+    });
+    let (stop, never) = (shutdown.clone(), CancellationToken::new());
+    let controllers = tokio::spawn(async {
+        runtime
+            .run(stop, never, || {}, std::future::ready(()))
+            .await;
+    });
     let node = tokio::spawn(controllers::bench::mark_pods_ready(client.clone()));
     let place = Place {
         client,
-        namespace,
+        namespaces,
         image: "pretended".to_owned(),
         command: Vec::new(),
     };
-    let driven = drive::drive(&place, recipe, progress).await;
+    let target = "embedded API server and controllers, pods only pretended".to_owned();
+    let ran = load(target, &place, &Source::Process(metrics), recipe, progress).await;
     shutdown.cancel();
-    controllers.await??;
+    controllers.await?;
     node.abort();
     drop(place);
     server.shutdown().await;
-    driven
+    ran
 }
 
 async fn load_up(
     directory: &Path,
-    namespace: String,
+    namespaces: Vec<String>,
     image: String,
     recipe: &Recipe,
     progress: &Progress,
-) -> anyhow::Result<Driven> {
+) -> anyhow::Result<Ran> {
     let up = Up::start(Options::new(directory)).await?;
     let place = Place {
         client: up.client(),
-        namespace,
+        namespaces,
         image,
         command: vec!["sleep".to_owned(), "infinity".to_owned()],
     };
-    let driven = drive::drive(&place, recipe, progress).await;
+    let source = Source::Address(up.running().metrics.clone());
+    let target = "the whole system, pods that run".to_owned();
+    let ran = load(target, &place, &source, recipe, progress).await;
     drop(place);
     let stopped = up.stop_with_sandboxes().await;
     // Why the load failed says more than what its end then stumbled over.
-    let driven = driven?;
+    let ran = ran?;
     stopped?;
-    Ok(driven)
+    Ok(ran)
 }
 
 fn machine() -> Machine {
@@ -324,15 +280,24 @@ fn print_summary(outcome: &Outcome) {
     } else {
         String::new()
     };
+    let makes = outcome.recipe.makes;
+    let namespaces = match outcome.recipe.namespaces {
+        1 => String::new(),
+        several => format!(" over {}", counted(several, "namespace")),
+    };
     println!(
-        "{}: {} in {}, {:.1} claims/s{pool}",
+        "{}: {} in {}{namespaces}, {:.1} {}/s{pool}",
         outcome.recipe.name.as_str(),
-        counted(total.claims, "claim"),
+        counted(total.claims, makes.noun()),
         counted(outcome.rounds.len(), "round"),
         total.claims_per_second,
+        makes.plural(),
     );
     if let Some(capacity) = outcome.capacity {
-        println!("capacity: {}", counted(capacity, "claim"));
+        println!("capacity: {}", counted(capacity, makes.noun()));
+    }
+    if let Some(desired) = outcome.pool_at_end {
+        println!("autoscaled to {} in the end", counted(desired, "sandbox"));
     }
     let mut table = Table::new(&["WHAT", "MEASURED", "BOUND", "", "BUDGET", ""]);
     for (bound, budget) in outcome.bounds.iter().zip(&outcome.budget) {
@@ -344,6 +309,21 @@ fn print_summary(outcome: &Outcome) {
             word(bound.met),
             format!("{}", budget.limit),
             word(budget.met),
+        ]);
+    }
+    print!("{}", table.render());
+    if outcome.controller.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&["CONTROLLER'S HISTOGRAM", "COUNT", "P50", "P90", "P99"]);
+    for latencies in &outcome.controller {
+        let shown = |milliseconds: f64| format!("{milliseconds:.1} ms");
+        table.row(vec![
+            latencies.histogram.to_owned(),
+            format!("{:.0}", latencies.count),
+            shown(latencies.p50_ms),
+            shown(latencies.p90_ms),
+            shown(latencies.p99_ms),
         ]);
     }
     print!("{}", table.render());

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::recipe::{Limits, Recipe};
+use super::histograms::Latencies;
+use super::recipe::{Limits, Makes, Recipe};
 
 /// One claim.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -111,6 +112,9 @@ pub struct Outcome {
     /// When the run began, as RFC 3339.
     pub began: String,
     pub filled_pool_in_s: f64,
+    /// Where pools are autoscaled: how many sandboxes they were to have in the end, all together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool_at_end: Option<usize>,
     /// Of a load that grows: the claims of the last round that was within the bounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<usize>,
@@ -119,6 +123,10 @@ pub struct Outcome {
     pub rounds: Vec<Summary>,
     pub bounds: Vec<Check>,
     pub budget: Vec<Check>,
+    /// What the controller measured by its own clock, where its metrics could be read.
+    pub controller: Vec<Latencies>,
+    /// Those, compared with the bounds.
+    pub controller_bounds: Vec<Check>,
     pub samples: Vec<Sample>,
 }
 
@@ -132,15 +140,15 @@ pub struct Machine {
 }
 
 /// How many rounds of a load that grows were within the bounds, before the first that was not.
-pub fn sustained_rounds(rounds: &[Summary], bounds: &Limits) -> usize {
-    let is_within = |round: &&Summary| all_met(&checks(round, bounds));
+pub fn sustained_rounds(rounds: &[Summary], makes: Makes, bounds: &Limits) -> usize {
+    let is_within = |round: &&Summary| all_met(&checks(round, makes, bounds));
     rounds.iter().take_while(is_within).count()
 }
 
 impl Outcome {
     pub fn passed(&self, judged: Judged) -> bool {
         let within_budget = judged == Judged::ByBounds || all_met(&self.budget);
-        all_met(&self.bounds) && within_budget
+        all_met(&self.bounds) && all_met(&self.controller_bounds) && within_budget
     }
 
     /// The checks that fail the run.
@@ -149,7 +157,8 @@ impl Outcome {
             .budget
             .iter()
             .filter(move |_| judged == Judged::ByBudgetToo);
-        self.bounds.iter().chain(budget).filter(|check| !check.met)
+        let bounds = self.bounds.iter().chain(&self.controller_bounds);
+        bounds.chain(budget).filter(|check| !check.met)
     }
 }
 
@@ -158,9 +167,9 @@ pub fn all_met(checks: &[Check]) -> bool {
 }
 
 /// Compares a summary with limits. Claims that were never met count against every limit.
-pub fn checks(summary: &Summary, limits: &Limits) -> Vec<Check> {
+pub fn checks(summary: &Summary, makes: Makes, limits: &Limits) -> Vec<Check> {
     let latency = |name: &str, measured: f64, limit: f64| Check {
-        what: format!("{name} of claim to Ready"),
+        what: format!("{name} of {} to Ready", makes.noun()),
         measured,
         limit,
         unit: "ms",
@@ -168,10 +177,10 @@ pub fn checks(summary: &Summary, limits: &Limits) -> Vec<Check> {
     };
     vec![
         Check {
-            what: "claims that were not Ready in time".to_owned(),
+            what: format!("{} that were not Ready in time", makes.plural()),
             measured: number(summary.not_ready),
             limit: 0.0,
-            unit: "claims",
+            unit: makes.plural(),
             met: summary.not_ready == 0,
         },
         latency("p50", summary.p50_ms, limits.p50_ms),
@@ -219,7 +228,7 @@ mod tests {
     fn a_claim_that_is_never_met_fails_the_bounds_however_fast_the_others_are() {
         let summary = Summary::of(&samples(&[Some(1.0), None]));
         assert_eq!((summary.claims, summary.not_ready), (2, 1));
-        let checks = checks(&summary, &BOUNDS);
+        let checks = checks(&summary, Makes::Claims, &BOUNDS);
         assert_eq!(
             checks.iter().map(|check| check.met).collect::<Vec<_>>(),
             [false, true, true, true]
@@ -229,7 +238,7 @@ mod tests {
     #[test]
     fn slow_claims_miss_their_bounds() {
         let summary = Summary::of(&samples(&[Some(1_001.0); 10]));
-        let met: Vec<bool> = checks(&summary, &BOUNDS)
+        let met: Vec<bool> = checks(&summary, Makes::Claims, &BOUNDS)
             .iter()
             .map(|check| check.met)
             .collect();

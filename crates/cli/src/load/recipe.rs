@@ -19,6 +19,8 @@ pub enum Name {
     Churn,
     /// Twice as many claims without a pool each time, until the bounds are missed
     Capacity,
+    /// Sandboxes without claims, in each of several namespaces
+    Sandboxes,
 }
 
 impl Name {
@@ -29,8 +31,48 @@ impl Name {
             Self::Sustained => "sustained",
             Self::Churn => "churn",
             Self::Capacity => "capacity",
+            Self::Sandboxes => "sandboxes",
         }
     }
+}
+
+/// What a load makes, and waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Makes {
+    Claims,
+    /// Sandboxes of their own, without template, pool or claim.
+    Sandboxes,
+}
+
+impl Makes {
+    /// What one of them is called.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Self::Claims => "claim",
+            Self::Sandboxes => "sandbox",
+        }
+    }
+
+    /// What many of them are called.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Claims => "claims",
+            Self::Sandboxes => "sandboxes",
+        }
+    }
+}
+
+/// A HorizontalPodAutoscaler for each pool.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Autoscaling {
+    pub min_replicas: usize,
+    pub max_replicas: usize,
+    /// The external metric that a metrics adapter serves.
+    pub metric: String,
+    /// How much of the metric one warm sandbox is kept for.
+    pub average_value: String,
 }
 
 /// Latencies that must not be exceeded, in milliseconds.
@@ -58,10 +100,15 @@ pub const BOUNDS: Limits = Limits {
 #[serde(rename_all = "camelCase")]
 pub struct Recipe {
     pub name: Name,
+    pub makes: Makes,
+    /// How many namespaces are loaded. Pools and claims are counted in each of them; rates are of all together.
+    pub namespaces: usize,
     /// Sandboxes kept warm; none means that each claim starts its own.
     pub pool: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoscaling: Option<Autoscaling>,
     pub rounds: usize,
-    /// Claims of the first round.
+    /// Claims, or sandboxes, of the first round.
     pub claims: usize,
     /// Whether each round has twice the claims of the one before.
     pub doubles: bool,
@@ -85,9 +132,17 @@ impl Recipe {
             p90_ms: 80.0,
             p99_ms: 100.0,
         };
+        let cold = Limits {
+            p50_ms: 30.0,
+            p90_ms: 60.0,
+            p99_ms: 120.0,
+        };
         let base = Self {
             name,
+            makes: Makes::Claims,
+            namespaces: 1,
             pool: 200,
+            autoscaling: None,
             rounds: 1,
             claims: 100,
             doubles: false,
@@ -132,23 +187,29 @@ impl Recipe {
                 doubles: true,
                 claims_per_second: 10.0,
                 deletions_per_second: 50.0,
-                budget: Limits {
-                    p50_ms: 30.0,
-                    p90_ms: 60.0,
-                    p99_ms: 120.0,
-                },
+                budget: cold,
+                ..base
+            },
+            Name::Sandboxes => Self {
+                makes: Makes::Sandboxes,
+                pool: 0,
+                claims: 20,
+                claims_per_second: 10.0,
+                deletions_per_second: 10.0,
+                budget: cold,
                 ..base
             },
         }
     }
 
-    /// How many claims a round makes, counted from 0.
+    /// How many claims a round, counted from 0, makes in all namespaces together.
     pub fn claims_in(&self, round: usize) -> usize {
-        if self.doubles {
+        let in_each = if self.doubles {
             self.claims << round.min(20)
         } else {
             self.claims
-        }
+        };
+        in_each * self.namespaces
     }
 
     /// How many claims there are in all rounds.
@@ -170,6 +231,12 @@ mod tests {
         assert_eq!(sustained.claims_in_total(), 12_000);
         let capacity = Recipe::named(Name::Capacity);
         assert_eq!((capacity.claims_in(0), capacity.claims_in(3)), (100, 800));
+        let sandboxes = Recipe {
+            namespaces: 3,
+            ..Recipe::named(Name::Sandboxes)
+        };
+        assert_eq!((sandboxes.makes, sandboxes.pool), (Makes::Sandboxes, 0));
+        assert_eq!(sandboxes.claims_in_total(), 60, "20 in each namespace");
         for name in Name::value_variants() {
             let recipe = Recipe::named(*name);
             assert_eq!(recipe.bounds, BOUNDS);

@@ -3,6 +3,7 @@
 use clap::Parser;
 
 use super::outcome::Sample;
+use super::recipe::Name;
 use super::*;
 
 #[derive(Debug, Parser)]
@@ -43,11 +44,63 @@ async fn a_small_load_is_met_and_told_in_every_format() {
     assert_eq!(results["rounds"].as_array().unwrap().len(), 2);
     assert!(results["total"]["p50Ms"].as_f64().unwrap() > 0.0);
     let junit = read("junit.xml");
-    assert!(junit.contains(r#"tests="6""#), "{junit}");
+    // Two rounds, four bounds, and three of each of the two histograms that are fed without an admission hook.
+    assert!(junit.contains(r#"tests="12""#), "{junit}");
     assert!(junit.contains("[round: 02] 6 claims"), "{junit}");
     let page = read("report.html");
     assert_eq!(page.matches("<svg").count(), 3);
     assert!(read("latencies.svg").starts_with("<svg"));
+    assert!(page.contains("agent_sandbox_claim_controller_startup_latency_ms"));
+    let controller = results["controller"].as_array().unwrap();
+    let counted: Vec<(&str, f64)> = controller
+        .iter()
+        .map(|one| {
+            let name = one["histogram"].as_str().unwrap();
+            (name, one["count"].as_f64().unwrap())
+        })
+        .collect();
+    for name in [
+        "agent_sandbox_claim_controller_startup_latency_ms",
+        "agent_sandbox_creation_latency_ms",
+    ] {
+        assert!(counted.contains(&(name, 12.0)), "{counted:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plain_sandboxes_are_made_in_each_of_several_namespaces() {
+    let results = results_of("sandboxes --replicas 4 --namespaces 3 --qps 100").await;
+    assert_eq!(results["total"]["claims"], 12);
+    assert_eq!(results["total"]["notReady"], 0);
+    assert_eq!(results["recipe"]["makes"], "sandboxes");
+    assert_eq!(results["recipe"]["namespaces"], 3);
+    let controller = &results["controller"];
+    assert_eq!(controller, &serde_json::json!([]), "claims alone feed them");
+}
+
+#[test]
+fn an_autoscaler_needs_a_cluster_and_a_pool_within_its_bounds() {
+    let refusal = |line: &str| {
+        let arguments = arguments(line);
+        let refused = arguments.check(&arguments.recipe());
+        refused.map_or_else(|error| error.to_string(), |()| String::new())
+    };
+    let bounds = "--hpa-min-replicas 2 --hpa-max-replicas 50";
+    let outside = refusal(&format!("rapid-burst --target cluster --pool 60 {bounds}"));
+    assert!(outside.contains("--pool=60 must lie between"), "{outside}");
+    let embedded = refusal(&format!("rapid-burst --pool 10 {bounds}"));
+    assert!(embedded.contains("--target=cluster"), "{embedded}");
+    let pool = refusal("sandboxes --pool 3");
+    assert!(pool.contains("--pool"), "{pool}");
+    let accepted = format!("rapid-burst --target cluster --pool 10 {bounds}");
+    assert_eq!(refusal(&accepted), "");
+    let autoscaling = arguments(&accepted).recipe().autoscaling.unwrap();
+    assert_eq!(
+        (autoscaling.min_replicas, autoscaling.max_replicas),
+        (2, 50)
+    );
+    let words = "load rapid-burst --hpa-min-replicas 2".split(' ');
+    assert!(Program::try_parse_from(words).is_err(), "one bound alone");
 }
 
 /// Runs a load and returns its results.
@@ -89,12 +142,16 @@ fn a_load_that_grows_is_judged_up_to_its_capacity() {
     };
     let judged = |rounds: &[Vec<Sample>]| {
         let driven = Driven {
-            filled_pool_in: std::time::Duration::ZERO,
             rounds: rounds.iter().map(Summary::of).collect(),
             samples: rounds.concat(),
+            ..Driven::default()
         };
-        let recipe = Recipe::named(Name::Capacity);
-        judge(recipe, String::new(), Timestamp::UNIX_EPOCH, driven)
+        let ran = Ran {
+            target: String::new(),
+            driven,
+            controller: Vec::new(),
+        };
+        judge(Recipe::named(Name::Capacity), Timestamp::UNIX_EPOCH, ran)
     };
     let (quick, slow) = (10.0, 60_000.0);
     let found = judged(&[round(0, 2, quick), round(1, 4, quick), round(2, 8, slow)]);
@@ -121,8 +178,11 @@ fn a_missed_limit_fails_the_run_and_says_which() {
         machine: machine(),
         began: String::new(),
         filled_pool_in_s: 0.0,
-        bounds: checks(&total, &recipe.bounds),
-        budget: checks(&total, &recipe.budget),
+        pool_at_end: None,
+        bounds: checks(&total, recipe.makes, &recipe.bounds),
+        budget: checks(&total, recipe.makes, &recipe.budget),
+        controller: Vec::new(),
+        controller_bounds: Vec::new(),
         capacity: None,
         rounds: vec![total.clone()],
         total,

@@ -186,7 +186,12 @@ async fn measure(
     let arrivals = Arc::new(Arrivals::default());
     let mut tasks = JoinSet::new();
     tasks.spawn(controllers::bench::mark_pods_ready(client.clone()));
-    tasks.spawn(Arc::clone(&arrivals).follow(Api::namespaced(client.clone(), &namespace)));
+    tasks.spawn(
+        Arc::clone(&arrivals).follow(Api::<api::SandboxClaim>::namespaced(
+            client.clone(),
+            &namespace,
+        )),
+    );
     let job = Job {
         client: client.clone(),
         namespace: namespace.clone(),
