@@ -71,12 +71,11 @@ impl StartProblem {
             .flatten()
             .min()?;
         let problem = message.get(start..)?;
-        let (subject, rest) = match problem.strip_prefix(POD) {
-            Some(rest) => (Subject::Pod, rest),
-            None => {
-                let (name, rest) = problem.strip_prefix(CONTAINER)?.split_once("\": ")?;
-                (Subject::Container(name.to_owned()), rest)
-            }
+        let (subject, rest) = if let Some(rest) = problem.strip_prefix(POD) {
+            (Subject::Pod, rest)
+        } else {
+            let (name, rest) = problem.strip_prefix(CONTAINER)?.split_once("\": ")?;
+            (Subject::Container(name.to_owned()), rest)
         };
         let (reason, detail) = rest.split_once(": ").unwrap_or((rest, ""));
         Some(Self {
@@ -199,7 +198,7 @@ fn redacted_word(word: &str) -> String {
         return word;
     }
     let begin = before
-        .rfind(|character| matches!(character, '/' | '"' | '\'' | '(' | '=' | '<'))
+        .rfind(['/', '"', '\'', '(', '=', '<'])
         .map_or(0, |index| index.saturating_add(1));
     let kept = before.get(..begin).unwrap_or_default();
     format!("{kept}{REDACTED}@{after}")
