@@ -246,10 +246,33 @@ fn generate_prints_what_is_in_deploy() {
         (&["gateway-kind"], "router/gateway-kind.yaml"),
         (&["node"], "node/rbac.yaml"),
         (&["crds", "--kruise"], "kruise/crds.yaml"),
+        (&["crds", "--core"], "crds/agents.x-k8s.io_sandboxes.yaml"),
+        (&["rbac", "--core"], "rbac.generated.yaml"),
+        (&["manifests", "--core"], "controller.yaml"),
     ] {
         let printed = stdout_of(agent_sandbox(home.path()).arg("generate").args(what));
         let expected = std::fs::read_to_string(deploy.join(file)).unwrap();
         assert_eq!(printed, expected, "{what:?}");
+    }
+}
+
+#[test]
+fn the_controller_prints_its_version_without_an_api_server() {
+    let home = tempfile::tempdir().unwrap();
+    let name = home.path().join("agent-sandbox-controller");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_agent-sandbox"), &name).unwrap();
+    let mut as_controller = std::process::Command::new(&name);
+    as_controller.args(["--version"]);
+    let mut single_dash = std::process::Command::new(&name);
+    single_dash.args(["-version"]);
+    let mut as_verb = agent_sandbox(home.path());
+    as_verb.args(["controller", "--version"]);
+    let expected = format!("agent-sandbox-controller {} (", env!("CARGO_PKG_VERSION"));
+    for command in [&mut as_controller, &mut single_dash, &mut as_verb] {
+        let printed = stdout_of(command.env_remove("KUBECONFIG"));
+        assert!(printed.starts_with(&expected), "{printed}");
+        assert!(printed.contains(std::env::consts::ARCH), "{printed}");
+        assert_eq!(printed.lines().count(), 1, "{printed}");
     }
 }
 

@@ -92,3 +92,7 @@ pub(super) fn metrics(metrics: Arc<Metrics>, profiles: Profiles) -> Router {
         Profiles::All => exposition.merge(profile::cpu()).merge(profile::debug()),
     }
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;
