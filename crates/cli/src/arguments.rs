@@ -28,7 +28,7 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Up(up::Arguments),
+    Up(Box<up::Arguments>),
     Run(run::Arguments),
     Claim(sandboxes::ClaimArguments),
     #[command(visible_alias = "ls")]
@@ -122,7 +122,7 @@ impl Arguments {
         match self.command {
             Command::Up(arguments) => {
                 let traces = arguments.enable_tracing;
-                let up = up::execute(arguments);
+                let up = up::execute(*arguments);
                 block_on(logging::observed("agent-sandbox", traces, up))
             }
             Command::Run(arguments) => block_on(logging::traced(

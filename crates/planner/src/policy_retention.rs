@@ -109,7 +109,7 @@ mod tests {
         for stranger in [
             change(|policy| policy.metadata.owner_references = None),
             change(|policy| {
-                policy.metadata.owner_references.as_mut().unwrap()[0].kind = "App".into()
+                policy.metadata.owner_references.as_mut().unwrap()[0].kind = "App".into();
             }),
             change(|policy| policy.metadata.name = Some("py-policy".into())),
             change(|policy| policy.metadata.name = Some("js-network-policy".into())),

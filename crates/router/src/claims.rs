@@ -66,11 +66,11 @@ impl Claims {
 mod tests {
     use super::*;
 
-    fn owner(name: &str, uid: &str) -> Option<ClaimOwner> {
-        Some(ClaimOwner {
+    fn owner(name: &str, uid: &str) -> ClaimOwner {
+        ClaimOwner {
             name: name.into(),
             uid: uid.into(),
-        })
+        }
     }
 
     #[test]
@@ -83,10 +83,18 @@ mod tests {
         assert!(claims.set("team/mine", Some(bound.clone())));
         assert!(!claims.set("team/mine", Some(bound)));
         let table = [
-            (owner("mine", "1"), Some("team/warm"), "its own"),
-            (owner("mine", "2"), None, "of an earlier claim of its name"),
-            (owner("theirs", "3"), None, "of another claim"),
-            (owner("theirs", "1"), None, "an owner that does not add up"),
+            (Some(owner("mine", "1")), Some("team/warm"), "its own"),
+            (
+                Some(owner("mine", "2")),
+                None,
+                "of an earlier claim of its name",
+            ),
+            (Some(owner("theirs", "3")), None, "of another claim"),
+            (
+                Some(owner("theirs", "1")),
+                None,
+                "an owner that does not add up",
+            ),
             (None, None, "of a pool, or of nothing"),
         ];
         for (owner, expected, which) in table {
@@ -97,11 +105,14 @@ mod tests {
             let found = found.as_ref().map(SandboxKey::as_str);
             assert_eq!(found, expected, "{which}");
         }
-        let elsewhere =
-            claims.sandbox_of(&SandboxKey::new("other", "mine"), |_| owner("mine", "1"));
+        let elsewhere = claims.sandbox_of(&SandboxKey::new("other", "mine"), |_| {
+            Some(owner("mine", "1"))
+        });
         assert_eq!(elsewhere, None, "another namespace");
         assert!(claims.set("team/mine", None));
-        let unbound = claims.sandbox_of(&SandboxKey::new("team", "mine"), |_| owner("mine", "1"));
+        let unbound = claims.sandbox_of(&SandboxKey::new("team", "mine"), |_| {
+            Some(owner("mine", "1"))
+        });
         assert_eq!(unbound, None);
     }
 }

@@ -171,7 +171,7 @@ async fn a_claim_that_failed_can_be_kept_for_inspection() {
     );
     assert_eq!(error.reason(), Some("TemplateNotFound"));
     let name = &error.sandbox().unwrap().claim;
-    assert_eq!(world.claim_names().await, [name.clone()]);
+    assert_eq!(world.claim_names().await, std::slice::from_ref(name));
     client.delete(name).await.unwrap();
     world.wait_for_no_claims().await;
 }

@@ -48,7 +48,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     arguments.check(&recipe)?;
     let began = Timestamp::now();
     let progress = Progress::of(&recipe);
-    let ran = run(&arguments, &recipe, &progress).await?;
+    let ran = Box::pin(run(&arguments, &recipe, &progress)).await?;
     progress.finish();
     let outcome = judge(recipe, began, ran);
     let judged = arguments.judged();

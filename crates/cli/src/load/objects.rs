@@ -56,18 +56,18 @@ impl Loaded for SandboxClaim {
         } else {
             json!({ "sandboxTemplateRef": { "name": NAME }, "warmpool": "none" })
         };
-        Ok(serde_json::from_value(object::<Self>(name, spec))?)
+        Ok(serde_json::from_value(object::<Self>(name, &spec))?)
     }
 }
 
 impl Loaded for Sandbox {
     fn load(name: &str, _: &Recipe, place: &Place) -> anyhow::Result<Self> {
         let spec = json!({ "podTemplate": place.pod_template() });
-        Ok(serde_json::from_value(object::<Self>(name, spec))?)
+        Ok(serde_json::from_value(object::<Self>(name, &spec))?)
     }
 }
 
-fn object<K: Resource<DynamicType = ()>>(name: &str, spec: Value) -> Value {
+fn object<K: Resource<DynamicType = ()>>(name: &str, spec: &Value) -> Value {
     let (key, value) = GROUP;
     json!({
         "apiVersion": K::api_version(&()),
@@ -130,7 +130,7 @@ where
         + Serialize
         + serde::de::DeserializeOwned,
 {
-    let object: K = serde_json::from_value(object::<K>(NAME, spec))?;
+    let object: K = serde_json::from_value(object::<K>(NAME, &spec))?;
     let (api_version, kind) = (K::api_version(&()), K::kind(&()));
     let api = Api::<K>::namespaced(place.client.clone(), namespace);
     match api.create(&PostParams::default(), &object).await {
@@ -230,7 +230,7 @@ mod tests {
             metric: "claims_per_second".to_owned(),
             average_value: "1".to_owned(),
         };
-        let object = object::<HorizontalPodAutoscaler>(NAME, autoscaler(&autoscaling, "team"));
+        let object = object::<HorizontalPodAutoscaler>(NAME, &autoscaler(&autoscaling, "team"));
         let parsed: HorizontalPodAutoscaler = serde_json::from_value(object).unwrap();
         let spec = parsed.spec.unwrap();
         assert_eq!(spec.scale_target_ref.kind, "SandboxWarmPool");

@@ -18,7 +18,7 @@ pub fn routes(controllers: Option<Arc<Metrics>>, router: Option<router::Router>)
                 .unwrap_or_default(),
             router
                 .as_ref()
-                .map(|router| router.render_metrics())
+                .map(router::Router::render_metrics)
                 .unwrap_or_default(),
             node::network::enforcer::render_metrics(),
             telemetry::process::render(),

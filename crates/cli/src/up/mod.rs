@@ -117,41 +117,63 @@ pub struct Up {
     parts: JoinSet<anyhow::Result<()>>,
 }
 
+/// The sockets that the parts serve on. They are bound before a part starts, so that a port in use is an early error.
+struct Listeners {
+    api: TcpListener,
+    router: Option<TcpListener>,
+    router_https: Option<TcpListener>,
+    metrics: TcpListener,
+}
+
+impl Listeners {
+    async fn bind(options: &Options) -> anyhow::Result<Self> {
+        let has_router = options.parts.runs(Part::Router);
+        let api = listen(API_LISTEN, options.api_listen).await?;
+        let router = if has_router {
+            Some(listen(ROUTER_LISTEN, options.router_listen).await?)
+        } else {
+            None
+        };
+        let router_https = if has_router && options.router.has_https() {
+            Some(listen(ROUTER_HTTPS_LISTEN, options.router.router_https_listen).await?)
+        } else {
+            None
+        };
+        let metrics = listen(METRICS_LISTEN, options.metrics_listen).await?;
+        Ok(Self {
+            api,
+            router,
+            router_https,
+            metrics,
+        })
+    }
+}
+
+fn address_of(listener: Option<&TcpListener>) -> std::io::Result<Option<SocketAddr>> {
+    listener.map(TcpListener::local_addr).transpose()
+}
+
 impl Up {
     /// Starts every part and returns when all of them serve. Pools may still be filling.
     pub async fn start(options: Options) -> anyhow::Result<Self> {
         open_files::require()?;
         let data_directory = options.data_directory.clone();
         data_directory::create(&data_directory)?;
-        let api_listener = listen(API_LISTEN, options.api_listen).await?;
+        let listeners = Listeners::bind(&options).await?;
         let parts = options.parts;
-        let router_listener = if parts.runs(Part::Router) {
-            Some(listen(ROUTER_LISTEN, options.router_listen).await?)
-        } else {
-            None
-        };
-        let router_address = router_listener.as_ref().map(TcpListener::local_addr);
-        let router_address = router_address.transpose()?;
+        let router_address = address_of(listeners.router.as_ref())?;
         let quickstart = if parts.runs(Part::Controllers) && parts.runs(Part::Node) {
             options.quickstart
         } else {
             Quickstart::Nothing
         };
-        let metrics_listener = listen(METRICS_LISTEN, options.metrics_listen).await?;
-        let https_listener = if parts.runs(Part::Router) && options.router.has_https() {
-            Some(listen(ROUTER_HTTPS_LISTEN, options.router.router_https_listen).await?)
-        } else {
-            None
-        };
-        let https_address = https_listener.as_ref().map(TcpListener::local_addr);
         let running = Running {
             kubeconfig: data_directory.join("kubeconfig"),
-            api_server: format!("https://{}", api_listener.local_addr()?),
+            api_server: format!("https://{}", listeners.api.local_addr()?),
             router: router_address.map(|address| format!("http://{address}")),
-            router_https: https_address
-                .transpose()?
+            router_https: address_of(listeners.router_https.as_ref())?
                 .map(|address| format!("https://{address}")),
-            metrics: format!("http://{}", metrics_listener.local_addr()?),
+            metrics: format!("http://{}", listeners.metrics.local_addr()?),
             namespace: quickstart::NAMESPACE.to_owned(),
             template: quickstart.template(),
             warm_pool: quickstart.warm_pool(),
@@ -186,7 +208,7 @@ impl Up {
         };
         // One that was killed leaves its files behind. They are ours to remove only now that the directory is.
         up.remove_ready_files()?;
-        up.serve_api(api_listener);
+        up.serve_api(listeners.api);
         installation::install(&up.client).await?;
         let controllers = if parts.runs(Part::Controllers) {
             Some(up.start_controllers().await?)
@@ -205,14 +227,16 @@ impl Up {
                 .await?;
         }
         up.start_companions(&parts)?;
-        let proxy = match router_listener {
-            Some(listener) => Some(up.start_router(listener, https_listener, router_config)?),
+        let proxy = match listeners.router {
+            Some(listener) => {
+                Some(up.start_router(listener, listeners.router_https, router_config)?)
+            }
             None => None,
         };
         if let (Some(proxy), Some(address)) = (&proxy, router_address) {
             up.announce_router(proxy, address).await?;
         }
-        up.serve_metrics(metrics_listener, metrics::routes(controllers, proxy));
+        up.serve_metrics(listeners.metrics, metrics::routes(controllers, proxy));
         let enforcement = match up.unenforced_policies() {
             None => Enforcement::Works,
             Some(_) => Enforcement::Missing,

@@ -58,6 +58,21 @@ async fn await_labelled_pod(kubernetes: kube::Client) {
     .await;
 }
 
+/// Starts an `up` that exports spans to an endpoint, with a full pool: a claim that comes earlier may have to start a sandbox of its own.
+async fn start_tracing_to(endpoint: &str) -> Up {
+    let variables = [(
+        "OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(),
+        endpoint.to_owned(),
+    )];
+    let starting = tokio::task::spawn_blocking(move || {
+        let up = Up::start_with(&["--enable-tracing"], &variables);
+        let full = ["scale", "python-warmpool", "--replicas=2", "--wait"];
+        crate::support::stdout_of(up.command().args(full));
+        up
+    });
+    starting.await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     let (receiver, address) = Receiver::start().await;
@@ -68,19 +83,7 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     let silent = tracing_subscriber::fmt::layer().with_filter(LevelFilter::OFF);
     telemetry::export::install(silent, Some(&exporter)).unwrap();
 
-    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str())];
-    let mut up = tokio::task::spawn_blocking({
-        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        move || {
-            let up = Up::start_with(&["--enable-tracing"], &variables);
-            // A claim that comes before the pool is full may have to start a sandbox of its own.
-            let full = ["scale", "python-warmpool", "--replicas=2", "--wait"];
-            crate::support::stdout_of(up.command().args(full));
-            up
-        }
-    })
-    .await
-    .unwrap();
+    let mut up = start_tracing_to(&endpoint).await;
     let kubernetes = kubernetes_of(&up).await;
     let client = client_of(&up, kubernetes.clone());
     let sandbox = client

@@ -151,12 +151,12 @@ fn known(context: &Context, claims: &Claims, key: &ObjectKey, claim: &Arc<Sandbo
             left.into_iter()
                 .find(|left| is_controlled_by(&left.metadata, uid))
         });
-    let named = names
+    let by_name = names
         .into_iter()
         .map(|name| (name.to_owned(), caches.sandboxes.get(&key.sibling(name))));
     Facts {
         claim: Arc::clone(claim),
-        sandboxes: named.chain(controlled(context, key, claim)).collect(),
+        sandboxes: by_name.chain(controlled(context, key, claim)).collect(),
         pool: Found::NotAsked,
         template: Found::NotAsked,
         reservation: None,

@@ -73,6 +73,9 @@ fn reason_of(condition: &StateCondition) -> &str {
 }
 
 fn shortened(message: &str) -> String {
-    let end = message.floor_char_boundary(MESSAGE_MAX);
-    message.get(..end).unwrap_or_default().to_owned()
+    let fits = |(start, character): &(usize, char)| {
+        start.saturating_add(character.len_utf8()) <= MESSAGE_MAX
+    };
+    let kept = message.char_indices().take_while(fits);
+    kept.map(|(_, character)| character).collect()
 }

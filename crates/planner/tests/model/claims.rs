@@ -123,7 +123,7 @@ impl Process {
         for effect in &plan.effects {
             spend(writes_left)?;
             if loses_answer && let Some(sandbox) = acquired_by(effect) {
-                self.carry_out_unanswered(server, effect, &mut progress);
+                carry_out_unanswered(server, effect, &mut progress);
                 self.acquired.insert(uid.clone(), sandbox);
             } else {
                 self.carry_out(server, effect, &mut progress);
@@ -194,25 +194,6 @@ impl Process {
         found.push((name.to_owned(), live));
     }
 
-    /// Carries out an effect that gives the claim its sandbox, and does not learn what came of it.
-    fn carry_out_unanswered(
-        &mut self,
-        server: &mut Server,
-        effect: &Effect,
-        progress: &mut Progress,
-    ) {
-        match effect {
-            Effect::Transfer { sandbox, patch } => {
-                let _ = server.patch_sandbox(sandbox, patch);
-            }
-            Effect::Create { sandbox } => {
-                let _ = server.create_sandbox((**sandbox).clone());
-            }
-            other => panic!("{other:?} gives no sandbox to a claim"),
-        }
-        progress.failed = true;
-    }
-
     fn carry_out(&mut self, server: &mut Server, effect: &Effect, progress: &mut Progress) {
         let answer = match effect {
             Effect::Bind { patch, .. } | Effect::Unbind { patch } => server
@@ -263,6 +244,20 @@ impl Process {
         };
         progress.outdated = answer.is_err();
     }
+}
+
+/// Carries out an effect that gives the claim its sandbox, and does not learn what came of it.
+fn carry_out_unanswered(server: &mut Server, effect: &Effect, progress: &mut Progress) {
+    match effect {
+        Effect::Transfer { sandbox, patch } => {
+            let _ = server.patch_sandbox(sandbox, patch);
+        }
+        Effect::Create { sandbox } => {
+            let _ = server.create_sandbox((**sandbox).clone());
+        }
+        other => panic!("{other:?} gives no sandbox to a claim"),
+    }
+    progress.failed = true;
 }
 
 /// The sandbox that becomes the claim's by an effect.

@@ -40,9 +40,8 @@ const COLD: &str = "c5";
 /// Where a claim's sandbox comes from: by template or from a pool, of either template.
 fn source_of(name: &str) -> (Option<&'static str>, Option<&'static str>) {
     match name {
-        "c0" | "c1" => (Some("py"), None),
+        "c0" | "c1" | COLD => (Some("py"), None),
         "c2" => (Some("js"), None),
-        COLD => (Some("py"), None),
         "c3" => (None, Some("pool-a")),
         _ => (None, Some("pool-b")),
     }
