@@ -64,20 +64,21 @@ async fn a_fork_bomb_fills_its_own_pod_and_no_other() {
     let neighbour = neighbour(&machine).await;
     // Every process starts more, and stays. Where it may, each becomes another user: some limits are per user.
     let bomb = r"
-import os, random, time
+import os, time
 def attempt(work):
     try: work()
     except OSError: pass
 failed = 0
 while failed < 50:
     try:
-        if os.fork() == 0: failed = 0; attempt(lambda: os.setuid(random.randrange(65536)))
+        if os.fork() == 0: failed = 0; attempt(lambda: os.setuid(os.getpid()))
     except OSError:
         failed += 1; attempt(lambda: os.mkdir('/tmp/full')); time.sleep(0.1)
 time.sleep(1000)
 ";
     for privilege in Privilege::BOTH {
-        let limits = json!({"limits": {"memory": "200Mi", "cpu": "500m"}});
+        // Enough memory for all processes: the limit on their number is to stop the bomb.
+        let limits = json!({"limits": {"memory": "1Gi", "cpu": "500m"}});
         machine
             .create("bomb", hostile_with(privilege, bomb, &limits))
             .await;

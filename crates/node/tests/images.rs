@@ -363,7 +363,7 @@ async fn images_that_cannot_be_had_are_refused_with_the_reason() {
             "malformed",
             container("UPPER/Case"),
             "InvalidImageName",
-            "repository is lowercase",
+            "consists of lowercase letters",
         ),
         ("never", never, "ErrImageNeverPull", "pull policy of Never"),
         (
