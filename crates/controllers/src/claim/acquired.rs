@@ -11,6 +11,7 @@ use api::SandboxClaim;
 use kube::ResourceExt;
 
 use crate::cache::Cache;
+use crate::key::ObjectKey;
 
 /// The names of those sandboxes, by the UID of their claim. Clones refer to the same names.
 #[derive(Clone, Debug, Default)]
@@ -27,10 +28,16 @@ impl Acquired {
         });
     }
 
-    /// Notes that the claim has this sandbox, or may have it.
-    pub fn note(&self, claim: &SandboxClaim, sandbox: &str) {
+    /// Notes that the claim has this sandbox, or may have it. A claim that the cache has lost meanwhile is not noted: nothing would
+    /// remove it again.
+    pub fn note(&self, claims: &Cache<SandboxClaim>, claim: &SandboxClaim, sandbox: &str) {
         let uid = claim.uid().unwrap_or_default();
         self.names().insert(uid, sandbox.to_owned());
+        // The cache drops a claim before it reports the departure, so one of the two settles it.
+        let cached = claims.get(&ObjectKey::of(claim));
+        if cached.is_none_or(|cached| cached.metadata.uid != claim.metadata.uid) {
+            self.settle(claim);
+        }
     }
 
     /// The sandbox that the server must be asked for before the claim gets another.
@@ -73,12 +80,15 @@ mod tests {
         let acquired = Acquired::default();
         acquired.follow(&cache);
         cache.apply(Event::Apply(claim("a")));
-        acquired.note(&claim("a"), "w");
+        acquired.note(&cache, &claim("a"), "w");
         assert_eq!(acquired.unconfirmed(&claim("a")).as_deref(), Some("w"));
         assert_eq!(acquired.unconfirmed(&claim("b")), None);
         cache.apply(Event::Delete(claim("a")));
         assert_eq!(acquired.len(), 0);
-        acquired.note(&claim("b"), "x");
+        acquired.note(&cache, &claim("a"), "w");
+        assert_eq!(acquired.len(), 0, "the claim is gone already");
+        cache.apply(Event::Apply(claim("b")));
+        acquired.note(&cache, &claim("b"), "x");
         acquired.settle(&claim("b"));
         assert_eq!(acquired.len(), 0);
     }

@@ -295,7 +295,7 @@ async fn attempt(
     };
     let applied = apply::apply(context, key, claim, &plan.effects).await;
     if let Some(sandbox) = &applied.acquired {
-        claims.acquired.note(claim, sandbox);
+        claims.acquired.note(&context.caches.claims, claim, sandbox);
     }
     if applied.transferred {
         facts.keep_candidate();
