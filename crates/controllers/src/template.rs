@@ -1,7 +1,7 @@
 //! The controller of `SandboxTemplate`: keeps the network policy that a template's sandboxes share. What becomes of the policy when the
 //! template goes is the business of [`crate::retained_policy`].
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use api::SandboxTemplate;
 use api::rbac::{MANAGE, Rule, SUBRESOURCE};
@@ -119,6 +119,16 @@ async fn namespace_uid(context: &Context, namespace: &str) -> Option<String> {
     let namespaces = Api::<Namespace>::all(context.client.clone());
     match namespaces.get_metadata(namespace).await {
         Ok(namespace) => namespace.metadata.uid,
+        // The role of upstream's releases has no such right, and every template would warn again.
+        Err(kube::Error::Api(status)) if status.code == 403 => {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                warn!(
+                    "this account may not get namespaces: a template's network policy will go with the template, though its sandboxes run on; apply the role of this release"
+                );
+            });
+            None
+        }
         Err(error) => {
             warn!(
                 error = &error as &dyn std::error::Error,
