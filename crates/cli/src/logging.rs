@@ -56,7 +56,7 @@ fn is_json() -> bool {
     JSON.load(Ordering::Relaxed)
 }
 
-/// Tells whoever started a part something that concerns no single request.
+/// Prints a notice to the user who started a part; it concerns no single request.
 pub fn notice(text: &str) {
     if is_json() {
         tracing::warn!("{text}");

@@ -219,8 +219,8 @@ mod tests {
     }
 
     async fn soon(change: impl Future<Output = ()>) {
-        let patience = Duration::from_secs(60);
-        let changed = tokio::time::timeout(patience, change).await;
+        let deadline = Duration::from_secs(60);
+        let changed = tokio::time::timeout(deadline, change).await;
         changed.expect("the change is seen");
     }
 

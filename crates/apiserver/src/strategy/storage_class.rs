@@ -13,7 +13,7 @@ const IS_DEFAULT: [&str; 2] = [
 /// Where a claim named its class once.
 const CLASS_OF_CLAIM: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// Gives a new claim without a class the default one. A claim whose class is empty wants a volume that somebody made, and keeps it.
+/// Gives a new claim without a class the default one. A claim whose class is empty wants a volume that a user made by hand, and keeps it.
 pub fn default_of_claim(api: &Api, claim: &mut Value) {
     let has_class = !claim["spec"]["storageClassName"].is_null();
     if has_class || annotation(claim, CLASS_OF_CLAIM).is_some() {

@@ -179,7 +179,7 @@ fn controlled(
 ) -> impl Iterator<Item = (String, Option<Arc<Sandbox>>)> {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     let mut controlled = context.caches.sandboxes.controlled_by(uid);
-    // An owner in another namespace is none.
+    // An owner reference cannot cross namespaces, so a UID in another one is ignored.
     controlled.retain(|sandbox| sandbox.metadata.namespace.as_deref() == Some(&key.namespace));
     controlled.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
     controlled
