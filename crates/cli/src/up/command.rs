@@ -11,6 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::router_access::RouterAccess;
 use super::router_flags::RouterFlags;
+use super::runtime_flags::RuntimeFlags;
 use super::{
     API_LISTEN, METRICS_LISTEN, Options, Part, PartFlags, Quickstart, ROUTER_HTTPS_LISTEN,
     ROUTER_LISTEN, Up,
@@ -79,6 +80,9 @@ pub struct Arguments {
     no_quickstart: bool,
 
     #[command(flatten)]
+    runtime: RuntimeFlags,
+
+    #[command(flatten)]
     parts: PartFlags,
 
     #[command(flatten)]
@@ -128,6 +132,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
         } else {
             Quickstart::TemplateAndPool
         },
+        runtime: arguments.runtime,
         parts: arguments.parts,
         node: arguments.node,
         ready_file: arguments.ready_file,

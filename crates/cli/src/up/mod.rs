@@ -13,6 +13,7 @@ mod quickstart;
 mod router_access;
 mod router_flags;
 mod router_service;
+mod runtime_flags;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -50,6 +51,7 @@ use crate::{open_files, rootless, sandboxes};
 use router_access::RouterAccess;
 use router_flags::RouterFlags;
 use router_service::RouterService;
+use runtime_flags::RuntimeFlags;
 
 /// The flags that say where to listen.
 const API_LISTEN: &str = "--api-listen";
@@ -77,6 +79,7 @@ pub struct Options {
     pub audit: Option<apiserver::audit::Options>,
     /// Installed where the controllers and the node run: without them its sandboxes would never start.
     pub quickstart: Quickstart,
+    pub runtime: RuntimeFlags,
     pub parts: PartFlags,
     pub node: NodeFlags,
     /// Another file to say in that everything serves, beside the one in the data directory.
@@ -97,6 +100,7 @@ impl Options {
             metrics_listen: any_port,
             audit: None,
             quickstart: Quickstart::Nothing,
+            runtime: RuntimeFlags::default(),
             parts: PartFlags::default(),
             node: NodeFlags::default(),
             ready_file: None,
@@ -241,7 +245,7 @@ impl Up {
             None => Enforcement::Works,
             Some(_) => Enforcement::Missing,
         };
-        quickstart::install(&up.client, quickstart, enforcement).await?;
+        quickstart::install(&up.client, quickstart, enforcement, &options.runtime).await?;
         for file in &up.ready_files {
             up.running.write(file)?;
         }

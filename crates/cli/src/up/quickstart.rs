@@ -9,11 +9,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::runtime_flags::RuntimeFlags;
+
 pub const NAMESPACE: &str = "default";
 pub const TEMPLATE: &str = "python-runtime-template";
 pub const WARM_POOL: &str = "python-warmpool";
 /// The template to build on: it fits the restricted Pod Security profile.
 pub const SECURE_TEMPLATE: &str = "secure-runtime-template";
+
+/// The containers of the two templates.
+const CONTAINER: &str = "python-runtime";
+const SECURE_CONTAINER: &str = "runtime";
 
 /// Where the sandboxes serve the newer runtime API beside that of port 8888, for clients of either generation.
 const NEWER_API: [(&str, &str, u16); 2] = [
@@ -53,17 +59,23 @@ pub enum Enforcement {
     Missing,
 }
 
-/// Creates what is missing. What a user has changed stays changed.
+/// Creates what is missing, and sets what the flags for the runtime say. What a user has changed otherwise stays changed.
 pub async fn install(
     client: &Client,
     quickstart: Quickstart,
     enforcement: Enforcement,
+    runtime: &RuntimeFlags,
 ) -> anyhow::Result<()> {
     if quickstart != Quickstart::Nothing {
         create_if_missing(client, &template(network_policy(quickstart, enforcement))).await?;
     }
     if quickstart == Quickstart::TemplateAndPool {
         create_if_missing(client, &secure_template()).await?;
+        for (template, container) in [(TEMPLATE, CONTAINER), (SECURE_TEMPLATE, SECURE_CONTAINER)] {
+            runtime
+                .apply(client, NAMESPACE, template, container)
+                .await?;
+        }
         create_if_missing(client, &warm_pool()).await?;
     }
     Ok(())
@@ -89,7 +101,7 @@ fn template(network_policy: NetworkPolicyManagement) -> SandboxTemplate {
             "podTemplate": {
                 "spec": {
                     "containers": [{
-                        "name": "python-runtime",
+                        "name": CONTAINER,
                         "image": "host",
                         "env": runtime_environment(),
                         "ports": runtime_ports(),
@@ -120,7 +132,7 @@ fn secure_template() -> SandboxTemplate {
                         "seccompProfile": {"type": "RuntimeDefault"},
                     },
                     "containers": [{
-                        "name": "runtime",
+                        "name": SECURE_CONTAINER,
                         "image": "host",
                         "env": runtime_environment(),
                         "ports": runtime_ports(),

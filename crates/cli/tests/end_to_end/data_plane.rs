@@ -84,3 +84,18 @@ except urllib.error.HTTPError as error:
     let mut python = std::process::Command::new("python3");
     assert_eq!(stdout_of(python.args(["-c", &script])), "ok\n413\n");
 }
+
+#[test]
+fn up_passes_the_runtimes_flags_on_until_they_are_left_out() {
+    let timeout = |up: &Up, claim: &str| {
+        stdout_of(up.command().args(["claim", claim]));
+        let script = "echo ${SANDBOX_EXEC_TIMEOUT_SECONDS:-unset}";
+        stdout_of(up.command().args(["exec", claim, "--", "sh", "-c", script]))
+    };
+    let mut up = Up::start(&["--runtime-exec-timeout=77"]);
+    assert_eq!(timeout(&up, "first"), "77\n");
+    // No sandbox of the first start is left for the second one to hand out.
+    up.delete_everything();
+    up.restart(rustix::process::Signal::TERM);
+    assert_eq!(timeout(&up, "second"), "unset\n");
+}
