@@ -4,6 +4,7 @@ mod adr;
 mod api_reference;
 mod artifacts;
 mod attacks;
+mod commits;
 mod crds;
 mod documents;
 mod go_programs;
@@ -39,6 +40,8 @@ enum Task {
     Verify,
     /// Fail if the crates break the dependency rules or the habits of the code, or if an ADR or a link is wrong
     Tidy,
+    /// Fail if the subject of a new commit does not have the form `area: what changed`
+    CheckCommits,
     /// Run published clients, unmodified, and every block of the pages for users against `agent-sandbox up`
     TestClients(test_clients::Arguments),
     /// Let a thousand pods come and go, with the node killed in between, and look for what is left
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Task::Generate => artifacts::write(&root),
         Task::Verify => artifacts::verify(&root),
         Task::Tidy => tidy::check(&root),
+        Task::CheckCommits => commits::check(&root),
         Task::TestClients(arguments) => test_clients::run(&root, &arguments),
         Task::TestLeaks(arguments) => test_leaks::run(&root, &arguments),
         Task::TestAttacks(arguments) => attacks::run(&root, &arguments),
