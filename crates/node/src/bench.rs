@@ -36,6 +36,8 @@ pub enum BenchError {
     Exec(#[from] AgentError),
     #[error("pod {0} did not become ready")]
     NotReady(String),
+    #[error("a pod has no UID")]
+    NoUid,
     #[error("{failed} of {of} requests to a pod beside {beside} failed")]
     Neighbour {
         beside: &'static str,
@@ -131,7 +133,7 @@ pub async fn run(
     }
     let (_, _, pod) = start_pod(&pods, "bench-exec").await?;
     let id = ContainerId {
-        pod: pod.uid().unwrap_or_default(),
+        pod: pod.uid().ok_or(BenchError::NoUid)?,
         container: "c".to_owned(),
         attempt: 0,
     };

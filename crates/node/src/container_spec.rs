@@ -165,8 +165,8 @@ fn identity(field: &'static str, value: Option<i64>) -> Result<Option<u32>, Spec
 /// The pieces of a request that come from elsewhere.
 #[derive(Debug)]
 pub struct Parts {
+    pub id: ContainerId,
     pub image: ImageSource,
-    pub run: u32,
     pub crashes: u32,
     pub environment: Vec<(String, String)>,
     pub mounts: Vec<Mount>,
@@ -219,11 +219,7 @@ pub fn build(
         supplementary_groups.extend(identity("group", Some(group))?);
     }
     Ok(ContainerSpec {
-        id: ContainerId {
-            pod: pod.metadata.uid.clone().unwrap_or_default(),
-            container: container.name.clone(),
-            attempt: parts.run,
-        },
+        id: parts.id,
         image: parts.image,
         command: expanded(&container.command),
         arguments: expanded(&container.args),
@@ -285,8 +281,12 @@ mod tests {
         pod["spec"]["containers"] = json!([container]);
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let parts = Parts {
+            id: ContainerId {
+                pod: "u".to_owned(),
+                container: "c".to_owned(),
+                attempt: 0,
+            },
             image: ImageSource::Host,
-            run: 0,
             crashes: 0,
             environment: vec![("A".into(), "b".into())],
             mounts: Vec::new(),

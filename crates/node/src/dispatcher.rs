@@ -32,7 +32,8 @@ use tokio_util::task::TaskTracker;
 use crate::errors::chain;
 use crate::events::Severity;
 use crate::kubelet;
-use crate::pod_lifecycle::{BACK_OFF_FORGET, Verdict, back_off};
+use crate::pod_lifecycle::{BACK_OFF_FORGET, EventReason, FailureReason, Verdict, back_off};
+use crate::pod_uid::PodUid;
 use crate::pod_worker::{self, End, PodWorker, Shared};
 use crate::runtime::{RecoveredContainer, RecoveredPod, Runtime};
 
@@ -61,6 +62,11 @@ fn is_new(pod: &Pod) -> bool {
     matches!(phase(pod), None | Some("Pending")) && pod.metadata.deletion_timestamp.is_none()
 }
 
+/// The UID of an object, as a pod's.
+fn uid_of(object: &impl ResourceExt) -> Option<PodUid> {
+    PodUid::of(object.meta())
+}
+
 /// A pod's worker, as the dispatcher knows it.
 struct Worker {
     updates: watch::Sender<Option<Pod>>,
@@ -72,34 +78,35 @@ struct Worker {
 /// How a task of the dispatcher ended.
 enum Ended {
     /// Nothing is left of the pod.
-    Gone(String),
+    Gone(PodUid),
     /// The pod's worker, or the removal of the pod, panicked. Actions of the worker may still be under way.
     Panicked {
-        uid: String,
+        /// Absent where a sweep panicked: the next one finds what it would have found.
+        uid: Option<PodUid>,
         actions: TaskTracker,
         message: String,
     },
     /// What the runtime found of a pod whose worker had panicked.
     Recovered {
-        uid: String,
+        uid: PodUid,
         pod: Option<RecoveredPod>,
     },
     /// The pods of which something is on this machine.
-    Swept(Vec<String>),
+    Swept(Vec<PodUid>),
 }
 
 /// The workers of the node's pods.
 pub struct Dispatcher<R> {
     shared: Arc<Shared<R>>,
-    recovered: HashMap<String, RecoveredPod>,
-    workers: HashMap<String, Worker>,
+    recovered: HashMap<PodUid, RecoveredPod>,
+    workers: HashMap<PodUid, Worker>,
     /// Pods that are gone from the API, and that an earlier run left: they are being removed.
-    strays: HashSet<String>,
+    strays: HashSet<PodUid>,
     /// What the last sweep found of pods without a worker. What the next one finds again is a stray.
-    suspects: HashSet<String>,
+    suspects: HashSet<PodUid>,
     running: JoinSet<Ended>,
     /// Pods seen since the last relist began.
-    listed: Vec<String>,
+    listed: Vec<PodUid>,
     /// Every pod of this node was seen at least once.
     is_complete: bool,
     unreadable: UnreadablePods,
@@ -109,7 +116,7 @@ impl<R: Runtime> Dispatcher<R> {
     pub fn new(shared: Arc<Shared<R>>, recovered: Vec<RecoveredPod>) -> Self {
         let recovered = recovered
             .into_iter()
-            .map(|pod| (pod.identity.uid.clone(), pod))
+            .filter_map(|pod| Some((PodUid::parse(&pod.identity.uid)?, pod)))
             .collect();
         Self {
             shared,
@@ -160,13 +167,15 @@ impl<R: Runtime> Dispatcher<R> {
                 message,
             } => {
                 tracing::error!(
-                    uid,
+                    uid = uid.as_ref().map(PodUid::as_str),
                     panic = message,
                     "the task of a pod panicked; this is a bug, please report it"
                 );
-                // The next sweep finds a stray again.
-                self.strays.remove(&uid);
-                self.recover(uid, actions);
+                if let Some(uid) = uid {
+                    // The next sweep finds a stray again.
+                    self.strays.remove(&uid);
+                    self.recover(uid, actions);
+                }
             }
             Ended::Recovered { uid, pod } => self.resume(uid, pod),
             Ended::Swept(found) => self.swept(found),
@@ -176,7 +185,7 @@ impl<R: Runtime> Dispatcher<R> {
     /// Runs a task for a pod. A panic in it ends nothing but itself, and does not go unnoticed.
     fn spawn(
         &mut self,
-        uid: String,
+        uid: Option<PodUid>,
         actions: TaskTracker,
         task: impl Future<Output = Ended> + Send + 'static,
     ) {
@@ -192,7 +201,7 @@ impl<R: Runtime> Dispatcher<R> {
 
     /// Finds out what runs of a pod whose worker has panicked, for another worker to go on with. One that panics again and again
     /// is tried as seldom as a container that crashes.
-    fn recover(&mut self, uid: String, actions: TaskTracker) {
+    fn recover(&mut self, uid: PodUid, actions: TaskTracker) {
         let Some(worker) = self.workers.get_mut(&uid) else {
             return;
         };
@@ -205,10 +214,16 @@ impl<R: Runtime> Dispatcher<R> {
         if let Some(pod) = &*worker.updates.borrow() {
             let note = "The node failed while it worked on this pod, and goes on from what runs of it. Its log says why".to_owned();
             let events = &self.shared.events;
-            events.tell(pod, None, Severity::Warning, "PodWorkerPanicked", note);
+            events.tell(
+                pod,
+                None,
+                Severity::Warning,
+                EventReason::PodWorkerPanicked,
+                note,
+            );
         }
         let (shared, of_pod) = (self.shared.clone(), uid.clone());
-        self.spawn(of_pod, TaskTracker::new(), async move {
+        self.spawn(Some(of_pod), TaskTracker::new(), async move {
             tokio::time::sleep(pause).await;
             actions.close();
             let _ = tokio::time::timeout(ACTIONS_DEADLINE, actions.wait()).await;
@@ -218,7 +233,7 @@ impl<R: Runtime> Dispatcher<R> {
     }
 
     /// Gives a pod another worker, or removes the pod if it is gone from the API by now.
-    fn resume(&mut self, uid: String, recovered: Option<RecoveredPod>) {
+    fn resume(&mut self, uid: PodUid, recovered: Option<RecoveredPod>) {
         let Some(worker) = self.workers.get(&uid) else {
             return;
         };
@@ -234,24 +249,25 @@ impl<R: Runtime> Dispatcher<R> {
     /// Looks for what is on this machine of pods that have no worker.
     fn sweep(&mut self) {
         let shared = self.shared.clone();
-        self.spawn(String::new(), TaskTracker::new(), async move {
-            Ended::Swept(shared.runtime.sweep().await)
+        self.spawn(None, TaskTracker::new(), async move {
+            let found = shared.runtime.sweep().await;
+            Ended::Swept(found.iter().filter_map(|uid| PodUid::parse(uid)).collect())
         });
     }
 
     /// A pod may have been removed while the sweep looked, so it takes two sweeps to find a stray.
-    fn swept(&mut self, found: Vec<String>) {
-        let mut unknown: HashSet<String> = found.into_iter().collect();
+    fn swept(&mut self, found: Vec<PodUid>) {
+        let mut unknown: HashSet<PodUid> = found.into_iter().collect();
         unknown.retain(|uid| !self.is_known(uid) && !self.strays.contains(uid));
         let before = std::mem::replace(&mut self.suspects, unknown.clone());
         for uid in unknown.into_iter().filter(|uid| before.contains(uid)) {
-            tracing::warn!(uid, "ending processes and removing files of no known pod");
+            tracing::warn!(%uid, "ending processes and removing files of no known pod");
             self.remove_stray(uid, None);
         }
     }
 
     /// Whether the API has this pod, whether it can be read or not.
-    fn is_known(&self, uid: &str) -> bool {
+    fn is_known(&self, uid: &PodUid) -> bool {
         self.workers.contains_key(uid) || self.unreadable.contains(uid)
     }
 
@@ -259,11 +275,11 @@ impl<R: Runtime> Dispatcher<R> {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
-                self.listed.extend(pod.uid());
+                self.listed.extend(uid_of(&pod));
                 self.observe(pod);
             }
             Event::InitDone => {
-                let gone: Vec<String> = self
+                let gone: Vec<PodUid> = self
                     .workers
                     .keys()
                     .filter(|uid| !self.listed.contains(uid))
@@ -277,7 +293,11 @@ impl<R: Runtime> Dispatcher<R> {
                 self.is_complete = true;
             }
             Event::Apply(pod) => self.observe(pod),
-            Event::Delete(pod) => self.forget(&pod.uid().unwrap_or_default()),
+            Event::Delete(pod) => {
+                if let Some(uid) = uid_of(&pod) {
+                    self.forget(&uid);
+                }
+            }
         }
     }
 
@@ -290,7 +310,7 @@ impl<R: Runtime> Dispatcher<R> {
 
     fn apply(&mut self, pod: Pod) {
         // The field selector is a wish; what is not bound here is not ours.
-        let Some(uid) = pod.metadata.uid.clone() else {
+        let Some(uid) = PodUid::of(&pod.metadata) else {
             return;
         };
         if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref())
@@ -325,7 +345,7 @@ impl<R: Runtime> Dispatcher<R> {
     /// Starts the worker of a pod.
     fn start(
         &mut self,
-        uid: &str,
+        uid: &PodUid,
         pod: &Pod,
         recovered: Option<RecoveredPod>,
         refusal: Option<Verdict>,
@@ -338,15 +358,16 @@ impl<R: Runtime> Dispatcher<R> {
         let (shared, actions) = (self.shared.clone(), TaskTracker::new());
         let of_worker = actions.clone();
         // Here and not in the task: the pod is attached to the network's rules when this returns.
-        let new = || PodWorker::new(shared, pod, recovered, refusal, of_worker);
+        let of_pod = uid.clone();
+        let new = || PodWorker::new(shared, of_pod, pod, recovered, refusal, of_worker);
         let made = std::panic::catch_unwind(AssertUnwindSafe(new));
-        let (uid, lost) = (uid.to_owned(), actions.clone());
-        self.spawn(uid.clone(), actions, async move {
+        let (uid, lost) = (uid.clone(), actions.clone());
+        self.spawn(Some(uid.clone()), actions, async move {
             let worker = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             match worker.run(updates).await {
                 End::Gone => Ended::Gone(uid),
                 End::Panicked(message) => Ended::Panicked {
-                    uid,
+                    uid: Some(uid),
                     actions: lost,
                     message,
                 },
@@ -366,7 +387,7 @@ impl<R: Runtime> Dispatcher<R> {
         });
         let used = used.count();
         (used >= capacity).then(|| Verdict {
-            reason: "OutOfpods".to_owned(),
+            reason: FailureReason::OutOfPods,
             message: format!(
                 "Pod was rejected: Node didn't have enough resource: pods, requested: 1, used: {used}, capacity: {capacity}"
             ),
@@ -382,8 +403,8 @@ impl<R: Runtime> Dispatcher<R> {
         let Ok(listed) = pods.list(&own).await else {
             return;
         };
-        let there: HashSet<String> = listed.iter().filter_map(ResourceExt::uid).collect();
-        let mut departed: HashSet<String> = self.workers.keys().cloned().collect();
+        let there: HashSet<PodUid> = listed.iter().filter_map(uid_of).collect();
+        let mut departed: HashSet<PodUid> = self.workers.keys().cloned().collect();
         departed.retain(|uid| !there.contains(uid));
         for uid in &departed {
             self.forget(uid);
@@ -394,7 +415,9 @@ impl<R: Runtime> Dispatcher<R> {
                 && let Some(ended) = self.running.join_next().await
             {
                 match ended {
-                    Ok(Ended::Gone(uid) | Ended::Panicked { uid, .. }) => departed.remove(&uid),
+                    Ok(Ended::Gone(uid) | Ended::Panicked { uid: Some(uid), .. }) => {
+                        departed.remove(&uid)
+                    }
                     _ => false,
                 };
             }
@@ -407,7 +430,7 @@ impl<R: Runtime> Dispatcher<R> {
         }
     }
 
-    fn forget(&mut self, uid: &str) {
+    fn forget(&mut self, uid: &PodUid) {
         self.unreadable.forget(uid);
         if let Some(worker) = self.workers.get(uid) {
             worker.updates.send_replace(None);
@@ -416,7 +439,7 @@ impl<R: Runtime> Dispatcher<R> {
 
     /// Removes what an earlier run left of pods that are gone from the API.
     fn remove_strays(&mut self) {
-        let mut left: HashMap<String, Vec<RecoveredContainer>> = HashMap::new();
+        let mut left: HashMap<PodUid, Vec<RecoveredContainer>> = HashMap::new();
         for uid in self.shared.volumes.pods_in_memory() {
             if !self.is_known(&uid) && !self.strays.contains(&uid) {
                 left.insert(uid, Vec::new());
@@ -431,7 +454,7 @@ impl<R: Runtime> Dispatcher<R> {
         }
         for (uid, containers) in left {
             tracing::info!(
-                uid,
+                %uid,
                 "removing what is left of a pod that is gone from the API"
             );
             self.remove_stray(uid, Some(containers));
@@ -439,10 +462,10 @@ impl<R: Runtime> Dispatcher<R> {
     }
 
     /// Ends and removes a pod that is gone from the API; which containers it has is for the runtime to find out, unless that is known.
-    fn remove_stray(&mut self, uid: String, containers: Option<Vec<RecoveredContainer>>) {
+    fn remove_stray(&mut self, uid: PodUid, containers: Option<Vec<RecoveredContainer>>) {
         self.strays.insert(uid.clone());
         let shared = self.shared.clone();
-        self.spawn(uid.clone(), TaskTracker::new(), async move {
+        self.spawn(Some(uid.clone()), TaskTracker::new(), async move {
             let containers = match containers {
                 Some(containers) => containers,
                 None => recover_pod(&shared, &uid)
@@ -456,12 +479,12 @@ impl<R: Runtime> Dispatcher<R> {
 }
 
 /// What the runtime knows of a pod, as soon as it can tell.
-async fn recover_pod<R: Runtime>(shared: &Shared<R>, uid: &str) -> Option<RecoveredPod> {
+async fn recover_pod<R: Runtime>(shared: &Shared<R>, uid: &PodUid) -> Option<RecoveredPod> {
     loop {
-        match shared.runtime.recover_pod(uid).await {
+        match shared.runtime.recover_pod(uid.as_str()).await {
             Ok(pod) => return pod,
             Err(error) => {
-                tracing::warn!(uid, error = %chain(&error), "cannot find out what runs of a pod");
+                tracing::warn!(%uid, error = %chain(&error), "cannot find out what runs of a pod");
                 tokio::time::sleep(RECOVERY_PAUSE).await;
             }
         }
@@ -470,7 +493,7 @@ async fn recover_pod<R: Runtime>(shared: &Shared<R>, uid: &str) -> Option<Recove
 
 async fn end_and_remove<R: Runtime>(
     shared: &Shared<R>,
-    uid: &str,
+    uid: &PodUid,
     containers: Vec<RecoveredContainer>,
 ) {
     for container in containers {
@@ -480,6 +503,6 @@ async fn end_and_remove<R: Runtime>(
         }
     }
     if let Err(error) = pod_worker::remove(shared, uid).await {
-        tracing::warn!(uid, error, "cannot remove a pod that is gone");
+        tracing::warn!(%uid, error = %chain(&error), "cannot remove a pod that is gone");
     }
 }

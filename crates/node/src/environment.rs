@@ -22,6 +22,8 @@ pub enum EnvironmentError {
     },
     #[error("field path {0:?} is not supported")]
     UnsupportedField(String),
+    #[error("the pod has no UID")]
+    NoUid,
     #[error("resource {0:?} is not supported")]
     UnsupportedResource(String),
 }
@@ -189,7 +191,7 @@ pub fn field_value(
     Ok(match path {
         "metadata.name" => metadata.name.clone().unwrap_or_default(),
         "metadata.namespace" => metadata.namespace.clone().unwrap_or_default(),
-        "metadata.uid" => metadata.uid.clone().unwrap_or_default(),
+        "metadata.uid" => metadata.uid.clone().ok_or(EnvironmentError::NoUid)?,
         "metadata.labels" => listed(&metadata.labels),
         "metadata.annotations" => listed(&metadata.annotations),
         "spec.nodeName" => spec

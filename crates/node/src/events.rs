@@ -44,9 +44,10 @@ impl EventSink {
         pod: &Pod,
         container: Option<&str>,
         severity: Severity,
-        reason: &str,
+        reason: impl AsRef<str>,
         note: String,
     ) {
+        let reason = reason.as_ref();
         self.tell_doing(reason, pod, container, severity, reason, note);
     }
 

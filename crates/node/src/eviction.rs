@@ -30,6 +30,7 @@ use self::usage::Claim;
 use crate::config::Config;
 use crate::errors::chain;
 use crate::pod_lifecycle::Verdict;
+use crate::pod_uid::PodUid;
 use crate::runtime::Runtime;
 use crate::trees::Usage;
 
@@ -58,7 +59,7 @@ struct Measured {
 /// The pods of a node, and how to tell each that it is to go.
 #[derive(Debug, Default)]
 pub struct Evictions {
-    pods: Mutex<HashMap<String, Watched>>,
+    pods: Mutex<HashMap<PodUid, Watched>>,
     pressure: watch::Sender<Option<Pressure>>,
 }
 
@@ -69,7 +70,7 @@ impl Evictions {
     }
 
     /// Looks after a pod from now on, unless it has ended: then nothing is gained by ending it.
-    pub fn watch(&self, uid: &str, pod: &Pod, sender: UnboundedSender<Verdict>) {
+    pub fn watch(&self, uid: &PodUid, pod: &Pod, sender: UnboundedSender<Verdict>) {
         let phase = pod.status.as_ref();
         let phase = phase.and_then(|status| status.phase.as_deref());
         if phase.is_some_and(|phase| phase == "Succeeded" || phase == "Failed") {
@@ -82,18 +83,18 @@ impl Evictions {
             held: BTreeMap::new(),
             measured: None,
         };
-        self.with_pods(|pods| pods.insert(uid.to_owned(), watched));
+        self.with_pods(|pods| pods.insert(uid.clone(), watched));
     }
 
-    pub fn forget(&self, uid: &str) {
+    pub fn forget(&self, uid: &PodUid) {
         self.with_pods(|pods| pods.remove(uid));
     }
 
-    fn with_pods<T>(&self, work: impl FnOnce(&mut HashMap<String, Watched>) -> T) -> T {
+    fn with_pods<T>(&self, work: impl FnOnce(&mut HashMap<PodUid, Watched>) -> T) -> T {
         work(&mut self.pods.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn snapshot(&self) -> HashMap<String, Watched> {
+    fn snapshot(&self) -> HashMap<PodUid, Watched> {
         self.with_pods(|pods| pods.clone())
     }
 
@@ -188,9 +189,9 @@ impl<R> Clone for Disk<R> {
 struct Found {
     verdicts: Vec<(UnboundedSender<Verdict>, Verdict)>,
     /// What pods' claims hold, where that was looked at.
-    held: HashMap<String, BTreeMap<String, u64>>,
+    held: HashMap<PodUid, BTreeMap<String, u64>>,
     /// What pods hold that were measured anew.
-    measured: HashMap<String, Measured>,
+    measured: HashMap<PodUid, Measured>,
     /// What the disk is short of, after whatever could be given up was.
     pressure: Option<Pressure>,
 }
@@ -204,7 +205,7 @@ impl<R: Runtime> Disk<R> {
         Space::of(&self.pods()).and_then(|space| space.pressure())
     }
 
-    fn look(&self, pods: &HashMap<String, Watched>, claims_are_due: bool) -> Found {
+    fn look(&self, pods: &HashMap<PodUid, Watched>, claims_are_due: bool) -> Found {
         let mut found = Found::default();
         for (uid, watched) in pods {
             let limited = judgement::is_limited(&watched.pod);
@@ -241,23 +242,23 @@ impl<R: Runtime> Disk<R> {
     }
 
     /// What a pod holds beside its claims, measured unless it is known.
-    fn measure(&self, uid: &str, watched: &Watched, found: &mut Found) -> PodUsage {
+    fn measure(&self, uid: &PodUid, watched: &Watched, found: &mut Found) -> PodUsage {
         // Before the rest, so that what is written meanwhile is measured next time.
-        let cpu_time_us = self.runtime.cpu_time_us(uid);
+        let cpu_time_us = self.runtime.cpu_time_us(uid.as_str());
         let known = [found.measured.get(uid), watched.measured.as_ref()];
         for known in known.into_iter().flatten() {
             if Some(known.cpu_time_us) == cpu_time_us {
                 return known.usage.clone();
             }
         }
-        let mut usage = usage::measure(&watched.pod, &self.pods().join(uid));
+        let mut usage = usage::measure(&watched.pod, &self.pods().join(uid.as_str()));
         open_files::include(&mut usage, &watched.pod, &self.pods(), || {
-            self.runtime.processes(uid)
+            self.runtime.processes(uid.as_str())
         });
         if let Some(cpu_time_us) = cpu_time_us {
             let usage = usage.clone();
             let measured = Measured { cpu_time_us, usage };
-            found.measured.insert(uid.to_owned(), measured);
+            found.measured.insert(uid.clone(), measured);
         }
         usage
     }
@@ -265,7 +266,7 @@ impl<R: Runtime> Disk<R> {
     /// What has to go when the disk is short of something.
     fn relieve(
         &self,
-        pods: &HashMap<String, Watched>,
+        pods: &HashMap<PodUid, Watched>,
         found: &mut Found,
     ) -> Option<(UnboundedSender<Verdict>, Verdict)> {
         self.pressure()?;
@@ -321,18 +322,19 @@ mod tests {
     #[test]
     fn a_pod_that_has_ended_is_no_candidate() {
         let evictions = Evictions::default();
+        let uid = |text: &str| PodUid::parse(text).unwrap();
         let pod = |phase: &str| {
             let pod = json!({"status": {"phase": phase}});
             serde_json::from_value::<Pod>(pod).unwrap()
         };
         let (sender, _receiver) = tokio::sync::mpsc::unbounded_channel();
         for phase in ["Pending", "Running", "Succeeded", "Failed"] {
-            evictions.watch(phase, &pod(phase), sender.clone());
+            evictions.watch(&uid(phase), &pod(phase), sender.clone());
         }
-        let mut watched: Vec<String> = evictions.snapshot().into_keys().collect();
+        let mut watched: Vec<PodUid> = evictions.snapshot().into_keys().collect();
         watched.sort();
-        assert_eq!(watched, ["Pending", "Running"]);
-        evictions.forget("Running");
+        assert_eq!(watched, [uid("Pending"), uid("Running")]);
+        evictions.forget(&uid("Running"));
         assert_eq!(evictions.snapshot().len(), 1);
     }
 }

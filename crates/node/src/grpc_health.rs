@@ -13,26 +13,35 @@ const SERVING: u8 = 1;
 /// An answer has a handful of bytes; a pod that goes on does not fill the node's memory.
 const MOST_BYTES: usize = 4096;
 
+/// Why a service is not known to serve.
+#[derive(Debug, thiserror::Error)]
+pub enum HealthError {
+    #[error("the health service refused the request")]
+    Refused,
+    #[error("service unhealthy (responded with {0:?})")]
+    Unhealthy(Option<u8>),
+    #[error("reading the answer of the health service")]
+    Answer(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Connection(#[from] std::io::Error),
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+}
+
 /// Passes when the service answers that it serves.
-pub async fn check(address: SocketAddr, service: &str) -> Result<(), String> {
-    let stream = TcpStream::connect(address)
-        .await
-        .map_err(|error| error.to_string())?;
+pub async fn check(address: SocketAddr, service: &str) -> Result<(), HealthError> {
+    let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-            .await
-            .map_err(|error| error.to_string())?;
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
     let request = http::Request::post(format!("http://{address}/grpc.health.v1.Health/Check"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
-        .body(Full::new(Bytes::from(request_message(service))))
-        .map_err(|error| error.to_string())?;
+        .body(Full::new(Bytes::from(request_message(service))))?;
     let answer = async {
-        let response = sender
-            .send_request(request)
-            .await
-            .map_err(|error| error.to_string())?;
+        let response = sender.send_request(request).await?;
         let refused = response
             .headers()
             .get("grpc-status")
@@ -40,18 +49,18 @@ pub async fn check(address: SocketAddr, service: &str) -> Result<(), String> {
         let body = Limited::new(response.into_body(), MOST_BYTES)
             .collect()
             .await
-            .map_err(|error| error.to_string())?;
+            .map_err(HealthError::Answer)?;
         let refused = refused
             || body
                 .trailers()
                 .and_then(|trailers| trailers.get("grpc-status"))
                 .is_some_and(|status| status != "0");
         if refused {
-            return Err("the health service refused the request".to_owned());
+            return Err(HealthError::Refused);
         }
         match serving_status(&body.to_bytes()) {
             Some(SERVING) => Ok(()),
-            status => Err(format!("service unhealthy (responded with {status:?})")),
+            status => Err(HealthError::Unhealthy(status)),
         }
     }
     .await;

@@ -31,6 +31,7 @@ mod pod_images;
 pub mod pod_lifecycle;
 mod pod_network;
 mod pod_resources;
+pub mod pod_uid;
 mod pod_worker;
 pub mod privileges;
 mod probes;

@@ -11,7 +11,8 @@ use crate::awaited_objects::Awaited;
 use crate::config::Config;
 use crate::errors::chain;
 use crate::events::{EventSink, Severity};
-use crate::runtime::{ImageSource, StartError};
+use crate::pod_lifecycle::WaitingReason;
+use crate::runtime::ImageSource;
 use crate::volumes::service_account;
 
 /// The name of the built-in image.
@@ -74,19 +75,48 @@ fn repository(image: &str) -> &str {
     }
 }
 
-/// Why an image cannot be had.
+/// Why an image is not available to a container.
 #[derive(Debug)]
 pub struct ImageRefusal {
-    pub error: StartError,
+    pub reason: WaitingReason,
+    pub message: String,
     /// The objects that credentials were looked for in. With others, the same pull may work.
     pub awaits: Option<Awaited>,
 }
 
-fn refusal(reason: &'static str, message: String) -> ImageRefusal {
-    ImageRefusal {
-        error: StartError::Image { reason, message },
-        awaits: None,
+impl ImageRefusal {
+    fn new(reason: WaitingReason, message: String) -> Self {
+        Self {
+            reason,
+            message,
+            awaits: None,
+        }
     }
+}
+
+/// Why a pull failed.
+#[derive(Debug, thiserror::Error)]
+enum PullFailure {
+    #[error("reading pull secret {secret}")]
+    ReadSecret {
+        secret: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error("pull secret {secret}")]
+    Credentials {
+        secret: String,
+        #[source]
+        source: images::CredentialError,
+    },
+    #[error("reading service account {account}")]
+    ReadAccount {
+        account: String,
+        #[source]
+        source: kube::Error,
+    },
+    #[error(transparent)]
+    Pull(#[from] Arc<PullError>),
 }
 
 impl PodImages {
@@ -111,15 +141,16 @@ impl PodImages {
         if repository(wanted) == HOST {
             return Ok(ImageSource::Host);
         }
-        let name = Reference::parse(wanted)
-            .map_err(|error| refusal("InvalidImageName", error.to_string()))?;
+        let name = Reference::parse(wanted).map_err(|error| {
+            ImageRefusal::new(WaitingReason::InvalidImageName, error.to_string())
+        })?;
         let present = self.images.find(&name);
         let image = match (PullPolicy::of(container, &name), present) {
             (PullPolicy::Never, None) => {
                 let message = format!(
                     "Container image \"{wanted}\" is not present with pull policy of Never"
                 );
-                return Err(refusal("ErrImageNeverPull", message));
+                return Err(ImageRefusal::new(WaitingReason::ErrImageNeverPull, message));
             }
             (PullPolicy::IfNotPresent | PullPolicy::Never, Some(image)) => {
                 let note = format!("Container image \"{wanted}\" already present on machine");
@@ -136,12 +167,13 @@ impl PodImages {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
                 let mut looked_at = Awaited::in_namespace(namespace);
                 let pulled = self.pull(pod, &name, &mut looked_at).await;
-                let image = pulled.map_err(|message| {
+                let image = pulled.map_err(|failure| {
+                    let message = chain(&failure);
                     let note = format!("Failed to pull image \"{wanted}\": {message}");
                     tell(Severity::Warning, "Failed", note);
                     ImageRefusal {
                         awaits: Some(looked_at),
-                        ..refusal("ErrImagePull", message)
+                        ..ImageRefusal::new(WaitingReason::ErrImagePull, message)
                     }
                 })?;
                 let took = begun.elapsed().as_millis();
@@ -161,17 +193,14 @@ impl PodImages {
         pod: &Pod,
         name: &Reference,
         looked_at: &mut Awaited,
-    ) -> Result<Image, String> {
+    ) -> Result<Image, PullFailure> {
         let keyring = self.keyring(pod, looked_at).await?;
         let credentials = keyring.matching(name);
-        self.images
-            .pull(name, credentials)
-            .await
-            .map_err(|error: Arc<PullError>| chain(&*error))
+        Ok(self.images.pull(name, credentials).await?)
     }
 
     /// The credentials of the pod's pull secrets, and of its service account's when the pod names none.
-    async fn keyring(&self, pod: &Pod, looked_at: &mut Awaited) -> Result<Keyring, String> {
+    async fn keyring(&self, pod: &Pod, looked_at: &mut Awaited) -> Result<Keyring, PullFailure> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let spec = pod.spec.as_ref();
         let own: Vec<String> = spec
@@ -190,14 +219,17 @@ impl PodImages {
         let mut keyring = Keyring::default();
         for name in names {
             let found = secrets.get_opt(&name).await;
-            let secret = found.map_err(|error| {
-                format!("reading pull secret {namespace}/{name}: {}", chain(&error))
+            let secret = found.map_err(|source| PullFailure::ReadSecret {
+                secret: format!("{namespace}/{name}"),
+                source,
             })?;
             looked_at.secret(&name, secret.as_ref());
             // A kubelet pulls without a secret that is not there.
             let Some(secret) = secret else { continue };
-            add_secret(&mut keyring, &secret)
-                .map_err(|error| format!("pull secret {namespace}/{name}: {}", chain(&error)))?;
+            add_secret(&mut keyring, &secret).map_err(|source| PullFailure::Credentials {
+                secret: format!("{namespace}/{name}"),
+                source,
+            })?;
         }
         Ok(keyring)
     }
@@ -207,13 +239,12 @@ impl PodImages {
         namespace: &str,
         name: &str,
         looked_at: &mut Awaited,
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<Vec<String>, PullFailure> {
         let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), namespace);
-        let account = accounts.get_opt(name).await.map_err(|error| {
-            format!(
-                "reading service account {namespace}/{name}: {}",
-                chain(&error)
-            )
+        let found = accounts.get_opt(name).await;
+        let account = found.map_err(|source| PullFailure::ReadAccount {
+            account: format!("{namespace}/{name}"),
+            source,
         })?;
         looked_at.service_account(name, account.as_ref());
         Ok(account

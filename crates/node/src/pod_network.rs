@@ -6,12 +6,13 @@ use std::fmt::Write;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use crate::config::Config;
+use crate::pod_uid::PodUid;
 use crate::runtime::{PodIdentity, PodSandboxSpec};
 
 /// A name the kernel takes as a hostname.
 const LONGEST_HOSTNAME: usize = 63;
 
-pub fn sandbox_spec(pod: &Pod, config: &Config) -> PodSandboxSpec {
+pub fn sandbox_spec(uid: &PodUid, pod: &Pod, config: &Config) -> PodSandboxSpec {
     let spec = pod.spec.clone().unwrap_or_default();
     let metadata = &pod.metadata;
     let namespace = metadata.namespace.clone().unwrap_or_default();
@@ -37,7 +38,7 @@ pub fn sandbox_spec(pod: &Pod, config: &Config) -> PodSandboxSpec {
     PodSandboxSpec {
         driver: None,
         identity: PodIdentity {
-            uid: metadata.uid.clone().unwrap_or_default(),
+            uid: uid.to_string(),
             namespace: namespace.clone(),
             name,
         },
@@ -172,7 +173,8 @@ mod tests {
             "spec": {"containers": [], "hostname": "h", "subdomain": "s"}}),
         )
         .unwrap();
-        let spec = sandbox_spec(&pod, &Config::new("/nowhere"));
+        let uid = PodUid::of(&pod.metadata).unwrap();
+        let spec = sandbox_spec(&uid, &pod, &Config::new("/nowhere"));
         assert_eq!(spec.hostname, "h");
         assert_eq!(
             spec.fully_qualified_name.as_deref(),

@@ -32,7 +32,10 @@ use crate::events::{EventSink, Severity};
 use crate::eviction::Evictions;
 use crate::network::enforcer::Enforcer;
 use crate::pod_images::PodImages;
-use crate::pod_lifecycle::{self, Action, ContainerState, Observed, Phase, Sandbox, Verdict};
+use crate::pod_lifecycle::{
+    self, Action, ContainerState, EventReason, Observed, Phase, Sandbox, Verdict,
+};
+use crate::pod_uid::PodUid;
 use crate::runtime::handlers::Handlers;
 use crate::runtime::{RecoveredPod, Runtime};
 use crate::volumes::Volumes;
@@ -93,6 +96,7 @@ pub enum End {
 /// One pod's task.
 pub struct PodWorker<R> {
     shared: Arc<Shared<R>>,
+    uid: PodUid,
     pod: Pod,
     audience: Audience,
     sandbox: Sandbox,
@@ -127,8 +131,7 @@ pub struct PodWorker<R> {
 
 impl<R> Drop for PodWorker<R> {
     fn drop(&mut self) {
-        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
-        self.shared.evictions.forget(uid);
+        self.shared.evictions.forget(&self.uid);
         self.probes.values().flatten().for_each(JoinHandle::abort);
         self.refreshing.iter().for_each(JoinHandle::abort);
         self.awaiting.values().for_each(JoinHandle::abort);
@@ -142,6 +145,7 @@ impl<R: Runtime> PodWorker<R> {
     /// Takes a pod on. One that the node has a `refusal` for ends before it begins.
     pub fn new(
         shared: Arc<Shared<R>>,
+        uid: PodUid,
         pod: &Pod,
         recovered: Option<RecoveredPod>,
         refusal: Option<Verdict>,
@@ -155,6 +159,7 @@ impl<R: Runtime> PodWorker<R> {
             .map(|time| time.0);
         let mut worker = Self {
             shared,
+            uid,
             pod: pod.clone(),
             audience: Audience::Watching,
             sandbox: Sandbox::Missing,
@@ -197,14 +202,19 @@ impl<R: Runtime> PodWorker<R> {
         }
         // One event for all of it: events of one reason are counted as one, whatever else they say.
         let (events, note) = (&self.shared.events, ignored.join("; "));
-        events.tell(&self.pod, container, Severity::Warning, "Unsupported", note);
+        events.tell(
+            &self.pod,
+            container,
+            Severity::Warning,
+            EventReason::Unsupported,
+            note,
+        );
     }
 
     /// Lets the node say when the pod holds too much of the disk.
     fn watch_storage(&mut self) {
         let (sender, mut verdicts) = mpsc::unbounded_channel();
-        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
-        self.shared.evictions.watch(uid, &self.pod, sender);
+        self.shared.evictions.watch(&self.uid, &self.pod, sender);
         let events = self.sender.clone();
         self.follow(async move {
             while let Some(verdict) = verdicts.recv().await {
@@ -305,7 +315,7 @@ impl<R: Runtime> PodWorker<R> {
                 self.perform(action, now);
             }
             let before = self.decided.as_ref().or(self.published.as_ref());
-            for news in news::between(&self.pod, before, &plan.status) {
+            for news in news::between(&self.uid, &self.pod, before, &plan.status) {
                 let container = news.container.as_deref();
                 let events = &self.shared.events;
                 events.tell(&self.pod, container, news.severity, news.reason, news.note);
@@ -347,6 +357,7 @@ impl<R: Runtime> PodWorker<R> {
 
     fn decide(&self, now: Timestamp) -> pod_lifecycle::Plan {
         let observed = Observed {
+            uid: &self.uid,
             pod: &self.pod,
             sandbox: &self.sandbox,
             containers: &self.containers,

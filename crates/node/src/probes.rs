@@ -20,8 +20,10 @@ use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::errors::chain;
+use crate::grpc_health::{self, HealthError};
 use crate::runtime::agent::{AgentError, Output, Session};
-use crate::runtime::{ContainerId, Runtime};
+use crate::runtime::{ContainerId, Runtime, RuntimeError};
 use crate::unverified_tls;
 
 /// The first repetition, and by which part of itself each pause is longer than the one before: a container that takes long
@@ -56,6 +58,33 @@ pub enum Verdict {
     Passing,
     /// The last reason for failing.
     Failing(String),
+}
+
+/// Why one try of a probe, or a hook, failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    #[error("no such port")]
+    NoPort,
+    #[error("looking up {0}: it has no address")]
+    NoAddress(String),
+    #[error("timed out after {0:?}")]
+    TimedOut(Duration),
+    #[error("command exited with {code}: {output}")]
+    Command { code: i32, output: String },
+    #[error("HTTP probe failed with statuscode: {0}")]
+    HttpStatus(u16),
+    #[error(transparent)]
+    Health(#[from] HealthError),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    #[error(transparent)]
+    Connection(#[from] std::io::Error),
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
 }
 
 /// How often a probe runs and when its answer counts.
@@ -175,7 +204,10 @@ pub async fn watch<R: Runtime>(
     loop {
         let answer = ask(runtime, id, container, probe, address, timing.timeout).await;
         if counter.take(answer.is_ok(), began.elapsed()) {
-            report(answer.map_or_else(Verdict::Failing, |()| Verdict::Passing));
+            report(match answer {
+                Ok(()) => Verdict::Passing,
+                Err(error) => Verdict::Failing(chain(&error)),
+            });
         }
         sleep(counter.pause()).await;
     }
@@ -189,7 +221,7 @@ async fn ask<R: Runtime>(
     probe: &Probe,
     address: IpAddr,
     limit: Duration,
-) -> Result<(), String> {
+) -> Result<(), ProbeError> {
     if let Some(action) = &probe.exec {
         let command = action.command.clone().unwrap_or_default();
         return exec(runtime, id, command, Some(limit)).await;
@@ -202,16 +234,17 @@ async fn ask<R: Runtime>(
                 Target::of(action.host.as_deref(), &action.port, container, address).await?;
             target.connect(runtime, id).await.map(drop)
         } else if let Some(action) = &probe.grpc {
-            let port = u16::try_from(action.port).map_err(|_| "no such port".to_owned())?;
+            let port = u16::try_from(action.port).map_err(|_| ProbeError::NoPort)?;
             let service = action.service.as_deref().unwrap_or_default();
-            crate::grpc_health::check(SocketAddr::new(address, port), service).await
+            let health = grpc_health::check(SocketAddr::new(address, port), service);
+            Ok(health.await?)
         } else {
             Ok(())
         }
     };
     within(Some(limit), asked)
         .await
-        .unwrap_or_else(|_| Err(timed_out(limit)))
+        .unwrap_or(Err(ProbeError::TimedOut(limit)))
 }
 
 /// Waits for no longer than a limit, if there is one.
@@ -225,10 +258,6 @@ pub async fn within<T>(
     }
 }
 
-fn timed_out(limit: Duration) -> String {
-    format!("timed out after {limit:?}")
-}
-
 /// Runs a command in the container; it passes if it exits with 0. One that takes longer than `limit` is killed, with what it has
 /// started: the next try would come on top of it.
 pub async fn exec<R: Runtime>(
@@ -236,7 +265,7 @@ pub async fn exec<R: Runtime>(
     id: &ContainerId,
     command: Vec<String>,
     limit: Option<Duration>,
-) -> Result<(), String> {
+) -> Result<(), ProbeError> {
     let request = shim_protocol::ExecRequest {
         arguments: command,
         environment: Vec::new(),
@@ -246,11 +275,10 @@ pub async fn exec<R: Runtime>(
     };
     let deadline = limit.map(|limit| (limit, Instant::now().later_by(limit)));
     let left = || deadline.map(|(_, deadline)| deadline.saturating_duration_since(Instant::now()));
-    let late = |_| timed_out(limit.unwrap_or_default());
+    let late = |_| ProbeError::TimedOut(limit.unwrap_or_default());
     let mut session = within(left(), runtime.exec(id, request))
         .await
-        .map_err(late)?
-        .map_err(|error| crate::errors::chain(&error))?;
+        .map_err(late)??;
     let outcome = within(left(), outcome_of(&mut session)).await;
     if outcome.is_err() {
         let killed = async {
@@ -263,24 +291,21 @@ pub async fn exec<R: Runtime>(
     outcome.map_err(late)?
 }
 
-async fn outcome_of(session: &mut Session) -> Result<(), String> {
+async fn outcome_of(session: &mut Session) -> Result<(), ProbeError> {
     const MOST_OUTPUT: usize = 10 << 10;
-    let mut said = Vec::new();
+    let mut written = Vec::new();
     loop {
-        let output = session.output.next().await;
-        match output.map_err(|error| crate::errors::chain(&error))? {
+        match session.output.next().await? {
             Output::Stdout(data) | Output::Stderr(data) => {
-                said.extend_from_slice(
-                    &data[..data.len().min(MOST_OUTPUT - said.len().min(MOST_OUTPUT))],
-                );
+                let room = MOST_OUTPUT.saturating_sub(written.len());
+                written.extend_from_slice(&data[..data.len().min(room)]);
             }
             Output::Exit(exit) if exit.code == 0 => return Ok(()),
             Output::Exit(exit) => {
-                return Err(format!(
-                    "command exited with {}: {}",
-                    exit.code,
-                    String::from_utf8_lossy(&said).trim()
-                ));
+                return Err(ProbeError::Command {
+                    code: exit.code,
+                    output: String::from_utf8_lossy(&written).trim().to_owned(),
+                });
             }
         }
     }
@@ -322,8 +347,8 @@ impl Target {
         port: &IntOrString,
         container: &Container,
         pod: IpAddr,
-    ) -> Result<Self, String> {
-        let port = port_number(port, container).ok_or_else(|| "no such port".to_owned())?;
+    ) -> Result<Self, ProbeError> {
+        let port = port_number(port, container).ok_or(ProbeError::NoPort)?;
         let Some(name) = host.filter(|host| !host.is_empty()) else {
             let address = SocketAddr::new(pod, port);
             return Ok(Self::new(address, address.to_string(), pod));
@@ -334,7 +359,7 @@ impl Target {
         }
         let found = tokio::net::lookup_host((name, port)).await;
         let address = found.ok().and_then(|mut found| found.next());
-        let address = address.ok_or_else(|| format!("looking up {name}: it has no address"))?;
+        let address = address.ok_or_else(|| ProbeError::NoAddress(name.to_owned()))?;
         Ok(Self::new(address, format!("{name}:{port}"), pod))
     }
 
@@ -342,15 +367,12 @@ impl Target {
         &self,
         runtime: &R,
         id: &ContainerId,
-    ) -> Result<TcpStream, String> {
+    ) -> Result<TcpStream, ProbeError> {
         let connected = match self.sender {
             Sender::Node => TcpStream::connect(self.address).await,
-            Sender::Pod => runtime
-                .connect_from(&id.pod, self.address)
-                .await
-                .map_err(|error| crate::errors::chain(&error))?,
+            Sender::Pod => runtime.connect_from(&id.pod, self.address).await?,
         };
-        connected.map_err(|error| error.to_string())
+        Ok(connected?)
     }
 }
 
@@ -384,18 +406,16 @@ pub async fn http_get<R: Runtime>(
     action: &HTTPGetAction,
     container: &Container,
     address: IpAddr,
-) -> Result<(), String> {
+) -> Result<(), ProbeError> {
     let target = Target::of(action.host.as_deref(), &action.port, container, address).await?;
     let stream = target.connect(runtime, id).await?;
     let stream: Box<dyn Stream> = if action.scheme.as_deref() == Some("HTTPS") {
-        let secured = unverified_tls::connect(stream, target.address.ip()).await;
-        Box::new(secured.map_err(|error| error.to_string())?)
+        Box::new(unverified_tls::connect(stream, target.address.ip()).await?)
     } else {
         Box::new(stream)
     };
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| error.to_string())?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
     let path = action
         .path
@@ -420,22 +440,14 @@ pub async fn http_get<R: Runtime>(
     for header in headers {
         request = request.header(&header.name, &header.value);
     }
-    let request = request
-        .body(Empty::<bytes::Bytes>::new())
-        .map_err(|error| error.to_string())?;
-    let response = sender
-        .send_request(request)
-        .await
-        .map_err(|error| error.to_string());
+    let request = request.body(Empty::<bytes::Bytes>::new())?;
+    let response = sender.send_request(request).await;
     connection.abort();
     let status = response?.status();
     if status.as_u16() < 400 {
         Ok(())
     } else {
-        Err(format!(
-            "HTTP probe failed with statuscode: {}",
-            status.as_u16()
-        ))
+        Err(ProbeError::HttpStatus(status.as_u16()))
     }
 }
 

@@ -461,18 +461,18 @@ async fn renew(leases: &Api<Lease>, node: &Node, name: &str) -> Result<(), kube:
         .await
     {
         Err(kube::Error::Api(status)) if status.code == 404 => {
-            let owner = OwnerReference {
+            let owner = node.metadata.uid.clone().map(|uid| OwnerReference {
                 api_version: "v1".to_owned(),
                 kind: "Node".to_owned(),
                 name: name.to_owned(),
-                uid: node.metadata.uid.clone().unwrap_or_default(),
+                uid,
                 ..OwnerReference::default()
-            };
+            });
             let lease = Lease {
                 metadata: ObjectMeta {
                     name: Some(name.to_owned()),
                     namespace: Some(LEASE_NAMESPACE.to_owned()),
-                    owner_references: Some(vec![owner]),
+                    owner_references: owner.map(|owner| vec![owner]),
                     ..ObjectMeta::default()
                 },
                 spec: Some(LeaseSpec {

@@ -15,34 +15,36 @@ use super::{Dispatcher, Ended, end_and_remove, recover_pod};
 use crate::errors::chain;
 use crate::events::Severity;
 use crate::kubelet;
+use crate::pod_lifecycle::EventReason;
+use crate::pod_uid::PodUid;
 use crate::readable::{shell, warn};
 use crate::runtime::Runtime;
 
 /// What an event and a pod's status give as the reason.
-const REASON: &str = "InvalidConfiguration";
+const REASON: EventReason = EventReason::InvalidConfiguration;
 
 /// Pods that cannot be read, and what their owners were told of it, by UID.
 #[derive(Debug, Default)]
-pub(super) struct UnreadablePods(HashMap<String, Problem>);
+pub(super) struct UnreadablePods(HashMap<PodUid, Problem>);
 
 impl UnreadablePods {
-    pub fn contains(&self, uid: &str) -> bool {
+    pub fn contains(&self, uid: &PodUid) -> bool {
         self.0.contains_key(uid)
     }
 
-    pub fn forget(&mut self, uid: &str) {
+    pub fn forget(&mut self, uid: &PodUid) {
         self.0.remove(uid);
     }
 
     /// Notes a pod; whether there is something new to tell its owner.
-    fn note(&mut self, uid: &str, problem: &Problem) -> bool {
-        self.0.insert(uid.to_owned(), problem.clone()).as_ref() != Some(problem)
+    fn note(&mut self, uid: &PodUid, problem: &Problem) -> bool {
+        self.0.insert(uid.clone(), problem.clone()).as_ref() != Some(problem)
     }
 }
 
 impl<R: Runtime> Dispatcher<R> {
     pub(super) fn apply_unreadable(&mut self, left: Unreadable) {
-        let Some(uid) = left.metadata.uid.clone() else {
+        let Some(uid) = PodUid::of(&left.metadata) else {
             return;
         };
         if kubelet::is_mirror(&shell::<Pod>(left.clone())) {
@@ -73,13 +75,13 @@ impl<R: Runtime> Dispatcher<R> {
     }
 
     /// Ends what an earlier run left of a pod that is being deleted, and lets its object go.
-    fn end_unreadable(&mut self, uid: String, left: Unreadable) {
+    fn end_unreadable(&mut self, uid: PodUid, left: Unreadable) {
         if !self.strays.insert(uid.clone()) {
             return;
         }
         let recovered = self.recovered.remove(&uid);
         let shared = Arc::clone(&self.shared);
-        self.spawn(uid.clone(), TaskTracker::new(), async move {
+        self.spawn(Some(uid.clone()), TaskTracker::new(), async move {
             let found = match recovered {
                 Some(pod) => Some(pod),
                 None => recover_pod(&shared, &uid).await,
@@ -102,7 +104,7 @@ async fn say_unreadable(client: Client, pod: Pod, message: String) {
     let (pods, name) = pods(client, &pod);
     let patch = json!({
         "metadata": { "uid": pod.metadata.uid },
-        "status": { "phase": "Pending", "reason": REASON, "message": message },
+        "status": { "phase": "Pending", "reason": REASON.as_str(), "message": message },
     });
     let params = PatchParams::default();
     if let Err(error) = pods

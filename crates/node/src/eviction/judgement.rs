@@ -9,7 +9,8 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::usage::Claim;
-use crate::pod_lifecycle::Verdict;
+use crate::pod_lifecycle::{FailureReason, Verdict};
+use crate::pod_uid::PodUid;
 use crate::trees::Usage;
 use crate::{pod_resources, quantity};
 
@@ -130,7 +131,7 @@ pub fn disk_volumes(pod: &Pod) -> impl Iterator<Item = (&str, Option<(u64, Strin
 
 fn evicted(message: String) -> Verdict {
     Verdict {
-        reason: "Evicted".to_owned(),
+        reason: FailureReason::Evicted,
         message,
     }
 }
@@ -186,7 +187,7 @@ pub fn overgrown(
 }
 
 /// Which pod goes when the disk runs out. One that holds nothing would free nothing.
-pub fn heaviest(pods: &HashMap<String, PodUsage>, pressure: Pressure) -> Option<&String> {
+pub fn heaviest(pods: &HashMap<PodUid, PodUsage>, pressure: Pressure) -> Option<&PodUid> {
     let weight = |usage: &PodUsage| match pressure {
         Pressure::Bytes => usage.total().bytes,
         Pressure::Inodes => usage.total().inodes,
@@ -338,7 +339,7 @@ mod tests {
                 expected,
                 "case {index}"
             );
-            assert!(found.is_none_or(|verdict| verdict.reason == "Evicted"));
+            assert!(found.is_none_or(|verdict| verdict.reason == FailureReason::Evicted));
         }
         let mut hidden = usage(&[0], 0);
         hidden.volumes.get_mut("v").unwrap().unfathomable = true;
@@ -446,11 +447,11 @@ mod tests {
             (vec![], None, None),
         ];
         for (pods, of_bytes, of_inodes) in cases {
-            let pods: HashMap<String, PodUsage> = pods
+            let pods: HashMap<PodUid, PodUsage> = pods
                 .into_iter()
-                .map(|(name, usage)| (name.to_owned(), usage.clone()))
+                .map(|(name, usage)| (PodUid::parse(name).unwrap(), usage.clone()))
                 .collect();
-            let chosen = |pressure| heaviest(&pods, pressure).map(String::as_str);
+            let chosen = |pressure| heaviest(&pods, pressure).map(PodUid::as_str);
             assert_eq!(chosen(Pressure::Bytes), of_bytes);
             assert_eq!(chosen(Pressure::Inodes), of_inodes);
         }

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::process::process;
 use crate::errors::chain;
 use crate::logs::{self, LogOptions};
+use crate::pod_uid::PodUid;
 use crate::runtime::agent::AgentError;
 use crate::runtime::native::NativeRuntime;
 use crate::runtime::{ContainerId, Runtime, RuntimeError};
@@ -49,18 +50,21 @@ pub struct PodBackend {
     pub shutdown: CancellationToken,
 }
 
+fn missing(pod: &TargetPod) -> Error {
+    Error::NotFound(format!("pod \"{}\" not found", pod.name))
+}
+
 impl PodBackend {
     async fn pod(&self, target: &TargetPod) -> Result<Pod, Error> {
-        let missing = || Error::NotFound(format!("pod \"{}\" not found", target.name));
         let pods = Api::<Pod>::namespaced(self.client.clone(), &target.namespace);
         let pod = pods
             .get_opt(&target.name)
             .await
             .map_err(|error| Error::Internal(chain(&error)))?
-            .ok_or_else(missing)?;
+            .ok_or_else(|| missing(target))?;
         let here = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
         if here != Some(&self.node_name) || (target.uid.is_some() && pod.uid() != target.uid) {
-            return Err(missing());
+            return Err(missing(target));
         }
         Ok(pod)
     }
@@ -71,11 +75,8 @@ impl PodBackend {
         if is_mirror(&pod) {
             return Err(Error::Invalid(no_container(&pod)));
         }
-        let id = ContainerId {
-            pod: pod.uid().unwrap_or_default(),
-            container: target.container.clone(),
-            attempt: 0,
-        };
+        let uid = PodUid::of(&pod.metadata).ok_or_else(|| missing(&target.pod))?;
+        let id = uid.container(&target.container, 0);
         let attempt = last_attempt(&self.runtime.log_path(&id));
         let Some(attempt) = attempt else {
             return Err(not_started(&pod, &target.container));
@@ -101,10 +102,10 @@ impl PodBackend {
             stream.write_all(&header).await?;
             return Ok(stream);
         }
-        let uid = pod.uid().unwrap_or_default();
+        let uid = PodUid::of(&pod.metadata).ok_or(std::io::ErrorKind::NotFound)?;
         let stream = self
             .runtime
-            .connect_to_port(&uid, port)
+            .connect_to_port(uid.as_str(), port)
             .await
             .map_err(std::io::Error::other)??;
         stream.set_nonblocking(true)?;

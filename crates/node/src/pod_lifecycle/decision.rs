@@ -37,13 +37,13 @@ impl<'a> Decision<'a> {
     }
 }
 
-impl Decision<'_> {
+impl<'a> Decision<'a> {
     fn wake(&mut self, at: Timestamp) {
         self.wake_at = Some(self.wake_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    fn state(&self, container: &Container) -> ContainerState {
-        state_of(self.observed.containers, &container.name).clone()
+    fn state(&self, container: &Container) -> &'a ContainerState {
+        state_of(self.observed.containers, &container.name)
     }
 
     /// Ends what still runs. Containers go before the sidecars that serve them.

@@ -14,11 +14,13 @@
 
 mod decision;
 mod outcome;
+pub mod reason;
 pub mod status;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -26,6 +28,8 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 
 use self::decision::Decision;
 pub use self::outcome::Outcome;
+pub use self::reason::{EventReason, FailureReason, WaitingReason};
+use crate::pod_uid::PodUid;
 use crate::runtime::{PodSandbox, Termination};
 
 /// How far one container has come.
@@ -44,7 +48,7 @@ pub enum Phase {
     Ended(Termination),
     /// It could not be started; it is tried again at `retry_at`.
     Refused {
-        reason: String,
+        reason: WaitingReason,
         message: String,
         since: Timestamp,
         retry_at: Timestamp,
@@ -137,7 +141,7 @@ pub enum Sandbox {
     Ready(PodSandbox),
     /// It cannot be made yet: a missing volume, say.
     Waiting {
-        reason: String,
+        reason: WaitingReason,
         message: String,
         /// When it is tried again; without a time, only once something it waits for has changed.
         retry_at: Option<Timestamp>,
@@ -152,13 +156,14 @@ pub enum Sandbox {
 /// Why the node ends a pod on its own account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    pub reason: String,
+    pub reason: FailureReason,
     pub message: String,
 }
 
 /// Everything a decision depends on.
 #[derive(Debug)]
 pub struct Observed<'a> {
+    pub uid: &'a PodUid,
     pub pod: &'a Pod,
     pub sandbox: &'a Sandbox,
     pub containers: &'a BTreeMap<String, ContainerState>,
@@ -246,30 +251,30 @@ pub fn ephemeral_containers(spec: &PodSpec) -> Vec<Container> {
 
 /// Decides what to do about a pod.
 pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
-    let spec = observed.pod.spec.clone().unwrap_or_default();
-    let (mut outcome, deadline) = outcome::of(observed, &spec, now);
+    static EMPTY: LazyLock<PodSpec> = LazyLock::new(PodSpec::default);
+    let spec = observed.pod.spec.as_ref().unwrap_or(&EMPTY);
+    let (mut outcome, deadline) = outcome::of(observed, spec, now);
     let mut decision = Decision::new(observed, now);
     if observed.pod.metadata.deletion_timestamp.is_some() {
-        decision.delete(&spec);
+        decision.delete(spec);
         let live = observed.containers.values().any(ContainerState::is_live);
         if !live && !outcome.is_over() {
-            outcome = outcome::of_deleted(observed, &spec);
+            outcome = outcome::of_deleted(observed, spec);
         }
     } else if outcome.is_over() {
-        decision.wind_down(&spec);
+        decision.wind_down(spec);
     } else {
-        decision.run(&spec);
+        decision.run(spec);
     }
     let (actions, wake_at) = decision.made();
     Plan {
         actions,
-        status: status::status(observed, &spec, &outcome, now),
+        status: status::status(observed, spec, &outcome, now),
         wake_at: wake_at.into_iter().chain(deadline).min(),
     }
 }
 
-static ABSENT: std::sync::LazyLock<ContainerState> =
-    std::sync::LazyLock::new(ContainerState::default);
+static ABSENT: LazyLock<ContainerState> = LazyLock::new(ContainerState::default);
 
 /// What is known of a container; one never heard of has not started.
 pub fn state_of<'a>(

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use saturating_time::SaturatingTime;
 
-use super::{ContainerState, Observed, Phase, is_sidecar, state_of};
+use super::{ContainerState, FailureReason, Observed, Phase, is_sidecar, state_of};
 use crate::runtime::Termination;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum Outcome {
     Unfinished,
     Succeeded,
     Failed {
-        reason: Option<String>,
+        reason: Option<FailureReason>,
         message: Option<String>,
     },
 }
@@ -71,7 +71,9 @@ pub(super) fn of(
         Some("Succeeded") => return (Outcome::Succeeded, None),
         Some("Failed") => {
             let failed = Outcome::Failed {
-                reason: status.and_then(|status| status.reason.clone()),
+                reason: status
+                    .and_then(|status| status.reason.clone())
+                    .map(FailureReason::Reported),
                 message: status.and_then(|status| status.message.clone()),
             };
             return (failed, None);
@@ -91,7 +93,7 @@ pub(super) fn of(
         .map(|active| observed.accepted_at.later_by(active));
     if deadline.is_some_and(|deadline| deadline <= now) {
         let failed = Outcome::Failed {
-            reason: Some("DeadlineExceeded".to_owned()),
+            reason: Some(FailureReason::DeadlineExceeded),
             message: Some(
                 "Pod was active on the node longer than the specified deadline".to_owned(),
             ),

@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use saturating_time::SaturatingTime;
 
 use super::{
-    ContainerState, Observed, Outcome, PULL_FAILURE_SHOWN, Phase, Sandbox, back_off, is_sidecar,
-    state_of,
+    ContainerState, Observed, Outcome, PULL_FAILURE_SHOWN, Phase, Sandbox, WaitingReason, back_off,
+    is_sidecar, state_of,
 };
 use crate::runtime::{ContainerId, Termination};
 
@@ -65,7 +65,10 @@ pub fn status(
         })
         .collect();
     let (reason, message) = match outcome {
-        Outcome::Failed { reason, message } => (reason.clone(), message.clone()),
+        Outcome::Failed { reason, message } => {
+            let reason = reason.as_ref().map(|reason| reason.as_str().to_owned());
+            (reason, message.clone())
+        }
         _ => (None, None),
     };
     PodStatus {
@@ -151,10 +154,10 @@ fn terminated(id: &ContainerId, termination: &Termination) -> ContainerStateTerm
     }
 }
 
-fn waiting(reason: &str, message: Option<String>) -> ApiState {
+fn waiting(reason: WaitingReason, message: Option<String>) -> ApiState {
     ApiState {
         waiting: Some(ContainerStateWaiting {
-            reason: Some(reason.to_owned()),
+            reason: Some(reason.as_str().to_owned()),
             message,
         }),
         ..ApiState::default()
@@ -170,13 +173,8 @@ fn states(
     outcome: &Outcome,
     now: Timestamp,
 ) -> (ApiState, Option<ApiState>) {
-    let metadata = &observed.pod.metadata;
-    let uid = metadata.uid.clone().unwrap_or_default();
-    let id = |run: u32| ContainerId {
-        pod: uid.clone(),
-        container: container.name.clone(),
-        attempt: run,
-    };
+    let (uid, metadata) = (observed.uid, &observed.pod.metadata);
+    let id = |run: u32| uid.container(&container.name, run);
     let ended = |run: u32, termination: &Termination| ApiState {
         terminated: Some(terminated(&id(run), termination)),
         ..ApiState::default()
@@ -190,13 +188,13 @@ fn states(
         Phase::NotStarted | Phase::Starting => match observed.sandbox {
             Sandbox::Waiting {
                 reason, message, ..
-            } => waiting(reason, Some(message.clone())),
+            } => waiting(*reason, Some(message.clone())),
             _ if !is_initialized(observed, spec)
                 && spec.containers.iter().any(|own| own.name == container.name) =>
             {
-                waiting("PodInitializing", None)
+                waiting(WaitingReason::PodInitializing, None)
             }
-            _ => waiting("ContainerCreating", None),
+            _ => waiting(WaitingReason::ContainerCreating, None),
         },
         Phase::Running { started_at } | Phase::Stopping { started_at, .. } => ApiState {
             running: Some(ContainerStateRunning {
@@ -205,18 +203,18 @@ fn states(
             ..ApiState::default()
         },
         Phase::Refused {
-            reason,
+            reason: WaitingReason::ErrImagePull,
             message,
             since,
             ..
-        } if reason == "ErrImagePull" && now >= since.later_by(PULL_FAILURE_SHOWN) => {
+        } if now >= since.later_by(PULL_FAILURE_SHOWN) => {
             let image = container.image.as_deref().unwrap_or_default();
             let message = format!("Back-off pulling image \"{image}\": {message}");
-            waiting("ImagePullBackOff", Some(message))
+            waiting(WaitingReason::ImagePullBackOff, Some(message))
         }
         Phase::Refused {
             reason, message, ..
-        } => waiting(reason, Some(message.clone())),
+        } => waiting(*reason, Some(message.clone())),
         Phase::Ended(termination) => {
             let delay = back_off(state.crashes);
             let restarts = spec.restart_policy.as_deref().unwrap_or("Always");
@@ -252,7 +250,7 @@ fn states(
                 metadata.namespace.as_deref().unwrap_or_default(),
             );
             return (
-                waiting("CrashLoopBackOff", Some(message)),
+                waiting(WaitingReason::CrashLoopBackOff, Some(message)),
                 Some(ended(last_run, termination)),
             );
         }
@@ -299,11 +297,9 @@ fn container_status(
         running && state.started && state.ready
     };
     let has_run = state.runs > 0 && !(state.runs == 1 && matches!(state.phase, Phase::Starting));
-    let id = ContainerId {
-        pod: observed.pod.metadata.uid.clone().unwrap_or_default(),
-        container: container.name.clone(),
-        attempt: state.runs.saturating_sub(1),
-    };
+    let id = observed
+        .uid
+        .container(&container.name, state.runs.saturating_sub(1));
     ContainerStatus {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
@@ -381,7 +377,11 @@ fn verdicts(
     let sandbox = match observed.sandbox {
         Sandbox::Waiting {
             reason, message, ..
-        } => no("PodReadyToStartContainers", reason, Some(message.clone())),
+        } => no(
+            "PodReadyToStartContainers",
+            reason.as_str(),
+            Some(message.clone()),
+        ),
         other => Verdict {
             holds: matches!(other, Sandbox::Ready(_)),
             ..yes("PodReadyToStartContainers")

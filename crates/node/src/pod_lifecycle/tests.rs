@@ -27,6 +27,10 @@ fn pod(spec: Value) -> Pod {
     .unwrap()
 }
 
+fn uid() -> PodUid {
+    PodUid::parse("u").unwrap()
+}
+
 fn sandbox() -> Sandbox {
     Sandbox::Ready(PodSandbox {
         address: Ipv4Addr::new(10, 0, 0, 5),
@@ -96,6 +100,7 @@ impl Case {
 
     fn plan(&self, now: i64) -> Plan {
         let observed = Observed {
+            uid: &uid(),
             pod: &self.pod,
             sandbox: &self.sandbox,
             containers: &self.containers,
@@ -388,7 +393,7 @@ fn deletion_stops_then_kills_then_finishes() {
 fn a_pod_that_is_over_frees_its_sandbox_however_far_that_had_come() {
     let spec = json!({"activeDeadlineSeconds": 5, "containers": [{"name": "c", "image": "host"}]});
     let waiting = Sandbox::Waiting {
-        reason: "FailedMount".to_owned(),
+        reason: WaitingReason::ContainerCreating,
         message: "no such volume".to_owned(),
         retry_at: Some(at(20)),
     };
@@ -405,7 +410,7 @@ fn a_pod_that_is_over_frees_its_sandbox_however_far_that_had_come() {
 fn a_sandbox_that_waits_for_an_object_is_not_tried_again_by_the_clock() {
     let mut case = Case::new(json!({"containers": [{"name": "c", "image": "host"}]}));
     let waiting = |retry_at| Sandbox::Waiting {
-        reason: "ContainerCreating".to_owned(),
+        reason: WaitingReason::ContainerCreating,
         message: "persistentvolumeclaim \"c\" is not bound".to_owned(),
         retry_at,
     };
@@ -728,7 +733,7 @@ fn periods_beyond_all_time_saturate() {
                     kill_at: Timestamp::MAX,
                 },
                 Phase::Refused {
-                    reason: String::new(),
+                    reason: WaitingReason::ErrImagePull,
                     message: String::new(),
                     since: now,
                     retry_at: Timestamp::MAX,
@@ -744,6 +749,7 @@ fn periods_beyond_all_time_saturate() {
                 };
                 let containers = BTreeMap::from([("main".to_owned(), state)]);
                 let observed = Observed {
+                    uid: &uid(),
                     pod: &pod,
                     sandbox: &sandbox(),
                     containers: &containers,

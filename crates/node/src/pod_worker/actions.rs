@@ -17,24 +17,20 @@ use super::{Audience, Event, PodWorker, Progress, Shared};
 use crate::awaited_objects::Awaited;
 use crate::errors::chain;
 use crate::events::Severity;
-use crate::pod_lifecycle::{Action, KILL_AGAIN, Phase, Sandbox};
-use crate::probes::{self, Kind};
+use crate::pod_lifecycle::{Action, EventReason, KILL_AGAIN, Phase, Sandbox};
+use crate::pod_uid::PodUid;
+use crate::probes::{self, Kind, ProbeError};
 use crate::runtime::{
-    ContainerId, ContainerSpec, PodSandbox, Runtime, StartError, StartedContainer,
+    ContainerId, ContainerSpec, PodSandbox, Runtime, RuntimeError, StartError, StartedContainer,
 };
 use crate::signals;
 use crate::throttling;
 use crate::trace;
-use crate::volumes::Volumes;
+use crate::volumes::{VolumeError, Volumes};
 
 impl<R: Runtime> PodWorker<R> {
     fn id(&self, container: &str, run: u32) -> ContainerId {
-        let pod = self.pod.metadata.uid.clone().unwrap_or_default();
-        ContainerId {
-            pod,
-            container: container.to_owned(),
-            attempt: run,
-        }
+        self.uid.container(container, run)
     }
 
     pub(super) fn perform(&mut self, action: Action, now: Timestamp) {
@@ -59,9 +55,10 @@ impl<R: Runtime> PodWorker<R> {
     fn create_sandbox(&mut self) {
         self.sandbox = Sandbox::Creating;
         let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
+        let uid = self.uid.clone();
         let span = trace::step(&pod, "PreparePod");
         let prepared = async move {
-            let event = match prepare(&shared, &pod).await {
+            let event = match prepare(&shared, &uid, &pod).await {
                 Ok(sandbox) => Event::SandboxReady(sandbox),
                 Err(not_prepared) => {
                     if not_prepared.event.is_some() {
@@ -82,8 +79,8 @@ impl<R: Runtime> PodWorker<R> {
         }
         let (shown, pod) = watch::channel(self.pod.clone());
         self.shown = Some(shown);
-        let (shared, sandbox) = (self.shared.clone(), sandbox.clone());
-        let refresh = async move { refresh_volumes(&shared, &pod, &sandbox).await };
+        let (shared, uid, sandbox) = (self.shared.clone(), self.uid.clone(), sandbox.clone());
+        let refresh = async move { refresh_volumes(&shared, &uid, &pod, &sandbox).await };
         let task = tokio::spawn(super::guarded(self.sender.clone(), refresh));
         if let Some(earlier) = self.refreshing.replace(task) {
             earlier.abort();
@@ -123,10 +120,11 @@ impl<R: Runtime> PodWorker<R> {
         self.starting.insert(container.to_owned(), give_up.clone());
         let (shared, pod, sender) = (self.shared.clone(), self.pod.clone(), self.sender.clone());
         let (id, name) = (self.id(container, run), container.to_owned());
+        let uid = self.uid.clone();
         let span = trace::step(&pod, "StartContainer");
         span.record("container", container);
         let started = async move {
-            let request = container_request(&shared, &pod, &name, run, crashes, &sandbox);
+            let request = container_request(&shared, &uid, &pod, &name, run, crashes, &sandbox);
             let started = match give_up.run_until_cancelled(request).await {
                 Some(Ok(spec)) => start_unless(&give_up, &*shared.runtime, &id, spec)
                     .await
@@ -140,12 +138,12 @@ impl<R: Runtime> PodWorker<R> {
                     run,
                     started,
                 },
-                Err(NotRequested { error, awaits }) => {
-                    trace::failed(&chain(&error));
+                Err(NotRequested { failure, awaits }) => {
+                    trace::failed(&failure.message());
                     Event::NotStarted {
                         container: name,
                         run,
-                        error,
+                        failure,
                         awaits,
                     }
                 }
@@ -204,7 +202,8 @@ impl<R: Runtime> PodWorker<R> {
             let address = self.address();
             self.follow(async move {
                 let ran = run_hook(&*shared.runtime, &id, &definition, &hook, address, None);
-                if let Err(message) = ran.await {
+                if let Err(error) = ran.await {
+                    let message = chain(&error);
                     let _ = sender.send(Event::HookFailed {
                         container: name,
                         run,
@@ -314,7 +313,7 @@ impl<R: Runtime> PodWorker<R> {
             &self.pod,
             Some(container),
             Severity::Normal,
-            "Killing",
+            EventReason::Killing,
             note,
         );
         let id = self.id(container, run);
@@ -340,13 +339,13 @@ impl<R: Runtime> PodWorker<R> {
                     address,
                     Some(grace),
                 );
-                if let Err(message) = hook.await {
+                if let Err(error) = hook.await {
                     shared.events.tell(
                         &pod,
                         Some(&definition.name),
                         Severity::Warning,
-                        "FailedPreStopHook",
-                        message,
+                        EventReason::FailedPreStopHook,
+                        chain(&error),
                     );
                 }
             }
@@ -389,18 +388,16 @@ impl<R: Runtime> PodWorker<R> {
         };
         let refreshing = self.refreshing.take();
         // What it still has is its logs; its end would free nothing.
-        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
-        self.shared.evictions.forget(uid);
+        self.shared.evictions.forget(&self.uid);
         self.sandbox = Sandbox::Stopped { address };
-        let (shared, pod) = (self.shared.clone(), self.pod.clone());
+        let (shared, uid, pod) = (self.shared.clone(), self.uid.clone(), self.pod.clone());
         self.stopping = Some(self.act(async move {
-            let uid = pod.metadata.uid.clone().unwrap_or_default();
             end(refreshing).await;
-            shared.enforcer.detach(&uid).await;
+            shared.enforcer.detach(uid.as_str()).await;
             if let Err(error) = shared.volumes.release(&uid).await {
                 tracing::warn!(pod = pod.metadata.name, error = %chain(&error), "cannot free a pod's volumes");
             }
-            if let Err(error) = shared.runtime.stop_sandbox(&uid).await {
+            if let Err(error) = shared.runtime.stop_sandbox(uid.as_str()).await {
                 tracing::warn!(pod = pod.metadata.name, error = %chain(&error), "cannot free a pod's sandbox");
             }
         }));
@@ -419,8 +416,8 @@ impl<R: Runtime> PodWorker<R> {
             self.sender.clone(),
             self.audience == Audience::Gone,
         );
+        let uid = self.uid.clone();
         self.act(async move {
-            let uid = pod.metadata.uid.clone().unwrap_or_default();
             let mut done = true;
             end(refreshing).await;
             // One after the other: both free the same things.
@@ -428,10 +425,10 @@ impl<R: Runtime> PodWorker<R> {
                 let _ = stopping.await;
             }
             if let Err(error) = remove(&shared, &uid).await {
-                tracing::warn!(pod = pod.metadata.name, error = %error, "cannot remove a pod");
+                tracing::warn!(pod = pod.metadata.name, error = %chain(&error), "cannot remove a pod");
                 done = false;
             } else if !gone {
-                done = delete_object(&shared, &pod, uid).await;
+                done = delete_object(&shared, &pod, &uid).await;
             }
             if !done {
                 tokio::time::sleep(super::RETRY).await;
@@ -450,21 +447,22 @@ async fn end(task: Option<JoinHandle<()>>) {
 }
 
 /// Removes everything of a pod that nothing runs of any more.
-pub async fn remove<R: Runtime>(shared: &Shared<R>, uid: &str) -> Result<(), String> {
-    shared
-        .volumes
-        .release(uid)
-        .await
-        .map_err(|error| chain(&error))?;
-    shared.enforcer.detach(uid).await;
-    shared
-        .runtime
-        .remove_sandbox(uid)
-        .await
-        .map_err(|error| chain(&error))
+pub async fn remove<R: Runtime>(shared: &Shared<R>, uid: &PodUid) -> Result<(), RemoveError> {
+    shared.volumes.release(uid).await?;
+    shared.enforcer.detach(uid.as_str()).await;
+    Ok(shared.runtime.remove_sandbox(uid.as_str()).await?)
 }
 
-async fn delete_object<R: Runtime>(shared: &Shared<R>, pod: &Pod, uid: String) -> bool {
+/// Why something of a pod is left.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    #[error(transparent)]
+    Volumes(#[from] VolumeError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+async fn delete_object<R: Runtime>(shared: &Shared<R>, pod: &Pod, uid: &PodUid) -> bool {
     let (name, namespace) = (
         pod.metadata.name.clone().unwrap_or_default(),
         pod.metadata.namespace.clone().unwrap_or_default(),
@@ -472,7 +470,7 @@ async fn delete_object<R: Runtime>(shared: &Shared<R>, pod: &Pod, uid: String) -
     let parameters = DeleteParams {
         grace_period_seconds: Some(0),
         preconditions: Some(Preconditions {
-            uid: Some(uid),
+            uid: Some(uid.to_string()),
             resource_version: None,
         }),
         ..DeleteParams::default()
@@ -511,6 +509,15 @@ async fn start_unless<R: Runtime>(
     starting.await
 }
 
+/// Why a lifecycle hook failed.
+#[derive(Debug, thiserror::Error)]
+enum HookError {
+    #[error("the hook outlasted the grace period")]
+    OutlastedGracePeriod,
+    #[error(transparent)]
+    Failed(#[from] ProbeError),
+}
+
 /// Runs a hook, for no longer than `limit`.
 async fn run_hook<R: Runtime>(
     runtime: &R,
@@ -519,14 +526,14 @@ async fn run_hook<R: Runtime>(
     hook: &LifecycleHandler,
     address: std::net::IpAddr,
     limit: Option<Duration>,
-) -> Result<(), String> {
+) -> Result<(), HookError> {
     if let Some(action) = &hook.exec {
         let command = action.command.clone().unwrap_or_default();
-        return probes::exec(runtime, id, command, limit).await;
+        return Ok(probes::exec(runtime, id, command, limit).await?);
     }
     let other = async {
         if let Some(action) = &hook.http_get {
-            return probes::http_get(runtime, id, action, container, address).await;
+            return Ok(probes::http_get(runtime, id, action, container, address).await?);
         }
         if let Some(action) = &hook.sleep {
             tokio::time::sleep(Duration::from_secs(action.seconds.unsigned_abs())).await;
@@ -535,5 +542,5 @@ async fn run_hook<R: Runtime>(
     };
     probes::within(limit, other)
         .await
-        .unwrap_or_else(|_| Err("the hook outlasted the grace period".to_owned()))
+        .unwrap_or(Err(HookError::OutlastedGracePeriod))
 }

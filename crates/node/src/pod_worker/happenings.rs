@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
 use saturating_time::SaturatingTime;
 
-use super::preparing::NotPrepared;
+use super::preparing::{NotPrepared, StartFailure};
 use super::{End, PodWorker, RETRY};
 use crate::awaited_objects::Awaited;
 use crate::events::Severity;
-use crate::pod_lifecycle::{self, ContainerState, Phase, Sandbox, Verdict};
+use crate::pod_lifecycle::{self, ContainerState, EventReason, Phase, Sandbox, Verdict};
 use crate::probes;
 use crate::runtime::{PodSandbox, Runtime, StartError, StartedContainer, Termination};
 
@@ -30,7 +30,7 @@ pub(super) enum Event {
     NotStarted {
         container: String,
         run: u32,
-        error: StartError,
+        failure: StartFailure,
         awaits: Option<Awaited>,
     },
     /// An object has changed that a container, or without one the pod's sandbox, could not be made without.
@@ -90,11 +90,11 @@ impl<R: Runtime> PodWorker<R> {
             Event::NotStarted {
                 container,
                 run,
-                error,
+                failure,
                 awaits,
             } => {
                 self.starting.remove(&container);
-                self.not_started(&container, run, &error, awaits.as_ref());
+                self.not_started(&container, run, &failure, awaits.as_ref());
                 self.await_objects(Some(&container), awaits);
             }
             Event::ObjectsChanged(container) => self.try_again(container.as_deref()),
@@ -127,7 +127,7 @@ impl<R: Runtime> PodWorker<R> {
                     &self.pod,
                     Some(&container),
                     Severity::Warning,
-                    "FailedPostStartHook",
+                    EventReason::FailedPostStartHook,
                     message.clone(),
                 );
                 if let Some(state) = self.current(&container, run) {
@@ -170,7 +170,7 @@ impl<R: Runtime> PodWorker<R> {
             None => Some(Timestamp::now().later_by(RETRY)),
         };
         self.sandbox = Sandbox::Waiting {
-            reason: reason.to_owned(),
+            reason,
             message,
             retry_at,
         };
@@ -207,7 +207,7 @@ impl<R: Runtime> PodWorker<R> {
             &self.pod,
             None,
             Severity::Warning,
-            &verdict.reason,
+            verdict.reason.event(),
             verdict.message.clone(),
         );
         self.verdict = Some(verdict);
@@ -228,7 +228,7 @@ impl<R: Runtime> PodWorker<R> {
             &self.pod,
             Some(container),
             Severity::Normal,
-            "Started",
+            EventReason::Started,
             note,
         );
         self.container_runs(container, run, None);
@@ -238,21 +238,20 @@ impl<R: Runtime> PodWorker<R> {
         &mut self,
         container: &str,
         run: u32,
-        error: &StartError,
+        failure: &StartFailure,
         awaits: Option<&Awaited>,
     ) {
         let now = Timestamp::now();
-        let message = crate::errors::chain(error);
+        let message = failure.message();
         let Some(state) = self.current(container, run) else {
             return;
         };
-        let reason = match error {
-            StartError::Command { .. } => {
+        match failure {
+            StartFailure::Start(StartError::Command { .. }) => {
                 state.end(Termination::not_started(message.clone(), now));
-                "Failed"
             }
             // The pod is on its way out. It is as if the run had never been begun.
-            StartError::GivenUp => {
+            StartFailure::Start(StartError::GivenUp) => {
                 state.runs -= 1;
                 state.phase = match state.previous.take() {
                     Some(before) => Phase::Ended(before),
@@ -261,14 +260,9 @@ impl<R: Runtime> PodWorker<R> {
                 return;
             }
             other => {
-                let reason = match other {
-                    StartError::Image { reason, .. } => reason,
-                    StartError::Configuration(_) => &"CreateContainerConfigError",
-                    _ => &"CreateContainerError",
-                };
                 // It never ran, so it is the same run that is tried again.
                 state.runs -= 1;
-                let delay = if matches!(other, StartError::Image { .. }) {
+                let delay = if matches!(other, StartFailure::Image { .. }) {
                     state.failed_pulls += 1;
                     pod_lifecycle::pull_back_off(state.failed_pulls)
                 } else if awaits.is_some() {
@@ -279,19 +273,18 @@ impl<R: Runtime> PodWorker<R> {
                     pod_lifecycle::back_off(state.crashes).max(RETRY)
                 };
                 state.phase = Phase::Refused {
-                    reason: (*reason).to_owned(),
+                    reason: other.waiting_reason(),
                     message: message.clone(),
                     since: now,
                     retry_at: now.later_by(delay),
                 };
-                "Failed"
             }
-        };
+        }
         self.shared.events.tell(
             &self.pod,
             Some(container),
             Severity::Warning,
-            reason,
+            EventReason::Failed,
             format!("Error: {message}"),
         );
     }
@@ -303,7 +296,7 @@ impl<R: Runtime> PodWorker<R> {
                 &self.pod,
                 Some(container),
                 Severity::Warning,
-                "Unhealthy",
+                EventReason::Unhealthy,
                 note,
             );
         }

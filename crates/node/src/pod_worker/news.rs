@@ -5,17 +5,24 @@ use kube::ResourceExt;
 
 use crate::events::Severity;
 use crate::pod_lifecycle::status::CPU_THROTTLED;
+use crate::pod_lifecycle::{EventReason, WaitingReason};
+use crate::pod_uid::PodUid;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct News {
     pub container: Option<String>,
     pub severity: Severity,
-    pub reason: &'static str,
+    pub reason: EventReason,
     pub note: String,
 }
 
 /// What became so between two statuses.
-pub(super) fn between(pod: &Pod, before: Option<&PodStatus>, now: &PodStatus) -> Vec<News> {
+pub(super) fn between(
+    uid: &PodUid,
+    pod: &Pod,
+    before: Option<&PodStatus>,
+    now: &PodStatus,
+) -> Vec<News> {
     let mut news = Vec::new();
     for status in containers(now) {
         let was = before
@@ -27,17 +34,17 @@ pub(super) fn between(pod: &Pod, before: Option<&PodStatus>, now: &PodStatus) ->
             continue;
         }
         let (severity, note) = match reason {
-            Some("CrashLoopBackOff") => (
+            Some(WaitingReason::CrashLoopBackOff) => (
                 Severity::Warning,
                 format!(
                     "Back-off restarting failed container {} in pod {}_{}({})",
                     status.name,
                     pod.name_any(),
                     pod.namespace().unwrap_or_default(),
-                    pod.uid().unwrap_or_default()
+                    uid
                 ),
             ),
-            Some("ImagePullBackOff") => (
+            Some(WaitingReason::ImagePullBackOff) => (
                 Severity::Normal,
                 format!("Back-off pulling image \"{}\"", image_of(pod, &status.name)),
             ),
@@ -46,7 +53,7 @@ pub(super) fn between(pod: &Pod, before: Option<&PodStatus>, now: &PodStatus) ->
         news.push(News {
             container: Some(status.name.clone()),
             severity,
-            reason: "BackOff",
+            reason: EventReason::BackOff,
             note,
         });
     }
@@ -62,7 +69,7 @@ pub(super) fn between(pod: &Pod, before: Option<&PodStatus>, now: &PodStatus) ->
         news.push(News {
             container: None,
             severity: Severity::Warning,
-            reason: CPU_THROTTLED,
+            reason: EventReason::CPUThrottled,
             note,
         });
     }
@@ -74,8 +81,8 @@ fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
     main.chain(status.init_container_statuses.iter().flatten())
 }
 
-fn waiting_for(status: &ContainerStatus) -> Option<&str> {
-    status.state.as_ref()?.waiting.as_ref()?.reason.as_deref()
+fn waiting_for(status: &ContainerStatus) -> Option<WaitingReason> {
+    WaitingReason::parse(status.state.as_ref()?.waiting.as_ref()?.reason.as_deref()?)
 }
 
 fn image_of(pod: &Pod, container: &str) -> String {
@@ -108,24 +115,31 @@ mod tests {
         let crashed = status(&json!({"waiting": {"reason": "CrashLoopBackOff"}}), None);
         let unpulled = status(&json!({"waiting": {"reason": "ImagePullBackOff"}}), None);
         let hot = status(&json!({"running": {}}), Some("container c wants more"));
-        let notes = |before: Option<&PodStatus>, now: &PodStatus| -> Vec<(&'static str, String)> {
-            let news = between(&pod, before, now).into_iter();
+        let notes = |before: Option<&PodStatus>, now: &PodStatus| -> Vec<(EventReason, String)> {
+            let uid = PodUid::of(&pod.metadata).unwrap();
+            let news = between(&uid, &pod, before, now).into_iter();
             news.map(|news| (news.reason, news.note)).collect()
         };
         let restarting = "Back-off restarting failed container c in pod p_n(u)".to_owned();
         assert_eq!(
             notes(Some(&running), &crashed),
-            [("BackOff", restarting.clone())]
+            [(EventReason::BackOff, restarting.clone())]
         );
-        assert_eq!(notes(None, &crashed), [("BackOff", restarting)]);
+        assert_eq!(notes(None, &crashed), [(EventReason::BackOff, restarting)]);
         assert_eq!(notes(Some(&crashed), &crashed), []);
         assert_eq!(
             notes(Some(&running), &unpulled),
-            [("BackOff", "Back-off pulling image \"r/i:v1\"".to_owned())]
+            [(
+                EventReason::BackOff,
+                "Back-off pulling image \"r/i:v1\"".to_owned()
+            )]
         );
         assert_eq!(
             notes(Some(&running), &hot),
-            [(CPU_THROTTLED, "container c wants more".to_owned())]
+            [(
+                EventReason::CPUThrottled,
+                "container c wants more".to_owned()
+            )]
         );
         assert_eq!(notes(Some(&hot), &hot), []);
         assert_eq!(notes(Some(&hot), &running), []);

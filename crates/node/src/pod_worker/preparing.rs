@@ -8,7 +8,8 @@ use crate::awaited_objects::Awaited;
 use crate::container_spec::{self, Parts};
 use crate::errors::chain;
 use crate::pod_images::ImageRefusal;
-use crate::pod_lifecycle::ephemeral_containers;
+use crate::pod_lifecycle::{EventReason, WaitingReason, ephemeral_containers};
+use crate::pod_uid::PodUid;
 use crate::runtime::handlers::HandlerError;
 use crate::runtime::{ContainerSpec, PodSandbox, Runtime, StartError};
 use crate::volumes::{Remedy, Tokens, VolumeError, Volumes, service_account};
@@ -32,18 +33,18 @@ pub(super) fn container_of(pod: &Pod, name: &str) -> Option<Container> {
 #[derive(Debug)]
 pub(super) struct NotPrepared {
     /// The reason of the event; without one there is nothing to warn of.
-    pub event: Option<&'static str>,
+    pub event: Option<EventReason>,
     /// The reason in the pod's status.
-    pub reason: &'static str,
+    pub reason: WaitingReason,
     pub message: String,
     /// The objects whose change is the moment to try again; otherwise it is tried again after a while.
     pub awaits: Option<Awaited>,
 }
 
 impl NotPrepared {
-    fn new(reason: &'static str, message: String) -> Self {
+    fn new(event: EventReason, reason: WaitingReason, message: String) -> Self {
         Self {
-            event: Some(reason),
+            event: Some(event),
             reason,
             message,
             awaits: None,
@@ -59,10 +60,11 @@ impl NotPrepared {
 
     /// A volume cannot be mounted. The pod's status says that its containers are being created, as a kubelet's does.
     fn mount(message: String) -> Self {
-        Self {
-            reason: "ContainerCreating",
-            ..Self::new("FailedMount", message)
-        }
+        Self::new(
+            EventReason::FailedMount,
+            WaitingReason::ContainerCreating,
+            message,
+        )
     }
 
     fn volume(error: &VolumeError, pod: &Pod, looked_at: Awaited) -> Self {
@@ -83,7 +85,11 @@ impl NotPrepared {
     }
 
     fn runtime_class(error: &HandlerError) -> Self {
-        let failed = Self::new("RuntimeClassUnavailable", chain(error));
+        let failed = Self::new(
+            EventReason::RuntimeClassUnavailable,
+            WaitingReason::RuntimeClassUnavailable,
+            chain(error),
+        );
         match error {
             HandlerError::NoClass(class) => failed.awaiting(Awaited::missing_runtime_class(class)),
             _ => failed,
@@ -94,16 +100,21 @@ impl NotPrepared {
 /// Everything a pod needs before its first container.
 pub(super) async fn prepare<R: Runtime>(
     shared: &Shared<R>,
+    uid: &PodUid,
     pod: &Pod,
 ) -> Result<PodSandbox, NotPrepared> {
     if let Some(message) = shared.enforcer.refusal(pod) {
-        return Err(NotPrepared::new("NetworkPolicyNotEnforced", message));
+        return Err(NotPrepared::new(
+            EventReason::NetworkPolicyNotEnforced,
+            WaitingReason::NetworkPolicyNotEnforced,
+            message,
+        ));
     }
     let class = pod
         .spec
         .as_ref()
         .and_then(|spec| spec.runtime_class_name.as_deref());
-    let mut spec = pod_network::sandbox_spec(pod, &shared.config);
+    let mut spec = pod_network::sandbox_spec(uid, pod, &shared.config);
     // To run it with less isolation than was asked for would be a lie, so a class that cannot be had stops it here.
     spec.driver = shared
         .handlers
@@ -114,7 +125,13 @@ pub(super) async fn prepare<R: Runtime>(
         .runtime
         .create_sandbox(&spec)
         .await
-        .map_err(|error| NotPrepared::new("FailedCreatePodSandBox", chain(&error)))?;
+        .map_err(|error| {
+            NotPrepared::new(
+                EventReason::FailedCreatePodSandBox,
+                WaitingReason::FailedCreatePodSandBox,
+                chain(&error),
+            )
+        })?;
     shared.enforcer.attach(pod, sandbox.addresses());
     let mut surroundings = shared.surroundings.clone();
     surroundings.pod_addresses = addresses_of(&sandbox);
@@ -130,7 +147,7 @@ pub(super) async fn prepare<R: Runtime>(
             .map_err(|error| NotPrepared::mount(chain(&error)))?;
         shared
             .volumes
-            .prepare(pod, &objects, &surroundings, sandbox.identity_base)
+            .prepare(uid, pod, &objects, &surroundings, sandbox.identity_base)
             .await
             .map_err(|error| {
                 let looked_at = Awaited::in_namespace(namespace).references(&references, &objects);
@@ -143,6 +160,7 @@ pub(super) async fn prepare<R: Runtime>(
 /// Compares a pod's volumes with the API now and then. What cannot be had leaves the volume as it is.
 pub(super) async fn refresh_volumes<R: Runtime>(
     shared: &Shared<R>,
+    uid: &PodUid,
     current: &watch::Receiver<Pod>,
     sandbox: &PodSandbox,
 ) {
@@ -153,7 +171,7 @@ pub(super) async fn refresh_volumes<R: Runtime>(
         let pod = &current.borrow().clone();
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let references = api_objects::references(pod);
-        let tokens = if shared.volumes.has_old_token(pod) {
+        let tokens = if shared.volumes.has_old_token(uid, pod) {
             Tokens::Renew
         } else {
             Tokens::Keep
@@ -163,9 +181,10 @@ pub(super) async fn refresh_volumes<R: Runtime>(
                 .await
                 .map_err(|error| chain(&error))?;
             let base = sandbox.identity_base;
-            let refreshing = shared
-                .volumes
-                .refresh(pod, &objects, &surroundings, base, tokens);
+            let refreshing =
+                shared
+                    .volumes
+                    .refresh(uid, pod, &objects, &surroundings, base, tokens);
             refreshing.await.map_err(|error| chain(&error))
         };
         if let Err(error) = refreshed.await {
@@ -183,10 +202,39 @@ fn addresses_of(sandbox: &PodSandbox) -> Vec<String> {
     addresses.map(|address| address.to_string()).collect()
 }
 
-/// Why a container cannot be started.
+/// Why a container did not start.
+#[derive(Debug)]
+pub enum StartFailure {
+    /// Its image is not available.
+    Image {
+        reason: WaitingReason,
+        message: String,
+    },
+    Start(StartError),
+}
+
+impl StartFailure {
+    pub fn message(&self) -> String {
+        match self {
+            Self::Image { message, .. } => message.clone(),
+            Self::Start(error) => chain(error),
+        }
+    }
+
+    /// Why the container waits for the next attempt.
+    pub fn waiting_reason(&self) -> WaitingReason {
+        match self {
+            Self::Image { reason, .. } => *reason,
+            Self::Start(StartError::Configuration(_)) => WaitingReason::CreateContainerConfigError,
+            Self::Start(_) => WaitingReason::CreateContainerError,
+        }
+    }
+}
+
+/// Why a container was not started, and which objects could change that.
 #[derive(Debug)]
 pub(super) struct NotRequested {
-    pub error: StartError,
+    pub failure: StartFailure,
     /// The objects whose change is a moment to try again.
     pub awaits: Option<Awaited>,
 }
@@ -194,7 +242,7 @@ pub(super) struct NotRequested {
 impl From<StartError> for NotRequested {
     fn from(error: StartError) -> Self {
         Self {
-            error,
+            failure: StartFailure::Start(error),
             awaits: None,
         }
     }
@@ -203,7 +251,10 @@ impl From<StartError> for NotRequested {
 impl From<ImageRefusal> for NotRequested {
     fn from(refusal: ImageRefusal) -> Self {
         Self {
-            error: refusal.error,
+            failure: StartFailure::Image {
+                reason: refusal.reason,
+                message: refusal.message,
+            },
             awaits: refusal.awaits,
         }
     }
@@ -211,6 +262,7 @@ impl From<ImageRefusal> for NotRequested {
 
 pub(super) async fn container_request<R: Runtime>(
     shared: &Shared<R>,
+    uid: &PodUid,
     pod: &Pod,
     name: &str,
     run: u32,
@@ -245,15 +297,15 @@ pub(super) async fn container_request<R: Runtime>(
         .map_err(|error| wanting(error.to_string()))?;
     let mounts = shared
         .volumes
-        .mounts(pod, container, &objects, &environment)
+        .mounts(uid, pod, container, &objects, &environment)
         .map_err(|error| wanting(chain(&error)))?;
     let image = shared.images.ensure(pod, container, &shared.config).await?;
     container_spec::build(
         pod,
         container,
         Parts {
+            id: uid.container(name, run),
             image,
-            run,
             crashes,
             environment,
             mounts,
@@ -279,11 +331,14 @@ mod tests {
     #[test]
     fn a_claim_that_is_still_unbound_is_awaited_and_not_warned_of() {
         let unbound = not_prepared(ClaimError::NotBound("c".to_owned()));
-        assert_eq!((unbound.event, unbound.reason), (None, "ContainerCreating"));
+        assert_eq!(
+            (unbound.event, unbound.reason),
+            (None, WaitingReason::ContainerCreating)
+        );
         assert!(unbound.awaits.is_some(), "no timer runs");
         let missing = not_prepared(ClaimError::Missing("c".to_owned()));
-        assert_eq!(missing.event, Some("FailedMount"));
-        assert_eq!(missing.reason, "ContainerCreating");
+        assert_eq!(missing.event, Some(EventReason::FailedMount));
+        assert_eq!(missing.reason, WaitingReason::ContainerCreating);
         assert!(missing.awaits.is_some());
     }
 
@@ -292,6 +347,9 @@ mod tests {
         let error = VolumeError::HostPathNotAllowed("data".to_owned());
         let refused =
             NotPrepared::volume(&error, &Pod::default(), Awaited::in_namespace("default"));
-        assert_eq!((refused.event, refused.awaits), (Some("FailedMount"), None));
+        assert_eq!(
+            (refused.event, refused.awaits),
+            (Some(EventReason::FailedMount), None)
+        );
     }
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::{Audience, Event, PodWorker, RETRY, Shared};
 use crate::errors::chain;
+use crate::pod_lifecycle::WaitingReason;
 use crate::pod_lifecycle::status::is_own_condition;
 use crate::runtime::Runtime;
 
@@ -37,8 +38,8 @@ fn is_starting(status: &PodStatus) -> bool {
             let state = container.state.clone().unwrap_or_default();
             let reason = state.waiting.and_then(|waiting| waiting.reason);
             let is_created = matches!(
-                reason.as_deref(),
-                Some("ContainerCreating" | "PodInitializing")
+                reason.as_deref().and_then(WaitingReason::parse),
+                Some(WaitingReason::ContainerCreating | WaitingReason::PodInitializing)
             );
             container.restart_count == 0 && (is_created || state.running.is_some())
         })

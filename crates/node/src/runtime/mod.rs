@@ -279,12 +279,6 @@ pub enum RuntimeError {
 /// Why a container did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The image cannot be had.
-    #[error("{message}")]
-    Image {
-        reason: &'static str,
-        message: String,
-    },
     /// The specification cannot be honoured.
     #[error("{0}")]
     Configuration(String),

@@ -35,6 +35,7 @@ use self::content::{File, Medium};
 pub use self::refresh::Tokens;
 use crate::api_objects::Objects;
 use crate::environment::{self, Surroundings};
+use crate::pod_uid::PodUid;
 use crate::{pod_resources, quantity, trees};
 
 #[derive(Debug, thiserror::Error)]
@@ -143,27 +144,27 @@ impl Volumes {
         })
     }
 
-    fn on_disk(&self, uid: &str, volume: &str) -> PathBuf {
+    fn on_disk(&self, uid: &PodUid, volume: &str) -> PathBuf {
         self.data_dir
             .join("pods")
-            .join(uid)
+            .join(uid.as_str())
             .join("volumes")
             .join(volume)
     }
 
-    fn in_memory(&self, uid: &str, volume: &str) -> PathBuf {
-        self.data_dir.join("memory").join(uid).join(volume)
+    fn in_memory(&self, uid: &PodUid, volume: &str) -> PathBuf {
+        self.data_dir.join("memory").join(uid.as_str()).join(volume)
     }
 
     /// Makes every volume of a pod. Repeating it is harmless.
     pub async fn prepare(
         &self,
+        uid: &PodUid,
         pod: &Pod,
         objects: &Objects,
         surroundings: &Surroundings,
         identity_base: u32,
     ) -> Result<(), VolumeError> {
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
         let group = group_of(pod);
         for volume in volumes_of(pod) {
             let failed = |source| VolumeError::Io {
@@ -172,11 +173,11 @@ impl Volumes {
             };
             if let Some(empty) = &volume.empty_dir {
                 let path = if empty.medium.as_deref() == Some("Memory") {
-                    let path = self.in_memory(&uid, &volume.name);
+                    let path = self.in_memory(uid, &volume.name);
                     memory::mount(&path, memory_limit(pod, empty)).map_err(failed)?;
                     path
                 } else {
-                    let path = self.on_disk(&uid, &volume.name);
+                    let path = self.on_disk(uid, &volume.name);
                     fs::create_dir_all(&path).map_err(failed)?;
                     path
                 };
@@ -210,9 +211,9 @@ impl Volumes {
                     })?
                     .ok_or_else(|| VolumeError::Unsupported(volume.name.clone()))?;
                 let path = match content.medium {
-                    Medium::Disk => self.on_disk(&uid, &volume.name),
+                    Medium::Disk => self.on_disk(uid, &volume.name),
                     Medium::Memory => {
-                        let path = self.in_memory(&uid, &volume.name);
+                        let path = self.in_memory(uid, &volume.name);
                         memory::mount(&path, Some(content.room_bytes())).map_err(failed)?;
                         path
                     }
@@ -276,6 +277,7 @@ impl Volumes {
     /// The mounts a container asks for, from volumes that were prepared.
     pub fn mounts(
         &self,
+        uid: &PodUid,
         pod: &Pod,
         container: &Container,
         objects: &Objects,
@@ -287,7 +289,7 @@ impl Volumes {
             .iter()
             .flatten()
             .map(|wanted| {
-                let source = self.source(pod, wanted, objects)?;
+                let source = self.source(uid, pod, wanted, objects)?;
                 let sub_path = match (&wanted.sub_path_expr, &wanted.sub_path) {
                     (Some(expression), _) => Some(environment::expand(expression, &known)),
                     (None, path) => path.clone(),
@@ -314,11 +316,11 @@ impl Volumes {
 
     fn source(
         &self,
+        uid: &PodUid,
         pod: &Pod,
         wanted: &VolumeMount,
         objects: &Objects,
     ) -> Result<Source, VolumeError> {
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
         let volume = volumes_of(pod)
             .iter()
             .find(|volume| volume.name == wanted.name)
@@ -341,11 +343,11 @@ impl Volumes {
                 read_only: false,
             });
         }
-        let memory = self.in_memory(&uid, &volume.name);
+        let memory = self.in_memory(uid, &volume.name);
         let path = if memory.exists() {
             memory
         } else {
-            self.on_disk(&uid, &volume.name)
+            self.on_disk(uid, &volume.name)
         };
         Ok(Source {
             path,
@@ -362,10 +364,10 @@ impl Volumes {
     }
 
     /// Frees what a pod's volumes hold of the machine's memory and disk; claims stay.
-    pub async fn release(&self, uid: &str) -> Result<(), VolumeError> {
-        let directory = self.data_dir.join("memory").join(uid);
-        let on_disk = self.data_dir.join("pods").join(uid).join("volumes");
-        let uid = uid.to_owned();
+    pub async fn release(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        let directory = self.data_dir.join("memory").join(uid.as_str());
+        let on_disk = self.data_dir.join("pods").join(uid.as_str());
+        let (on_disk, uid) = (on_disk.join("volumes"), uid.to_string());
         tokio::task::spawn_blocking(move || {
             for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
                 let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
@@ -382,13 +384,13 @@ impl Volumes {
     }
 
     /// The pods that have volumes in memory.
-    pub fn pods_in_memory(&self) -> Vec<String> {
+    pub fn pods_in_memory(&self) -> Vec<PodUid> {
         let entries = fs::read_dir(self.data_dir.join("memory"))
             .into_iter()
             .flatten()
             .flatten();
         entries
-            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter_map(|entry| PodUid::parse(entry.file_name().to_str()?))
             .collect()
     }
 

@@ -11,6 +11,7 @@ use super::content::{self, File, Medium};
 use super::{VolumeError, Volumes, group_of, memory, volumes_of, write_files};
 use crate::api_objects::Objects;
 use crate::environment::Surroundings;
+use crate::pod_uid::PodUid;
 
 /// Whether tokens in volumes are asked for again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +47,8 @@ impl Volumes {
     }
 
     /// Whether a token in the pod's volumes has come near its end. Its file tells its age, also after a restart of the node.
-    pub fn has_old_token(&self, pod: &Pod) -> bool {
+    pub fn has_old_token(&self, uid: &PodUid, pod: &Pod) -> bool {
         const DEFAULT_SECONDS: i64 = 3600;
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let volumes = pod
             .spec
             .iter()
@@ -71,13 +71,13 @@ impl Volumes {
     /// the other. Volumes with tokens are left alone unless the tokens are to be renewed.
     pub async fn refresh(
         &self,
+        uid: &PodUid,
         pod: &Pod,
         objects: &Objects,
         surroundings: &Surroundings,
         identity_base: u32,
         tokens: Tokens,
     ) -> Result<(), VolumeError> {
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
         let group = group_of(pod);
         for volume in volumes_of(pod).iter().filter(|one| is_content(one)) {
             if tokens == Tokens::Keep && has_token(volume) {
@@ -91,9 +91,9 @@ impl Volumes {
             })?;
             let Some(content) = content else { continue };
             let (path, room) = match content.medium {
-                Medium::Disk => (self.on_disk(&uid, &volume.name), Ok(())),
+                Medium::Disk => (self.on_disk(uid, &volume.name), Ok(())),
                 Medium::Memory => {
-                    let path = self.in_memory(&uid, &volume.name);
+                    let path = self.in_memory(uid, &volume.name);
                     let room = memory::grow(&path, content.room_bytes());
                     (path, room)
                 }
