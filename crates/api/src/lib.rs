@@ -57,3 +57,8 @@ pub const STORAGE_VERSION: &str = "v1beta1";
 pub const DEPRECATED_VERSION: &str = "v1alpha1";
 /// The namespace of the system's own objects on a cluster.
 pub const SYSTEM_NAMESPACE: &str = "agent-sandbox-system";
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

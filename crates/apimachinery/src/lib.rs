@@ -45,3 +45,8 @@ fn whole_number(value: &serde_json::Value) -> Option<i64> {
     )]
     (float.fract() == 0.0 && float.abs() <= MAX_SAFE_INTEGER).then_some(float as i64)
 }
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

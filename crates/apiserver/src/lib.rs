@@ -73,3 +73,8 @@ pub use self::{
 };
 /// The Kubernetes `Status` with which an admission hook rejects a write.
 pub use apimachinery::status::Status;
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -150,3 +150,8 @@ pub async fn check_installed(client: &Client, config: &Config) -> Result<(), Err
     }
     Ok(())
 }
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -241,3 +241,8 @@ pub enum OpenError {
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -40,3 +40,8 @@ pub mod version;
 pub mod volume_claims;
 pub mod warm_pool;
 pub mod warm_queue;
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -58,3 +58,8 @@ pub use serve::{Router, RouterError};
 
 /// What a router may do on a cluster. Its role is generated from this.
 pub const RBAC: &[&[api::rbac::Rule]] = &[watch::RBAC, authorize::RBAC];
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

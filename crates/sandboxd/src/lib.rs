@@ -64,3 +64,8 @@ pub use config::{Config, ConfigError, Invocation, LogFormat, USAGE};
 pub use server::{Addresses, Server, ServerError, run};
 #[cfg(feature = "server")]
 pub use terminal::run_terminal_helper;
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -56,6 +56,11 @@ impl SaturatingTime for jiff::Timestamp {
     }
 }
 
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;
+
 #[cfg(test)]
 mod tests {
     use super::*;

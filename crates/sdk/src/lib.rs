@@ -60,3 +60,8 @@ pub use waiting::Waiting;
 pub use api::claim::ClaimShutdownPolicy;
 pub use api::sandbox::{EmbeddedObjectMetadata, PersistentVolumeClaimTemplate};
 pub use k8s_openapi::jiff::Timestamp;
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

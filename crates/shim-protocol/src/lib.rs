@@ -18,3 +18,8 @@ pub use launch::{
     Layer, Mount, MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Outside,
     Preparation, Process, ResourceLimit, RootFilesystem, User,
 };
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -70,3 +70,8 @@ impl Settings {
         }
     }
 }
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -21,3 +21,8 @@ pub mod spans;
 
 pub use context::TraceContext;
 pub use export::Exporter;
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

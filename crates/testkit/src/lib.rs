@@ -21,3 +21,8 @@ pub use cluster::Cluster;
 pub use node::FakeNode;
 pub use tap::Tap;
 pub use wait::{eventually, eventually_within};
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;
