@@ -26,8 +26,8 @@ pub const DOCUMENT: &str = "docs/security.md";
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The cargo profile that the programs and tests are built with
-    #[arg(long, default_value = "release")]
+    /// The cargo profile that the programs and tests are built with; `attacks` is a release with less optimisation, `release` takes far longer to build
+    #[arg(long, default_value = "attacks")]
     profile: String,
 
     /// Only attacks whose number, text or test contains this
