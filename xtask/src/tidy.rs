@@ -11,14 +11,40 @@ use serde_json::Value;
 use crate::{adr, attacks, links};
 
 /// Which of our crates each crate may use. A crate that is not listed may use none.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("apiserver", &["apimachinery"]),
+    (
+        "container-runtime",
+        &[
+            "api",
+            "directory-tree",
+            "images",
+            "pod-network",
+            "shim-protocol",
+        ],
+    ),
     ("controllers", &["api", "planner", "telemetry"]),
+    ("event-recorder", &["api"]),
+    (
+        "machine-control-plane",
+        &["api", "apimachinery", "directory-tree", "event-recorder"],
+    ),
     (
         "node",
-        &["api", "images", "shim-protocol", "streaming", "telemetry"],
+        &[
+            "api",
+            "container-runtime",
+            "directory-tree",
+            "event-recorder",
+            "images",
+            "pod-network",
+            "shim-protocol",
+            "streaming",
+            "telemetry",
+        ],
     ),
     ("planner", &["api"]),
+    ("pod-network", &["api", "event-recorder"]),
     ("router", &["api", "telemetry"]),
     ("sdk", &["api", "sandboxd"]),
     ("shim", &["shim-protocol"]),
@@ -29,9 +55,12 @@ const MAY_USE: [(&str, &[&str]); 10] = [
         &[
             "api",
             "apiserver",
+            "container-runtime",
             "controllers",
             "images",
+            "machine-control-plane",
             "node",
+            "pod-network",
             "router",
             "sandboxd",
             "sdk",
@@ -49,6 +78,10 @@ const TIME_LINT: &str = "#![cfg_attr(not(test), warn(clippy::arithmetic_side_eff
 /// Crates that only decide: no runtime, no network, no client.
 const PURE: [&str; 3] = ["api", "apimachinery", "planner"];
 const IMPURE_DEPENDENCIES: [&str; 5] = ["tokio", "hyper", "axum", "reqwest", "rusqlite"];
+
+/// Crates that know nothing of Kubernetes objects, and the crates that define these.
+const WITHOUT_KUBERNETES: [&str; 3] = ["container-runtime", "directory-tree", "images"];
+const KUBERNETES_DEPENDENCIES: [&str; 2] = ["k8s-openapi", "kube"];
 
 /// The one crate that may hold `unsafe` code, and so cannot inherit the workspace's lints.
 const UNSAFE_CRATE: &str = "shim";
@@ -180,6 +213,14 @@ fn check_package(package: &Value) -> Vec<String> {
             impure.map(|crate_name| format!("{name} only decides and must not use {crate_name}")),
         );
     }
+    if WITHOUT_KUBERNETES.contains(&name) {
+        let objects = KUBERNETES_DEPENDENCIES
+            .into_iter()
+            .filter(|crate_name| dependencies.contains(crate_name));
+        complaints.extend(objects.map(|crate_name| {
+            format!("{name} knows nothing of Kubernetes objects and must not use {crate_name}")
+        }));
+    }
     complaints
 }
 
@@ -264,6 +305,20 @@ mod tests {
         assert_eq!(complaints.len(), 2, "{complaints:?}");
         assert!(complaints[0].contains("planner must not use agent-sandbox-node"));
         assert!(complaints[1].contains("must not use tokio"));
+    }
+
+    #[test]
+    fn the_container_runtime_must_not_use_kubernetes_objects() {
+        let package = serde_json::json!({
+            "name": "agent-sandbox-container-runtime",
+            "dependencies": [
+                {"name": "agent-sandbox-pod-network", "kind": null},
+                {"name": "k8s-openapi", "kind": null},
+            ],
+        });
+        let complaints = check_package(&package);
+        assert_eq!(complaints.len(), 1, "{complaints:?}");
+        assert!(complaints[0].contains("must not use k8s-openapi"));
     }
 
     #[test]

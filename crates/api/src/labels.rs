@@ -1,5 +1,7 @@
 //! All label and annotation keys that more than one component uses.
 
+use kube::ResourceExt;
+
 /// Label of a pod and its service: the hash of the sandbox's name.
 pub const SANDBOX_NAME_HASH: &str = "agents.x-k8s.io/sandbox-name-hash";
 /// Label of a warm sandbox and its pod: the hash of the template content it was made from.
@@ -34,6 +36,8 @@ pub const PROPAGATED_ANNOTATIONS: &str = "agents.x-k8s.io/propagated-annotations
 pub const POD_RECREATIONS: &str = "agents.x-k8s.io/pod-recreations";
 /// Annotation of claim, sandbox and pod: a W3C trace context as a JSON carrier.
 pub const TRACE_CONTEXT: &str = "opentelemetry.io/trace-context";
+/// Annotation of a mirror pod: a pod object that represents a process which no node started. No node runs it.
+pub const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Annotation of a claim: when admission first saw it.
 pub const WEBHOOK_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/webhook-first-observed-at";
 /// Annotation of a claim: when the controller first saw it.
@@ -66,4 +70,9 @@ pub mod kruise {
     pub const CLAIM_TIMESTAMP: &str = "agents.kruise.io/claim-timestamp";
     /// Annotation of a claimed sandbox that was set aside rather than released: why it could not be initialised.
     pub const INIT_FAILURE: &str = "agents.kruise.io/init-failure";
+}
+
+/// Whether a pod object is a mirror pod.
+pub fn is_mirror(pod: &impl ResourceExt) -> bool {
+    pod.annotations().contains_key(MIRROR)
 }

@@ -14,6 +14,8 @@
 //! | [`metadata`] | what a claim may add to a pod's labels and annotations |
 //! | [`events`], [`addresses`] | the limits of events; the addresses that a pod can have |
 //! | [`decoding`] | decoding objects one by one, and the readable parts of an object that does not fit its type |
+//! | [`readable`], [`errors`] | watches that pass over unreadable objects; errors in logs, without the text of an answer |
+//! | [`volumes`] | which claim a volume belongs to, and where the node stores it |
 //! | [`start_problem`] | why a pod does not start, as conditions word it and clients read it |
 //! | [`rbac`] | how a controller declares the permissions it needs |
 
@@ -27,6 +29,7 @@ pub mod addresses;
 pub mod claim;
 pub mod conditions;
 pub mod decoding;
+pub mod errors;
 pub mod events;
 pub mod kruise;
 pub mod labels;
@@ -35,9 +38,11 @@ pub mod metadata;
 pub mod names;
 pub mod proxy_header;
 pub mod rbac;
+pub mod readable;
 pub mod sandbox;
 pub mod start_problem;
 pub mod template;
+pub mod volumes;
 pub mod warm_pool;
 
 pub use claim::{SandboxClaim, SandboxClaimSpec, SandboxClaimStatus};

@@ -1,7 +1,7 @@
 //! The flags that `up` and `node` share: what the node may do, and what pods get from it.
 
 use clap::Args;
-use node::config::PodNetwork;
+use pod_network::pod_cidr::PodNetwork;
 
 #[derive(Clone, Debug, Args)]
 pub struct NodeFlags {
@@ -66,7 +66,7 @@ enum UnselectedPods {
     Open,
 }
 
-impl From<UnselectedPods> for node::network::policy::Unselected {
+impl From<UnselectedPods> for pod_network::policy::Unselected {
     fn from(pods: UnselectedPods) -> Self {
         match pods {
             UnselectedPods::Isolated => Self::Isolated,

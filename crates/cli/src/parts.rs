@@ -146,9 +146,13 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     config.kubelet = kubelet;
     let name = config.node_name.clone();
     let shutdown = stop_on_signal()?;
-    let scheduler = arguments
-        .schedule
-        .then(|| node::scheduler::run(client.clone(), config.node_name.clone(), shutdown.clone()));
+    let scheduler = arguments.schedule.then(|| {
+        machine_control_plane::scheduler::run(
+            client.clone(),
+            config.node_name.clone(),
+            shutdown.clone(),
+        )
+    });
     let given_up = async {
         shutdown.cancelled().await;
         tokio::time::sleep(START_AFTER_STOP).await;

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use node::privileges::{Privileges, ROOTLESS_LIMITS};
+use container_runtime::privileges::{Privileges, ROOTLESS_LIMITS};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 
@@ -141,7 +141,7 @@ async fn give_back(directory: &Path) -> anyhow::Result<()> {
     // Without root only the files can be found again: mounts and links went with the namespaces of the process.
     if Privileges::current() == Privileges::Root {
         let node = directory.canonicalize()?.join("node");
-        node::reclaim::reclaim(&node).await?;
+        container_runtime::reclaim::reclaim(&node).await?;
     }
     fs::remove_dir_all(directory)?;
     Ok(())

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use node::reclaim::{Reclaimed, reclaim};
+use container_runtime::reclaim::{Reclaimed, reclaim};
 
 use crate::data_directory::{self, Running};
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, bail};
-use node::privileges::Privileges;
+use container_runtime::privileges::Privileges;
 use rustix::io::FdFlags;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 
@@ -33,7 +33,7 @@ fn become_root_of_own(
     programs: &Path,
     listeners: &[(&str, SocketAddr)],
 ) -> anyhow::Result<Infallible> {
-    let programs = node::assets::unpack(programs)
+    let programs = container_runtime::assets::unpack(programs)
         .with_context(|| format!("cannot write to {}", programs.display()))?;
     let mut opened = Vec::new();
     let mut names = Vec::new();

@@ -1,6 +1,7 @@
 //! Measures a node against an API server in memory: `cargo run --release --example bench_node --features bench`.
 
-use agent_sandbox_node::{Config, Node, bench, scheduler};
+use agent_sandbox_node::{Config, Node, bench};
+use machine_control_plane::scheduler;
 use tokio_util::sync::CancellationToken;
 
 #[tokio::main]

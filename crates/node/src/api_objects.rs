@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::volumes::{claims_of, named_volume};
 use k8s_openapi::api::core::v1::{
     ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, PodSpec, Secret,
 };
 use kube::{Api, Client};
 
 use crate::pod_lifecycle::ephemeral_containers;
-use crate::volume_provisioner::binding;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
@@ -45,7 +45,10 @@ pub fn references(pod: &Pod) -> References {
     let Some(spec) = &pod.spec else {
         return References::default();
     };
-    let mut found = References::default();
+    let mut found = References {
+        claims: claims_of(pod),
+        ..References::default()
+    };
     environment_references(spec, &mut found);
     for volume in spec.volumes.iter().flatten() {
         found
@@ -57,16 +60,6 @@ pub fn references(pod: &Pod) -> References {
                 .iter()
                 .filter_map(|source| source.secret_name.clone()),
         );
-        found.claims.extend(
-            volume
-                .persistent_volume_claim
-                .iter()
-                .map(|source| source.claim_name.clone()),
-        );
-        if volume.ephemeral.is_some() {
-            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
-            found.claims.insert(format!("{pod_name}-{}", volume.name));
-        }
         for source in volume
             .projected
             .iter()
@@ -164,7 +157,7 @@ pub async fn fetch(
                 .map(|found| (name.clone(), found)),
         );
     }
-    for name in objects.claims.values().filter_map(binding::named_volume) {
+    for name in objects.claims.values().filter_map(named_volume) {
         let found = Api::<PersistentVolume>::all(client.clone())
             .get_opt(name)
             .await;

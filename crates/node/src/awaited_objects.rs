@@ -22,7 +22,6 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::api_objects::{Objects, References};
-use crate::volume_provisioner::binding;
 
 /// How long to wait where the API does not let the node watch.
 const RETRY: Duration = Duration::from_secs(2);
@@ -66,7 +65,7 @@ impl Awaited {
             let seen = found.claims.get(name).and_then(version);
             self.seen.insert(Reference::Claim(name.clone()), seen);
         }
-        for name in found.claims.values().filter_map(binding::named_volume) {
+        for name in found.claims.values().filter_map(api::volumes::named_volume) {
             let seen = found.volumes.get(name).and_then(version);
             self.seen.insert(Reference::Volume(name.to_owned()), seen);
         }
@@ -141,7 +140,7 @@ impl Awaited {
                 // Binding takes several writes, and only the last of them helps.
                 let was_missing = seen.is_none();
                 let matters = move |claim: &Decoded<PersistentVolumeClaim>| match claim {
-                    Decoded::Readable(claim) => was_missing || binding::is_bound(claim),
+                    Decoded::Readable(claim) => was_missing || api::volumes::is_bound(claim),
                     Decoded::Unreadable(_) => true,
                 };
                 differs(api, name, seen, matters).boxed()

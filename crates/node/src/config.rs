@@ -1,78 +1,13 @@
 //! What the node is told: where its data is, what it is called, and what it may do.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::network::policy::Unselected;
-use crate::runtime::handlers::Driver;
-
-/// An IPv4 network that pods take their addresses from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PodNetwork {
-    pub address: Ipv4Addr,
-    pub prefix_length: u8,
-}
-
-impl PodNetwork {
-    /// The `number`th host address of the network; 1 is the node's own.
-    pub fn host(&self, number: u32) -> Ipv4Addr {
-        Ipv4Addr::from(u32::from(self.address) + number)
-    }
-
-    /// How many pods the network has addresses for.
-    pub fn capacity(&self) -> u32 {
-        (1_u32 << (32 - u32::from(self.prefix_length.clamp(8, 30)))).saturating_sub(4)
-    }
-}
-
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum PodNetworkError {
-    #[error("write it as an IPv4 network with its length, as 10.60.0.0/16")]
-    Form,
-    #[error("the length must be from 8 to 28, for at least a few pods")]
-    Length,
-    #[error("{0} is not the first address of the network; that is {1}")]
-    NotFirst(Ipv4Addr, Ipv4Addr),
-    #[error("pods cannot have loopback, link-local, multicast or unspecified addresses")]
-    Unusable,
-}
-
-impl std::str::FromStr for PodNetwork {
-    type Err = PodNetworkError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (address, length) = text.split_once('/').ok_or(PodNetworkError::Form)?;
-        let address: Ipv4Addr = address.parse().map_err(|_| PodNetworkError::Form)?;
-        let prefix_length: u8 = length.parse().map_err(|_| PodNetworkError::Form)?;
-        if !(8..=28).contains(&prefix_length) {
-            return Err(PodNetworkError::Length);
-        }
-        let mask = u32::MAX << (32 - u32::from(prefix_length));
-        let first = Ipv4Addr::from(u32::from(address) & mask);
-        if first != address {
-            return Err(PodNetworkError::NotFirst(address, first));
-        }
-        if address.is_loopback()
-            || address.is_link_local()
-            || address.is_multicast()
-            || address.octets()[0] == 0
-        {
-            return Err(PodNetworkError::Unusable);
-        }
-        Ok(Self {
-            address,
-            prefix_length,
-        })
-    }
-}
-
-impl std::fmt::Display for PodNetwork {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}/{}", self.address, self.prefix_length)
-    }
-}
+use container_runtime::handlers::Driver;
+use pod_network::firewall;
+use pod_network::pod_cidr::PodNetwork;
+use pod_network::policy::Unselected;
 
 /// The node's configuration.
 #[derive(Debug, Clone)]
@@ -162,12 +97,28 @@ impl Config {
             name_servers: Vec::new(),
             resolver_file: "/etc/resolv.conf".into(),
             cluster_domain: "cluster.local".to_owned(),
-            firewall_program: "nft".into(),
+            firewall_program: firewall::PROGRAM.into(),
             unselected_pods: Unselected::default(),
             local_users: None,
             runtime_drivers: Driver::ALL.to_vec(),
             kubelet: None,
             faults: crate::faults::Faults::default(),
+        }
+    }
+
+    /// The part that the container runtime needs.
+    pub fn runtime(&self) -> container_runtime::Config {
+        container_runtime::Config {
+            data_dir: self.data_dir.clone(),
+            pod_network: self.pod_network,
+            ready_namespaces: self.ready_namespaces,
+            maximum_pods: self.maximum_pods,
+            default_process_limit: self.default_process_limit,
+            log_maximum_bytes: self.log_maximum_bytes,
+            log_maximum_files: self.log_maximum_files,
+            launch_deadline: self.launch_deadline,
+            firewall_program: self.firewall_program.clone(),
+            local_users: self.local_users.clone(),
         }
     }
 }
@@ -190,28 +141,5 @@ fn host_name() -> String {
         "node".to_owned()
     } else {
         valid
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_network_for_pods_is_read_and_a_bad_one_is_refused_with_the_remedy() {
-        let network: PodNetwork = "10.60.0.0/16".parse().unwrap();
-        assert_eq!(network.to_string(), "10.60.0.0/16");
-        for (text, problem) in [
-            ("10.60.0.0", PodNetworkError::Form),
-            ("pods/16", PodNetworkError::Form),
-            ("10.60.0.0/30", PodNetworkError::Length),
-            (
-                "10.60.1.0/16",
-                PodNetworkError::NotFirst([10, 60, 1, 0].into(), [10, 60, 0, 0].into()),
-            ),
-            ("127.0.0.0/8", PodNetworkError::Unusable),
-        ] {
-            assert_eq!(text.parse::<PodNetwork>(), Err(problem), "{text}");
-        }
     }
 }

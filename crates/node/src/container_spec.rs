@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::environment;
 use crate::pod_resources;
 use crate::quantity;
+use crate::runtime::capabilities::ALLOWED_CAPABILITIES;
 use crate::runtime::control_groups::Limits;
 use crate::runtime::{ContainerId, ContainerSpec, ImageSource};
 
@@ -48,24 +49,6 @@ const DEFAULT_CAPABILITIES: [&str; 11] = [
     "NET_BIND_SERVICE",
     "SYS_CHROOT",
     "AUDIT_WRITE",
-];
-
-/// Capabilities a container may have, with their Linux numbers. They act inside the pod's user namespace only.
-pub const ALLOWED_CAPABILITIES: [(&str, u32); 14] = [
-    ("CHOWN", 0),
-    ("DAC_OVERRIDE", 1),
-    ("DAC_READ_SEARCH", 2),
-    ("FOWNER", 3),
-    ("FSETID", 4),
-    ("KILL", 5),
-    ("SETGID", 6),
-    ("SETUID", 7),
-    ("SETPCAP", 8),
-    ("NET_BIND_SERVICE", 10),
-    ("SYS_CHROOT", 18),
-    ("SYS_NICE", 23),
-    ("AUDIT_WRITE", 29),
-    ("SETFCAP", 31),
 ];
 
 const ALL: &str = "ALL";

@@ -29,13 +29,12 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::errors::chain;
-use crate::events::Severity;
-use crate::kubelet;
 use crate::pod_lifecycle::{BACK_OFF_FORGET, EventReason, FailureReason, Verdict, back_off};
 use crate::pod_uid::PodUid;
 use crate::pod_worker::{self, End, PodWorker, Shared};
 use crate::runtime::{RecoveredContainer, RecoveredPod, Runtime};
+use api::errors::chain;
+use event_recorder::Severity;
 
 use unreadable::UnreadablePods;
 
@@ -320,7 +319,7 @@ impl<R: Runtime> Dispatcher<R> {
         }
         self.unreadable.forget(&uid);
         // Stands for something that is not the node's to run or to end.
-        if kubelet::is_mirror(&pod) {
+        if api::labels::is_mirror(&pod) {
             return;
         }
         if let Some(worker) = self.workers.get(&uid) {

@@ -28,11 +28,11 @@ pub use self::judgement::Pressure;
 use self::judgement::{PodUsage, Space};
 use self::usage::Claim;
 use crate::config::Config;
-use crate::errors::chain;
 use crate::pod_lifecycle::Verdict;
 use crate::pod_uid::PodUid;
 use crate::runtime::Runtime;
-use crate::trees::Usage;
+use api::errors::chain;
+use directory_tree::Usage;
 
 /// Claims may hold very many files, so they are looked at in one of so many checks only.
 const CHECKS_PER_CLAIM: u64 = 6;

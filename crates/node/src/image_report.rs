@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::errors::chain;
+use api::errors::chain;
 
 const INTERVAL: Duration = Duration::from_secs(5);
 /// As many as a kubelet reports; a Node is read and written often.

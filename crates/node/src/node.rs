@@ -9,12 +9,9 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::assets;
 use crate::config::{Config, image_directory};
 use crate::dispatcher::Dispatcher;
 use crate::environment::Surroundings;
-use crate::errors::chain;
-use crate::events::EventSink;
 use crate::eviction::Evictions;
 use crate::image_report;
 use crate::kubelet;
@@ -22,13 +19,16 @@ use crate::network::enforcer::Enforcer;
 use crate::network::resolver::Resolver;
 use crate::pod_images::PodImages;
 use crate::pod_worker::Shared;
-use crate::privileges::{Privileges, ROOTLESS_LIMITS};
 use crate::registration::{self, Description, Machine};
 use crate::runtime::handlers::{self, Finding, Handlers};
-use crate::runtime::native::NativeRuntime;
-use crate::runtime::{RecoveredPod, Runtime, RuntimeError};
-use crate::turns;
+use crate::runtime::native::{LostLink, NativeRuntime};
+use crate::runtime::{PodIdentity, RecoveredPod, Runtime, RuntimeError};
 use crate::volumes::Volumes;
+use api::errors::chain;
+use container_runtime::assets;
+use container_runtime::privileges::{Privileges, ROOTLESS_LIMITS};
+use container_runtime::turns;
+use event_recorder::{EventSink, Severity};
 
 /// How often the disk is looked at for images that could go.
 const IMAGE_CHECK: Duration = Duration::from_secs(300);
@@ -105,7 +105,7 @@ impl Node {
             ..images::Settings::new(image_directory(&config.data_dir))
         })?);
         let runtime =
-            Arc::new(NativeRuntime::open(config.clone(), programs, images.clone()).await?);
+            Arc::new(NativeRuntime::open(config.runtime(), programs, images.clone()).await?);
         let pods = runtime.network().layout().ranges();
         images.keep_from(move |address| pods.iter().any(|block| block.contains(address)));
         let volumes =
@@ -320,7 +320,22 @@ async fn serve(
         let Shared {
             runtime, events, ..
         } = &*repairing;
-        runtime.repair_network(events, stop).await;
+        let report = |lost: LostLink| {
+            let PodIdentity {
+                namespace,
+                name,
+                uid,
+            } = &lost.pod;
+            events.tell_of_pod(
+                namespace,
+                name,
+                uid,
+                Severity::Warning,
+                lost.reason,
+                lost.note,
+            );
+        };
+        runtime.repair_network(report, stop).await;
     });
     let groups = shared.runtime.control_groups().clone();
     tasks.spawn(turns::run(groups, shutdown.clone()));

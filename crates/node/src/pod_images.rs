@@ -9,11 +9,11 @@ use kube::{Api, Client};
 
 use crate::awaited_objects::Awaited;
 use crate::config::Config;
-use crate::errors::chain;
-use crate::events::{EventSink, Severity};
 use crate::pod_lifecycle::WaitingReason;
 use crate::runtime::ImageSource;
 use crate::volumes::service_account;
+use api::errors::chain;
+use event_recorder::{EventSink, Severity};
 
 /// The name of the built-in image.
 const HOST: &str = "host";

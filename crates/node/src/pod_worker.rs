@@ -28,7 +28,6 @@ pub use self::actions::remove;
 use self::happenings::Event;
 use crate::config::Config;
 use crate::environment::Surroundings;
-use crate::events::{EventSink, Severity};
 use crate::eviction::Evictions;
 use crate::network::enforcer::Enforcer;
 use crate::pod_images::PodImages;
@@ -39,6 +38,7 @@ use crate::pod_uid::PodUid;
 use crate::runtime::handlers::Handlers;
 use crate::runtime::{RecoveredPod, Runtime};
 use crate::volumes::Volumes;
+use event_recorder::{EventSink, Severity};
 
 /// What all pods of a node share.
 pub struct Shared<R> {

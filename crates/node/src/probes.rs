@@ -20,11 +20,11 @@ use tokio::net::TcpStream;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::errors::chain;
 use crate::grpc_health::{self, HealthError};
 use crate::runtime::agent::{AgentError, Output, Session};
 use crate::runtime::{ContainerId, Runtime, RuntimeError};
 use crate::unverified_tls;
+use api::errors::chain;
 
 /// The first repetition, and by which part of itself each pause is longer than the one before: a container that takes long
 /// to answer is not asked much too late, nor very often.

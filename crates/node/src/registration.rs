@@ -18,11 +18,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::errors::chain;
 use crate::eviction::Pressure;
 use crate::network::enforcer::Enforcement;
-use crate::privileges::ROOTLESS_LIMITS;
 use crate::runtime::handlers::{Finding, NATIVE};
+use api::errors::chain;
+use container_runtime::privileges::ROOTLESS_LIMITS;
 
 /// Lists runtime handlers as JSON: `handler`, `works`, and `detail`, a version or a reason.
 pub const HANDLERS_ANNOTATION: &str = "node.agents.x-k8s.io/runtime-handlers";

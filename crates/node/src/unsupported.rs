@@ -7,7 +7,7 @@
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 use serde_json::Value;
 
-use crate::signals;
+use container_runtime::signals;
 
 /// Resources that are enforced, or counted.
 const KNOWN_RESOURCES: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];

@@ -241,7 +241,7 @@ async fn no_race_has_the_node_give_files_of_the_machine_to_a_pods_group() {
     let machine = Machine::start().await;
     let stop = tokio_util::sync::CancellationToken::new();
     let data_dir = machine.config.data_dir.canonicalize().unwrap();
-    tokio::spawn(agent_sandbox_node::volume_provisioner::run(
+    tokio::spawn(machine_control_plane::volume_provisioner::run(
         machine.client.clone(),
         data_dir,
         stop.clone(),

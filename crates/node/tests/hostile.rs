@@ -423,7 +423,7 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
         files()
     );
     assert!(files().len() <= 3);
-    let id = agent_sandbox_node::runtime::ContainerId {
+    let id = container_runtime::ContainerId {
         pod: pod.metadata.uid.clone().unwrap(),
         container: "c".into(),
         attempt: 0,
@@ -442,12 +442,12 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
     // Just after a rotation there may be fewer lines in the newest file.
     eventually("the last three lines", || async {
         let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
-        let options = agent_sandbox_node::logs::LogOptions {
+        let options = container_runtime::logs::LogOptions {
             tail_lines: Some(3),
             ..Default::default()
         };
         // What is written meanwhile comes, too, and may be more than fits between the two ends.
-        let streaming = agent_sandbox_node::logs::stream(machine.runtime(), &id, options, sender);
+        let streaming = container_runtime::logs::stream(machine.runtime(), &id, options, sender);
         let reading = async {
             let mut lines = Vec::new();
             while let Some(line) = receiver.recv().await {
@@ -515,7 +515,7 @@ async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
 
 /// How many pods' groups have the processors only while nobody else wants them.
 fn yielding(machine: &Machine) -> usize {
-    let group = agent_sandbox_node::control_group(&machine.config.data_dir);
+    let group = container_runtime::control_group(&machine.config.data_dir);
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     let pods = mounts.flat_map(|mount| std::fs::read_dir(format!("{mount}/{group}")));

@@ -115,7 +115,7 @@ fn left_behind(data_dir: &Path) -> BTreeSet<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mounts = mounts.lines().filter(|line| line.contains(&shown));
     found.extend(mounts.map(|line| format!("mount {line}")));
-    let group = agent_sandbox_node::control_group(data_dir);
+    let group = container_runtime::control_group(data_dir);
     for hierarchy in names(Path::new("/sys/fs/cgroup")) {
         let path = Path::new("/sys/fs/cgroup").join(hierarchy).join(&group);
         if path.exists() {
@@ -271,7 +271,7 @@ async fn pods_leave_nothing_behind_when_the_node_is_killed(total: u64, seed: u64
         .create(&PostParams::default(), &namespace)
         .await
         .unwrap();
-    tokio::spawn(agent_sandbox_node::scheduler::run(
+    tokio::spawn(machine_control_plane::scheduler::run(
         client.clone(),
         "test-node".to_owned(),
         shutdown.clone(),

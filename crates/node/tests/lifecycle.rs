@@ -10,7 +10,7 @@ mod support;
 use std::time::Duration;
 
 use agent_sandbox_node::Node;
-use agent_sandbox_node::reclaim::reclaim;
+use container_runtime::reclaim::reclaim;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};

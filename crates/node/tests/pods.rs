@@ -89,17 +89,17 @@ async fn ends_are_reported_with_code_reason_message_and_log() {
     );
     assert_eq!(terminated.message.as_deref(), Some("last words"));
     assert!(terminated.started_at.unwrap() <= terminated.finished_at.unwrap());
-    let id = agent_sandbox_node::runtime::ContainerId {
+    let id = container_runtime::ContainerId {
         pod: pod.uid().unwrap(),
         container: "c".into(),
         attempt: 0,
     };
     let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
-    let options = agent_sandbox_node::logs::LogOptions {
+    let options = container_runtime::logs::LogOptions {
         follow: true,
         ..Default::default()
     };
-    agent_sandbox_node::logs::stream(machine.runtime(), &id, options, sender)
+    container_runtime::logs::stream(machine.runtime(), &id, options, sender)
         .await
         .unwrap();
     let mut lines = Vec::new();
@@ -533,8 +533,8 @@ async fn mounted_objects_follow_their_originals() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_terminal_knows_its_size_and_an_attached_client_talks_to_the_command() {
-    use agent_sandbox_node::runtime::agent::Output;
-    use agent_sandbox_node::runtime::{ContainerId, Runtime};
+    use container_runtime::agent::Output;
+    use container_runtime::{ContainerId, Runtime};
     let machine = Machine::start().await;
     let mut container = shell("while read line; do echo got $line; done; echo over");
     container["stdin"] = json!(true);

@@ -8,9 +8,9 @@
 
 mod support;
 
-use agent_sandbox_node::runtime::agent::Output;
-use agent_sandbox_node::runtime::handlers::Driver;
-use agent_sandbox_node::runtime::{ContainerId, Runtime};
+use container_runtime::agent::Output;
+use container_runtime::handlers::Driver;
+use container_runtime::{ContainerId, Runtime};
 use k8s_openapi::api::core::v1::{ConfigMap, ContainerStateTerminated, Node, Pod};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::PostParams;

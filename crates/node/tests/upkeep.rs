@@ -9,7 +9,7 @@ mod support;
 
 use std::time::{Duration, SystemTime};
 
-use agent_sandbox_node::reclaim::reclaim;
+use container_runtime::reclaim::reclaim;
 use k8s_openapi::api::core::v1::Event;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};

@@ -46,7 +46,7 @@ impl Volumes {
     }
 
     fn provision(&self) {
-        tokio::spawn(agent_sandbox_node::volume_provisioner::run(
+        tokio::spawn(machine_control_plane::volume_provisioner::run(
             self.machine.client.clone(),
             self.machine.config.data_dir.canonicalize().unwrap(),
             self.stop.clone(),

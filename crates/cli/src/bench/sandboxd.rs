@@ -63,7 +63,7 @@ impl Figures {
 
 /// Starts the runtime `rounds` times, one after the other, and has the last one run commands.
 pub fn measure(directory: &Path, rounds: usize) -> anyhow::Result<Figures> {
-    let program = node::assets::unpack(&directory.join("bin"))?.sandboxd;
+    let program = container_runtime::assets::unpack(&directory.join("bin"))?.sandboxd;
     let mut figures = Figures {
         size: std::fs::metadata(&program)?.len(),
         commands: Vec::new(),
@@ -128,7 +128,9 @@ mod tests {
     #[test]
     fn the_program_that_sandboxes_run_is_small() {
         let directory = tempfile::tempdir().unwrap();
-        let program = node::assets::unpack(directory.path()).unwrap().sandboxd;
+        let program = container_runtime::assets::unpack(directory.path())
+            .unwrap()
+            .sandboxd;
         let size = std::fs::metadata(program).unwrap().len();
         assert!(size <= LARGEST, "{size} bytes");
     }

@@ -41,7 +41,7 @@ async fn create_storage_class(client: &Client) -> anyhow::Result<()> {
             "name": STORAGE_CLASS,
             "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
         },
-        "provisioner": node::volume_provisioner::PROVISIONER,
+        "provisioner": api::volumes::PROVISIONER,
         "reclaimPolicy": "Delete",
         "volumeBindingMode": "Immediate",
     }))?;

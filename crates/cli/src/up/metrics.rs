@@ -20,7 +20,7 @@ pub fn routes(controllers: Option<Arc<Metrics>>, router: Option<router::Router>)
                 .as_ref()
                 .map(router::Router::render_metrics)
                 .unwrap_or_default(),
-            node::network::enforcer::render_metrics(),
+            pod_network::enforcer::render_metrics(),
             telemetry::process::render(),
         ]
         .concat();

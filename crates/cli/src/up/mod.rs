@@ -412,17 +412,25 @@ impl Up {
     fn start_companions(&mut self, parts: &PartFlags) -> anyhow::Result<()> {
         let (client, shutdown) = (self.client(), self.shutdown.clone());
         if parts.runs(Part::Scheduler) {
-            let schedule =
-                node::scheduler::run(client.clone(), NODE_NAME.to_owned(), shutdown.clone());
+            let schedule = machine_control_plane::scheduler::run(
+                client.clone(),
+                NODE_NAME.to_owned(),
+                shutdown.clone(),
+            );
             self.run_part(schedule);
         }
         if parts.runs(Part::Endpoints) {
-            self.run_part(node::endpoints::run(client.clone(), shutdown.clone()));
+            self.run_part(machine_control_plane::endpoints::run(
+                client.clone(),
+                shutdown.clone(),
+            ));
         }
         if parts.runs(Part::VolumeProvisioner) {
             // The paths of volumes are kept in the API, so they must not depend on where this process was started.
             let volumes = self.data_directory.join("node").canonicalize()?;
-            self.run_part(node::volume_provisioner::run(client, volumes, shutdown));
+            self.run_part(machine_control_plane::volume_provisioner::run(
+                client, volumes, shutdown,
+            ));
         }
         Ok(())
     }
@@ -528,8 +536,7 @@ impl Up {
 
 /// Whether a pod only stands for a part of this process.
 fn is_mirror(pod: &Decoded<PartialObjectMeta<Pod>>) -> bool {
-    pod.annotations()
-        .contains_key(node::kubelet::MIRROR_ANNOTATION)
+    pod.annotations().contains_key(api::labels::MIRROR)
 }
 
 /// The address under which a listener is reached on this machine.

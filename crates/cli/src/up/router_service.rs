@@ -20,7 +20,6 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
-use node::kubelet::MIRROR_ANNOTATION;
 use serde_json::{Value, json};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -81,8 +80,8 @@ impl RouterService {
         let wanted = self.pod();
         if let Some(found) = pods.get_opt(POD).await? {
             let current = found.metadata.deletion_timestamp.is_none()
-                && found.annotations().get(MIRROR_ANNOTATION)
-                    == wanted.annotations().get(MIRROR_ANNOTATION);
+                && found.annotations().get(api::labels::MIRROR)
+                    == wanted.annotations().get(api::labels::MIRROR);
             if !current {
                 let parameters = DeleteParams {
                     preconditions: Some(Preconditions {
@@ -114,7 +113,7 @@ impl RouterService {
                 "name": POD,
                 "labels": {label: value},
                 // Says what is mirrored, so that another is told from it.
-                "annotations": {MIRROR_ANNOTATION: format!("{}@{}", self.router, self.node_name)},
+                "annotations": {api::labels::MIRROR: format!("{}@{}", self.router, self.node_name)},
             },
             "spec": {
                 "nodeName": self.node_name,

@@ -12,13 +12,12 @@ use serde_json::json;
 use tokio_util::task::TaskTracker;
 
 use super::{Dispatcher, Ended, end_and_remove, recover_pod};
-use crate::errors::chain;
-use crate::events::Severity;
-use crate::kubelet;
 use crate::pod_lifecycle::EventReason;
 use crate::pod_uid::PodUid;
-use crate::readable::{shell, warn};
 use crate::runtime::Runtime;
+use api::errors::chain;
+use api::readable::{shell, warn};
+use event_recorder::Severity;
 
 /// What an event and a pod's status give as the reason.
 const REASON: EventReason = EventReason::InvalidConfiguration;
@@ -47,7 +46,7 @@ impl<R: Runtime> Dispatcher<R> {
         let Some(uid) = PodUid::of(&left.metadata) else {
             return;
         };
-        if kubelet::is_mirror(&shell::<Pod>(left.clone())) {
+        if api::labels::is_mirror(&shell::<Pod>(left.clone())) {
             return;
         }
         let is_new = self.unreadable.note(&uid, &left.problem);

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 use super::usage::Claim;
 use crate::pod_lifecycle::{FailureReason, Verdict};
 use crate::pod_uid::PodUid;
-use crate::trees::Usage;
 use crate::{pod_resources, quantity};
+use directory_tree::Usage;
 
 const STORAGE: &str = "ephemeral-storage";
 

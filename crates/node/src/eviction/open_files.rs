@@ -19,7 +19,7 @@ use rustix::process::Pid;
 use super::judgement::PodUsage;
 use crate::runtime::ContainerProcesses;
 use crate::runtime::slots::is_on;
-use crate::trees::Usage;
+use directory_tree::Usage;
 
 /// More than any honest pod opens, and as many as can be looked at in a fraction of a second.
 const MOST_FILES: usize = 1 << 18;

@@ -9,8 +9,9 @@ use kube::Client;
 use super::judgement::{PodUsage, disk_volumes};
 use crate::api_objects::{self, References};
 use crate::quantity;
-use crate::trees::{self, Usage};
-use crate::volumes::{claim_directory, claims};
+use crate::volumes::claims;
+use api::volumes::claim_directory;
+use directory_tree::Usage;
 
 /// A claim of a pod, and where its data is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,14 +52,14 @@ pub fn measure(pod: &Pod, directory: &Path) -> PodUsage {
     let containers = std::fs::read_dir(directory.join("containers"));
     for container in containers.into_iter().flatten().flatten() {
         // All of it: a container writes to its layer, to its logs, and to the message that it leaves when it ends.
-        let held = trees::measure(&container.path(), u64::MAX).unwrap_or_default();
+        let held = directory_tree::measure(&container.path(), u64::MAX).unwrap_or_default();
         let name = container.file_name().to_string_lossy().into_owned();
         usage.containers.insert(name, held);
     }
     for (name, limit) in disk_volumes(pod) {
         let enough = limit.map_or(u64::MAX, |(limit, _)| limit);
         let path = directory.join("volumes").join(name);
-        let held = trees::measure(&path, enough).unwrap_or_default();
+        let held = directory_tree::measure(&path, enough).unwrap_or_default();
         usage.volumes.insert(name.to_owned(), held);
     }
     usage
@@ -67,7 +68,7 @@ pub fn measure(pod: &Pod, directory: &Path) -> PodUsage {
 /// What claims hold, by their names.
 pub fn measure_claims(claims: &[&Claim]) -> BTreeMap<String, Usage> {
     let measured = claims.iter().map(|claim| {
-        let held = trees::measure(&claim.directory, u64::MAX).unwrap_or_default();
+        let held = directory_tree::measure(&claim.directory, u64::MAX).unwrap_or_default();
         (claim.name.clone(), held)
     });
     measured.collect()

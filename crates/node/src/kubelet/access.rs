@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use streaming::kubelet::{Access, Authenticator, PeerCertificates, bearer_token};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::errors::chain;
+use api::errors::chain;
 
 /// Somebody the API server knows.
 #[derive(Debug, Clone, PartialEq, Eq)]

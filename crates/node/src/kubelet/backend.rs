@@ -23,23 +23,15 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::process::process;
-use crate::errors::chain;
-use crate::logs::{self, LogOptions};
 use crate::pod_uid::PodUid;
 use crate::runtime::agent::AgentError;
 use crate::runtime::native::NativeRuntime;
 use crate::runtime::{ContainerId, Runtime, RuntimeError};
-
-/// Marks a pod that stands for something the node did not start.
-pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+use api::errors::chain;
+use container_runtime::logs::{self, LogOptions};
 
 /// How many pieces of a log wait for a slow reader.
 const LOG_PIECES: usize = 64;
-
-/// Whether a pod only stands for something that runs outside of pods.
-pub fn is_mirror(pod: &impl ResourceExt) -> bool {
-    pod.annotations().contains_key(MIRROR_ANNOTATION)
-}
 
 pub struct PodBackend {
     pub runtime: Arc<NativeRuntime>,
@@ -72,7 +64,7 @@ impl PodBackend {
     /// The last run of the container, and whether it still runs.
     async fn last_run(&self, target: &Target) -> Result<(ContainerId, bool), Error> {
         let pod = self.pod(&target.pod).await?;
-        if is_mirror(&pod) {
+        if api::labels::is_mirror(&pod) {
             return Err(Error::Invalid(no_container(&pod)));
         }
         let uid = PodUid::of(&pod.metadata).ok_or_else(|| missing(&target.pod))?;
@@ -95,7 +87,7 @@ impl PodBackend {
     }
 
     async fn connect(&self, pod: &Pod, port: u16) -> std::io::Result<TcpStream> {
-        if is_mirror(pod) {
+        if api::labels::is_mirror(pod) {
             let service = host_service(pod, port, &self.host_services)?;
             let mut stream = TcpStream::connect(service).await?;
             let header = api::proxy_header::encode(&pod.namespace().unwrap_or_default());
@@ -337,7 +329,7 @@ mod tests {
 
     fn mirror(port: &serde_json::Value) -> Pod {
         let container = json!({"name": "router", "ports": [port]});
-        let pod = json!({"metadata": {"annotations": {MIRROR_ANNOTATION: "router"}}, "spec": {"containers": [container]}});
+        let pod = json!({"metadata": {"annotations": {api::labels::MIRROR: "router"}}, "spec": {"containers": [container]}});
         serde_json::from_value(pod).unwrap()
     }
 

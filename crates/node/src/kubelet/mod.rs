@@ -28,8 +28,6 @@ use crate::runtime::native::NativeRuntime;
 use access::ApiAuthority;
 use backend::PodBackend;
 
-pub use backend::{MIRROR_ANNOTATION, is_mirror};
-
 /// Where the streaming API listens, and as whom.
 #[derive(Debug, Clone)]
 pub struct Endpoint {

@@ -5,8 +5,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::errors::chain;
 use crate::runtime::agent::{AgentError, Input, Output, OutputStream, Session};
+use api::errors::chain;
 
 /// How much of a stream waits between the agent and the client.
 const BUFFER: usize = 64 * 1024;

@@ -15,18 +15,18 @@ use tracing::Instrument;
 use super::preparing::{NotRequested, container_of, container_request, prepare, refresh_volumes};
 use super::{Audience, Event, PodWorker, Progress, Shared};
 use crate::awaited_objects::Awaited;
-use crate::errors::chain;
-use crate::events::Severity;
 use crate::pod_lifecycle::{Action, EventReason, KILL_AGAIN, Phase, Sandbox};
 use crate::pod_uid::PodUid;
 use crate::probes::{self, Kind, ProbeError};
 use crate::runtime::{
     ContainerId, ContainerSpec, PodSandbox, Runtime, RuntimeError, StartError, StartedContainer,
 };
-use crate::signals;
-use crate::throttling;
 use crate::trace;
 use crate::volumes::{VolumeError, Volumes};
+use api::errors::chain;
+use container_runtime::signals;
+use container_runtime::throttling;
+use event_recorder::Severity;
 
 impl<R: Runtime> PodWorker<R> {
     fn id(&self, container: &str, run: u32) -> ContainerId {

@@ -9,10 +9,10 @@ use saturating_time::SaturatingTime;
 use super::preparing::{NotPrepared, StartFailure};
 use super::{End, PodWorker, RETRY};
 use crate::awaited_objects::Awaited;
-use crate::events::Severity;
 use crate::pod_lifecycle::{self, ContainerState, EventReason, Phase, Sandbox, Verdict};
 use crate::probes;
 use crate::runtime::{PodSandbox, Runtime, StartError, StartedContainer, Termination};
+use event_recorder::Severity;
 
 /// How long a container waits at most for an object to change before it is tried again.
 const OBJECT_CHECK: Duration = Duration::from_secs(10);

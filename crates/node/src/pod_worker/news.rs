@@ -3,10 +3,10 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
 
-use crate::events::Severity;
 use crate::pod_lifecycle::status::CPU_THROTTLED;
 use crate::pod_lifecycle::{EventReason, WaitingReason};
 use crate::pod_uid::PodUid;
+use event_recorder::Severity;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct News {

@@ -6,14 +6,14 @@ use tokio::sync::watch;
 use super::Shared;
 use crate::awaited_objects::Awaited;
 use crate::container_spec::{self, Parts};
-use crate::errors::chain;
 use crate::pod_images::ImageRefusal;
 use crate::pod_lifecycle::{EventReason, WaitingReason, ephemeral_containers};
 use crate::pod_uid::PodUid;
-use crate::runtime::handlers::HandlerError;
 use crate::runtime::{ContainerSpec, PodSandbox, Runtime, StartError};
+use crate::runtime_class::{self, HandlerError};
 use crate::volumes::{Remedy, Tokens, VolumeError, Volumes, service_account};
-use crate::{api_objects, environment, pod_network};
+use crate::{api_objects, environment, pod_sandbox_spec};
+use api::errors::chain;
 
 pub(super) fn container_of(pod: &Pod, name: &str) -> Option<Container> {
     let spec = pod.spec.as_ref()?;
@@ -114,11 +114,9 @@ pub(super) async fn prepare<R: Runtime>(
         .spec
         .as_ref()
         .and_then(|spec| spec.runtime_class_name.as_deref());
-    let mut spec = pod_network::sandbox_spec(uid, pod, &shared.config);
+    let mut spec = pod_sandbox_spec::sandbox_spec(uid, pod, &shared.config);
     // To run it with less isolation than was asked for would be a lie, so a class that cannot be had stops it here.
-    spec.driver = shared
-        .handlers
-        .resolve(&shared.client, class)
+    spec.driver = runtime_class::resolve(&shared.handlers, &shared.client, class)
         .await
         .map_err(|error| NotPrepared::runtime_class(&error))?;
     let sandbox = shared

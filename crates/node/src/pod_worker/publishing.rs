@@ -12,10 +12,10 @@ use saturating_time::SaturatingTime;
 use serde_json::{Value, json};
 
 use super::{Audience, Event, PodWorker, RETRY, Shared};
-use crate::errors::chain;
 use crate::pod_lifecycle::WaitingReason;
 use crate::pod_lifecycle::status::is_own_condition;
 use crate::runtime::Runtime;
+use api::errors::chain;
 
 /// A pod that is ready at once is not said to be starting before: every write about it is followed by others' writes, and they
 /// would all be in its way.

@@ -1,14 +1,11 @@
 //! Which directory a claim's data is in, and whether this node may show it. Pure.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
-use k8s_openapi::api::core::v1::{
-    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, Volume,
-};
+use api::volumes::{Holder, PROVISIONER, holder, is_bound, is_ours, named_volume};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec};
 
 use crate::api_objects::Objects;
-use crate::volume_provisioner::PROVISIONER;
-use crate::volume_provisioner::binding::{self, Holder};
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ClaimError {
@@ -30,30 +27,12 @@ pub enum ClaimError {
     },
 }
 
-/// Where a claim's volume is.
-pub fn claim_directory(data_dir: &Path, volume_name: &str) -> PathBuf {
-    data_dir.join("volumes").join(volume_name)
-}
-
-/// The claim behind a volume: a named one, or the one an ephemeral volume brings.
-pub fn claim_name(pod: &Pod, volume: &Volume) -> Option<String> {
-    if let Some(claim) = &volume.persistent_volume_claim {
-        return Some(claim.claim_name.clone());
-    }
-    volume.ephemeral.as_ref()?;
-    Some(format!(
-        "{}-{}",
-        pod.metadata.name.as_deref().unwrap_or_default(),
-        volume.name
-    ))
-}
-
 /// The persistent volume that holds a claim's data, if it is the claim's and this node's.
 pub fn volume_of<'a>(claim: &str, objects: &'a Objects) -> Result<&'a str, ClaimError> {
     let found = objects.claims.get(claim);
     let found = found.ok_or_else(|| ClaimError::Missing(claim.to_owned()))?;
-    let name = binding::named_volume(found)
-        .filter(|name| binding::is_bound(found) && is_plain(name))
+    let name = named_volume(found)
+        .filter(|name| is_bound(found) && is_plain(name))
         .ok_or_else(|| ClaimError::NotBound(claim.to_owned()))?;
     let named = || (claim.to_owned(), name.to_owned());
     let volume = objects.volumes.get(name).ok_or_else(|| {
@@ -80,10 +59,10 @@ enum Problem {
 }
 
 fn check(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), Problem> {
-    if binding::holder(claim, volume) != Holder::ThisClaim {
+    if holder(claim, volume) != Holder::ThisClaim {
         return Err(Problem::NotItsOwn);
     }
-    if binding::is_ours(volume) {
+    if is_ours(volume) {
         return Ok(());
     }
     Err(Problem::NotOurs(

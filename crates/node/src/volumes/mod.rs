@@ -29,14 +29,13 @@ use kube::{Api, Client};
 use rustix::mount::UnmountFlags;
 use shim_protocol::{BindSource, Mount, MountKind};
 
-pub use self::claims::claim_directory;
-use self::claims::claim_name;
 use self::content::{File, Medium};
 pub use self::refresh::Tokens;
 use crate::api_objects::Objects;
 use crate::environment::{self, Surroundings};
 use crate::pod_uid::PodUid;
-use crate::{pod_resources, quantity, trees};
+use crate::{pod_resources, quantity};
+use api::volumes::{claim_directory, claim_name};
 
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -187,8 +186,9 @@ impl Volumes {
                 fs::create_dir_all(&path).map_err(failed)?;
                 if let Some(group) = group {
                     // A claim may hold any number of files, which others may be changing.
-                    let shared =
-                        tokio::task::spawn_blocking(move || trees::share_with_group(&path, group));
+                    let shared = tokio::task::spawn_blocking(move || {
+                        directory_tree::share_with_group(&path, group)
+                    });
                     shared
                         .await
                         .unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -372,8 +372,8 @@ impl Volumes {
             for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
                 let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
             }
-            trees::remove(&directory)
-                .and_then(|()| trees::remove(&on_disk))
+            directory_tree::remove(&directory)
+                .and_then(|()| directory_tree::remove(&on_disk))
                 .map_err(|source| VolumeError::Io {
                     volume: uid,
                     source,

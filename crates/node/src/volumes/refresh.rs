@@ -123,7 +123,7 @@ fn remove_others(root: &Path, files: &[File]) -> io::Result<()> {
             if files.iter().any(|file| file.path.starts_with(&path)) {
                 directories.push(path);
             } else {
-                crate::trees::remove(&root.join(path))?;
+                directory_tree::remove(&root.join(path))?;
             }
         }
     }

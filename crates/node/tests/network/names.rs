@@ -57,7 +57,7 @@ fn pods_with_cluster_dns_find_services_and_the_rest_of_the_world() {
         .await;
         let stop = tokio_util::sync::CancellationToken::new();
         let client = &network.machine.client;
-        tokio::spawn(agent_sandbox_node::endpoints::run(
+        tokio::spawn(machine_control_plane::endpoints::run(
             client.clone(),
             stop.clone(),
         ));

@@ -105,7 +105,7 @@ fn pods_that_no_policy_selects_are_isolated_and_the_machine_is_out_of_reach() {
 fn unselected_pods_may_be_opened_as_kubernetes_has_it() {
     on_own_network(|| async {
         let network = Network::start_with(|config| {
-            config.unselected_pods = agent_sandbox_node::network::policy::Unselected::Open;
+            config.unselected_pods = pod_network::policy::Unselected::Open;
         })
         .await;
         let (a, b) = tokio::join!(network.server("t", "a"), network.server("other", "b"));

@@ -7,7 +7,7 @@ pub mod internet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use agent_sandbox_node::{self as node, Config, Node};
+use agent_sandbox_node::{Config, Node};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Event, Namespace, Pod, PodStatus};
 use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
@@ -46,7 +46,7 @@ pub fn temporary_directory() -> tempfile::TempDir {
 
 /// Gives back what tests have left whose process died.
 pub async fn sweep() {
-    for data_dir in node::reclaim::unattended() {
+    for data_dir in container_runtime::reclaim::unattended() {
         let Some(home) = data_dir.parent() else {
             continue;
         };
@@ -54,7 +54,7 @@ pub async fn sweep() {
             .file_name()
             .and_then(|name| name.to_str()?.strip_prefix(PREFIX)?.split('-').next());
         if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
-            let _ = node::reclaim::reclaim(&data_dir).await;
+            let _ = container_runtime::reclaim::reclaim(&data_dir).await;
             let _ = std::fs::remove_dir_all(home);
         }
     }
@@ -171,7 +171,7 @@ impl Machine {
             directory: Some(directory),
         };
         machine.start_node().await;
-        tokio::spawn(node::scheduler::run(
+        tokio::spawn(machine_control_plane::scheduler::run(
             machine.node_client.clone(),
             "test-node".to_owned(),
             machine.shutdown.clone(),
@@ -196,7 +196,7 @@ impl Machine {
         self.node_shutdown = self.shutdown.child_token();
     }
 
-    pub fn runtime(&self) -> &node::runtime::native::NativeRuntime {
+    pub fn runtime(&self) -> &container_runtime::native::NativeRuntime {
         self.node.as_ref().unwrap().runtime()
     }
 
@@ -321,8 +321,8 @@ impl Machine {
         container: &str,
         command: &[&str],
     ) -> (i32, String, String) {
-        use agent_sandbox_node::runtime::agent::Output;
-        use agent_sandbox_node::runtime::{ContainerId, Runtime};
+        use container_runtime::agent::Output;
+        use container_runtime::{ContainerId, Runtime};
         let status = pod.status.as_ref().unwrap();
         let mut statuses = [
             &status.container_statuses,
@@ -433,7 +433,7 @@ impl Drop for Machine {
 }
 
 fn clean_up(data_dir: &Path) {
-    let group = node::control_group(data_dir);
+    let group = container_runtime::control_group(data_dir);
     let tag = group.trim_start_matches("agent-sandbox-").to_owned();
     let mut groups: Vec<PathBuf> = entries(Path::new("/sys/fs/cgroup"))
         .iter()
@@ -496,7 +496,7 @@ pub fn is_ready(pod: &Pod) -> bool {
 
 /// What the machine has of a node's, outside of its data directory's files.
 pub fn of_machine(data_dir: &Path) -> Vec<String> {
-    let group = node::control_group(data_dir);
+    let group = container_runtime::control_group(data_dir);
     let tag = group.trim_start_matches("agent-sandbox-").to_owned();
     let mut found = Vec::new();
     let hierarchies = entries(Path::new("/sys/fs/cgroup"));

@@ -1,0 +1,368 @@
+//! Containers: what the node asks of whatever runs them, and the words it asks in.
+//!
+//! The pod lifecycle knows only the [`Runtime`] trait. [`native::NativeRuntime`] is the default tier; another runtime
+//! class is another implementation.
+//!
+#![doc = include_str!("../README.md")]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
+pub mod agent;
+pub mod assets;
+pub mod capabilities;
+pub mod config;
+pub mod control_groups;
+pub mod handlers;
+pub mod host_image;
+pub mod launcher;
+pub mod logs;
+mod machine_tables;
+pub mod native;
+pub mod oci_spec;
+pub mod privileges;
+pub mod reclaim;
+pub mod seccomp;
+pub mod shares;
+pub mod signals;
+pub mod slots;
+pub mod throttling;
+pub mod turns;
+
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use shim_protocol::Mount;
+use tokio::net::TcpStream;
+
+pub use self::config::Config;
+use self::control_groups::Limits;
+use self::throttling::Periods;
+
+/// The cgroup that holds the cgroups of all pods of the node with this data directory.
+pub fn control_group(data_dir: &std::path::Path) -> String {
+    pod_network::names::Names::of(data_dir).control_group
+}
+
+/// A pod as the runtime knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodIdentity {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+}
+
+/// One run of one container. A restart is another attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ContainerId {
+    pub pod: String,
+    pub container: String,
+    pub attempt: u32,
+}
+
+impl ContainerId {
+    /// As Kubernetes writes it in a container status.
+    pub fn uri(&self) -> String {
+        let hash = pod_network::names::short_hash(
+            format!("{}/{}/{}", self.pod, self.container, self.attempt),
+            32,
+        );
+        format!("agent-sandbox://{hash}")
+    }
+}
+
+/// What a pod needs before its containers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PodSandboxSpec {
+    pub identity: PodIdentity,
+    pub hostname: String,
+    pub host_aliases: Vec<(String, Vec<String>)>,
+    pub fully_qualified_name: Option<String>,
+    pub resolver: String,
+    pub shared_processes: bool,
+    /// How many containers share `/dev/shm`.
+    pub containers: usize,
+    /// The program that has the pod's containers, in place of the node's own runtime.
+    #[serde(default)]
+    pub driver: Option<handlers::Driver>,
+}
+
+/// A pod's namespaces and address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSandbox {
+    pub address: Ipv4Addr,
+    /// Absent on a machine without IPv6.
+    pub ipv6_address: Option<Ipv6Addr>,
+    /// The first of the pod's host identities; container id 0 maps to it.
+    pub identity_base: u32,
+}
+
+impl PodSandbox {
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let six = self.ipv6_address.map(IpAddr::from);
+        std::iter::once(self.address.into()).chain(six).collect()
+    }
+}
+
+/// What a container's root is made of.
+#[derive(Debug, Clone)]
+pub enum ImageSource {
+    /// The built-in image: a view of this machine.
+    Host,
+    /// No file at all, for a process that needs none.
+    Nothing,
+    /// An image of the store, and the name it was asked for by.
+    Stored {
+        image: Arc<images::Image>,
+        name: images::Reference,
+    },
+}
+
+impl ImageSource {
+    /// As Kubernetes tells in a container status which bytes run.
+    pub fn id(image: &images::Image, name: &images::Reference) -> String {
+        match &image.manifest {
+            Some(manifest) => name.with_digest(manifest),
+            None => image.id.to_string(),
+        }
+    }
+}
+
+/// Everything about one run of a container.
+#[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a field of the same name in the pod's specification"
+)]
+pub struct ContainerSpec {
+    pub id: ContainerId,
+    pub image: ImageSource,
+    /// Replaces the image's entry point when not empty.
+    pub command: Vec<String>,
+    pub arguments: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub working_directory: Option<String>,
+    pub mounts: Vec<Mount>,
+    pub user: Option<u32>,
+    pub group: Option<u32>,
+    pub supplementary_groups: Vec<u32>,
+    pub must_not_be_root: bool,
+    /// The bounding set, as bits.
+    pub capabilities: u64,
+    /// Whether programs are kept from giving their user more than it has.
+    pub no_new_privileges: bool,
+    pub read_only_root: bool,
+    pub limits: Limits,
+    pub terminal: bool,
+    pub stdin: bool,
+    pub stdin_once: bool,
+    pub termination_message_path: String,
+    /// A container that fails without a message leaves the end of its log as one.
+    pub message_from_log: bool,
+    /// How many times the container ended badly in a row before this run; kept for the back-off after a restart.
+    pub crashes: u32,
+    /// Another container of the pod whose processes this one is among.
+    pub beside: Option<String>,
+}
+
+impl ContainerSpec {
+    /// A container of the node's own: a command, and nothing that a pod could ask for.
+    pub fn plain(id: ContainerId, image: ImageSource, command: Vec<String>) -> Self {
+        Self {
+            id,
+            image,
+            command,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            working_directory: None,
+            mounts: Vec::new(),
+            user: None,
+            group: None,
+            supplementary_groups: Vec::new(),
+            must_not_be_root: false,
+            capabilities: 0,
+            no_new_privileges: true,
+            read_only_root: false,
+            limits: Limits::default(),
+            terminal: false,
+            stdin: false,
+            stdin_once: false,
+            termination_message_path: "/dev/termination-log".to_owned(),
+            message_from_log: false,
+            crashes: 0,
+            beside: None,
+        }
+    }
+}
+
+/// A container that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartedContainer {
+    pub started_at: Timestamp,
+    pub image_id: String,
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Termination {
+    pub exit_code: i32,
+    pub signal: Option<i32>,
+    pub reason: String,
+    pub message: Option<String>,
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Timestamp,
+}
+
+impl Termination {
+    /// How a run ended whose command could not be run.
+    pub fn not_started(message: String, now: Timestamp) -> Self {
+        const START_FAILED: i32 = 128;
+        Self {
+            exit_code: START_FAILED,
+            signal: None,
+            reason: "StartError".to_owned(),
+            message: Some(message),
+            started_at: Some(now),
+            finished_at: now,
+        }
+    }
+}
+
+/// A container found after a restart of the node.
+#[derive(Debug, Clone)]
+pub struct RecoveredContainer {
+    pub id: ContainerId,
+    pub started: StartedContainer,
+    /// The sandbox that it ran in did not survive; the pod has none, or a new one.
+    pub is_of_lost_sandbox: bool,
+    pub crashes: u32,
+    /// Absent while it runs.
+    pub termination: Option<Termination>,
+    /// How the run before this one ended.
+    pub previous: Option<Termination>,
+}
+
+/// A pod found after a restart of the node.
+#[derive(Debug, Clone)]
+pub struct RecoveredPod {
+    pub identity: PodIdentity,
+    /// Absent when its namespaces did not survive, as after a reboot.
+    pub sandbox: Option<PodSandbox>,
+    pub containers: Vec<RecoveredContainer>,
+}
+
+/// The processes of a container that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerProcesses {
+    pub container: String,
+    pub processes: Vec<rustix::process::Pid>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error("preparing {what}")]
+    Io {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(
+        "pods of this node have addresses of {had} and cannot have others while they run: delete them before you have pods in \
+         {wanted}, or start with `--pod-cidr {had}`"
+    )]
+    OtherRange { had: String, wanted: String },
+    #[error("no address is free for another pod")]
+    NoFreeSlot,
+    #[error(transparent)]
+    Network(#[from] pod_network::links::NetworkError),
+    #[error(transparent)]
+    Share(#[from] shares::ShareError),
+    #[error(transparent)]
+    ControlGroup(#[from] control_groups::ControlGroupError),
+    #[error("the launcher failed: {0}")]
+    Launcher(String),
+    #[error("the container did not start within {0:?}")]
+    TooSlow(std::time::Duration),
+    #[error("pod {0} has no sandbox")]
+    NoSandbox(String),
+    #[error("container {0} is not running")]
+    NotRunning(String),
+    #[error(transparent)]
+    Agent(#[from] agent::AgentError),
+    #[error(transparent)]
+    Image(#[from] images::StoreError),
+}
+
+/// Why a container did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The specification cannot be honoured.
+    #[error("{0}")]
+    Configuration(String),
+    /// The container was made; its command cannot run.
+    #[error("{message}")]
+    Command { message: String, code: i32 },
+    /// It was no longer wanted.
+    #[error("the start was given up")]
+    GivenUp,
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+/// What runs containers.
+///
+/// Every operation is idempotent: the node repeats one whose outcome it does not know, as after a crash.
+pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
+    fn create_sandbox(
+        &self,
+        spec: &PodSandboxSpec,
+    ) -> impl Future<Output = Result<PodSandbox, RuntimeError>> + Send;
+    fn start(
+        &self,
+        spec: ContainerSpec,
+    ) -> impl Future<Output = Result<StartedContainer, StartError>> + Send;
+    /// Waits until a started container has ended.
+    fn wait(&self, id: &ContainerId) -> impl Future<Output = Termination> + Send;
+    /// Signals the container's command.
+    fn signal(
+        &self,
+        id: &ContainerId,
+        signal: i32,
+    ) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// Ends every process of the container at once. One that is being started is given up.
+    fn kill(&self, id: &ContainerId) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// Runs a command inside the container.
+    fn exec(
+        &self,
+        id: &ContainerId,
+        request: shim_protocol::ExecRequest,
+    ) -> impl Future<Output = Result<agent::Session, RuntimeError>> + Send;
+    /// Opens a TCP connection from inside the pod's network.
+    fn connect_from(
+        &self,
+        pod: &str,
+        target: SocketAddr,
+    ) -> impl Future<Output = Result<std::io::Result<TcpStream>, RuntimeError>> + Send;
+    /// How a running container's work compares with its limit on processor time; nothing once it has ended, and where that is
+    /// not counted.
+    fn processor_periods(&self, id: &ContainerId) -> Option<Periods>;
+    /// Frees the pod's namespaces and the layers of its containers; logs stay.
+    fn stop_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// Removes every trace of the pod.
+    fn remove_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// The pods that an earlier run of the node left.
+    fn recover(&self) -> impl Future<Output = Result<Vec<RecoveredPod>, RuntimeError>> + Send;
+    /// What there is of one pod, none of which may be under way; nothing if nothing was ever prepared of it.
+    fn recover_pod(
+        &self,
+        pod: &str,
+    ) -> impl Future<Output = Result<Option<RecoveredPod>, RuntimeError>> + Send;
+    /// The processes of a pod, by its containers.
+    fn processes(&self, pod: &str) -> Vec<ContainerProcesses>;
+    /// How long a pod's processes have run on a CPU, in microseconds; nothing where that is not counted. A pod for which it has not
+    /// changed has done nothing.
+    fn cpu_time_us(&self, pod: &str) -> Option<u64>;
+    /// The pods of which something is on this machine. What belongs to no pod at all is removed.
+    fn sweep(&self) -> impl Future<Output = Vec<String>> + Send;
+}

@@ -1,0 +1,578 @@
+//! The default tier: containers made by the shim.
+//!
+//! What a container leaves on disk is enough to find it again after the node was killed:
+//!
+//! ```text
+//! pods/<uid>/sandbox.json                     the slot and what the sandbox was made from
+//!           /etc/{hosts,hostname,resolv.conf}
+//!           /containers/<name>/<attempt>.log
+//!           /containers/<name>/<attempt>/     state.json, exit.json, termination.json, agent.sock, upper, work
+//! ```
+
+mod ending;
+mod image_root;
+mod launching;
+mod network_repair;
+mod process_holder;
+mod records;
+mod recovery;
+mod rotation;
+mod starting;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use shim_protocol::ExecRequest;
+use tokio::io::unix::AsyncFd;
+use tokio_util::sync::CancellationToken;
+
+pub(super) use self::launching::view;
+pub use self::network_repair::LostLink;
+pub(super) use self::records::write_whole;
+use self::records::{ContainerRecord, Group, SandboxRecord, write_durably, write_record};
+use super::agent::{self, Session};
+use super::control_groups::ControlGroups;
+use super::host_image::{self, HostImage};
+use super::machine_tables::{Demand, Shares, Tables};
+use super::shares::{self, Share};
+use super::slots::{self, Slots};
+use super::{
+    ContainerId, ContainerProcesses, ContainerSpec, PodSandbox, PodSandboxSpec, RecoveredPod,
+    Runtime, RuntimeError, StartError, StartedContainer, Termination, seccomp,
+};
+use crate::assets::Programs;
+use crate::config::Config;
+use crate::privileges::Privileges;
+use crate::reclaim;
+use crate::throttling::Periods;
+use pod_network::firewall;
+use pod_network::links::{self, Forwarding, Layout, Network};
+use pod_network::names::{Names, short_hash};
+use pod_network::namespaces;
+use pod_network::pod_cidr::PodNetwork;
+
+const SHARED_MEMORY_BYTES: u64 = 64 << 20;
+
+#[derive(Debug, Clone)]
+struct Running {
+    record: ContainerRecord,
+    process: Arc<AsyncFd<OwnedFd>>,
+}
+
+/// What the node has to know that its pods cannot have.
+#[derive(Debug, Clone, Default)]
+pub struct Shortcomings {
+    /// Why pods' traffic cannot be judged, when it cannot.
+    pub firewall: Option<String>,
+    /// Controllers without which limits are not enforced.
+    pub controllers: Vec<&'static str>,
+}
+
+/// The default tier's runtime.
+#[derive(Debug)]
+pub struct NativeRuntime {
+    config: Config,
+    programs: Programs,
+    host: HostImage,
+    images: Arc<images::Images>,
+    control_groups: ControlGroups,
+    slots: Arc<Slots>,
+    seccomp_programs: Vec<PathBuf>,
+    /// What containers get of the machine's tables.
+    tables: Shares,
+    pods: PathBuf,
+    run: PathBuf,
+    running: Mutex<HashMap<ContainerId, Running>>,
+    /// Each gives up the start of a container that is under way.
+    starting: Mutex<HashMap<ContainerId, CancellationToken>>,
+    /// Held while the process is looked for that holds a pod's shared PID namespace, and made if there is none.
+    making_holder: tokio::sync::Mutex<()>,
+    shortcomings: Shortcomings,
+    share: Share,
+}
+
+fn failure(what: impl Into<String>) -> impl FnOnce(io::Error) -> RuntimeError {
+    let what = what.into();
+    move |source| RuntimeError::Io { what, source }
+}
+
+impl NativeRuntime {
+    pub async fn open(
+        config: Config,
+        programs: Programs,
+        images: Arc<images::Images>,
+    ) -> Result<Self, RuntimeError> {
+        let data_dir = config.data_dir.clone();
+        let names = Names::of(&data_dir);
+        let registry = shares::registry(&data_dir);
+        reclaim::reclaim_abandoned(&registry).await;
+        // What pods have on disk belongs to identities of the share they had.
+        let kept = data_dir.join("share");
+        let had = fs::read_to_string(&kept).ok();
+        let had = had.and_then(|text| text.trim().parse().ok());
+        let share = shares::claim(&registry, &data_dir, had.unwrap_or(names.preferred_share))?;
+        write_durably(&kept, share.number().to_string().as_bytes())
+            .map_err(failure("the number of the share"))?;
+        let (pods, run) = (data_dir.join("pods"), data_dir.join("run"));
+        fs::create_dir_all(&pods).map_err(failure("the pods' directory"))?;
+        slots::make_private_mount(&run).map_err(failure("a private mount for namespaces"))?;
+        fs::create_dir_all(run.join("stage")).map_err(failure("the stage"))?;
+        let host = host_image::prepare(&data_dir.join("images"), &programs.sandboxd)
+            .map_err(failure("the image `host`"))?;
+        let control_groups = ControlGroups::discover(&names.control_group)?;
+        let tables = share_tables(&config);
+        control_groups.limit_processes(tables.all_processes)?;
+        let seccomp_programs = write_seccomp(&data_dir.join("bin"))?;
+        let range = config.pod_network.unwrap_or(PodNetwork {
+            address: std::net::Ipv4Addr::new(
+                10,
+                200 + u8::try_from(share.number()).unwrap_or(0),
+                0,
+                0,
+            ),
+            prefix_length: 16,
+        });
+        let used = recovery::used_slots(&pods, share.number())?;
+        slots::check_range(&run.join("slots"), &used, range)?;
+        let layout = Layout::new(names.clone(), share.number(), range);
+        let surroundings = layout
+            .surroundings(config.firewall_program.clone())
+            .reached_by(config.local_users.clone());
+        let firewall = blocking(move || Ok(firewall::open(&surroundings)))
+            .await?
+            .err()
+            .map(|error| api::errors::chain(&error));
+        let forwarding = match firewall {
+            None => Forwarding::On,
+            Some(_) => Forwarding::Off,
+        };
+        let network = Network::open(layout, forwarding, shares::rules_lock(&registry)).await?;
+        let shortcomings = Shortcomings {
+            firewall,
+            controllers: control_groups.missing(),
+        };
+        let slots = Slots::open(
+            run.join("slots"),
+            programs.shim.clone(),
+            share.number(),
+            network,
+            control_groups.clone(),
+            config.ready_namespaces,
+            &used,
+        )
+        .await?;
+        Ok(Self {
+            config,
+            programs,
+            host,
+            images,
+            control_groups,
+            slots: Arc::new(slots),
+            seccomp_programs,
+            tables,
+            pods,
+            run,
+            running: Mutex::default(),
+            starting: Mutex::default(),
+            making_holder: tokio::sync::Mutex::default(),
+            shortcomings,
+            share,
+        })
+    }
+
+    pub fn shortcomings(&self) -> &Shortcomings {
+        &self.shortcomings
+    }
+
+    pub fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    pub fn pod_network(&self) -> PodNetwork {
+        self.slots.network().range()
+    }
+
+    pub fn network(&self) -> &Network {
+        self.slots.network()
+    }
+
+    /// The address under which pods see the node.
+    pub fn node_address(&self) -> std::net::Ipv4Addr {
+        self.slots.network().gateway()
+    }
+
+    pub async fn keep_slots_ready(&self, shutdown: CancellationToken) {
+        self.slots.clone().keep_ready(shutdown).await;
+    }
+
+    /// The process stops to be the node; the pods go on.
+    pub fn let_go(&self) {
+        self.share.let_go();
+    }
+
+    /// Frees everything the node holds of the machine. Every pod must have been removed.
+    pub async fn dismantle(&self) -> Result<(), RuntimeError> {
+        self.slots.drain().await?;
+        self.slots.network().close().await?;
+        let program = self.config.firewall_program.clone();
+        let table = self.slots.network().layout().names.table.clone();
+        blocking(
+            move || Ok(firewall::remove(&program, &table).map_err(links::NetworkError::from)?),
+        )
+        .await?;
+        // A container whose pod went while it was being launched may have made its group again.
+        for left in self.control_groups.pods() {
+            tracing::warn!(group = left, "a control group was left");
+            self.control_groups.remove_pod(&left)?;
+        }
+        self.control_groups.remove_parent()?;
+        let _ = rustix::mount::unmount(&self.run, rustix::mount::UnmountFlags::DETACH);
+        self.share.give_back();
+        Ok(())
+    }
+
+    fn pod_directory(&self, pod: &str) -> PathBuf {
+        self.pods.join(pod)
+    }
+
+    /// The directory of one run of a container.
+    pub fn container_directory(&self, id: &ContainerId) -> PathBuf {
+        self.pod_directory(&id.pod)
+            .join("containers")
+            .join(&id.container)
+            .join(id.attempt.to_string())
+    }
+
+    /// The log of one run of a container.
+    pub fn log_path(&self, id: &ContainerId) -> PathBuf {
+        self.pod_directory(&id.pod)
+            .join("containers")
+            .join(&id.container)
+            .join(format!("{}.log", id.attempt))
+    }
+
+    fn sandbox_record(&self, pod: &str) -> Option<SandboxRecord> {
+        let text = fs::read(self.pod_directory(pod).join("sandbox.json")).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Opens a connection to a port of the pod's loopback.
+    pub async fn connect_to_port(
+        &self,
+        pod: &str,
+        port: u16,
+    ) -> Result<io::Result<std::net::TcpStream>, RuntimeError> {
+        Ok(namespaces::connect_inside(&self.network_of(pod)?, port).await?)
+    }
+
+    /// Where the pod's network namespace is pinned.
+    fn network_of(&self, pod: &str) -> Result<PathBuf, RuntimeError> {
+        let slot = self.sandbox_record(pod).and_then(|record| record.slot);
+        let slot = slot.ok_or_else(|| RuntimeError::NoSandbox(pod.to_owned()))?;
+        Ok(self.slots.pins(slot).network)
+    }
+
+    pub async fn attach(&self, id: &ContainerId, stdin: bool) -> Result<Session, RuntimeError> {
+        Ok(agent::attach(&self.container_directory(id), stdin).await?)
+    }
+
+    pub fn control_groups(&self) -> &ControlGroups {
+        &self.control_groups
+    }
+
+    /// The memory a container's processes use now, its agent included.
+    pub fn memory_bytes(&self, id: &ContainerId) -> Option<u64> {
+        let group = self.running(id)?.record.group;
+        self.control_groups.memory_bytes(&group.parent, &group.name)
+    }
+
+    /// The control groups of a pod's containers that run.
+    fn groups_of(&self, pod: &str) -> Vec<(ContainerId, Group)> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_pod = running.iter().filter(|(id, _)| id.pod == pod);
+        of_pod
+            .map(|(id, container)| (id.clone(), container.record.group.clone()))
+            .collect()
+    }
+
+    /// Kills every container at once, for a node whose pods cannot outlive it.
+    pub fn kill_everything(&self) {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        for container in running.values() {
+            let _ = rustix::process::pidfd_send_signal(container.process.get_ref(), Signal::KILL);
+        }
+    }
+
+    fn remember(&self, id: &ContainerId, record: ContainerRecord) -> Result<(), RuntimeError> {
+        let pid = Pid::from_raw(record.pid)
+            .ok_or_else(|| RuntimeError::NotRunning(id.container.clone()))?;
+        let process = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).map_err(|source| {
+            RuntimeError::Io {
+                what: "a container's process".to_owned(),
+                source: source.into(),
+            }
+        })?;
+        #[expect(
+            deprecated,
+            reason = "its replacement is unsafe for types that break I/O safety, which OwnedFd does not"
+        )]
+        let process = AsyncFd::new(process).map_err(failure("a container's process"))?;
+        let process = Arc::new(process);
+        let running = Running { record, process };
+        self.running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id.clone(), running);
+        Ok(())
+    }
+
+    fn forget(&self, id: &ContainerId) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.remove(id);
+    }
+
+    fn with_starting<T>(
+        &self,
+        work: impl FnOnce(&mut HashMap<ContainerId, CancellationToken>) -> T,
+    ) -> T {
+        work(&mut self.starting.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn running(&self, id: &ContainerId) -> Option<Running> {
+        self.running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
+    }
+}
+
+/// Under which name one run of a container uses its image.
+fn image_user(id: &ContainerId) -> String {
+    format!(
+        "pod {} container {} run {}",
+        id.pod, id.container, id.attempt
+    )
+}
+
+/// Makes the machine's tables large enough for the node's pods, and says what each gets of them.
+fn share_tables(config: &Config) -> Shares {
+    let demand = Demand {
+        pods: config.maximum_pods,
+        processes: config.default_process_limit,
+    };
+    if Privileges::current() == Privileges::Root {
+        Tables::read().raise(demand);
+    }
+    // Raising its own limit may be beyond the node itself; the lower of the two is always possible.
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    Tables::read().shares(demand, allowed)
+}
+
+fn write_seccomp(directory: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+    let programs = seccomp::default_profile()
+        .map_err(|error| RuntimeError::Launcher(api::errors::chain(&error)))?;
+    programs
+        .iter()
+        .map(|program| {
+            let path = directory.join(format!("seccomp-{}", short_hash(program, 8)));
+            fs::write(&path, program).map_err(failure("the system call filter"))?;
+            Ok(path)
+        })
+        .collect()
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
+) -> Result<T, RuntimeError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| RuntimeError::Launcher(error.to_string()))?
+}
+
+impl Runtime for NativeRuntime {
+    async fn create_sandbox(&self, spec: &PodSandboxSpec) -> Result<PodSandbox, RuntimeError> {
+        let directory = self.pod_directory(&spec.identity.uid);
+        let kept = self
+            .sandbox_record(&spec.identity.uid)
+            .and_then(|record| record.slot);
+        let slot = match kept {
+            Some(slot) if self.slots.is_intact(slot) => slot,
+            lost => {
+                let slot = match lost {
+                    Some(slot) => slot,
+                    None => self.slots.acquire().await?,
+                };
+                let record = SandboxRecord {
+                    slot: Some(slot),
+                    spec: spec.clone(),
+                    made_at: Timestamp::now(),
+                };
+                let recorded = fs::create_dir_all(&directory)
+                    .map_err(failure("a pod's directory"))
+                    .and_then(|()| write_record(&directory, &record));
+                if let Err(error) = recorded {
+                    // No record says whose it is.
+                    if lost.is_none() && self.slots.tear_down(slot).await.is_ok() {
+                        self.slots.give_back(slot);
+                    }
+                    return Err(error);
+                }
+                // After it is written down that what ran before ran in another.
+                if lost.is_some() {
+                    self.slots.restore(slot).await?;
+                }
+                slot
+            }
+        };
+        let sandbox = PodSandbox {
+            address: self.slots.network().address(slot),
+            ipv6_address: self.slots.network().ipv6_address(slot),
+            identity_base: self.slots.identities(slot).base,
+        };
+        launching::write_pod_files(&directory, spec, &sandbox.addresses())
+            .map_err(failure("a pod's files"))?;
+        if spec.containers > 1 {
+            self.slots
+                .make_shared_memory(slot, SHARED_MEMORY_BYTES)
+                .map_err(failure("a pod's shared memory"))?;
+        }
+        Ok(sandbox)
+    }
+
+    async fn start(&self, spec: ContainerSpec) -> Result<StartedContainer, StartError> {
+        let id = spec.id.clone();
+        let give_up = CancellationToken::new();
+        self.with_starting(|starting| starting.insert(id.clone(), give_up.clone()));
+        let launched = self.launch(spec, give_up).await;
+        self.with_starting(|starting| starting.remove(&id));
+        let record = launched?;
+        let started = StartedContainer {
+            started_at: record.started_at,
+            image_id: record.image_id.clone(),
+        };
+        self.remember(&id, record)?;
+        Ok(started)
+    }
+
+    async fn wait(&self, id: &ContainerId) -> Termination {
+        let Some(running) = self.running(id) else {
+            return self.conclude(id, None).await;
+        };
+        let _ = running.process.readable().await;
+        // Reaps it if it is this process's child; after a restart of the node it is not.
+        let _ = rustix::process::waitid(
+            WaitId::PidFd(std::os::fd::AsFd::as_fd(running.process.get_ref())),
+            WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+        );
+        let termination = self.conclude(id, Some(&running.record)).await;
+        self.forget(id);
+        termination
+    }
+
+    async fn signal(&self, id: &ContainerId, signal: i32) -> Result<(), RuntimeError> {
+        if self.running(id).is_none() {
+            return Ok(());
+        }
+        match agent::signal_command(&self.container_directory(id), signal).await {
+            // It ended in the meantime, which is what a signal is for.
+            Err(agent::AgentError::Connect(_) | agent::AgentError::Gone) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    async fn kill(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        if let Some(running) = self.running(id) {
+            let _ = rustix::process::pidfd_send_signal(running.process.get_ref(), Signal::KILL);
+            let group = &running.record.group;
+            self.control_groups.kill(&group.parent, &group.name);
+        }
+        let starting = self.with_starting(|starting| starting.get(id).cloned());
+        starting.iter().for_each(CancellationToken::cancel);
+        Ok(())
+    }
+
+    async fn exec(&self, id: &ContainerId, request: ExecRequest) -> Result<Session, RuntimeError> {
+        Ok(agent::exec(&self.container_directory(id), &request).await?)
+    }
+
+    async fn connect_from(
+        &self,
+        pod: &str,
+        target: SocketAddr,
+    ) -> Result<io::Result<tokio::net::TcpStream>, RuntimeError> {
+        Ok(namespaces::connect_from(&self.network_of(pod)?, target).await?)
+    }
+
+    fn processor_periods(&self, id: &ContainerId) -> Option<Periods> {
+        let group = self.running(id)?.record.group;
+        self.control_groups
+            .processor_periods(&group.parent, &group.name)
+    }
+
+    async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
+        self.end_process_holder(pod).await;
+        // Also of a pod that nothing is written down of.
+        let (groups, uid) = (self.control_groups.clone(), pod.to_owned());
+        blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
+        let Some(mut record) = self.sandbox_record(pod) else {
+            return Ok(());
+        };
+        if let Some(slot) = record.slot.take() {
+            // The number is another pod's to have only once it is written down that it is no longer this one's.
+            self.slots.tear_down(slot).await?;
+            write_record(&self.pod_directory(pod), &record)?;
+            self.slots.give_back(slot);
+        }
+        Ok(())
+    }
+
+    async fn remove_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
+        self.stop_sandbox(pod).await?;
+        let directory = self.pod_directory(pod);
+        blocking(move || match directory_tree::remove(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failure("to remove a pod")(error))
+            }
+            _ => Ok(()),
+        })
+        .await
+    }
+
+    async fn recover(&self) -> Result<Vec<RecoveredPod>, RuntimeError> {
+        self.recover_pods().await
+    }
+
+    fn processes(&self, pod: &str) -> Vec<ContainerProcesses> {
+        let of_group = |(id, group): (ContainerId, Group)| {
+            let processes = self.control_groups.processes(&group.parent, &group.name);
+            ContainerProcesses {
+                container: id.container,
+                processes,
+            }
+        };
+        self.groups_of(pod).into_iter().map(of_group).collect()
+    }
+
+    fn cpu_time_us(&self, pod: &str) -> Option<u64> {
+        let groups = self.groups_of(pod).into_iter();
+        groups
+            .map(|(_, group)| self.control_groups.cpu_time_us(&group.parent, &group.name))
+            .sum()
+    }
+
+    async fn recover_pod(&self, pod: &str) -> Result<Option<RecoveredPod>, RuntimeError> {
+        self.recover_one(pod).await
+    }
+
+    async fn sweep(&self) -> Vec<String> {
+        self.sweep_groups().await
+    }
+}

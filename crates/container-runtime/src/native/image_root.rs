@@ -1,0 +1,219 @@
+//! From an image and a container's wishes to what runs: layers, command, environment, directory, user. Pure, but for
+//! reading the image's own list of users.
+
+use std::path::{Path, PathBuf};
+
+use images::{Accounts, ContainerConfig, Image, Reference};
+use shim_protocol::{Mount, User};
+
+use super::launching::view;
+use crate::host_image::{self, HostImage};
+use crate::privileges::Privileges;
+use crate::{ContainerSpec, ImageSource};
+
+/// Where programs are when an image does not say.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Tells the sandbox's runtime where its files are.
+const BASE_DIRECTORY: &str = "SANDBOX_BASE_DIR";
+
+/// What an image and a container's specification come to.
+#[derive(Debug)]
+pub struct ImageRoot {
+    /// Uppermost first.
+    pub layers: Vec<PathBuf>,
+    pub mounts: Vec<Mount>,
+    pub arguments: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub working_directory: String,
+    pub user: User,
+    pub id: String,
+}
+
+/// The built-in image: without a command of its own, a container is the sandbox's runtime.
+pub fn of_host(host: &HostImage, spec: &ContainerSpec) -> Result<ImageRoot, String> {
+    let arguments = if spec.command.is_empty() && spec.arguments.is_empty() {
+        vec![host_image::SANDBOXD_PATH.to_owned()]
+    } else {
+        spec.command
+            .iter()
+            .chain(&spec.arguments)
+            .cloned()
+            .collect()
+    };
+    let user = User {
+        uid: spec.user.unwrap_or(0),
+        gid: spec.group.unwrap_or(0),
+        groups: spec.supplementary_groups.clone(),
+    };
+    Ok(ImageRoot {
+        layers: vec![host.layer.clone()],
+        mounts: host.mounts.clone(),
+        arguments,
+        environment: host.environment.clone(),
+        working_directory: spec
+            .working_directory
+            .clone()
+            .unwrap_or_else(|| host.working_directory.clone()),
+        user: checked(user, spec, Privileges::current())?,
+        id: format!("host@sha256:{}", host.id),
+    })
+}
+
+/// No image: an empty directory, and nothing to run.
+pub fn of_nothing(data_dir: &Path, spec: &ContainerSpec) -> Result<ImageRoot, String> {
+    let layer = data_dir.join("images").join("nothing");
+    std::fs::create_dir_all(&layer).map_err(|error| format!("an empty directory: {error}"))?;
+    Ok(ImageRoot {
+        layers: vec![layer],
+        mounts: Vec::new(),
+        arguments: Vec::new(),
+        environment: Vec::new(),
+        working_directory: "/".to_owned(),
+        user: User {
+            uid: spec.user.unwrap_or(0),
+            gid: spec.group.unwrap_or(0),
+            groups: Vec::new(),
+        },
+        id: String::new(),
+    })
+}
+
+/// An image of the store. The sandbox's runtime is put into it if the command asks for it.
+pub fn of_image(
+    image: &Image,
+    name: &Reference,
+    sandboxd: &Path,
+    spec: &ContainerSpec,
+) -> Result<ImageRoot, String> {
+    let config = image.configuration.config.clone().unwrap_or_default();
+    let arguments = arguments(&config, spec)?;
+    let account = Accounts::of(&image.layers);
+    let wanted = match spec.user {
+        Some(uid) => uid.to_string(),
+        None => config.user.clone().unwrap_or_default(),
+    };
+    let found = account
+        .resolve(&wanted)
+        .map_err(|error| error.to_string())?;
+    let mut groups = spec.supplementary_groups.clone();
+    groups.extend(found.groups);
+    let user = User {
+        uid: found.uid,
+        gid: spec.group.unwrap_or(found.gid),
+        groups,
+    };
+    let mut environment = environment(&config, found.home);
+    let working_directory = spec
+        .working_directory
+        .clone()
+        .or(config.working_dir)
+        .filter(|directory| !directory.is_empty())
+        .unwrap_or_else(|| "/".to_owned());
+    let mut mounts = Vec::new();
+    if asks_for_sandboxd(&arguments) {
+        mounts.push(view(sandboxd, Path::new(host_image::SANDBOXD_PATH)));
+        extend_path(&mut environment);
+        // Its files are where the image's commands would run, unless the image says otherwise.
+        if !environment.iter().any(|(key, _)| key == BASE_DIRECTORY) {
+            environment.push((BASE_DIRECTORY.to_owned(), working_directory.clone()));
+        }
+    }
+    Ok(ImageRoot {
+        layers: image.layers.clone(),
+        mounts,
+        arguments,
+        environment,
+        working_directory,
+        user: checked(user, spec, Privileges::current())?,
+        id: ImageSource::id(image, name),
+    })
+}
+
+/// A command replaces the image's entry point and its arguments; arguments alone replace only those.
+fn arguments(config: &ContainerConfig, spec: &ContainerSpec) -> Result<Vec<String>, String> {
+    let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
+    let (command, arguments) = if spec.command.is_empty() {
+        let arguments = if spec.arguments.is_empty() {
+            words(&config.cmd)
+        } else {
+            spec.arguments.clone()
+        };
+        (words(&config.entrypoint), arguments)
+    } else {
+        (spec.command.clone(), spec.arguments.clone())
+    };
+    let all: Vec<String> = command.into_iter().chain(arguments).collect();
+    if all.is_empty() {
+        return Err("neither the container nor its image names a command".to_owned());
+    }
+    Ok(all)
+}
+
+fn environment(config: &ContainerConfig, home: Option<String>) -> Vec<(String, String)> {
+    let mut environment = vec![
+        ("PATH".to_owned(), DEFAULT_PATH.to_owned()),
+        ("HOME".to_owned(), home.unwrap_or_else(|| "/".to_owned())),
+    ];
+    for (key, value) in config
+        .env
+        .iter()
+        .flatten()
+        .filter_map(|pair| pair.split_once('='))
+    {
+        environment.retain(|(existing, _)| existing != key);
+        environment.push((key.to_owned(), value.to_owned()));
+    }
+    environment
+}
+
+fn asks_for_sandboxd(arguments: &[String]) -> bool {
+    let first = arguments.first().map(String::as_str);
+    first == Some(host_image::SANDBOXD_PATH) || first == Some("sandboxd")
+}
+
+fn extend_path(environment: &mut [(String, String)]) {
+    let directory = Path::new(host_image::SANDBOXD_PATH)
+        .parent()
+        .unwrap_or(Path::new("/"))
+        .display()
+        .to_string();
+    for (_, path) in environment.iter_mut().filter(|(key, _)| key == "PATH") {
+        path.push(':');
+        path.push_str(&directory);
+    }
+}
+
+fn checked(user: User, spec: &ContainerSpec, privileges: Privileges) -> Result<User, String> {
+    const IDENTITIES: u32 = 1 << 16;
+    if privileges == Privileges::Rootless {
+        return only_identity(spec);
+    }
+    if spec.must_not_be_root && user.uid == 0 {
+        return Err("container has runAsNonRoot and image will run as root".to_owned());
+    }
+    if user.uid >= IDENTITIES || user.gid >= IDENTITIES {
+        return Err(format!(
+            "the image's user {}:{} does not fit the 16 bits of a container identity; set runAsUser and runAsGroup",
+            user.uid, user.gid
+        ));
+    }
+    Ok(user)
+}
+
+/// Without root there is one identity, under the number 0. An image's wish for another is granted in that its programs
+/// are an ordinary user of the machine; a pod's is refused, since it may depend on the number.
+fn only_identity(spec: &ContainerSpec) -> Result<User, String> {
+    let other = [spec.user, spec.group]
+        .into_iter()
+        .flatten()
+        .any(|id| id != 0);
+    if other || spec.must_not_be_root || !spec.supplementary_groups.is_empty() {
+        return Err("this node runs without root, so a container has user and group 0, which stand for the user that runs the node; leave out runAsUser, runAsGroup, runAsNonRoot, fsGroup and supplementalGroups".to_owned());
+    }
+    Ok(User {
+        uid: 0,
+        gid: 0,
+        groups: Vec::new(),
+    })
+}

@@ -1,0 +1,115 @@
+//! Pods whose containers share their processes: one more process is PID 1 there and holds their PID namespace.
+//!
+//! It is a container like any other but for having no command and no files, and it is nobody's business but the runtime's.
+
+use std::path::PathBuf;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::launching::start_ticks;
+use super::{ContainerId, NativeRuntime};
+use crate::control_groups::Limits;
+use crate::privileges::Privileges;
+use crate::{ContainerSpec, ImageSource, Runtime, RuntimeError, StartError};
+
+/// Stands where a container's name does; no container can have it.
+pub(super) const PROCESS_HOLDER: &str = ".processes";
+
+/// Nobody that a container's processes run as, so that none of them may look into it.
+const NOBODY_ELSE: u32 = 65_535;
+
+fn id_of(pod: &str) -> ContainerId {
+    ContainerId {
+        pod: pod.to_owned(),
+        container: PROCESS_HOLDER.to_owned(),
+        attempt: 0,
+    }
+}
+
+fn specification(id: ContainerId) -> ContainerSpec {
+    let user = match Privileges::current() {
+        Privileges::Root => Some(NOBODY_ELSE),
+        Privileges::Rootless | Privileges::None => None,
+    };
+    ContainerSpec {
+        user,
+        group: user,
+        read_only_root: true,
+        limits: Limits {
+            memory_bytes: Some(32 << 20),
+            processes: Some(8),
+            ..Limits::default()
+        },
+        ..ContainerSpec::plain(id, ImageSource::Nothing, Vec::new())
+    }
+}
+
+fn namespace_of(pid: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/ns/pid"))
+}
+
+impl NativeRuntime {
+    /// The PID namespace that a container joins; none when it gets one of its own.
+    pub(super) async fn pid_namespace(
+        &self,
+        spec: &ContainerSpec,
+        shared: bool,
+    ) -> Result<Option<PathBuf>, StartError> {
+        if spec.id.container == PROCESS_HOLDER {
+            return Ok(None);
+        }
+        if shared {
+            return Ok(Some(self.shared_namespace(&spec.id.pod).await?));
+        }
+        let Some(beside) = &spec.beside else {
+            return Ok(None);
+        };
+        let found = {
+            let running = self
+                .running
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            running
+                .iter()
+                .filter(|(id, _)| id.pod == spec.id.pod && id.container == *beside)
+                .max_by_key(|(id, _)| id.attempt)
+                .map(|(_, container)| container.record.pid)
+        };
+        let pid = found.ok_or_else(|| {
+            StartError::Configuration(format!("target container {beside:?} is not running"))
+        })?;
+        Ok(Some(namespace_of(pid)))
+    }
+
+    /// Boxed, since it starts a container, which is what asks for it.
+    fn shared_namespace<'a>(&'a self, pod: &'a str) -> BoxFuture<'a, Result<PathBuf, StartError>> {
+        async move {
+            let _alone = self.making_holder.lock().await;
+            let id = id_of(pod);
+            if let Some(known) = self.running(&id) {
+                if start_ticks(known.record.pid) == Some(known.record.start_ticks) {
+                    return Ok(namespace_of(known.record.pid));
+                }
+                // Everything in the namespace ended with it; the next is another one.
+                self.wait(&id).await;
+            }
+            let _ = directory_tree::remove(&self.container_directory(&id));
+            self.start(specification(id.clone())).await?;
+            let made = self
+                .running(&id)
+                .ok_or(RuntimeError::NotRunning(id.container))?;
+            Ok(namespace_of(made.record.pid))
+        }
+        .boxed()
+    }
+
+    /// Ends the process that holds a pod's PID namespace, if there is one, and with it whatever is left there.
+    pub(super) async fn end_process_holder(&self, pod: &str) {
+        let id = id_of(pod);
+        if self.running(&id).is_some() {
+            let _ = self.kill(&id).await;
+            self.wait(&id).await;
+        }
+    }
+}

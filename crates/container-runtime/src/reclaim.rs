@@ -1,0 +1,186 @@
+//! Gives back what a node whose process is gone has left on its machine: processes, control groups, mounts, links, rules, its
+//! share. Everything is found by names that derive from the data directory, which need not exist any more.
+//!
+//! Files stay: claims' volumes, images, and what is known of pods. A node that is started there again finds its pods as after
+//! a reboot of the machine.
+
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::UnmountFlags;
+
+use crate::control_groups::{ControlGroupError, ControlGroups};
+use crate::privileges::Privileges;
+use crate::shares::{self, Share, ShareError};
+use api::errors::chain;
+use pod_network::names::Names;
+use pod_network::{firewall, links};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReclaimError {
+    #[error("the node of {} is running; stop it first", .0.display())]
+    InUse(PathBuf),
+    #[error("what a node leaves on its machine is root's to remove")]
+    NotRoot,
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    #[error(transparent)]
+    ControlGroups(#[from] ControlGroupError),
+    #[error("reading the table of mounts")]
+    Mounts(#[source] std::io::Error),
+    #[error(transparent)]
+    Network(#[from] links::NetworkError),
+    #[error(transparent)]
+    Firewall(#[from] firewall::FirewallError),
+    #[error("the task that removes control groups died")]
+    Died,
+}
+
+/// What was given back.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// Control groups of pods, with all that ran in them.
+    pub groups: usize,
+    pub mounts: usize,
+    pub links: usize,
+    /// Whether the node had a share of the machine.
+    pub share: bool,
+}
+
+impl Reclaimed {
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Gives back what the node of `data_dir` has left. Repeating it is harmless.
+pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
+    if Privileges::current() != Privileges::Root {
+        return Err(ReclaimError::NotRoot);
+    }
+    let registry = shares::registry(data_dir);
+    if shares::is_attended(&registry, data_dir) {
+        return Err(ReclaimError::InUse(data_dir.to_owned()));
+    }
+    // Held to the end, so that no node begins where this one is being cleared away.
+    let share = shares::take_over(&registry, data_dir)?;
+    let names = Names::of(data_dir);
+    let (group, table) = (names.control_group.clone(), names.table.clone());
+    // Processes go first: they hold everything else.
+    let groups = tokio::task::spawn_blocking(move || {
+        let groups = remove_groups(&group)?;
+        firewall::remove(Path::new(firewall::PROGRAM), &table)?;
+        Ok::<_, ReclaimError>(groups)
+    })
+    .await
+    .map_err(|_| ReclaimError::Died)??;
+    // Where nodes mount. Elsewhere below the directory there may be another node's.
+    let mounts = unmount_below(&data_dir.join("run"))? + unmount_below(&data_dir.join("memory"))?;
+    let number = share.as_ref().map(Share::number);
+    let links = links::remove_all(&names, number, &shares::rules_lock(&registry)).await?;
+    Ok(Reclaimed {
+        groups,
+        mounts,
+        links,
+        share: share.inspect(Share::give_back).is_some(),
+    })
+}
+
+/// Gives back what nodes have left whose process and whose data directory are gone, so that nothing of theirs is in the way
+/// of the next with their share.
+pub async fn reclaim_abandoned(registry: &Path) {
+    for data_dir in shares::unattended(registry) {
+        if data_dir.exists() {
+            continue;
+        }
+        match reclaim(&data_dir).await {
+            Ok(_) => {
+                tracing::info!(data_dir = %data_dir.display(), "gave back what a node had left whose data directory is gone");
+            }
+            Err(error) => {
+                tracing::warn!(data_dir = %data_dir.display(), error = %chain(&error), "cannot give back what a node has left");
+            }
+        }
+    }
+}
+
+/// Data directories on this machine that have a share of it and no process.
+pub fn unattended() -> Vec<PathBuf> {
+    shares::unattended(&shares::registry(Path::new("")))
+}
+
+fn remove_groups(parent: &str) -> Result<usize, ControlGroupError> {
+    let groups = ControlGroups::find(parent)?;
+    let pods = groups.pods();
+    for pod in &pods {
+        groups.remove_pod(pod)?;
+    }
+    groups.remove_parent()?;
+    Ok(pods.len())
+}
+
+fn unmount_below(directory: &Path) -> Result<usize, ReclaimError> {
+    let table = std::fs::read("/proc/self/mountinfo").map_err(ReclaimError::Mounts)?;
+    let mut points = mount_points_below(&table, directory);
+    // What was mounted last is uppermost.
+    points.reverse();
+    let unmounted = points
+        .iter()
+        .filter(|point| rustix::mount::unmount(point.as_path(), UnmountFlags::DETACH).is_ok());
+    Ok(unmounted.count())
+}
+
+/// The mount points below a directory, or at it, in the order of mounting.
+fn mount_points_below(table: &[u8], directory: &Path) -> Vec<PathBuf> {
+    table
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
+        .map(unescape)
+        .filter(|point| point.starts_with(directory))
+        .collect()
+}
+
+/// The kernel writes spaces and the like as three octal digits.
+fn unescape(point: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(point.len());
+    let mut rest = point;
+    while let Some((&first, after)) = rest.split_first() {
+        let digits = after.first_chunk::<3>().filter(|digits| {
+            first == b'\\' && digits.iter().all(|digit| matches!(digit, b'0'..=b'7'))
+        });
+        if let Some(digits) = digits {
+            let value = digits
+                .iter()
+                .fold(0_u32, |value, digit| value * 8 + u32::from(digit - b'0'));
+            bytes.extend(u8::try_from(value));
+            rest = &after[3..];
+        } else {
+            bytes.push(first);
+            rest = after;
+        }
+    }
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mounts_of_the_directory_are_found_whatever_their_names_hold() {
+        let table = b"27 1 254:0 / / rw - ext4 /dev/vda rw\n\
+28 27 254:0 /a /data/one/run rw - ext4 /dev/vda rw\n\
+29 28 0:4 net:[1] /data/one/run/slots/0/network rw - nsfs nsfs rw\n\
+30 27 254:0 /a /data/one-more/run rw - ext4 /dev/vda rw\n\
+31 27 0:9 / /data/one/memory/a\\040b rw - tmpfs tmpfs rw\n";
+        assert_eq!(
+            mount_points_below(table, Path::new("/data/one")),
+            [
+                "/data/one/run",
+                "/data/one/run/slots/0/network",
+                "/data/one/memory/a b"
+            ]
+            .map(PathBuf::from)
+        );
+    }
+}

@@ -1,0 +1,470 @@
+//! Provisions and binds claims: each gets a directory on this node, as a bound persistent volume.
+//!
+//! Who may have which volume is decided in [`binding`]. The capacity asked for is recorded and not enforced; the volume says
+//! so in an annotation.
+
+mod binding;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::decoding::Decoded;
+use api::errors::chain;
+use api::readable::readable;
+use api::volumes::{Holder, PROVISIONER, claim_directory, holder, is_ours, uid_of};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::events::{EventType, Recorder, Reporter};
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use self::binding::Need;
+
+const CAPACITY_ENFORCED: &str = "agents.x-k8s.io/capacity-enforced";
+const RETRY: Duration = Duration::from_secs(1);
+/// How often a claim looks again at a volume that it cannot have.
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProvisionError {
+    #[error("{operation}")]
+    Api {
+        operation: &'static str,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error("the volume's directory {path}")]
+    Directory {
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("a pod still uses the claim")]
+    InUse,
+}
+
+fn failed(operation: &'static str) -> impl FnOnce(kube::Error) -> ProvisionError {
+    move |source| ProvisionError::Api {
+        operation,
+        source: Box::new(source),
+    }
+}
+
+/// What became of an attempt to give a claim its volume.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// It cannot have the volume it names, for this reason.
+    Refused {
+        reason: &'static str,
+        note: String,
+    },
+}
+
+#[derive(Clone)]
+struct Provisioner {
+    client: Client,
+    data_dir: PathBuf,
+    recorder: Recorder,
+}
+
+/// Provisions claims below `data_dir` until told to stop.
+pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken) {
+    let reporter = Reporter {
+        controller: PROVISIONER.to_owned(),
+        instance: None,
+    };
+    let provisioner = Provisioner {
+        recorder: Recorder::new(client.clone(), reporter),
+        client: client.clone(),
+        data_dir,
+    };
+    let mut events = std::pin::pin!(watcher::watcher(
+        Api::<Decoded<PersistentVolumeClaim>>::all(client),
+        watcher::Config::default()
+    ));
+    let mut at_work: HashMap<String, JoinHandle<()>> = HashMap::new();
+    loop {
+        let event = tokio::select! {
+            () = shutdown.cancelled() => return,
+            event = events.next() => match event {
+                Some(Ok(event)) => match readable(event) {
+                    Some(event) => Some(Ok(event)),
+                    None => continue,
+                },
+                Some(Err(error)) => Some(Err(error)),
+                None => None,
+            },
+        };
+        match event {
+            None => return,
+            Some(Ok(Event::Apply(claim) | Event::InitApply(claim)))
+                if binding::need(&claim) != Need::Nothing =>
+            {
+                at_work.retain(|_, task| !task.is_finished());
+                // A task that is at it reads the claim anew before every attempt.
+                at_work
+                    .entry(claim.uid().unwrap_or_default())
+                    .or_insert_with(|| {
+                        let task = provisioner.clone();
+                        tokio::spawn(task.provision_until_done(claim, shutdown.clone()))
+                    });
+            }
+            Some(Ok(Event::Delete(claim))) => {
+                let (volume, uid) = (binding::volume_of(&claim), claim.uid().unwrap_or_default());
+                let task = provisioner.clone();
+                tokio::spawn(task.reclaim_until_done(volume, uid, shutdown.clone()));
+            }
+            Some(Ok(Event::InitDone)) => provisioner.reclaim_orphans(&shutdown).await,
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                tracing::warn!(error = %chain(&error), "the watch of volume claims failed and is retried");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+impl Provisioner {
+    fn volumes(&self) -> Api<PersistentVolume> {
+        Api::all(self.client.clone())
+    }
+
+    fn claims(&self, namespace: Option<&str>) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), namespace.unwrap_or_default())
+    }
+
+    async fn provision_until_done(
+        self,
+        mut claim: PersistentVolumeClaim,
+        shutdown: CancellationToken,
+    ) {
+        let mut told: Option<Outcome> = None;
+        loop {
+            let pause = match self.provision(&claim).await {
+                Ok(Outcome::Done) => return,
+                Ok(refused) => {
+                    if told.as_ref() != Some(&refused) {
+                        self.tell(&claim, &refused).await;
+                    }
+                    told = Some(refused);
+                    LOOK_AGAIN
+                }
+                Err(error) => {
+                    tracing::warn!(claim = claim.name_any(), error = %chain(&error), "cannot provision a volume yet");
+                    RETRY
+                }
+            };
+            let paused = shutdown.run_until_cancelled(tokio::time::sleep(pause));
+            if paused.await.is_none() {
+                return;
+            }
+            let claims = self.claims(claim.namespace().as_deref());
+            match claims.get_opt(&claim.name_any()).await {
+                Ok(Some(found)) if found.uid() == claim.uid() => {
+                    if binding::need(&found) == Need::Nothing {
+                        return;
+                    }
+                    claim = found;
+                }
+                // A volume that was made while the claim went would be left over.
+                Ok(_) => {
+                    let (volume, uid) = (binding::volume_of(&claim), claim.uid());
+                    let reclaimed =
+                        self.reclaim_until_done(volume, uid.unwrap_or_default(), shutdown);
+                    return reclaimed.await;
+                }
+                // It is asked for again after the next attempt.
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn provision(&self, claim: &PersistentVolumeClaim) -> Result<Outcome, ProvisionError> {
+        let name = binding::volume_of(claim);
+        let chosen_here = binding::need(claim) == Need::Provision;
+        let made = if chosen_here {
+            self.make_volume(claim, &name).await?
+        } else {
+            None
+        };
+        let is_new = made.is_some();
+        let found = if is_new {
+            made
+        } else {
+            let found = self.volumes().get_opt(&name).await;
+            found.map_err(failed("reading the volume"))?
+        };
+        let Some(volume) = found else {
+            return Ok(Outcome::Refused {
+                reason: "FailedBinding",
+                note: format!("volume \"{name}\" not found"),
+            });
+        };
+        match holder(claim, &volume) {
+            Holder::ThisClaim => {}
+            Holder::AnotherClaim => {
+                return Ok(Outcome::Refused {
+                    reason: "FailedBinding",
+                    note: format!("volume \"{name}\" already bound to a different claim."),
+                });
+            }
+            Holder::NoClaim => {
+                if let Some(why) = binding::mismatch(claim, &volume) {
+                    return Ok(Outcome::Refused {
+                        reason: "VolumeMismatch",
+                        note: format!("Cannot bind to requested volume \"{name}\": {why}"),
+                    });
+                }
+                self.give(&volume, claim).await?;
+            }
+        }
+        self.bind(claim, &volume, chosen_here).await?;
+        // A pod may be waiting for the claim, and nobody for the event.
+        if is_new {
+            // The claim's user learns that its size is a promise of nobody's.
+            let note = format!(
+                "Successfully provisioned volume {name}: a directory of this node, whose capacity is recorded and not enforced"
+            );
+            self.publish(claim, EventType::Normal, "ProvisioningSucceeded", note)
+                .await;
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Makes the volume of a claim; none if there is one already.
+    async fn make_volume(
+        &self,
+        claim: &PersistentVolumeClaim,
+        name: &str,
+    ) -> Result<Option<PersistentVolume>, ProvisionError> {
+        let path = claim_directory(&self.data_dir, name);
+        std::fs::create_dir_all(&path).map_err(|source| ProvisionError::Directory {
+            path: path.display().to_string(),
+            source,
+        })?;
+        let object = binding::volume(claim, &path, self.reclaim_policy(claim).await);
+        let created = self.volumes().create(&PostParams::default(), &object).await;
+        match created {
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            other => other.map(Some).map_err(failed("creating the volume")),
+        }
+    }
+
+    /// Writes into a volume that it is the claim's, unless it has changed since it was read.
+    async fn give(
+        &self,
+        volume: &PersistentVolume,
+        claim: &PersistentVolumeClaim,
+    ) -> Result<(), ProvisionError> {
+        let given = json!({"metadata": {"uid": volume.uid(), "resourceVersion": volume.resource_version()},
+            "spec": {"claimRef": binding::reference(claim)}});
+        self.volumes()
+            .patch(
+                &volume.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(given),
+            )
+            .await
+            .map(drop)
+            .map_err(failed("giving the volume to the claim"))
+    }
+
+    /// Says on both sides that they are each other's.
+    async fn bind(
+        &self,
+        claim: &PersistentVolumeClaim,
+        volume: &PersistentVolume,
+        chosen_here: bool,
+    ) -> Result<(), ProvisionError> {
+        let (name, parameters) = (volume.name_any(), PatchParams::default());
+        let claims = self.claims(claim.namespace().as_deref());
+        let mut annotations = json!({"pv.kubernetes.io/bind-completed": "yes"});
+        if chosen_here {
+            annotations["pv.kubernetes.io/bound-by-controller"] = json!("yes");
+        }
+        let bind = json!({"metadata": {"uid": claim.uid(), "annotations": annotations},
+            "spec": {"volumeName": name}});
+        claims
+            .patch(&claim.name_any(), &parameters, &Patch::Merge(bind))
+            .await
+            .map_err(failed("binding the claim"))?;
+        let bound = json!({"status": {"phase": "Bound"}});
+        self.volumes()
+            .patch_status(&name, &parameters, &Patch::Merge(bound))
+            .await
+            .map_err(failed("marking the volume bound"))?;
+        let spec = volume.spec.clone().unwrap_or_default();
+        let status = json!({"metadata": {"uid": claim.uid()},
+            "status": {"phase": "Bound", "accessModes": spec.access_modes, "capacity": spec.capacity}});
+        claims
+            .patch_status(&claim.name_any(), &parameters, &Patch::Merge(status))
+            .await
+            .map(drop)
+            .map_err(failed("marking the claim bound"))
+    }
+
+    async fn tell(&self, claim: &PersistentVolumeClaim, outcome: &Outcome) {
+        if let Outcome::Refused { reason, note } = outcome {
+            self.publish(claim, EventType::Warning, reason, note.clone())
+                .await;
+        }
+    }
+
+    async fn publish(
+        &self,
+        claim: &PersistentVolumeClaim,
+        type_: EventType,
+        reason: &str,
+        note: String,
+    ) {
+        let event = kube::runtime::events::Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note),
+            action: "Provisioning".to_owned(),
+            secondary: None,
+        };
+        let told = self.recorder.publish(&event, &claim.object_ref(&())).await;
+        if let Err(error) = told {
+            tracing::debug!(%error, "an event was not recorded");
+        }
+    }
+
+    /// The class decides what becomes of the data when the claim goes; without one it goes too.
+    async fn reclaim_policy(&self, claim: &PersistentVolumeClaim) -> String {
+        let class = claim
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.storage_class_name.clone());
+        let found = match class {
+            Some(name) => Api::<StorageClass>::all(self.client.clone())
+                .get_opt(&name)
+                .await
+                .ok()
+                .flatten(),
+            None => None,
+        };
+        found
+            .and_then(|class| class.reclaim_policy)
+            .unwrap_or_else(|| "Delete".to_owned())
+    }
+
+    async fn reclaim_until_done(self, name: String, claim: String, shutdown: CancellationToken) {
+        while let Err(error) = self.reclaim(&name, &claim).await {
+            if !matches!(error, ProvisionError::InUse) {
+                tracing::warn!(volume = name, error = %chain(&error), "cannot reclaim a volume yet");
+            }
+            if shutdown
+                .run_until_cancelled(tokio::time::sleep(RETRY))
+                .await
+                .is_none()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Deletes the volume of a claim that is gone, or releases it if its data is to be kept. A volume that was never that
+    /// claim's stays as it is, whatever the claim said.
+    async fn reclaim(&self, name: &str, claim: &str) -> Result<(), ProvisionError> {
+        let volumes = self.volumes();
+        let found = volumes.get_opt(name).await;
+        let Some(volume) = found.map_err(failed("reading the volume"))? else {
+            return Ok(());
+        };
+        let spec = volume.spec.clone().unwrap_or_default();
+        let Some(reference) = spec.claim_ref else {
+            return Ok(());
+        };
+        if !is_ours(&volume) || uid_of(&reference) != Some(claim) {
+            return Ok(());
+        }
+        if self.is_in_use(&reference).await? {
+            return Err(ProvisionError::InUse);
+        }
+        if spec.persistent_volume_reclaim_policy.as_deref() == Some("Retain") {
+            let released = json!({"status": {"phase": "Released"}});
+            let patched = volumes
+                .patch_status(name, &PatchParams::default(), &Patch::Merge(released))
+                .await;
+            return patched.map(drop).map_err(failed("releasing the volume"));
+        }
+        let path = claim_directory(&self.data_dir, name);
+        match directory_tree::remove(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(ProvisionError::Directory {
+                    path: path.display().to_string(),
+                    source,
+                });
+            }
+            _ => {}
+        }
+        let only_this = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: volume.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match volumes.delete(name, &only_this).await {
+            Err(error) if !is_gone(&error) => Err(failed("deleting the volume")(error)),
+            _ => Ok(()),
+        }
+    }
+
+    async fn is_in_use(&self, claim: &ObjectReference) -> Result<bool, ProvisionError> {
+        let pods = Api::<Decoded<Pod>>::namespaced(
+            self.client.clone(),
+            claim.namespace.as_deref().unwrap_or_default(),
+        );
+        let pods = pods
+            .list(&ListParams::default())
+            .await
+            .map_err(failed("listing pods"))?;
+        let name = claim.name.clone().unwrap_or_default();
+        // One that cannot be read may use it.
+        Ok(pods.iter().any(|pod| match pod {
+            Decoded::Readable(pod) => api::volumes::claims_of(pod).contains(&name),
+            Decoded::Unreadable(_) => true,
+        }))
+    }
+
+    /// Volumes whose claim went while nobody watched.
+    async fn reclaim_orphans(&self, shutdown: &CancellationToken) {
+        let volumes = Api::<Decoded<PersistentVolume>>::all(self.client.clone());
+        let Ok(volumes) = volumes.list(&ListParams::default()).await else {
+            return;
+        };
+        let volumes = volumes.iter().filter_map(Decoded::readable);
+        for volume in volumes.filter(|volume| is_ours(volume)) {
+            let spec = volume.spec.as_ref();
+            let Some(reference) = spec.and_then(|spec| spec.claim_ref.as_ref()) else {
+                continue;
+            };
+            let Some(uid) = uid_of(reference) else {
+                continue;
+            };
+            let claims = self.claims(reference.namespace.as_deref());
+            let found = claims
+                .get_opt(reference.name.as_deref().unwrap_or_default())
+                .await;
+            let is_this =
+                |found: &PersistentVolumeClaim| found.metadata.uid.as_deref() == Some(uid);
+            if found.is_ok_and(|found| !found.as_ref().is_some_and(is_this)) {
+                let (task, name) = (self.clone(), volume.name_any());
+                tokio::spawn(task.reclaim_until_done(name, uid.to_owned(), shutdown.clone()));
+            }
+        }
+    }
+}
+
+fn is_gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
