@@ -2,8 +2,7 @@
 //!
 //! The pod lifecycle knows only the [`Runtime`] trait. [`native::NativeRuntime`] is the default tier; another runtime
 //! class is another implementation.
-//!
-#![doc = include_str!("../README.md")]
+
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod agent;
@@ -366,3 +365,8 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     /// The pods of which something is on this machine. What belongs to no pod at all is removed.
     fn sweep(&self) -> impl Future<Output = Vec<String>> + Send;
 }
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -3,8 +3,7 @@
 //! Whoever made them may mean harm. A path may be longer than the kernel takes, a tree deeper than any stack, and a symlink may
 //! point anywhere, or take the place of a directory at any moment. So nothing here recurses, follows a link, or names a file by
 //! more than its last component.
-//!
-#![doc = include_str!("../README.md")]
+
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 use std::io;
@@ -231,6 +230,11 @@ fn move_to_top(
         }
     }
 }
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,5 @@
 //! Events about pods, as `kubectl describe` shows them. Sent behind the work they tell of; losing one loses a line.
-//!
-#![doc = include_str!("../README.md")]
+
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 use api::events::fitting_note;
@@ -146,3 +145,8 @@ fn field_of(pod: &Pod, container: &str) -> String {
     };
     format!("spec.{list}{{{container}}}")
 }
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

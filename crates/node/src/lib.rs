@@ -40,3 +40,8 @@ pub use pod_network as network;
 
 pub use config::Config;
 pub use node::{Node, StartError};
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

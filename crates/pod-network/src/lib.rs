@@ -15,8 +15,7 @@
 //!
 //! Nothing here knows how a container is started. The rest of the node tells the enforcer which pod got which address, and
 //! asks it whether a pod may run.
-//!
-#![doc = include_str!("../README.md")]
+
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod address_block;
@@ -35,3 +34,8 @@ pub mod routing_rules;
 mod sysctls;
 mod table_monitor;
 mod watched;
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;
