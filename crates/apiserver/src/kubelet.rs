@@ -12,6 +12,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use serde_json::Value;
+use store::{Key, ResourceId};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -21,7 +22,6 @@ use crate::{
         path::Query,
     },
     operations::{Api, Target, metadata},
-    store::{Key, ResourceId},
 };
 
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);

@@ -56,11 +56,9 @@ mod http;
 mod kubelet;
 mod local;
 mod operations;
-mod pod_security;
 mod protobuf;
 mod registry;
 mod server;
-pub mod store;
 mod strategy;
 mod transport;
 
@@ -73,6 +71,8 @@ pub use self::{
 };
 /// The Kubernetes `Status` with which an admission hook rejects a write.
 pub use apimachinery::status::Status;
+/// The revisioned store, for programs that open the data directory or set the size of the event window.
+pub use store;
 
 /// The examples of README.md.
 #[cfg(doctest)]

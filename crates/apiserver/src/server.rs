@@ -8,6 +8,7 @@ use std::{
 };
 
 use apimachinery::status::Status;
+use store::{Location, Store, Window};
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -19,7 +20,6 @@ use crate::{
     http::{Documents, Frontend, Requests},
     local::Local,
     operations::{Api, Clock},
-    store::{self, Location, Store, Window},
     transport::{
         self,
         identity::{Identity, IdentityError, NodeCertificate},

@@ -6,6 +6,7 @@ use apimachinery::status::Status;
 use arc_swap::ArcSwapOption;
 use http::{HeaderMap, header};
 use jiff::Timestamp;
+use store::{Key, Range, ResourceId, Revision, Store};
 
 use super::{
     MASTERS, User,
@@ -14,12 +15,7 @@ use super::{
     rbac::{Attributes, Policy, Sources},
     tokens::{Claims, ISSUER, Signer},
 };
-use crate::{
-    operations::Api,
-    registry::Rules,
-    store::{Key, Range, ResourceId, Revision, Store},
-    transport::identity::Identity,
-};
+use crate::{operations::Api, registry::Rules, transport::identity::Identity};
 
 pub(super) const RBAC: &str = "rbac.authorization.k8s.io";
 const TABLES: [&str; 4] = [

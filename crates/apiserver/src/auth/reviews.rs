@@ -3,6 +3,7 @@
 use apimachinery::{field::FieldError, status::Status};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
+use store::{Key, ResourceId};
 
 use super::{
     User,
@@ -10,10 +11,7 @@ use super::{
     rbac::Attributes,
     tokens::{Claims, ISSUER},
 };
-use crate::{
-    operations::{Api, Target, metadata},
-    store::{Key, ResourceId},
-};
+use crate::operations::{Api, Target, metadata};
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use apimachinery::status::Status;
 use serde_json::Value;
+use store::{Event, EventKind, Key, Object, Range, ResourceId};
 
 use super::content_deletion::follow;
 use crate::{
     operations::{Api, Part, Target, WriteOptions, metadata},
-    store::{Event, EventKind, Key, Object, Range, ResourceId},
     strategy::CLAIM_PROTECTION,
 };
 

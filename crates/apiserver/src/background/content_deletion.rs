@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use apimachinery::status::Status;
 use serde_json::{Value, json};
+use store::{Event, EventKind, Key, Object, Range, ResourceId};
 use tokio::task::JoinSet;
 
 use super::ensure;
@@ -14,7 +15,6 @@ use crate::{
         Api, DeleteOptions, ListOptions, Part, Propagation, Target, WriteOptions, metadata,
     },
     registry::Resource,
-    store::{Event, EventKind, Key, Object, Range, ResourceId},
     strategy::definition::CLEANUP,
 };
 

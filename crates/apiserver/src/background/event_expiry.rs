@@ -4,11 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
+use store::{Range, ResourceId};
 
-use crate::{
-    operations::{Api, DeleteOptions, Target, WriteOptions},
-    store::{Range, ResourceId},
-};
+use crate::operations::{Api, DeleteOptions, Target, WriteOptions};
 
 const LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 const INTERVAL: Duration = Duration::from_secs(60);

@@ -10,11 +10,11 @@ use std::{
 use apimachinery::status::Status;
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use serde_json::Value;
+use store::{Feed, Object, Owner, ResourceId};
 
 use super::owner_graph::{Decision, Graph, Node, OwnerKind, Policy};
-use crate::{
-    operations::{Api, DeleteOptions, Part, Propagation, Target, WriteOptions, delete, metadata},
-    store::{Feed, Object, Owner, ResourceId},
+use crate::operations::{
+    Api, DeleteOptions, Part, Propagation, Target, WriteOptions, delete, metadata,
 };
 
 type Uid = Box<str>;

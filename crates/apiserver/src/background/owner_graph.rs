@@ -2,10 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::{
-    operations::delete::{FOREGROUND, ORPHAN},
-    store::{Event, EventKind, Key, Object, Owner, ResourceId},
-};
+use store::{Event, EventKind, Key, Object, Owner, ResourceId};
+
+use crate::operations::delete::{FOREGROUND, ORPHAN};
 
 type Uid = Box<str>;
 
@@ -267,9 +266,9 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::{Value, json};
+    use store::Draft;
 
     use super::*;
-    use crate::store::{Draft, Event};
 
     fn object(namespace: &str, name: &str, owner: Option<&Value>) -> Arc<Object> {
         let metadata = json!({"name": name, "namespace": namespace, "uid": name, "ownerReferences": owner.into_iter().collect::<Vec<_>>()});
@@ -293,12 +292,7 @@ mod tests {
         graph.insert(&things(), &owner);
         graph.insert(&things(), &object("n", "thing", Some(&owned_by("owner"))));
         graph.insert(&things(), &object("n", "other", Some(&owned_by("unseen"))));
-        let event = Event {
-            kind: EventKind::Deleted,
-            object: owner,
-            previous: None,
-            at: std::time::Instant::now(),
-        };
+        let event = Event::new(EventKind::Deleted, owner, None);
         assert_eq!(graph.observe(&things(), &event), ["thing".into()]);
         let unknown = |_: &Owner| OwnerKind::Unknown;
         let deleted = Decision::Delete(Policy::Background);

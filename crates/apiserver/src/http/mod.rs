@@ -20,6 +20,7 @@ use futures::StreamExt;
 use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt, Either};
 use serde_json::json;
+use store::Store;
 
 use self::{
     body::HttpResponse,
@@ -34,7 +35,6 @@ use crate::{
     kubelet::{self, Dialer, Stream},
     operations::{Api, Target},
     registry::Rules,
-    store::Store,
 };
 
 /// The dependencies of request handling.

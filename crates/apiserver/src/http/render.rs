@@ -13,12 +13,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use store::{Object, Revision};
 
 use super::body::{self, HttpResponse};
 use crate::{
     operations::{Api, ListPage, WatchStream, watch::WatchEvent},
     registry::Resource,
-    store::{Object, Revision},
     strategy,
 };
 

@@ -4,17 +4,13 @@ use std::sync::Arc;
 
 use apimachinery::status::Status;
 use serde_json::Value;
+use store::{Change, Expectation, Key, ResourceId, Write, WriteError};
 
 use super::{
     Api, DEFINITIONS, Part, Target, WriteOptions, WriteOutcome, metadata, storage_failure,
     terminating_definition, terminating_namespace,
 };
-use crate::{
-    admission::Operation,
-    registry::Rules,
-    store::{Change, Expectation, Key, ResourceId, Write, WriteError},
-    strategy,
-};
+use crate::{admission::Operation, registry::Rules, strategy};
 
 /// How many generated names are tried before the client gets a conflict.
 const NAME_ATTEMPTS: usize = 8;

@@ -7,6 +7,7 @@ use futures::{StreamExt, stream::FuturesUnordered};
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::Value;
+use store::{Change, Expectation, Object, Write, WriteError};
 
 use super::{
     Api, ListOptions, Part, Target, WriteOptions, metadata, modify::is_finished, storage_failure,
@@ -14,7 +15,6 @@ use super::{
 use crate::{
     admission::Operation,
     registry::{Resource, Rules},
-    store::{Change, Expectation, Object, Write, WriteError},
 };
 
 /// The finalizer of an owner whose dependents are to be orphaned: they lose their reference to the owner.

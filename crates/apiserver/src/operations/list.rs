@@ -5,9 +5,9 @@ use std::sync::Arc;
 use apimachinery::status::{Cause, Status};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
+use store::{Key, Object, Range, Revision};
 
 use super::{Api, Target, selection::Selection};
-use crate::store::{Key, Object, Range, Revision};
 
 /// The meaning of a list's resource version (`resourceVersionMatch`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

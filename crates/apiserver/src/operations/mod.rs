@@ -22,6 +22,7 @@ use apimachinery::status::{Cause, Status};
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use serde_json::Value;
+use store::{Draft, Key, Object, Range, ResourceId, Store, WriteError};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{
@@ -33,7 +34,6 @@ use crate::{
     admission::{Admission, AdmissionRequest, GroupVersionResource, Operation},
     auth::{User, access::Access, escalation::RbacWrite},
     registry::{Registry, Resource, Rules},
-    store::{Draft, Key, Object, Range, ResourceId, Store, WriteError},
     strategy,
 };
 

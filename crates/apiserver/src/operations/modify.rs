@@ -5,13 +5,10 @@ use std::sync::Arc;
 
 use apimachinery::{field::FieldError, status::Status, types::DecodeError};
 use serde_json::Value;
+use store::{Change, Expectation, Object, Write, WriteError};
 
 use super::{Api, Part, Target, WriteOptions, WriteOutcome, metadata, storage_failure};
-use crate::{
-    admission::Operation,
-    store::{Change, Expectation, Object, Write, WriteError},
-    strategy,
-};
+use crate::{admission::Operation, strategy};
 
 /// The maximum number of attempts after write conflicts. More conflicts in a row indicate a bug.
 const ATTEMPTS: usize = 1000;

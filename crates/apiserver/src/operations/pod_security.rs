@@ -2,18 +2,15 @@
 //! policy).
 
 use apimachinery::status::Status;
+use pod_security::{
+    admission::{self, Subject},
+    policy,
+};
 use serde_json::Value;
+use store::{Key, Range, ResourceId};
 
 use super::{Api, Part, Target};
-use crate::{
-    audit,
-    pod_security::{
-        admission::{self, Subject},
-        policy,
-    },
-    registry::Rules,
-    store::{Key, Range, ResourceId},
-};
+use crate::{audit, registry::Rules};
 
 /// The paths of pod templates in custom kinds. Kubernetes checks only its own workload kinds; on this server all workload kinds
 /// are custom.

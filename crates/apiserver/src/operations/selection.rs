@@ -7,11 +7,9 @@ use apimachinery::{
     status::Status,
 };
 use serde_json::Value;
+use store::Object;
 
-use crate::{
-    registry::{Resource, Rules},
-    store::Object,
-};
+use crate::registry::{Resource, Rules};
 
 /// A label and a field selector together.
 #[derive(Clone, Debug, Default)]

@@ -11,9 +11,9 @@ use std::{
 
 use apimachinery::{field::FieldError, status::Status};
 use saturating_time::SaturatingTime;
+use store::{Event, EventKind, Expired, Object, Range, Revision, Watch};
 
 use super::{Api, ListOptions, Target, VersionMatch, selection::Selection};
-use crate::store::{Event, EventKind, Expired, Object, Range, Revision, Watch};
 
 /// The options of a watch.
 #[derive(Clone, Debug, Default)]

@@ -4,9 +4,9 @@ use std::{cmp::Ordering, sync::Arc};
 
 use apimachinery::{schema::Schema, table::Printer};
 use serde_json::Value;
+use store::ResourceId;
 
 use super::resource::{Resource, Rules, ScalePaths, Scope, api_version};
-use crate::store::ResourceId;
 
 /// One version of a custom resource.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use std::{
 };
 
 use serde_json::Value;
+use store::ResourceId;
 
 pub use self::resource::{Resource, Rules, ScalePaths, Scope};
-use crate::store::ResourceId;
 
 /// Group, version and plural name.
 type PathKey = (Arc<str>, Arc<str>, Arc<str>);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+use store::ResourceId;
 
-use crate::{registry::custom::CustomVersion, store::ResourceId};
+use crate::registry::custom::CustomVersion;
 
 /// The rules that apply to objects of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

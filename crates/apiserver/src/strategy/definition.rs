@@ -5,12 +5,10 @@ use std::collections::BTreeSet;
 
 use apimachinery::{field::FieldError, names, schema::Schema, table::Printer};
 use serde_json::{Value, json};
+use store::{Range, ResourceId};
 
 use super::{default_field, default_text, items, one_of, text};
-use crate::{
-    operations::{Api, metadata},
-    store::{Range, ResourceId},
-};
+use crate::operations::{Api, metadata};
 
 /// The finalizer that delays the removal of a definition until its objects are deleted.
 pub const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";

@@ -5,12 +5,10 @@ use std::{collections::HashSet, net::Ipv4Addr};
 use apimachinery::{field::FieldError, names};
 use rand::Rng;
 use serde_json::{Value, json};
+use store::{Range, ResourceId};
 
 use super::{default_field, default_text, fields, items, items_mut, label_selector, one_of, text};
-use crate::{
-    operations::Api,
-    store::{Range, ResourceId},
-};
+use crate::operations::Api;
 
 /// 10.96.0.0/16: the usual range of cluster IPs.
 const NETWORK: u32 = 0x0a60_0000;

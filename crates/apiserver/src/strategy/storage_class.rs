@@ -1,9 +1,9 @@
 //! The class of claims that name none, as the admission plugin DefaultStorageClass gives it on every cluster.
 
 use serde_json::Value;
+use store::{Range, ResourceId};
 
 use crate::operations::{Api, metadata};
-use crate::store::{Range, ResourceId};
 
 /// Marks the default class. The second is how it was spelled once, and still counts.
 const IS_DEFAULT: [&str; 2] = [

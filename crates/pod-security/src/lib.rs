@@ -1,13 +1,5 @@
-//! The Pod Security Standards, controlled by the labels of a namespace as in Kubernetes' PodSecurity admission (version 1.35).
-//!
-//! | module | owns |
-//! |---|---|
-//! | [`policy`] | levels, versions, and parsing of a namespace's labels |
-//! | [`checks`] | the table of checks by level and version, and the evaluation of a pod |
-//! | [`baseline`], [`restricted`] | the checks themselves, with Kubernetes' messages |
-//! | [`admission`] | the decision about a write: an error, warnings, audit annotations |
-//!
-//! All functions are pure: the namespace and its pods are JSON arguments. No namespace, user or runtime class is exempt.
+#![doc = include_str!("../README.md")]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod admission;
 mod baseline;

@@ -32,6 +32,7 @@ impl ResourceId {
     }
 
     /// `resource.group`, or `resource` alone for the core group.
+    #[inline]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -64,11 +65,13 @@ impl Key {
     }
 
     /// `namespace/name`.
+    #[inline]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// The namespace, empty for cluster-scoped objects.
+    #[inline]
     pub fn namespace(&self) -> &str {
         self.0
             .split_once('/')
@@ -76,6 +79,7 @@ impl Key {
     }
 
     /// The object's name.
+    #[inline]
     pub fn name(&self) -> &str {
         self.0.split_once('/').map_or(&self.0, |(_, name)| name)
     }
@@ -313,6 +317,7 @@ impl Object {
     }
 
     /// The stored apiVersion, read without parsing.
+    #[inline]
     pub fn api_version(&self) -> &str {
         let end = self.api_version_end as usize;
         std::str::from_utf8(&self.bytes[PREFIX.len() + 1..end - 1]).unwrap_or_default()
@@ -361,6 +366,7 @@ impl Object {
     }
 
     /// Whether the object is being deleted.
+    #[inline]
     pub fn is_deleting(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }

@@ -1,12 +1,5 @@
-//! The revisioned store under the API: a durable log with one global revision, the current objects in memory, and watches.
-//!
-//! Guarantees:
-//! - An acknowledged write is on disk.
-//! - Reads return only data that is on disk.
-//! - A watcher sees the complete history of its kind after its start revision, in order, or gets [`Expired`] when it falls
-//!   behind.
-//!
-//! The store knows keys, revisions and JSON bytes. It does not know the meaning of any kind.
+#![doc = include_str!("../README.md")]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod directory;
 pub mod log;
@@ -248,6 +241,7 @@ impl Store {
     }
 
     /// The last durable revision.
+    #[inline]
     pub fn revision(&self) -> Revision {
         self.read(|state| state.revision)
     }

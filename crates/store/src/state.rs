@@ -63,7 +63,18 @@ pub struct Event {
 }
 
 impl Event {
+    /// An event that happens now.
+    pub fn new(kind: EventKind, object: Arc<Object>, previous: Option<Arc<Object>>) -> Self {
+        Self {
+            kind,
+            object,
+            previous,
+            at: Instant::now(),
+        }
+    }
+
     /// Revision of the write.
+    #[inline]
     pub fn revision(&self) -> Revision {
         self.object.revision
     }
