@@ -5,8 +5,7 @@ use std::fmt;
 use apimachinery::status::Status;
 use serde_json::Value;
 
-use crate::auth::User;
-use crate::registry::Resource;
+use crate::{auth::User, registry::Resource};
 
 /// The kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,11 +17,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    http::{
-        body::{self, HttpResponse},
-        path::Query,
-    },
-    operations::{Api, Target, metadata},
+    body::{self, HttpResponse},
+    metadata,
+    operations::Api,
+    path::Query,
+    request_info::Stream,
+    target::Target,
 };
 
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,32 +34,6 @@ const ERROR_BYTES: usize = 50_000;
 /// The TLS configuration for connections to nodes: trusts the server's own certificate authority and has a client certificate of
 /// it.
 pub type Dialer = Arc<rustls::ClientConfig>;
-
-/// The pod subresources that the node answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
-    /// Logs.
-    Log,
-    /// Runs a command in a container.
-    Exec,
-    /// Attaches to the streams of a container's main process.
-    Attach,
-    /// Forwards ports of the pod.
-    PortForward,
-}
-
-impl Stream {
-    /// The stream of a subresource.
-    pub fn of(subresource: &str) -> Option<Self> {
-        match subresource {
-            "log" => Some(Self::Log),
-            "exec" => Some(Self::Exec),
-            "attach" => Some(Self::Attach),
-            "portforward" => Some(Self::PortForward),
-            _ => None,
-        }
-    }
-}
 
 /// The address of a node's kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]

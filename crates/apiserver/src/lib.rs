@@ -20,20 +20,25 @@
 //! Tests use [`Config::in_memory`]: such a server opens in a few milliseconds and leaves no files. CustomResourceDefinitions are
 //! created through the API like on any cluster; they are `Established` when the create call returns.
 //!
-//! The layers, from the bottom:
+//! # Layers
 //!
-//! | module | owns | exceptions: uses of a layer above |
-//! |---|---|---|
-//! | [`store`] | the durable, revisioned log; knows no kinds | none |
-//! | `registry` | the served resources | none |
-//! | [`auth`], [`audit`], [`admission`] | users, RBAC, audit log, admission hooks | `operations::Api`, the parsed path in `http`, `transport::identity` |
-//! | `strategy` | defaults and validation of each kind | `operations::Api` and the types of its options |
-//! | `operations` | create, get, list, watch, update, patch, delete | none |
-//! | `http`, `kubelet` | requests and responses; the proxy to nodes | none |
-//! | `background` | garbage collection and the other built-in controllers | none |
-//! | `local`, `transport` | the in-process client and HTTPS | `server::ServeError` |
+//! From the bottom. A module uses only modules of the rows above its own; `cargo xtask tidy` checks this. Below all of them are the
+//! crates [`store`] (the durable, revisioned log), `pod_security` and `apimachinery`.
 //!
-//! `fair_queue`, `pod_security` and `protobuf` use no other module of this crate. `server` composes all of them.
+//! | modules | own |
+//! |---|---|
+//! | `clock`, `fair_queue`, `identity`, `path`, `protobuf`, `registry` | the time; seats for requests; certificates and the administrator's token; URLs; the protobuf encoding; the served resources |
+//! | `body`, `metadata` | the bodies of requests and responses; the metadata of objects |
+//! | [`auth`] | users, tokens, RBAC, impersonation, reviews |
+//! | [`admission`], `request_info`, `target` | admission hooks; the permission that a request needs; the target and the options of an operation |
+//! | [`audit`] | the audit log |
+//! | `strategy` | the rules of each kind: defaults, validation, status |
+//! | `operations` | create, get, list, watch, update, patch, delete |
+//! | `background`, `kubelet` | garbage collection and the other built-in controllers; the proxy to nodes |
+//! | `http` | requests and responses |
+//! | `local`, `transport` | the in-process client and HTTPS |
+//! | `server` | composes all of them |
+//! | `bench` | measures a server |
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![expect(
@@ -51,23 +56,31 @@ mod background;
     reason = "a benchmark may panic on overflow: the user sees it"
 )]
 pub mod bench;
+mod body;
+mod clock;
 mod fair_queue;
 mod http;
+mod identity;
 mod kubelet;
 mod local;
+mod metadata;
 mod operations;
+mod path;
 mod protobuf;
 mod registry;
+mod request_info;
 mod server;
 mod strategy;
+mod target;
 mod transport;
 
 pub use self::{
     admission::{Admission, AdmissionRequest, GroupVersionResource, Operation},
     auth::User,
-    operations::Clock,
-    server::{Config, KubeconfigError, OpenError, ServeError, Server},
-    transport::identity::{IdentityError, NodeCertificate},
+    clock::Clock,
+    identity::{IdentityError, NodeCertificate},
+    server::{Config, KubeconfigError, OpenError, Server},
+    transport::ServeError,
 };
 /// The Kubernetes `Status` with which an admission hook rejects a write.
 pub use apimachinery::status::Status;

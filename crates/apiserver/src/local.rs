@@ -9,10 +9,7 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use http::{Request, Response};
 
-use crate::{
-    auth::User,
-    http::{Frontend, body::Body, request_info::RequestInfo},
-};
+use crate::{auth::User, body::Body, http::Frontend, request_info::RequestInfo};
 
 /// A service that answers the requests of one user in process.
 #[derive(Clone, Debug)]

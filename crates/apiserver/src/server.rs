@@ -17,13 +17,12 @@ use crate::{
     audit,
     auth::{User, access::Access},
     background,
+    clock::Clock,
     http::{Documents, Frontend, Requests},
+    identity::{self, Identity, IdentityError, NodeCertificate},
     local::Local,
-    operations::{Api, Clock},
-    transport::{
-        self,
-        identity::{Identity, IdentityError, NodeCertificate},
-    },
+    operations::Api,
+    transport::{self, ServeError},
 };
 
 /// The configuration of a server.
@@ -88,20 +87,6 @@ pub enum OpenError {
     Interrupted(#[source] tokio::task::JoinError),
 }
 
-/// Why a server cannot serve.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The server certificate cannot be issued.
-    #[error("cannot set up TLS")]
-    Identity(#[from] IdentityError),
-    /// The listener has no local address.
-    #[error("cannot use the listener")]
-    Listener(#[source] std::io::Error),
-    /// The disk failed. The store refuses writes until it is opened again.
-    #[error("the store refuses all writes: restart the server to open it again")]
-    Storage(#[source] Arc<store::log::LogError>),
-}
-
 /// Why a kubeconfig cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the kubeconfig {path}")]
@@ -151,7 +136,11 @@ impl Server {
             config.admission.clone(),
             config.clock.clone(),
         ));
-        let access = Arc::new(Access::new(identity));
+        let access = Arc::new(Access::new(
+            identity,
+            api.store.clone(),
+            config.clock.clone(),
+        ));
         let audit = config.audit.clone().map(audit::Log::open).transpose()?;
         let namespace_defaults = Arc::new(background::NamespaceDefaults {
             authority_pem: access.identity().authority_pem().to_owned(),
@@ -213,11 +202,9 @@ impl Server {
     /// Writes a kubeconfig with the administrator's token. Only its owner can read the file.
     pub fn write_kubeconfig(&self, path: &Path, server_url: &str) -> Result<(), KubeconfigError> {
         let contents = self.frontend.access.identity().kubeconfig(server_url);
-        transport::identity::write_private(path, contents.as_bytes()).map_err(|source| {
-            KubeconfigError {
-                path: path.to_owned(),
-                source,
-            }
+        identity::write_private(path, contents.as_bytes()).map_err(|source| KubeconfigError {
+            path: path.to_owned(),
+            source,
         })
     }
 

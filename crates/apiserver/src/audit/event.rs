@@ -7,10 +7,7 @@ use http::{StatusCode, header, request::Parts};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::{
-    auth::User,
-    http::{path::Path, request_info::RequestInfo},
-};
+use crate::{auth::User, path::Path, request_info::RequestInfo};
 
 /// The origin of a request. The transport adds it to the request's extensions.
 #[derive(Clone, Debug)]

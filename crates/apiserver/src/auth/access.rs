@@ -15,7 +15,7 @@ use super::{
     rbac::{Attributes, Policy, Sources},
     tokens::{Claims, ISSUER, Signer},
 };
-use crate::{operations::Api, registry::Rules, transport::identity::Identity};
+use crate::{clock::Clock, identity::Identity, registry::Rules};
 
 pub(super) const RBAC: &str = "rbac.authorization.k8s.io";
 const TABLES: [&str; 4] = [
@@ -29,16 +29,20 @@ const TABLES: [&str; 4] = [
 #[derive(Debug)]
 pub struct Access {
     identity: Arc<Identity>,
+    store: Store,
+    clock: Clock,
     signer: Signer,
     compiled: ArcSwapOption<(Revision, Policy)>,
 }
 
 impl Access {
-    /// Creates the access control of a server with the given identity.
-    pub fn new(identity: Arc<Identity>) -> Self {
+    /// Creates the access control of a server with the given identity. Accounts, roles and bindings are in `store`.
+    pub fn new(identity: Arc<Identity>, store: Store, clock: Clock) -> Self {
         let signer = Signer::new(identity.secret().as_bytes());
         Self {
             identity,
+            store,
+            clock,
             signer,
             compiled: ArcSwapOption::empty(),
         }
@@ -53,24 +57,23 @@ impl Access {
     /// and, with impersonation, also the authenticated sender.
     pub fn authenticate(
         &self,
-        api: &Api,
         certified: Option<&User>,
         headers: &HeaderMap,
     ) -> Result<(User, Option<User>), Status> {
         let sender = match certified {
             Some(user) => user.clone(),
-            None => self.sender(api, headers)?,
+            None => self.sender(headers)?,
         };
         let Some((user, permissions)) = impersonation::wanted(headers)? else {
             return Ok((sender, None));
         };
         for permission in &permissions {
-            self.authorize(api, &sender, permission)?;
+            self.authorize(&sender, permission)?;
         }
         Ok((user, Some(sender)))
     }
 
-    fn sender(&self, api: &Api, headers: &HeaderMap) -> Result<User, Status> {
+    fn sender(&self, headers: &HeaderMap) -> Result<User, Status> {
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
@@ -80,7 +83,7 @@ impl Access {
                 (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
             });
         token
-            .and_then(|token| self.user_of(api, token))
+            .and_then(|token| self.user_of(token))
             // Rejects a token for another audience: the service that received it could replay it here (confused deputy).
             .filter(|(_, audiences)| audiences.iter().any(|audience| audience == ISSUER))
             .map(|(user, _)| user)
@@ -88,13 +91,13 @@ impl Access {
     }
 
     /// The user of a token, and the token's audiences.
-    pub fn user_of(&self, api: &Api, token: &str) -> Option<(User, Vec<String>)> {
+    pub fn user_of(&self, token: &str) -> Option<(User, Vec<String>)> {
         if self.identity.is_admin_token(token) {
             return Some((User::admin(), vec![ISSUER.to_owned()]));
         }
-        let claims = self.signer.verify(token, api.now())?;
+        let claims = self.signer.verify(token, self.clock.now())?;
         let exists = |plural: &str, name: &str, uid: &str| {
-            let object = api.store.get(
+            let object = self.store.get(
                 &ResourceId::new("", plural),
                 &Key::new(&claims.namespace, name),
             );
@@ -106,6 +109,16 @@ impl Access {
             .as_ref()
             .is_none_or(|(name, uid)| exists("pods", name, uid));
         (account && pod).then(|| (service_account(&claims), claims.audiences.clone()))
+    }
+
+    /// The store with the accounts, roles and bindings.
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The current time.
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     /// Issues a token for an account.
@@ -135,10 +148,10 @@ impl Access {
     }
 
     /// The current policy. It is compiled again only after a role or binding changed.
-    pub fn policy(&self, store: &Store) -> Arc<(Revision, Policy)> {
+    pub fn policy(&self) -> Arc<(Revision, Policy)> {
         let newest = TABLES
             .iter()
-            .map(|plural| store.newest(&ResourceId::new(RBAC, plural)))
+            .map(|plural| self.store.newest(&ResourceId::new(RBAC, plural)))
             .max()
             .unwrap_or_default();
         if let Some(compiled) = self
@@ -148,15 +161,15 @@ impl Access {
         {
             return compiled;
         }
-        let compiled = Arc::new((newest, Self::sources(store).compile()));
+        let compiled = Arc::new((newest, Self::sources(&self.store).compile()));
         self.compiled.store(Some(compiled.clone()));
         compiled
     }
 
     /// Rejects a request that the user has no permission for.
-    pub fn authorize(&self, api: &Api, user: &User, wanted: &Attributes) -> Result<(), Status> {
+    pub fn authorize(&self, user: &User, wanted: &Attributes) -> Result<(), Status> {
         let is_master = user.groups.iter().any(|group| group == MASTERS);
-        if is_master || self.policy(&api.store).1.allows(user, wanted) {
+        if is_master || self.policy().1.allows(user, wanted) {
             Ok(())
         } else {
             Err(forbidden(user, wanted))
@@ -164,7 +177,7 @@ impl Access {
     }
 
     /// Rejects a role or binding that grants permissions that its writer does not have.
-    pub fn check_escalation(&self, api: &Api, write: &RbacWrite<'_>) -> Result<(), Status> {
+    pub fn check_escalation(&self, write: &RbacWrite<'_>) -> Result<(), Status> {
         let is_rbac = matches!(
             write.rules,
             Rules::Role | Rules::ClusterRole | Rules::RoleBinding | Rules::ClusterRoleBinding
@@ -172,8 +185,8 @@ impl Access {
         if !is_rbac || write.user.groups.iter().any(|group| group == MASTERS) {
             return Ok(());
         }
-        let policy = &self.policy(&api.store).1;
-        escalation::check(write, policy, &Self::sources(&api.store))
+        let policy = &self.policy().1;
+        escalation::check(write, policy, &Self::sources(&self.store))
     }
 }
 

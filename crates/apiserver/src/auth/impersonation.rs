@@ -71,7 +71,7 @@ fn single(headers: &HeaderMap, name: &str) -> Result<String, Status> {
 
 /// Keys of extra fields are percent-encoded, because header names cannot contain every character.
 fn unescape(key: &str) -> String {
-    crate::http::path::decode(key)
+    crate::path::decode(key)
 }
 
 fn permissions(user: &User) -> Vec<Attributes> {

@@ -11,7 +11,7 @@ use super::{
     rbac::Attributes,
     tokens::{Claims, ISSUER},
 };
-use crate::operations::{Api, Target, metadata};
+use crate::metadata;
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
@@ -64,7 +64,6 @@ pub fn is_review(group: &str, version: &str, plural: &str) -> bool {
 
 /// Answers a review.
 pub fn answer(
-    api: &Api,
     access: &Access,
     user: &User,
     plural: &str,
@@ -79,11 +78,11 @@ pub fn answer(
         review["metadata"] = json!({"creationTimestamp": null});
     }
     review["status"] = match plural {
-        "tokenreviews" => token_review(api, access, &review["spec"]),
+        "tokenreviews" => token_review(access, &review["spec"]),
         "selfsubjectreviews" => json!({"userInfo": user_info(user)}),
-        "selfsubjectaccessreviews" => access_review(api, access, user, &review["spec"]),
-        "selfsubjectrulesreviews" => rules_review(api, access, user, &review["spec"]),
-        _ => access_review(api, access, &subject(&review["spec"]), &review["spec"]),
+        "selfsubjectaccessreviews" => access_review(access, user, &review["spec"]),
+        "selfsubjectrulesreviews" => rules_review(access, user, &review["spec"]),
+        _ => access_review(access, &subject(&review["spec"]), &review["spec"]),
     };
     Ok(review)
 }
@@ -99,15 +98,14 @@ fn user_info(user: &User) -> Value {
     info
 }
 
-fn token_review(api: &Api, access: &Access, spec: &Value) -> Value {
+fn token_review(access: &Access, spec: &Value) -> Value {
     let mut wanted = metadata::list_of_text(spec.get("audiences"));
     if wanted.is_empty() {
         // A review without audiences means the audience of the API server. Otherwise a service that verifies tokens this way
         // would accept a token that was issued for another service (confused deputy).
         wanted.push(ISSUER);
     }
-    let Some((user, audiences)) = access.user_of(api, spec["token"].as_str().unwrap_or_default())
-    else {
+    let Some((user, audiences)) = access.user_of(spec["token"].as_str().unwrap_or_default()) else {
         return json!({"error": "[invalid bearer token]", "user": {}});
     };
     let shared: Vec<&String> = audiences
@@ -165,8 +163,8 @@ fn attributes(spec: &Value) -> Attributes {
     }
 }
 
-fn access_review(api: &Api, access: &Access, user: &User, spec: &Value) -> Value {
-    let policy = &access.policy(&api.store).1;
+fn access_review(access: &Access, user: &User, spec: &Value) -> Value {
+    let policy = &access.policy().1;
     let wanted = attributes(spec);
     match policy.reason(user, &wanted) {
         Some(reason) => json!({"allowed": true, "reason": reason}),
@@ -175,9 +173,9 @@ fn access_review(api: &Api, access: &Access, user: &User, spec: &Value) -> Value
     }
 }
 
-fn rules_review(api: &Api, access: &Access, user: &User, spec: &Value) -> Value {
+fn rules_review(access: &Access, user: &User, spec: &Value) -> Value {
     let namespace = spec["namespace"].as_str().unwrap_or_default();
-    let policy = access.policy(&api.store);
+    let policy = access.policy();
     let (mut resources, mut paths) = (Vec::new(), Vec::new());
     if user.groups.iter().any(|group| group == super::MASTERS) {
         resources.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
@@ -200,13 +198,11 @@ fn rules_review(api: &Api, access: &Access, user: &User, spec: &Value) -> Value 
 }
 
 /// Issues a token for a service account: `serviceaccounts/x/token`.
-pub fn request_token(
-    api: &Api,
-    access: &Access,
-    target: &Target,
-    mut request: Value,
-) -> Result<Value, Status> {
-    let account = api.get(target)?;
+pub fn request_token(access: &Access, key: &Key, mut request: Value) -> Result<Value, Status> {
+    let account = access
+        .store()
+        .get(&ResourceId::new("", "serviceaccounts"), key)
+        .ok_or_else(|| Status::not_found("", "serviceaccounts", key.name()))?;
     let spec = &request["spec"];
     let seconds = spec["expirationSeconds"]
         .as_i64()
@@ -221,7 +217,7 @@ pub fn request_token(
         return Err(Status::invalid(
             AUTHENTICATION,
             "TokenRequest",
-            &target.name,
+            key.name(),
             &[error],
         ));
     }
@@ -232,14 +228,14 @@ pub fn request_token(
     if audiences.is_empty() {
         audiences.push(ISSUER.to_owned());
     }
-    let pod = bound_pod(api, target, &spec["boundObjectRef"])?;
-    let now = api.now();
+    let pod = bound_pod(access, key, &spec["boundObjectRef"])?;
+    let now = access.now();
     let expires = now
         .saturating_add(SignedDuration::from_secs(seconds))
         .map_err(|error| Status::bad_request(error.to_string()))?;
     let claims = Claims {
-        namespace: target.namespace.clone(),
-        account: target.name.clone(),
+        namespace: key.namespace().to_owned(),
+        account: key.name().to_owned(),
         account_uid: account.metadata.uid.to_string(),
         pod,
         audiences: audiences.clone(),
@@ -247,7 +243,7 @@ pub fn request_token(
     };
     request["apiVersion"] = Value::from("authentication.k8s.io/v1");
     request["kind"] = Value::from("TokenRequest");
-    request["metadata"] = json!({"name": target.name, "namespace": target.namespace, "creationTimestamp": metadata::timestamp(now)});
+    request["metadata"] = json!({"name": key.name(), "namespace": key.namespace(), "creationTimestamp": metadata::timestamp(now)});
     request["spec"]["audiences"] = json!(audiences);
     request["spec"]["expirationSeconds"] = Value::from(seconds);
     request["status"] = json!({"token": access.issue(&claims, now), "expirationTimestamp": metadata::timestamp(expires)});
@@ -255,8 +251,8 @@ pub fn request_token(
 }
 
 fn bound_pod(
-    api: &Api,
-    target: &Target,
+    access: &Access,
+    account: &Key,
     reference: &Value,
 ) -> Result<Option<(String, String)>, Status> {
     if !reference.is_object() {
@@ -271,24 +267,24 @@ fn bound_pod(
         return Err(Status::invalid(
             AUTHENTICATION,
             "TokenRequest",
-            &target.name,
+            account.name(),
             &[error],
         ));
     }
     let name = reference["name"].as_str().unwrap_or_default();
-    let pod = api
-        .store
+    let pod = access
+        .store()
         .get(
             &ResourceId::new("", "pods"),
-            &Key::new(&target.namespace, name),
+            &Key::new(account.namespace(), name),
         )
         .ok_or_else(|| Status::not_found("", "pods", name))?;
     let runs_as = pod.value()["spec"]["serviceAccountName"].take();
-    if runs_as != target.name.as_str() {
+    if runs_as != account.name() {
         // Otherwise a user who may request tokens of one account could impersonate pods of another account.
         return Err(Status::bad_request(format!(
             "cannot bind token for serviceaccount \"{}\" to pod running with different serviceaccount name.",
-            target.name
+            account.name()
         )));
     }
     let uid = reference["uid"].as_str().unwrap_or(&pod.metadata.uid);

@@ -11,8 +11,10 @@ use store::{Event, EventKind, Key, Object, Range, ResourceId};
 
 use super::content_deletion::follow;
 use crate::{
-    operations::{Api, Part, Target, WriteOptions, metadata},
+    metadata,
+    operations::Api,
     strategy::CLAIM_PROTECTION,
+    target::{Part, Target, WriteOptions},
 };
 
 /// Removes the finalizer of terminating claims that no pod uses.

@@ -11,11 +11,11 @@ use tokio::task::JoinSet;
 
 use super::ensure;
 use crate::{
-    operations::{
-        Api, DeleteOptions, ListOptions, Part, Propagation, Target, WriteOptions, metadata,
-    },
+    metadata,
+    operations::{Api, DeleteOptions, ListOptions, Propagation},
     registry::Resource,
     strategy::definition::CLEANUP,
+    target::{Part, Target, WriteOptions},
 };
 
 /// The service account of pods that name no other.

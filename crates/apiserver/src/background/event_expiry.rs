@@ -6,7 +6,10 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use store::{Range, ResourceId};
 
-use crate::operations::{Api, DeleteOptions, Target, WriteOptions};
+use crate::{
+    operations::{Api, DeleteOptions},
+    target::{Target, WriteOptions},
+};
 
 const LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 const INTERVAL: Duration = Duration::from_secs(60);

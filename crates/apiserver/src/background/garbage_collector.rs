@@ -13,8 +13,10 @@ use serde_json::Value;
 use store::{Feed, Object, Owner, ResourceId};
 
 use super::owner_graph::{Decision, Graph, Node, OwnerKind, Policy};
-use crate::operations::{
-    Api, DeleteOptions, Part, Propagation, Target, WriteOptions, delete, metadata,
+use crate::{
+    metadata,
+    operations::{Api, DeleteOptions, Propagation, delete},
+    target::{Part, Target, WriteOptions},
 };
 
 type Uid = Box<str>;

@@ -18,7 +18,8 @@ use tokio::task::JoinSet;
 
 use crate::{
     auth::defaults,
-    operations::{Api, Target, WriteOptions},
+    operations::Api,
+    target::{Target, WriteOptions},
 };
 
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(30);

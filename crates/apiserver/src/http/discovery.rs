@@ -3,9 +3,9 @@
 use http::{HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::body::{self, HttpResponse};
 use crate::{
     auth::reviews::REVIEWS,
+    body::{self, HttpResponse},
     registry::{Registry, Resource, Rules, Scope},
 };
 use apimachinery::status::Status;

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use http::{HeaderValue, StatusCode, header, request::Parts};
 
-use super::{
+use crate::{
     body::{self, HttpResponse},
     path::{Path, ResourcePath},
+    registry::{Registry, Resource},
     request_info::RequestInfo,
 };
-use crate::registry::{Registry, Resource};
 
 const NAME: &str = "apiserver_request_total";
 

@@ -1,16 +1,13 @@
 //! The HTTP front end: maps requests to operations and results to responses. Transport, TLS and authentication are done before a
 //! request gets here. Authorization happens here, before any object is read.
 
-pub mod body;
 mod discovery;
 mod metrics;
 mod objects;
 mod openapi;
 mod options;
 mod patch;
-pub mod path;
 mod render;
-pub mod request_info;
 
 use std::sync::Arc;
 
@@ -22,19 +19,18 @@ use http_body_util::{BodyExt, Either};
 use serde_json::json;
 use store::Store;
 
-use self::{
-    body::HttpResponse,
-    path::{Path, ResourcePath},
-    request_info::RequestInfo,
-};
 pub use self::{metrics::Requests, openapi::Documents};
 use crate::{
     audit::{self, Record},
     auth::{User, access::Access, reviews},
+    body::{self, HttpResponse},
     fair_queue::{FairQueue, Upload},
-    kubelet::{self, Dialer, Stream},
-    operations::{Api, Target},
+    kubelet::{self, Dialer},
+    operations::Api,
+    path::{Path, ResourcePath},
     registry::Rules,
+    request_info::{RequestInfo, Stream},
+    target::Target,
 };
 
 /// The dependencies of request handling.
@@ -125,9 +121,9 @@ impl Frontend {
     }
 
     fn authorize(&self, user: &User, info: &RequestInfo) -> Result<(), Status> {
-        self.access.authorize(&self.api, user, &info.attributes)?;
+        self.access.authorize(user, &info.attributes)?;
         match info.upgrade_attributes() {
-            Some(create) => self.access.authorize(&self.api, user, &create),
+            Some(create) => self.access.authorize(user, &create),
             None => Ok(()),
         }
     }
@@ -209,7 +205,7 @@ impl Frontend {
             }
             let format = body::format(&parts.headers)?;
             let request = body::decode(&bytes, format).await?.value;
-            let response = reviews::request_token(&self.api, &self.access, &target, request)?;
+            let response = reviews::request_token(&self.access, &target.key(), request)?;
             return Ok(body::json(StatusCode::CREATED, &response));
         }
         objects::answer(&self.api, user, parts, &found, bytes).await
@@ -254,7 +250,7 @@ impl Frontend {
         }
         let review = body::decode(bytes, body::format(&parts.headers)?).await?;
         let review = review.value;
-        let response = reviews::answer(&self.api, &self.access, user, &found.resource, review)?;
+        let response = reviews::answer(&self.access, user, &found.resource, review)?;
         Ok(body::json(StatusCode::CREATED, &response))
     }
 }

@@ -8,20 +8,21 @@ use http::{HeaderValue, Method, StatusCode, header::HeaderName, request::Parts};
 use serde_json::Value;
 
 use super::{
-    body::{self, HttpResponse},
     options,
     patch::Patch,
-    path::{Query, ResourcePath},
     render::{self, Renderer},
 };
 use crate::{
     auth::User,
+    body::{self, HttpResponse},
     operations::{
-        Api, DeleteOptions, Part, Target, WriteOptions, WriteOutcome,
+        Api, DeleteOptions, WriteOutcome,
         modify::{Replace, Transform},
         subresource,
     },
+    path::{Query, ResourcePath},
     registry::{Resource, Rules},
+    target::{Part, Target, WriteOptions},
 };
 
 struct Call<'a> {
@@ -221,7 +222,7 @@ impl Call<'_> {
             let mut object = bound
                 .create()
                 .map_err(|status| if status.code == 405 { missing } else { status })?;
-            let name = crate::operations::metadata::of(&mut object);
+            let name = crate::metadata::of(&mut object);
             name.entry("name")
                 .or_insert_with(|| Value::from(self.target.name.as_str()));
             match self

@@ -5,14 +5,14 @@ use std::time::Duration;
 use apimachinery::{field::FieldError, status::Status};
 use http::{HeaderMap, header};
 
-use super::path::Query;
 use crate::{
     auth::User,
     operations::{
-        DeleteOptions, FieldValidation, ListOptions, Propagation, VersionMatch, WatchOptions,
-        WriteOptions, selection::Selection,
+        DeleteOptions, ListOptions, Propagation, VersionMatch, WatchOptions, selection::Selection,
     },
+    path::Query,
     registry::Resource,
+    target::{FieldValidation, WriteOptions},
 };
 
 fn parse_number<T: std::str::FromStr>(query: &Query, name: &str) -> Result<Option<T>, Status> {

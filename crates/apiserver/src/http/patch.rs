@@ -10,15 +10,14 @@ use http::HeaderMap;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{
-    body::{self, Format},
-    options,
-    path::Query,
-};
+use super::options;
 use crate::{
-    operations::{Part, WriteOptions, modify::Transform},
+    body::{self, Format},
+    operations::modify::Transform,
+    path::Query,
     registry::Resource,
     strategy::managed_fields,
+    target::{Part, WriteOptions},
 };
 
 const SUPPORTED: [&str; 4] = [

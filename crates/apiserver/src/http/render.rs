@@ -15,8 +15,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use store::{Object, Revision};
 
-use super::body::{self, HttpResponse};
 use crate::{
+    body::{self, HttpResponse},
     operations::{Api, ListPage, WatchStream, watch::WatchEvent},
     registry::Resource,
     strategy,

@@ -7,10 +7,15 @@ use serde_json::Value;
 use store::{Change, Expectation, Key, ResourceId, Write, WriteError};
 
 use super::{
-    Api, DEFINITIONS, Part, Target, WriteOptions, WriteOutcome, metadata, storage_failure,
-    terminating_definition, terminating_namespace,
+    Api, DEFINITIONS, WriteOutcome, storage_failure, terminating_definition, terminating_namespace,
 };
-use crate::{admission::Operation, registry::Rules, strategy};
+use crate::{
+    admission::Operation,
+    metadata,
+    registry::Rules,
+    strategy,
+    target::{Part, Target, WriteOptions},
+};
 
 /// How many generated names are tried before the client gets a conflict.
 const NAME_ATTEMPTS: usize = 8;
@@ -84,7 +89,7 @@ impl Api {
             .is_ok_and(|version| version > 0);
         metadata::prepare_create(&mut object, resource, self.now());
         self.fill_in(resource, &mut object);
-        strategy::prepare_create(self, resource, &mut object);
+        strategy::prepare_create(&self.context(), resource, &mut object);
         self.admit(
             target,
             Part::Main,
@@ -95,7 +100,7 @@ impl Api {
         )?;
         let mut errors = metadata::validate(&object, None, resource);
         errors.extend(strategy::validate(
-            self,
+            &self.context(),
             resource,
             &object,
             None,

@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use store::{Change, Expectation, Object, Write, WriteError};
 
-use super::{
-    Api, ListOptions, Part, Target, WriteOptions, metadata, modify::is_finished, storage_failure,
-};
+use super::{Api, ListOptions, modify::is_finished, storage_failure};
 use crate::{
     admission::Operation,
+    metadata,
     registry::{Resource, Rules},
+    target::{Part, Target, WriteOptions},
 };
 
 /// The finalizer of an owner whose dependents are to be orphaned: they lose their reference to the owner.

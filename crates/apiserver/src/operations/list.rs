@@ -7,7 +7,8 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 use store::{Key, Object, Range, Revision};
 
-use super::{Api, Target, selection::Selection};
+use super::{Api, selection::Selection};
+use crate::target::Target;
 
 /// The meaning of a list's resource version (`resourceVersionMatch`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

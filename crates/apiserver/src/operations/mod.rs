@@ -5,24 +5,20 @@
 mod create;
 pub mod delete;
 mod list;
-pub mod metadata;
 pub mod modify;
 mod pod_security;
 pub mod selection;
 pub mod subresource;
 pub mod watch;
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
-};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use apimachinery::nesting::{MOST_LEVELS, levels};
 use apimachinery::status::{Cause, Status};
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use serde_json::Value;
-use store::{Draft, Key, Object, Range, ResourceId, Store, WriteError};
+use store::{Draft, Object, Range, ResourceId, Store, WriteError};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{
@@ -32,113 +28,12 @@ pub use self::{
 };
 use crate::{
     admission::{Admission, AdmissionRequest, GroupVersionResource, Operation},
-    auth::{User, access::Access, escalation::RbacWrite},
+    auth::{access::Access, escalation::RbacWrite},
+    clock::Clock,
     registry::{Registry, Resource, Rules},
     strategy,
+    target::{Part, Target, WriteOptions},
 };
-
-/// The source of the current time.
-#[derive(Clone)]
-pub struct Clock(pub Arc<dyn Fn() -> Timestamp + Send + Sync>);
-
-impl fmt::Debug for Clock {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Clock")
-    }
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        Self(Arc::new(Timestamp::now))
-    }
-}
-
-/// The object or collection that a request addresses.
-#[derive(Clone, Debug)]
-pub struct Target {
-    /// The resource in the requested version.
-    pub resource: Arc<Resource>,
-    /// Namespace, empty for cluster scope or all namespaces.
-    pub namespace: String,
-    /// Name, empty for the collection.
-    pub name: String,
-}
-
-impl Target {
-    /// The key of the object in the store.
-    pub fn key(&self) -> Key {
-        Key::new(&self.namespace, &self.name)
-    }
-
-    fn not_found(&self) -> Status {
-        Status::not_found(&self.resource.group, &self.resource.plural, &self.name)
-    }
-}
-
-/// The part of an object that a write changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Everything except the parts that have their own subresource.
-    Main,
-    /// Only `status`.
-    Status,
-    /// The finalizers of a namespace's spec.
-    Finalize,
-    /// The ephemeral containers of a pod's spec.
-    EphemeralContainers,
-}
-
-impl Part {
-    /// The subresource in paths.
-    pub fn subresource(self) -> &'static str {
-        match self {
-            Self::Main => "",
-            Self::Status => "status",
-            Self::Finalize => "finalize",
-            Self::EphemeralContainers => "ephemeralcontainers",
-        }
-    }
-}
-
-/// How unknown and duplicate fields are handled (`fieldValidation`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FieldValidation {
-    /// Drop them silently.
-    Ignore,
-    /// Drop them and return a warning.
-    #[default]
-    Warn,
-    /// Reject the request.
-    Strict,
-}
-
-/// The options of a write, and its user.
-#[derive(Clone, Debug, Default)]
-pub struct WriteOptions {
-    /// Validate everything and store nothing.
-    pub dry_run: bool,
-    /// How unknown fields are handled.
-    pub field_validation: FieldValidation,
-    /// Fields that occur more than once in the body.
-    pub duplicate_fields: Vec<String>,
-    /// The name of the field manager.
-    pub field_manager: String,
-    /// Whether the object is the result of a server-side apply, which has already set `managedFields`.
-    pub applies: bool,
-    /// The user who writes.
-    pub user: User,
-}
-
-impl WriteOptions {
-    /// The options of a built-in background controller, under its name in Kubernetes.
-    pub fn system(controller: &str) -> Self {
-        Self {
-            user: User::system(controller),
-            field_manager: "kube-controller-manager".into(),
-            ..Self::default()
-        }
-    }
-}
 
 /// The result of a write.
 #[derive(Clone, Debug)]
@@ -189,9 +84,17 @@ impl Api {
         api
     }
 
+    /// What the rules of a kind may read.
+    fn context(&self) -> strategy::Context<'_> {
+        strategy::Context {
+            store: &self.store,
+            clock: &self.clock,
+        }
+    }
+
     /// The current time.
     pub fn now(&self) -> Timestamp {
-        (self.clock.0)()
+        self.clock.now()
     }
 
     /// The resources that are served now.
@@ -288,7 +191,7 @@ impl Api {
             object,
             old,
         };
-        access.check_escalation(self, &write)
+        access.check_escalation(&write)
     }
 
     /// Rejects an object that is nested too deeply to be parsed again. An object that is already that deep can still be changed

@@ -7,8 +7,12 @@ use apimachinery::{field::FieldError, status::Status, types::DecodeError};
 use serde_json::Value;
 use store::{Change, Expectation, Object, Write, WriteError};
 
-use super::{Api, Part, Target, WriteOptions, WriteOutcome, metadata, storage_failure};
-use crate::{admission::Operation, strategy};
+use super::{Api, WriteOutcome, storage_failure};
+use crate::{
+    admission::Operation,
+    metadata, strategy,
+    target::{Part, Target, WriteOptions},
+};
 
 /// The maximum number of attempts after write conflicts. More conflicts in a row indicate a bug.
 const ATTEMPTS: usize = 1000;
@@ -162,7 +166,7 @@ impl Api {
         if part == Part::Main {
             self.fill_in(resource, &mut object);
         }
-        strategy::prepare_update(self, resource, &mut object, old, part);
+        strategy::prepare_update(&self.context(), resource, &mut object, old, part);
         self.admit(
             target,
             part,
@@ -173,7 +177,13 @@ impl Api {
         )?;
         metadata::increment_generation_on_change(&mut object, old, resource);
         let mut errors = metadata::validate(&object, Some(old), resource);
-        errors.extend(strategy::validate(self, resource, &object, Some(old), part));
+        errors.extend(strategy::validate(
+            &self.context(),
+            resource,
+            &object,
+            Some(old),
+            part,
+        ));
         if !errors.is_empty() {
             return Err(Status::invalid(
                 strategy::group_of_kind(resource),

@@ -9,8 +9,12 @@ use pod_security::{
 use serde_json::Value;
 use store::{Key, Range, ResourceId};
 
-use super::{Api, Part, Target};
-use crate::{audit, registry::Rules};
+use super::Api;
+use crate::{
+    audit,
+    registry::Rules,
+    target::{Part, Target},
+};
 
 /// The paths of pod templates in custom kinds. Kubernetes checks only its own workload kinds; on this server all workload kinds
 /// are custom.

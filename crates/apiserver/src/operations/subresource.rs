@@ -7,12 +7,12 @@ use apimachinery::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    Api, DeleteOptions, DeleteOutcome, Part, Target, WriteOptions, WriteOutcome, metadata,
-};
+use super::{Api, DeleteOptions, DeleteOutcome, WriteOutcome};
 use crate::{
+    metadata,
     registry::{Resource, ScalePaths},
     strategy,
+    target::{Part, Target, WriteOptions},
 };
 
 /// The `Scale` of a stored object.

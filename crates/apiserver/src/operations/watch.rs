@@ -13,7 +13,8 @@ use apimachinery::{field::FieldError, status::Status};
 use saturating_time::SaturatingTime;
 use store::{Event, EventKind, Expired, Object, Range, Revision, Watch};
 
-use super::{Api, ListOptions, Target, VersionMatch, selection::Selection};
+use super::{Api, ListOptions, VersionMatch, selection::Selection};
+use crate::target::Target;
 
 /// The options of a watch.
 #[derive(Clone, Debug, Default)]

@@ -7,8 +7,8 @@ use apimachinery::{field::FieldError, names, schema::Schema, table::Printer};
 use serde_json::{Value, json};
 use store::{Range, ResourceId};
 
-use super::{default_field, default_text, items, one_of, text};
-use crate::operations::{Api, metadata};
+use super::{Context, default_field, default_text, items, one_of, text};
+use crate::metadata;
 
 /// The finalizer that delays the removal of a definition until its objects are deleted.
 pub const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
@@ -26,7 +26,7 @@ pub fn default(definition: &mut Value) {
     }
 }
 
-pub fn prepare_create(api: &Api, definition: &mut Value) {
+pub fn prepare_create(context: &Context<'_>, definition: &mut Value) {
     default(definition);
     let metadata = metadata::of(definition);
     let mut finalizers = metadata
@@ -39,18 +39,18 @@ pub fn prepare_create(api: &Api, definition: &mut Value) {
     }
     metadata.insert("finalizers".into(), Value::from(finalizers));
     definition["status"] = json!({"conditions": [], "storedVersions": []});
-    establish(api, definition);
+    establish(context, definition);
 }
 
-pub fn prepare_update(api: &Api, definition: &mut Value, _old: &Value) {
+pub fn prepare_update(context: &Context<'_>, definition: &mut Value, _old: &Value) {
     default(definition);
-    establish(api, definition);
+    establish(context, definition);
 }
 
 /// Accepts the names unless another definition of the group uses them, and sets the condition `Established`.
-fn establish(api: &Api, definition: &mut Value) {
-    let now = metadata::timestamp(api.now());
-    let conflict = name_conflict(api, definition);
+fn establish(context: &Context<'_>, definition: &mut Value) {
+    let now = metadata::timestamp(context.clock.now());
+    let conflict = name_conflict(context, definition);
     let accepted = conflict.is_none();
     let names = match &conflict {
         None => condition(
@@ -148,9 +148,9 @@ fn names_of(definition: &Value) -> BTreeSet<String> {
     all
 }
 
-fn name_conflict(api: &Api, definition: &Value) -> Option<String> {
+fn name_conflict(context: &Context<'_>, definition: &Value) -> Option<String> {
     let id = ResourceId::new("apiextensions.k8s.io", "customresourcedefinitions");
-    let others = api.store.list(&id, &Range::namespace(""), None).ok()?;
+    let others = context.store.list(&id, &Range::namespace(""), None).ok()?;
     let (own, kind) = (
         names_of(definition),
         text(&definition["spec"]["names"], "kind"),
@@ -175,7 +175,11 @@ fn name_conflict(api: &Api, definition: &Value) -> Option<String> {
     None
 }
 
-pub fn validate(_api: &Api, definition: &Value, old: Option<&Value>) -> Vec<FieldError> {
+pub fn validate(
+    _context: &Context<'_>,
+    definition: &Value,
+    old: Option<&Value>,
+) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &definition["spec"];
     let (group, plural) = (text(spec, "group"), text(&spec["names"], "plural"));

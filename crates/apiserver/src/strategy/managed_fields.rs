@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
-    operations::{Part, WriteOptions},
     registry::{Resource, Rules},
+    target::{Part, WriteOptions},
 };
 
 /// The types of a resource's fields; `None` for a CustomResourceDefinition without a schema.

@@ -1,6 +1,7 @@
 //! The rules of each kind: defaults, validation, and the fields that a write to one part must not change.
 //!
-//! The functions work on JSON values. Functions that need other objects take the [`Api`] and only read from it.
+//! The functions work on JSON values. Functions that need other objects take a [`Context`] and only read
+//! from it.
 
 mod core;
 pub mod definition;
@@ -15,13 +16,24 @@ mod storage_class;
 
 use apimachinery::{field::FieldError, quantity::Quantity, status::Status, strict, types};
 use serde_json::{Map, Value, json};
+use store::Store;
 
 use crate::{
-    operations::{Api, FieldValidation, Part},
+    clock::Clock,
     registry::{Resource, Rules},
+    target::{FieldValidation, Part},
 };
 
 pub use self::core::CLAIM_PROTECTION;
+
+/// What the rules of a kind may read besides the object.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// The other objects.
+    pub store: &'a Store,
+    /// The current time.
+    pub clock: &'a Clock,
+}
 
 /// Converts an object of the requested version to its storage form.
 pub fn to_storage(resource: &Resource, object: &mut Value) {
@@ -135,22 +147,22 @@ pub fn prune_and_default(resource: &Resource, object: &mut Value) {
 }
 
 /// Initializes a new object before admission and validation.
-pub fn prepare_create(api: &Api, resource: &Resource, object: &mut Value) {
+pub fn prepare_create(context: &Context<'_>, resource: &Resource, object: &mut Value) {
     if resource.has_status {
         fields(object).remove("status");
     }
     match resource.rules {
         Rules::Pod => pod::prepare_create(object),
-        Rules::Service => service::prepare_create(api, object),
+        Rules::Service => service::prepare_create(context, object),
         Rules::Namespace => core::prepare_namespace(object),
         Rules::PersistentVolumeClaim | Rules::PersistentVolume => {
             object["status"] = json!({"phase": "Pending"});
             if resource.rules == Rules::PersistentVolumeClaim {
                 core::protect_claim(object);
-                storage_class::default_of_claim(api, object);
+                storage_class::default_of_claim(context, object);
             }
         }
-        Rules::CustomResourceDefinition => definition::prepare_create(api, object),
+        Rules::CustomResourceDefinition => definition::prepare_create(context, object),
         _ => {}
     }
     prune_and_default(resource, object);
@@ -160,7 +172,13 @@ pub fn prepare_create(api: &Api, resource: &Resource, object: &mut Value) {
 }
 
 /// Copies the fields that a write to `part` may not change from the stored object.
-pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &Value, part: Part) {
+pub fn prepare_update(
+    context: &Context<'_>,
+    resource: &Resource,
+    object: &mut Value,
+    old: &Value,
+    part: Part,
+) {
     match part {
         Part::Main => {
             if resource.has_status {
@@ -179,9 +197,9 @@ pub fn prepare_update(api: &Api, resource: &Resource, object: &mut Value, old: &
         Part::Finalize => {}
     }
     match resource.rules {
-        Rules::Service => service::prepare_update(api, object, old),
+        Rules::Service => service::prepare_update(context, object, old),
         Rules::CustomResourceDefinition if part == Part::Main => {
-            definition::prepare_update(api, object, old);
+            definition::prepare_update(context, object, old);
         }
         _ => {}
     }
@@ -246,7 +264,7 @@ fn copy_field(object: &mut Value, old: &Value, field: &str) {
 
 /// Validates an object and, on an update, the change from `old`.
 pub fn validate(
-    api: &Api,
+    context: &Context<'_>,
     resource: &Resource,
     object: &Value,
     old: Option<&Value>,
@@ -266,7 +284,7 @@ pub fn validate(
         Rules::Event => event::validate(object, old),
         Rules::EndpointSlice => network::validate_slice(object, old),
         Rules::NetworkPolicy => network::validate_policy(object, old),
-        Rules::CustomResourceDefinition => definition::validate(api, object, old),
+        Rules::CustomResourceDefinition => definition::validate(context, object, old),
         Rules::RoleBinding | Rules::ClusterRoleBinding => core::validate_binding(object, old),
         _ => Vec::new(),
     }

@@ -12,7 +12,7 @@ mod user_ids;
 
 pub use self::ephemeral::restrict as restrict_to_ephemeral_containers;
 use super::{default_field, default_text, fields, items, label_selector, one_of, text};
-use crate::operations::Part;
+use crate::target::Part;
 
 const IMMUTABLE_SPEC: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 

@@ -7,8 +7,9 @@ use rand::Rng;
 use serde_json::{Value, json};
 use store::{Range, ResourceId};
 
-use super::{default_field, default_text, fields, items, items_mut, label_selector, one_of, text};
-use crate::operations::Api;
+use super::{
+    Context, default_field, default_text, fields, items, items_mut, label_selector, one_of, text,
+};
 
 /// 10.96.0.0/16: the usual range of cluster IPs.
 const NETWORK: u32 = 0x0a60_0000;
@@ -45,12 +46,12 @@ pub fn default(service: &mut Value) {
     }
 }
 
-pub fn prepare_create(api: &Api, service: &mut Value) {
+pub fn prepare_create(context: &Context<'_>, service: &mut Value) {
     service["status"] = json!({"loadBalancer": {}});
-    allocate(api, service);
+    allocate(context, service);
 }
 
-pub fn prepare_update(api: &Api, service: &mut Value, old: &Value) {
+pub fn prepare_update(context: &Context<'_>, service: &mut Value, old: &Value) {
     if !service["spec"].is_object() {
         return;
     }
@@ -76,10 +77,10 @@ pub fn prepare_update(api: &Api, service: &mut Value, old: &Value) {
             port["nodePort"] = number.clone();
         }
     }
-    allocate(api, service);
+    allocate(context, service);
 }
 
-fn allocate(api: &Api, service: &mut Value) {
+fn allocate(context: &Context<'_>, service: &mut Value) {
     if !service["spec"].is_object() || text(&service["spec"], "type") == "ExternalName" {
         return;
     }
@@ -89,7 +90,7 @@ fn allocate(api: &Api, service: &mut Value) {
             .pointer("/clusterIPs/0")
             .and_then(Value::as_str)
             .map(ToOwned::to_owned);
-        spec["clusterIP"] = Value::from(first.unwrap_or_else(|| free_address(api)));
+        spec["clusterIP"] = Value::from(first.unwrap_or_else(|| free_address(context)));
     }
     spec["clusterIPs"] = json!([spec["clusterIP"]]);
     let wants_node_ports = matches!(text(spec, "type"), "NodePort" | "LoadBalancer");
@@ -102,13 +103,13 @@ fn allocate(api: &Api, service: &mut Value) {
             .unwrap_or_default()
             == 0
         {
-            port["nodePort"] = Value::from(free_node_port(api));
+            port["nodePort"] = Value::from(free_node_port(context));
         }
     }
 }
 
-fn allocated(api: &Api, read: impl Fn(&Value) -> Vec<Value>) -> HashSet<String> {
-    let services = api.store.list(
+fn allocated(context: &Context<'_>, read: impl Fn(&Value) -> Vec<Value>) -> HashSet<String> {
+    let services = context.store.list(
         &ResourceId::new("", "services"),
         &Range::namespace(""),
         None,
@@ -123,8 +124,10 @@ fn allocated(api: &Api, read: impl Fn(&Value) -> Vec<Value>) -> HashSet<String> 
         .collect()
 }
 
-fn free_address(api: &Api) -> String {
-    let allocated = allocated(api, |service| vec![service["spec"]["clusterIP"].clone()]);
+fn free_address(context: &Context<'_>) -> String {
+    let allocated = allocated(context, |service| {
+        vec![service["spec"]["clusterIP"].clone()]
+    });
     loop {
         let host = rand::rng().random_range(2..0xfffe_u32);
         let address = Ipv4Addr::from_bits(NETWORK | host).to_string();
@@ -134,8 +137,8 @@ fn free_address(api: &Api) -> String {
     }
 }
 
-fn free_node_port(api: &Api) -> u16 {
-    let allocated = allocated(api, |service| {
+fn free_node_port(context: &Context<'_>) -> u16 {
+    let allocated = allocated(context, |service| {
         items(&service["spec"], "ports")
             .iter()
             .map(|port| port["nodePort"].clone())

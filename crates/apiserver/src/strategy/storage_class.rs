@@ -3,7 +3,8 @@
 use serde_json::Value;
 use store::{Range, ResourceId};
 
-use crate::operations::{Api, metadata};
+use super::Context;
+use crate::metadata;
 
 /// Marks the default class. The second is how it was spelled once, and still counts.
 const IS_DEFAULT: [&str; 2] = [
@@ -14,13 +15,13 @@ const IS_DEFAULT: [&str; 2] = [
 const CLASS_OF_CLAIM: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// Gives a new claim without a class the default one. A claim whose class is empty wants a volume that a user made by hand, and keeps it.
-pub fn default_of_claim(api: &Api, claim: &mut Value) {
+pub fn default_of_claim(context: &Context<'_>, claim: &mut Value) {
     let has_class = !claim["spec"]["storageClassName"].is_null();
     if has_class || annotation(claim, CLASS_OF_CLAIM).is_some() {
         return;
     }
     let classes = ResourceId::new("storage.k8s.io", "storageclasses");
-    let Ok(listed) = api.store.list(&classes, &Range::namespace(""), None) else {
+    let Ok(listed) = context.store.list(&classes, &Range::namespace(""), None) else {
         return;
     };
     let classes: Vec<Value> = listed.objects.iter().map(|class| class.value()).collect();

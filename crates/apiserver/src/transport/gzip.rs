@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Either};
 
-use crate::http::body::{self, HttpResponse};
+use crate::body::{self, HttpResponse};
 
 /// Smaller responses are not compressed, as in kube-apiserver.
 const MINIMUM_BYTES: u64 = 128 << 10;

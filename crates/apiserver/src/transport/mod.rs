@@ -2,7 +2,6 @@
 
 mod certificate;
 mod gzip;
-pub mod identity;
 
 use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
@@ -20,18 +19,14 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use self::identity::{Identity, IdentityError};
 use crate::{
     audit::Origin,
     auth::User,
+    body::{self, HttpResponse},
     fair_queue::{FairQueue, Limits},
-    http::{
-        Frontend,
-        body::{self, HttpResponse},
-        public,
-        request_info::RequestInfo,
-    },
-    server::ServeError,
+    http::{Frontend, public},
+    identity::{self, Identity, IdentityError},
+    request_info::RequestInfo,
 };
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,6 +34,20 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time within which a client must send the request line and the headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why a server cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The server certificate cannot be issued.
+    #[error("cannot set up TLS")]
+    Identity(#[from] IdentityError),
+    /// The listener has no local address.
+    #[error("cannot use the listener")]
+    Listener(#[source] std::io::Error),
+    /// The disk failed. The store refuses writes until it is opened again.
+    #[error("the store refuses all writes: restart the server to open it again")]
+    Storage(#[source] Arc<store::log::LogError>),
+}
 
 /// Handles the requests of all connections.
 struct RequestHandler {
@@ -176,10 +185,9 @@ impl RequestHandler {
             .to_string();
         let frontend = &self.frontend;
         let info = RequestInfo::of(&request);
-        let authenticated =
-            frontend
-                .access
-                .authenticate(&frontend.api, peer.user.as_ref(), request.headers());
+        let authenticated = frontend
+            .access
+            .authenticate(peer.user.as_ref(), request.headers());
         let sender = authenticated
             .as_ref()
             .ok()

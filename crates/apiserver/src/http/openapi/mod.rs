@@ -12,11 +12,11 @@ use arc_swap::ArcSwapOption;
 use http::{HeaderValue, StatusCode, header, request::Parts};
 use serde_json::{Map, Value, json};
 
-use super::{
+use crate::{
     body::{self, HttpResponse},
     path::Query,
+    registry::Registry,
 };
-use crate::registry::Registry;
 use apimachinery::status::Status;
 
 /// `Cache-Control` for a document that was requested by its hash.

@@ -4,12 +4,11 @@
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
 
-use super::{
+use super::{builtin::REFERENCE, document, gnostic, group_versions, hash, unless_current};
+use crate::{
     body::{self, HttpResponse},
-    builtin::REFERENCE,
-    document, gnostic, group_versions, hash, unless_current,
+    registry::Registry,
 };
-use crate::registry::Registry;
 
 /// The protobuf media types of client-go. It requests the one with an `@`, which is not a valid media type and which it cannot
 /// parse in a response. So the response has the first one.

@@ -5,8 +5,36 @@
 use apimachinery::selector::FieldSelector;
 use http::Request;
 
-use super::path::{self, Path, Query, ResourcePath};
-use crate::{auth::rbac::Attributes, kubelet::Stream};
+use crate::{
+    auth::rbac::Attributes,
+    path::{self, Path, Query, ResourcePath},
+};
+
+/// The pod subresources that the node answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Logs.
+    Log,
+    /// Runs a command in a container.
+    Exec,
+    /// Attaches to the streams of a container's main process.
+    Attach,
+    /// Forwards ports of the pod.
+    PortForward,
+}
+
+impl Stream {
+    /// The stream of a subresource.
+    pub fn of(subresource: &str) -> Option<Self> {
+        match subresource {
+            "log" => Some(Self::Log),
+            "exec" => Some(Self::Exec),
+            "attach" => Some(Self::Attach),
+            "portforward" => Some(Self::PortForward),
+            _ => None,
+        }
+    }
+}
 
 /// The target of a request and the permission that it needs.
 #[derive(Clone, Debug)]
