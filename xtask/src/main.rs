@@ -10,6 +10,7 @@ mod documents;
 mod go_programs;
 mod kube_assets;
 mod kubernetes;
+mod layers;
 mod links;
 mod manifests;
 mod openapi;

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{adr, attacks, links};
+use crate::{adr, attacks, layers, links};
 
 /// Which of our crates each crate may use. A crate that is not listed may use none.
 const MAY_USE: [(&str, &[&str]); 15] = [
@@ -122,6 +122,7 @@ pub fn check(root: &Path) -> anyhow::Result<()> {
         complaints.extend(check_source(&shown, &text));
         texts.push((shown, text));
     }
+    complaints.extend(layers::check(&texts));
     complaints.extend(attacks::check(root, &texts)?);
     let pages = links::texts(root)?;
     complaints.extend(links::check(root, &pages));
