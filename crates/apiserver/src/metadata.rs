@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use rand::Rng;
 use serde_json::{Map, Value, json};
 
-use crate::registry::{Resource, Rules};
+use crate::registry::Resource;
 
 /// Length of the random suffix of a generated name.
 const GENERATED_SUFFIX: usize = 5;
@@ -125,14 +125,18 @@ fn drop_empty(metadata: &mut Map<String, Value>) {
     });
 }
 
-/// Validates the metadata of an object; on an update also against the stored version.
-pub fn validate(object: &Value, old: Option<&Value>, resource: &Resource) -> Vec<FieldError> {
+/// Validates the metadata of an object; on an update also against the stored version. `name_problems` validates the name.
+pub fn validate(
+    object: &Value,
+    old: Option<&Value>,
+    name_problems: impl FnOnce(&str) -> Vec<String>,
+) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let Some(metadata) = object.get("metadata").and_then(Value::as_object) else {
         return vec![FieldError::required("metadata", "")];
     };
     if old.is_none() {
-        validate_name(metadata, resource, &mut errors);
+        validate_name(metadata, name_problems, &mut errors);
     }
     validate_labels(metadata, &mut errors);
     validate_annotations(metadata, &mut errors);
@@ -153,7 +157,11 @@ pub fn validate(object: &Value, old: Option<&Value>, resource: &Resource) -> Vec
     errors
 }
 
-fn validate_name(metadata: &Map<String, Value>, resource: &Resource, errors: &mut Vec<FieldError>) {
+fn validate_name(
+    metadata: &Map<String, Value>,
+    name_problems: impl FnOnce(&str) -> Vec<String>,
+    errors: &mut Vec<FieldError>,
+) {
     let name = metadata
         .get("name")
         .and_then(Value::as_str)
@@ -165,31 +173,11 @@ fn validate_name(metadata: &Map<String, Value>, resource: &Resource, errors: &mu
         ));
         return;
     }
-    let problems = match resource.rules {
-        Rules::Namespace => names::dns_1123_label(name),
-        Rules::Service => names::dns_1035_label(name),
-        // RBAC names only need to be valid path segments: they may contain colons.
-        Rules::Role | Rules::ClusterRole | Rules::RoleBinding | Rules::ClusterRoleBinding => {
-            path_segment(name)
-        }
-        _ => names::dns_1123_subdomain(name),
-    };
     errors.extend(
-        problems
+        name_problems(name)
             .into_iter()
             .map(|problem| FieldError::invalid("metadata.name", name, problem)),
     );
-}
-
-fn path_segment(name: &str) -> Vec<String> {
-    match name {
-        "." | ".." => vec![format!("may not be '{name}'")],
-        _ => ["/", "%"]
-            .iter()
-            .filter(|part| name.contains(**part))
-            .map(|part| format!("may not contain '{part}'"))
-            .collect(),
-    }
 }
 
 fn validate_labels(metadata: &Map<String, Value>, errors: &mut Vec<FieldError>) {
@@ -372,29 +360,6 @@ pub fn differs_in_content(object: &Value, old: &Value, resource: &Resource) -> b
     }
     // JSON maps are sorted by key, so equal contents iterate in the same order.
     content(object, resource).ne(content(old, resource))
-}
-
-/// Increments the generation if the content changed.
-pub fn increment_generation_on_change(object: &mut Value, old: &Value, resource: &Resource) {
-    if resource.has_generation
-        && differs_in_content(object, old, resource)
-        && !only_assigns_node(object, old, resource)
-    {
-        increment_generation(object);
-    }
-}
-
-/// Whether the only change of a pod's spec is its assignment to a node, which is not a change of the desired state.
-fn only_assigns_node(object: &Value, old: &Value, resource: &Resource) -> bool {
-    let is_bound = |pod: &Value| pod.pointer("/spec/nodeName").is_some_and(|node| node != "");
-    if resource.rules != Rules::Pod || is_bound(old) || !is_bound(object) {
-        return false;
-    }
-    let mut spec = object["spec"].clone();
-    if let Some(fields) = spec.as_object_mut() {
-        fields.remove("nodeName");
-    }
-    spec == old["spec"]
 }
 
 /// Increments the generation.

@@ -13,7 +13,7 @@ use super::content_deletion::follow;
 use crate::{
     metadata,
     operations::Api,
-    strategy::CLAIM_PROTECTION,
+    strategy::persistent_volume_claim::CLAIM_PROTECTION,
     target::{Part, Target, WriteOptions},
 };
 

@@ -14,7 +14,7 @@ use crate::{
     metadata,
     operations::{Api, DeleteOptions, ListOptions, Propagation},
     registry::Resource,
-    strategy::definition::CLEANUP,
+    strategy::custom_resource_definition::CLEANUP,
     target::{Part, Target, WriteOptions},
 };
 

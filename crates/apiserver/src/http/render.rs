@@ -145,14 +145,15 @@ impl Renderer {
 
     /// Answers with one object.
     pub fn answer(&self, code: StatusCode, object: &Object) -> HttpResponse {
-        let bytes =
-            if self.accepted.form == Form::Object && !strategy::needs_conversion(&self.resource) {
-                object.bytes_as(&self.resource.api_version)
-            } else {
-                let mut buffer = Vec::new();
-                self.append(object, &mut buffer);
-                Bytes::from(buffer)
-            };
+        let bytes = if self.accepted.form == Form::Object
+            && !strategy::of(&self.resource).needs_conversion(&self.resource)
+        {
+            object.bytes_as(&self.resource.api_version)
+        } else {
+            let mut buffer = Vec::new();
+            self.append(object, &mut buffer);
+            Bytes::from(buffer)
+        };
         self.encode(code, bytes)
     }
 
@@ -178,7 +179,9 @@ impl Renderer {
     }
 
     fn append(&self, object: &Object, buffer: &mut Vec<u8>) {
-        if self.accepted.form == Form::Object && !strategy::needs_conversion(&self.resource) {
+        if self.accepted.form == Form::Object
+            && !strategy::of(&self.resource).needs_conversion(&self.resource)
+        {
             object.write_as(&self.resource.api_version, buffer);
         } else {
             self.append_value(&Api::value_of(&self.resource, object), buffer);
@@ -348,7 +351,8 @@ impl Renderer {
         buffer.extend_from_slice(b"\",\"object\":");
         match at {
             Some(revision) if revision != object.revision => {
-                if self.accepted.form == Form::Object && !strategy::needs_conversion(&self.resource)
+                if self.accepted.form == Form::Object
+                    && !strategy::of(&self.resource).needs_conversion(&self.resource)
                 {
                     object.write_at(&self.resource.api_version, revision, buffer);
                 } else {

@@ -98,17 +98,10 @@ impl Api {
             None,
             options,
         )?;
-        let mut errors = metadata::validate(&object, None, resource);
-        errors.extend(strategy::validate(
-            &self.context(),
-            resource,
-            &object,
-            None,
-            Part::Main,
-        ));
+        let errors = strategy::validate(resource, &object, None, Part::Main);
         if !errors.is_empty() {
             return Err(Status::invalid(
-                strategy::group_of_kind(resource),
+                strategy::of(resource).group_in_errors(resource),
                 &resource.kind,
                 &target.name,
                 &errors,

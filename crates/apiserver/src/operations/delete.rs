@@ -13,7 +13,8 @@ use super::{Api, ListOptions, modify::is_finished, storage_failure};
 use crate::{
     admission::Operation,
     metadata,
-    registry::{Resource, Rules},
+    registry::Resource,
+    strategy,
     target::{Part, Target, WriteOptions},
 };
 
@@ -22,7 +23,6 @@ pub const ORPHAN: &str = "orphan";
 /// The finalizer of an owner that waits for the deletion of its dependents.
 pub const FOREGROUND: &str = "foregroundDeletion";
 
-const DEFAULT_GRACE_SECONDS: i64 = 30;
 const CONCURRENT_DELETIONS: usize = 128;
 
 /// How the dependents of a deleted object are handled (`propagationPolicy`).
@@ -93,24 +93,14 @@ impl Api {
                 Some(&old),
                 write,
             )?;
-            if resource.rules == Rules::Namespace
-                && matches!(
-                    target.name.as_str(),
-                    "default" | "kube-system" | "kube-public"
-                )
-            {
-                return Err(Status::forbidden(
-                    "",
-                    "namespaces",
-                    &target.name,
-                    "this namespace may not be deleted",
-                ));
-            }
+            let kind = strategy::of(resource);
+            kind.check_delete(&target.name)?;
             let marked = mark_for_deletion(resource, &old, options, self.now());
-            let gone = is_finished(&marked);
+            let gone = is_finished(resource, &marked);
             // An object that is removed at once was never terminating, so its last version has no deletionTimestamp. Only a pod's
             // last version has one, with the grace period.
-            let stays_unmarked = gone && resource.rules != Rules::Pod && !current.is_deleting();
+            let stays_unmarked =
+                gone && !kind.is_terminating_when_removed() && !current.is_deleting();
             let object = if stays_unmarked { old.clone() } else { marked };
             if !gone && object == old {
                 return Ok(DeleteOutcome {
@@ -243,7 +233,8 @@ fn mark_for_deletion(
     } else {
         fields.insert("finalizers".into(), Value::from(finalizers));
     }
-    let grace = grace_seconds(resource, old, options);
+    let kind = strategy::of(resource);
+    let grace = kind.grace_period_seconds(old, options.grace_period_seconds);
     let already = fields.get("deletionTimestamp").is_some();
     let before = fields
         .get("deletionGracePeriodSeconds")
@@ -256,15 +247,11 @@ fn mark_for_deletion(
             .saturating_add(SignedDuration::from_secs(grace))
             .unwrap_or(started);
         fields.insert("deletionTimestamp".into(), metadata::timestamp(ends));
-        if resource.rules != Rules::Namespace {
-            fields.insert("deletionGracePeriodSeconds".into(), Value::from(grace));
-        }
+        fields.insert("deletionGracePeriodSeconds".into(), Value::from(grace));
         if !already && fields.get("generation").is_some() {
             metadata::increment_generation(&mut object);
         }
-        if resource.rules == Rules::Namespace {
-            object["status"]["phase"] = Value::from("Terminating");
-        }
+        kind.mark_for_deletion(&mut object);
     }
     object
 }
@@ -298,33 +285,6 @@ fn finalizers_for(old: &Value, options: &DeleteOptions) -> Vec<String> {
         Some(Propagation::Background) | None => {}
     }
     finalizers
-}
-
-/// Only a pod has a grace period, and only if it is assigned to a node and still runs.
-fn grace_seconds(resource: &Resource, old: &Value, options: &DeleteOptions) -> i64 {
-    if resource.rules != Rules::Pod {
-        return 0;
-    }
-    let bound = old
-        .pointer("/spec/nodeName")
-        .and_then(Value::as_str)
-        .is_some_and(|node| !node.is_empty());
-    let ended = matches!(
-        old.pointer("/status/phase").and_then(Value::as_str),
-        Some("Succeeded" | "Failed")
-    );
-    if !bound || ended {
-        return 0;
-    }
-    let wanted = options
-        .grace_period_seconds
-        .or_else(|| {
-            old.pointer("/spec/terminationGracePeriodSeconds")
-                .and_then(Value::as_i64)
-        })
-        .unwrap_or(DEFAULT_GRACE_SECONDS);
-    // A negative period used to mean "immediately"; kube-apiserver treats it as one second.
-    if wanted < 0 { 1 } else { wanted }
 }
 
 #[cfg(test)]

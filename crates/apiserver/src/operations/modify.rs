@@ -10,7 +10,9 @@ use store::{Change, Expectation, Object, Write, WriteError};
 use super::{Api, WriteOutcome, storage_failure};
 use crate::{
     admission::Operation,
-    metadata, strategy,
+    metadata,
+    registry::Resource,
+    strategy,
     target::{Part, Target, WriteOptions},
 };
 
@@ -97,7 +99,7 @@ impl Api {
         } else {
             object == old
         };
-        let finished = is_finished(&object);
+        let finished = is_finished(resource, &object);
         if unchanged && !finished {
             return Ok(Some(written(current.clone())));
         }
@@ -175,18 +177,11 @@ impl Api {
             Some(old),
             options,
         )?;
-        metadata::increment_generation_on_change(&mut object, old, resource);
-        let mut errors = metadata::validate(&object, Some(old), resource);
-        errors.extend(strategy::validate(
-            &self.context(),
-            resource,
-            &object,
-            Some(old),
-            part,
-        ));
+        strategy::increment_generation_on_change(resource, &mut object, old);
+        let errors = strategy::validate(resource, &object, Some(old), part);
         if !errors.is_empty() {
             return Err(Status::invalid(
-                strategy::group_of_kind(resource),
+                strategy::of(resource).group_in_errors(resource),
                 &resource.kind,
                 &target.name,
                 &errors,
@@ -216,7 +211,7 @@ pub(super) fn undecodable_patch(error: &DecodeError) -> Status {
 }
 
 /// Whether a terminating object can be removed: no finalizers and no grace period are left.
-pub(super) fn is_finished(object: &Value) -> bool {
+pub(super) fn is_finished(resource: &Resource, object: &Value) -> bool {
     let metadata = &object["metadata"];
     let no_finalizers = metadata
         .get("finalizers")
@@ -227,13 +222,10 @@ pub(super) fn is_finished(object: &Value) -> bool {
         .and_then(Value::as_i64)
         .unwrap_or_default()
         == 0;
-    // A namespace has additional finalizers in its spec.
-    let spec_finalizers = object["kind"] == "Namespace"
-        && object
-            .pointer("/spec/finalizers")
-            .and_then(Value::as_array)
-            .is_some_and(|finalizers| !finalizers.is_empty());
-    metadata.get("deletionTimestamp").is_some() && no_finalizers && no_grace && !spec_finalizers
+    metadata.get("deletionTimestamp").is_some()
+        && no_finalizers
+        && no_grace
+        && !strategy::of(resource).has_own_finalizers(object)
 }
 
 fn check_version(

@@ -6,18 +6,20 @@ use apimachinery::{
     selector::{FieldSelector, LabelSelector},
     status::Status,
 };
-use serde_json::Value;
 use store::Object;
 
-use crate::registry::{Resource, Rules};
+use crate::{
+    registry::Resource,
+    strategy::{self, Kind},
+};
 
 /// A label and a field selector together.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     labels: LabelSelector,
     fields: FieldSelector,
-    /// Whether a field selector uses a field other than name and namespace, which requires parsing the JSON.
-    parses_json: bool,
+    /// Reads the fields of an object, if a field selector uses more than name and namespace. This requires parsing the JSON.
+    reader: Option<&'static dyn Kind>,
 }
 
 impl Selection {
@@ -38,9 +40,10 @@ impl Selection {
             .as_ref()
             .map(|version| version.selectable_fields.as_slice())
             .unwrap_or_default();
+        let kind = strategy::of(resource);
         for term in fields.terms() {
             let known =
-                selectable(resource).contains(&&*term.field) || custom.contains(&term.field);
+                kind.selectable_fields().contains(&&*term.field) || custom.contains(&term.field);
             if !known {
                 return Err(Status::bad_request(format!(
                     "field label not supported: {}",
@@ -55,7 +58,7 @@ impl Selection {
         Ok(Self {
             labels,
             fields,
-            parses_json,
+            reader: parses_json.then_some(kind),
         })
     }
 
@@ -80,105 +83,21 @@ impl Selection {
         if !labelled || self.fields.is_empty() {
             return labelled;
         }
-        if !self.parses_json {
+        let Some(kind) = self.reader else {
             return self.fields.matches(|field| match field {
                 "metadata.name" => Some(object.key.name()),
                 "metadata.namespace" => Some(object.key.namespace()),
                 _ => None,
             });
-        }
+        };
         let value = object.value();
         let found: BTreeMap<&str, String> = self
             .fields
             .terms()
             .iter()
-            .filter_map(|term| Some((&*term.field, read(&value, &term.field)?)))
+            .filter_map(|term| Some((&*term.field, kind.selected_field(&value, &term.field)?)))
             .collect();
         self.fields
             .matches(|field| found.get(field).map(String::as_str))
-    }
-}
-
-/// The fields that a field selector of a kind may use.
-fn selectable(resource: &Resource) -> &'static [&'static str] {
-    match resource.rules {
-        Rules::Pod => &[
-            "metadata.name",
-            "metadata.namespace",
-            "spec.nodeName",
-            "spec.restartPolicy",
-            "spec.schedulerName",
-            "spec.serviceAccountName",
-            "spec.hostNetwork",
-            "status.phase",
-            "status.podIP",
-            "status.podIPs",
-            "status.nominatedNodeName",
-        ],
-        Rules::Event => &[
-            "metadata.name",
-            "metadata.namespace",
-            "involvedObject.kind",
-            "involvedObject.namespace",
-            "involvedObject.name",
-            "involvedObject.uid",
-            "involvedObject.apiVersion",
-            "involvedObject.resourceVersion",
-            "involvedObject.fieldPath",
-            "regarding.kind",
-            "regarding.namespace",
-            "regarding.name",
-            "regarding.uid",
-            "regarding.apiVersion",
-            "regarding.resourceVersion",
-            "regarding.fieldPath",
-            "reason",
-            "reportingComponent",
-            "reportingController",
-            "source",
-            "type",
-        ],
-        Rules::Secret => &["metadata.name", "metadata.namespace", "type"],
-        Rules::Namespace => &["metadata.name", "status.phase"],
-        Rules::Node => &["metadata.name", "spec.unschedulable"],
-        Rules::Service => &[
-            "metadata.name",
-            "metadata.namespace",
-            "spec.clusterIP",
-            "spec.type",
-        ],
-        _ => &["metadata.name", "metadata.namespace"],
-    }
-}
-
-/// A field of a stored object as text. Events are stored in their core/v1 form.
-fn read(object: &Value, field: &str) -> Option<String> {
-    let stored = match field.split_once('.') {
-        Some(("regarding", rest)) => format!("involvedObject.{rest}"),
-        _ if field == "reportingController" => "reportingComponent".to_owned(),
-        _ => field.to_owned(),
-    };
-    if field == "source" {
-        let component = object
-            .pointer("/source/component")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let component = if component.is_empty() {
-            object["reportingComponent"].as_str().unwrap_or_default()
-        } else {
-            component
-        };
-        return Some(component.to_owned());
-    }
-    let found = stored
-        .trim_start_matches('.')
-        .split('.')
-        .try_fold(object, |value, segment| value.get(segment));
-    match (found, field) {
-        (Some(Value::String(text)), _) => Some(text.clone()),
-        (Some(Value::Bool(flag)), _) => Some(flag.to_string()),
-        (Some(Value::Number(number)), _) => Some(number.to_string()),
-        (_, "spec.unschedulable" | "spec.hostNetwork") => Some("false".to_owned()),
-        _ => None,
     }
 }

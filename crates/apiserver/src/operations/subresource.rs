@@ -11,7 +11,7 @@ use super::{Api, DeleteOptions, DeleteOutcome, WriteOutcome};
 use crate::{
     metadata,
     registry::{Resource, ScalePaths},
-    strategy,
+    strategy::{self, pod::binding},
     target::{Part, Target, WriteOptions},
 };
 
@@ -115,48 +115,7 @@ impl Api {
             ));
         }
         let now = metadata::timestamp(self.now());
-        let transform = |old: &Value| {
-            let current = old
-                .pointer("/spec/nodeName")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
-            if !current.is_empty() {
-                let cause = format!(
-                    "pod {} is already assigned to node \"{current}\"",
-                    target.name
-                );
-                return Err(Status::conflict_because(
-                    "",
-                    "pods/binding",
-                    &target.name,
-                    &cause,
-                ));
-            }
-            if !metadata::text(old, "deletionTimestamp").is_empty() {
-                let cause = format!(
-                    "pod {} is being deleted, cannot be assigned to a host",
-                    target.name
-                );
-                return Err(Status::conflict_because(
-                    "",
-                    "pods/binding",
-                    &target.name,
-                    &cause,
-                ));
-            }
-            let mut pod = old.clone();
-            pod["spec"]["nodeName"] = Value::from(node.as_str());
-            let scheduled = json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now});
-            let mut conditions = pod
-                .pointer("/status/conditions")
-                .and_then(Value::as_array)
-                .cloned()
-                .unwrap_or_default();
-            conditions.retain(|condition| condition["type"] != "PodScheduled");
-            conditions.push(scheduled);
-            pod["status"]["conditions"] = Value::from(conditions);
-            Ok(pod)
-        };
+        let transform = |old: &Value| binding::assign(old, &node, &now);
         self.modify(target, Part::Finalize, &transform, options)
             .await
     }

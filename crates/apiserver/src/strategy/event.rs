@@ -3,7 +3,11 @@
 use apimachinery::field::FieldError;
 use serde_json::{Map, Value};
 
-use super::{fields, text};
+use super::{
+    Kind,
+    fields::{fields, scalar, text},
+};
+use crate::{registry::Resource, target::Part};
 
 /// Pairs of field names in `events.k8s.io` and in core.
 const RENAMED: &[(&str, &str)] = &[
@@ -16,13 +20,98 @@ const RENAMED: &[(&str, &str)] = &[
     ("deprecatedCount", "count"),
 ];
 
+/// The group with the newer form.
+const NEWER_GROUP: &str = "events.k8s.io";
+
+/// Events.
+pub struct Event;
+
+impl Kind for Event {
+    fn validate(
+        &self,
+        _resource: &Resource,
+        object: &Value,
+        old: Option<&Value>,
+        _part: Part,
+    ) -> Vec<FieldError> {
+        validate(object, old)
+    }
+
+    fn selectable_fields(&self) -> &'static [&'static str] {
+        &[
+            "metadata.name",
+            "metadata.namespace",
+            "involvedObject.kind",
+            "involvedObject.namespace",
+            "involvedObject.name",
+            "involvedObject.uid",
+            "involvedObject.apiVersion",
+            "involvedObject.resourceVersion",
+            "involvedObject.fieldPath",
+            "regarding.kind",
+            "regarding.namespace",
+            "regarding.name",
+            "regarding.uid",
+            "regarding.apiVersion",
+            "regarding.resourceVersion",
+            "regarding.fieldPath",
+            "reason",
+            "reportingComponent",
+            "reportingController",
+            "source",
+            "type",
+        ]
+    }
+
+    fn selected_field(&self, object: &Value, field: &str) -> Option<String> {
+        match field {
+            "source" => Some(source(object).to_owned()),
+            "reportingController" => scalar(object, "reportingComponent"),
+            _ => match field.split_once('.') {
+                Some(("regarding", rest)) => scalar(object, &format!("involvedObject.{rest}")),
+                _ => scalar(object, field),
+            },
+        }
+    }
+
+    fn needs_conversion(&self, resource: &Resource) -> bool {
+        &*resource.group == NEWER_GROUP
+    }
+
+    fn convert_to_storage(&self, object: &mut Value) {
+        to_core(object);
+    }
+
+    fn convert_from_storage(&self, object: &mut Value) {
+        from_core(object);
+    }
+
+    /// Errors always name the core kind.
+    fn group_in_errors<'a>(&self, _resource: &'a Resource) -> &'a str {
+        ""
+    }
+}
+
+/// The component that reported a stored event.
+fn source(event: &Value) -> &str {
+    let component = event
+        .pointer("/source/component")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    if component.is_empty() {
+        event["reportingComponent"].as_str().unwrap_or_default()
+    } else {
+        component
+    }
+}
+
 /// Converts from the form of `events.k8s.io` to the core form.
-pub fn to_core(event: &mut Value) {
+fn to_core(event: &mut Value) {
     rename(fields(event), RENAMED.iter().copied());
 }
 
 /// Converts from the core form to that of `events.k8s.io`.
-pub fn from_core(event: &mut Value) {
+fn from_core(event: &mut Value) {
     rename(
         fields(event),
         RENAMED.iter().map(|(newer, core)| (*core, *newer)),
@@ -39,7 +128,7 @@ fn rename<'a>(event: &mut Map<String, Value>, names: impl Iterator<Item = (&'a s
 
 /// Validates an event in either form. The required fields depend on whether it has an `eventTime`, which only newer clients set.
 /// A new event in the group `events.k8s.io` must have one.
-pub fn validate(event: &Value, old: Option<&Value>) -> Vec<FieldError> {
+fn validate(event: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let newer = event["apiVersion"] == "events.k8s.io/v1";
     let mut errors = if text(event, "eventTime").is_empty() {
         validate_older(event, newer)

@@ -3,7 +3,7 @@
 use apimachinery::{field::FieldError, names};
 use serde_json::Value;
 
-use super::{items, text};
+use super::fields::{items, text};
 
 /// Validates a `LabelSelector`.
 pub fn validate(selector: &Value, path: &str, errors: &mut Vec<FieldError>) {

@@ -1,30 +1,45 @@
-//! The rules of each kind: defaults, validation, and the fields that a write to one part must not change.
+//! The rules of each kind, one file per kind: defaults, validation, and the fields that a write to one part must not change.
 //!
-//! The functions work on JSON values. Functions that need other objects take a [`Context`] and only read
-//! from it.
+//! A file implements [`Kind`], with the methods in which its kind differs from others. The functions here apply these rules to a
+//! write. All of them work on JSON values. Rules that need other objects take a [`Context`] and only read from it.
 
-mod core;
-pub mod definition;
+mod config_map;
+mod custom_resource;
+pub mod custom_resource_definition;
+mod endpoint_slice;
+mod endpoints;
 mod event;
+mod fields;
+mod kind;
 mod label_selector;
+mod lease;
 pub mod managed_fields;
-mod network;
-mod pod;
-mod pod_defaults;
+mod namespace;
+mod network_policy;
+mod node;
+mod persistent_volume;
+pub mod persistent_volume_claim;
+pub mod pod;
+mod quantities;
+mod role;
+mod role_binding;
+mod runtime_class;
+mod secret;
 mod service;
 mod storage_class;
 
 use apimachinery::{field::FieldError, quantity::Quantity, status::Status, strict, types};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use store::Store;
 
+use self::fields::fields;
+pub use self::kind::Kind;
 use crate::{
     clock::Clock,
+    metadata,
     registry::{Resource, Rules},
     target::{FieldValidation, Part},
 };
-
-pub use self::core::CLAIM_PROTECTION;
 
 /// What the rules of a kind may read besides the object.
 #[derive(Clone, Copy, Debug)]
@@ -35,25 +50,27 @@ pub struct Context<'a> {
     pub clock: &'a Clock,
 }
 
+/// The rules of a resource.
+pub fn of(resource: &Resource) -> &'static dyn Kind {
+    kind::of(resource.rules)
+}
+
 /// Converts an object of the requested version to its storage form.
 pub fn to_storage(resource: &Resource, object: &mut Value) {
-    if resource.rules == Rules::Event && &*resource.group == "events.k8s.io" {
-        event::to_core(object);
+    let kind = of(resource);
+    if kind.needs_conversion(resource) {
+        kind.convert_to_storage(object);
     }
     object["apiVersion"] = Value::from(&*resource.storage_api_version);
 }
 
 /// Converts a stored object to the requested version.
 pub fn from_storage(resource: &Resource, object: &mut Value) {
-    if needs_conversion(resource) {
-        event::from_core(object);
+    let kind = of(resource);
+    if kind.needs_conversion(resource) {
+        kind.convert_from_storage(object);
     }
     object["apiVersion"] = Value::from(&*resource.api_version);
-}
-
-/// Whether a stored object differs from the requested version in more than its `apiVersion`.
-pub fn needs_conversion(resource: &Resource) -> bool {
-    resource.rules == Rules::Event && &*resource.group == "events.k8s.io"
 }
 
 /// Rejects an object that kube-apiserver cannot decode into its Go types. An error that the stored object has too is allowed
@@ -63,19 +80,12 @@ pub fn check_types(
     object: &mut Value,
     old: Option<&Value>,
 ) -> Result<(), types::DecodeError> {
-    let is_custom = resource.rules == Rules::Custom;
-    let decode = |object: &mut Value| match managed_fields::types_of(resource) {
-        // The schema validates the rest.
-        _ if is_custom => match object.get_mut("metadata") {
-            Some(metadata) => types::decode(metadata, types::TypeRef::object_meta()),
-            None => Ok(()),
-        },
-        Some(types) => types::decode(object, types),
-        None => Ok(()),
-    };
-    let decoded = decode(object);
+    let kind = of(resource);
+    let decoded = kind.decode(resource, object);
     match old {
-        Some(old) if decoded.is_err() && decode(&mut old.clone()) == decoded => Ok(()),
+        Some(old) if decoded.is_err() && kind.decode(resource, &mut old.clone()) == decoded => {
+            Ok(())
+        }
         _ => decoded,
     }
 }
@@ -98,14 +108,7 @@ pub fn check_fields(
     if validation == FieldValidation::Ignore {
         return Ok(Vec::new());
     }
-    let unknown = match (resource.rules, &resource.custom) {
-        (Rules::Custom, Some(custom)) => {
-            let schema = custom.schema.as_ref();
-            schema.map(|schema| schema.prune_reporting(object))
-        }
-        _ => managed_fields::types_of(resource).map(|types| types::unknown_fields(object, types)),
-    }
-    .unwrap_or_default();
+    let unknown = of(resource).unknown_fields(resource, object);
     match (validation, strict::message(duplicates, &unknown)) {
         (FieldValidation::Strict, Some(message)) => Err(Status::bad_request(message)),
         _ => Ok(strict::problems(duplicates, &unknown)),
@@ -114,36 +117,9 @@ pub fn check_fields(
 
 /// Removes unknown fields and sets defaults.
 pub fn prune_and_default(resource: &Resource, object: &mut Value) {
-    if resource.rules != Rules::Custom
-        && let Some(types) = managed_fields::types_of(resource)
-    {
-        managed_fields::prune(object, types);
-    }
-    match resource.rules {
-        Rules::Custom => {
-            if let Some(schema) = resource
-                .custom
-                .as_ref()
-                .and_then(|custom| custom.schema.as_ref())
-            {
-                schema.prune(object);
-                schema.default(object);
-            }
-        }
-        Rules::Pod => pod_defaults::apply(object),
-        Rules::Service => service::default(object),
-        Rules::Namespace => core::default_namespace(object),
-        Rules::Secret => core::default_secret(object),
-        Rules::PersistentVolumeClaim => core::default_claim(object),
-        Rules::PersistentVolume => core::default_volume(object),
-        Rules::StorageClass => core::default_storage_class(object),
-        Rules::EndpointSlice => network::default_slice(object),
-        Rules::Endpoints => network::default_endpoints(object),
-        Rules::NetworkPolicy => network::default_policy(object),
-        Rules::CustomResourceDefinition => definition::default(object),
-        Rules::RoleBinding | Rules::ClusterRoleBinding => core::default_binding(object),
-        _ => {}
-    }
+    let kind = of(resource);
+    kind.prune(resource, object);
+    kind.default(resource, object);
 }
 
 /// Initializes a new object before admission and validation.
@@ -151,24 +127,10 @@ pub fn prepare_create(context: &Context<'_>, resource: &Resource, object: &mut V
     if resource.has_status {
         fields(object).remove("status");
     }
-    match resource.rules {
-        Rules::Pod => pod::prepare_create(object),
-        Rules::Service => service::prepare_create(context, object),
-        Rules::Namespace => core::prepare_namespace(object),
-        Rules::PersistentVolumeClaim | Rules::PersistentVolume => {
-            object["status"] = json!({"phase": "Pending"});
-            if resource.rules == Rules::PersistentVolumeClaim {
-                core::protect_claim(object);
-                storage_class::default_of_claim(context, object);
-            }
-        }
-        Rules::CustomResourceDefinition => definition::prepare_create(context, object),
-        _ => {}
-    }
+    let kind = of(resource);
+    kind.prepare_create(context, object);
     prune_and_default(resource, object);
-    if resource.rules == Rules::Pod {
-        pod::classify(object);
-    }
+    kind.complete_create(object);
 }
 
 /// Copies the fields that a write to `part` may not change from the stored object.
@@ -180,29 +142,11 @@ pub fn prepare_update(
     part: Part,
 ) {
     match part {
-        Part::Main => {
-            if resource.has_status {
-                copy_field(object, old, "status");
-            }
-            if resource.rules == Rules::Namespace {
-                let finalizers = old
-                    .pointer("/spec/finalizers")
-                    .cloned()
-                    .unwrap_or_else(|| json!([]));
-                object["spec"]["finalizers"] = finalizers;
-            }
-        }
+        Part::Main if resource.has_status => copy_field(object, old, "status"),
         Part::Status => restrict_to_status(resource, object, old),
-        Part::EphemeralContainers => pod::restrict_to_ephemeral_containers(object, old),
-        Part::Finalize => {}
+        Part::Main | Part::EphemeralContainers | Part::Finalize => {}
     }
-    match resource.rules {
-        Rules::Service => service::prepare_update(context, object, old),
-        Rules::CustomResourceDefinition if part == Part::Main => {
-            definition::prepare_update(context, object, old);
-        }
-        _ => {}
-    }
+    of(resource).prepare_update(context, object, old, part);
     prune_and_default(resource, object);
 }
 
@@ -262,55 +206,33 @@ fn copy_field(object: &mut Value, old: &Value, field: &str) {
     };
 }
 
-/// Validates an object and, on an update, the change from `old`.
+/// Validates an object with its metadata and, on an update, the change from `old`.
 pub fn validate(
-    context: &Context<'_>,
     resource: &Resource,
     object: &Value,
     old: Option<&Value>,
     part: Part,
 ) -> Vec<FieldError> {
-    match resource.rules {
-        Rules::Custom => validate_custom(resource, object, old),
-        Rules::Pod => pod::validate(object, old, part),
-        Rules::Service => service::validate(object, old),
-        Rules::Secret => core::validate_secret(object, old),
-        Rules::ConfigMap => core::validate_config_map(object, old),
-        Rules::PersistentVolumeClaim => core::validate_claim(object, old),
-        Rules::PersistentVolume => core::validate_volume(object),
-        Rules::StorageClass => core::validate_storage_class(object, old),
-        Rules::RuntimeClass => core::validate_runtime_class(object, old),
-        Rules::Lease => core::validate_lease(object),
-        Rules::Event => event::validate(object, old),
-        Rules::EndpointSlice => network::validate_slice(object, old),
-        Rules::NetworkPolicy => network::validate_policy(object, old),
-        Rules::CustomResourceDefinition => definition::validate(context, object, old),
-        Rules::RoleBinding | Rules::ClusterRoleBinding => core::validate_binding(object, old),
-        _ => Vec::new(),
-    }
+    let kind = of(resource);
+    let mut errors = metadata::validate(object, old, |name| kind.name_problems(name));
+    errors.extend(kind.validate(resource, object, old, part));
+    errors
 }
 
-/// The group of the kind in an error: events are always core events.
-pub fn group_of_kind(resource: &Resource) -> &str {
-    if resource.rules == Rules::Event {
-        ""
-    } else {
-        &resource.group
+/// Increments the generation if the desired state changed.
+pub fn increment_generation_on_change(resource: &Resource, object: &mut Value, old: &Value) {
+    if resource.has_generation
+        && metadata::differs_in_content(object, old, resource)
+        && !of(resource).keeps_generation(object, old)
+    {
+        metadata::increment_generation(object);
     }
 }
 
 /// Rejects invalid quantities. Kubernetes parses them while it decodes a body, so the error is 400 Bad Request.
 pub fn check_quantities(resource: &Resource, object: &Value) -> Result<(), Status> {
-    let written: Vec<(String, &Value)> = match resource.rules {
-        Rules::Pod => pod::quantities(object),
-        Rules::PersistentVolumeClaim => {
-            quantities_of(&object["spec"]["resources"], "spec.resources")
-        }
-        Rules::PersistentVolume => quantities_in(&object["spec"]["capacity"], "spec.capacity"),
-        _ => return Ok(()),
-    };
-    for (field, quantity) in written {
-        let text = quantity_text(quantity);
+    for (field, quantity) in of(resource).quantities(object) {
+        let text = quantities::text_of(quantity);
         if let Err(error) = text.parse::<Quantity>() {
             return Err(Status::bad_request(format!(
                 "{kind} in version \"{version}\" cannot be handled as a {kind}: {field}: {error}",
@@ -320,125 +242,4 @@ pub fn check_quantities(resource: &Resource, object: &Value) -> Result<(), Statu
         }
     }
     Ok(())
-}
-
-/// The quantities in `limits` and `requests`.
-fn quantities_of<'a>(resources: &'a Value, path: &str) -> Vec<(String, &'a Value)> {
-    ["limits", "requests"]
-        .into_iter()
-        .flat_map(|kind| quantities_in(&resources[kind], &format!("{path}.{kind}")))
-        .collect()
-}
-
-fn quantities_in<'a>(map: &'a Value, path: &str) -> Vec<(String, &'a Value)> {
-    let entries = map.as_object().into_iter().flatten();
-    entries
-        .map(|(name, quantity)| (format!("{path}[{name}]"), quantity))
-        .collect()
-}
-
-/// The text of a quantity, which may also be a JSON number.
-fn quantity_text(quantity: &Value) -> String {
-    match quantity {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
-}
-
-/// Validates a custom resource against its schema. Validation rules (CEL) run only if the schema matches.
-fn validate_custom(resource: &Resource, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
-    let custom = resource.custom.as_ref();
-    let Some(schema) = custom.and_then(|custom| custom.schema.as_ref()) else {
-        return Vec::new();
-    };
-    let errors = match old {
-        Some(old) => schema.validate_update(object, old),
-        None => schema.validate(object),
-    };
-    if errors.is_empty() {
-        schema.validate_rules(object, old)
-    } else {
-        errors
-    }
-}
-
-/// The fields of an object. A value that is not an object is replaced by an empty one.
-fn fields(object: &mut Value) -> &mut Map<String, Value> {
-    if !object.is_object() {
-        *object = json!({});
-    }
-    object
-        .as_object_mut()
-        .expect("the object was created above")
-}
-
-/// Sets a field that is missing or null.
-fn default_field(object: &mut Value, field: &str, value: impl Into<Value>) {
-    let fields = fields(object);
-    if fields.get(field).is_none_or(Value::is_null) {
-        fields.insert(field.to_owned(), value.into());
-    }
-}
-
-/// Like [`default_field`], but also replaces an empty string.
-fn default_text(object: &mut Value, field: &str, value: &str) {
-    let fields = fields(object);
-    if fields
-        .get(field)
-        .is_none_or(|present| present.is_null() || present == "")
-    {
-        fields.insert(field.to_owned(), Value::from(value));
-    }
-}
-
-/// The elements of a list; empty if the field is not a list.
-fn items_mut<'a>(object: &'a mut Value, field: &str) -> impl Iterator<Item = &'a mut Value> {
-    object
-        .get_mut(field)
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-}
-
-/// The elements of a list; empty if the field is not a list.
-fn items<'a>(object: &'a Value, field: &str) -> &'a [Value] {
-    object
-        .get(field)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
-}
-
-/// A string field; empty if missing.
-fn text<'a>(object: &'a Value, field: &str) -> &'a str {
-    object
-        .get(field)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-}
-
-/// Rejects a change of an immutable field.
-fn immutable(
-    object: &Value,
-    old: Option<&Value>,
-    pointer: &str,
-    path: &str,
-    errors: &mut Vec<FieldError>,
-) {
-    let Some(old) = old else { return };
-    if object.pointer(pointer) != old.pointer(pointer) {
-        errors.push(FieldError::invalid(
-            path,
-            object.pointer(pointer).cloned().unwrap_or_default(),
-            "field is immutable",
-        ));
-    }
-}
-
-/// Rejects a value that is not in a set.
-fn one_of(value: &Value, path: &str, allowed: &[&str], errors: &mut Vec<FieldError>) {
-    if let Some(text) = value.as_str()
-        && !allowed.contains(&text)
-    {
-        errors.push(FieldError::not_supported(path, text, allowed));
-    }
 }

@@ -8,14 +8,57 @@ use serde_json::{Value, json};
 use store::{Range, ResourceId};
 
 use super::{
-    Context, default_field, default_text, fields, items, items_mut, label_selector, one_of, text,
+    Context, Kind,
+    fields::{default_field, default_text, fields, items, items_mut, one_of, text},
+    label_selector,
 };
+use crate::{registry::Resource, target::Part};
 
 /// 10.96.0.0/16: the usual range of cluster IPs.
 const NETWORK: u32 = 0x0a60_0000;
 const NODE_PORTS: std::ops::Range<u16> = 30_000..32_768;
 
-pub fn default(service: &mut Value) {
+/// Services.
+pub struct Service;
+
+impl Kind for Service {
+    fn default(&self, _resource: &Resource, object: &mut Value) {
+        default(object);
+    }
+
+    fn prepare_create(&self, context: &Context<'_>, object: &mut Value) {
+        prepare_create(context, object);
+    }
+
+    fn prepare_update(&self, context: &Context<'_>, object: &mut Value, old: &Value, _part: Part) {
+        prepare_update(context, object, old);
+    }
+
+    fn validate(
+        &self,
+        _resource: &Resource,
+        object: &Value,
+        old: Option<&Value>,
+        _part: Part,
+    ) -> Vec<FieldError> {
+        validate(object, old)
+    }
+
+    fn name_problems(&self, name: &str) -> Vec<String> {
+        names::dns_1035_label(name)
+    }
+
+    fn selectable_fields(&self) -> &'static [&'static str] {
+        &[
+            "metadata.name",
+            "metadata.namespace",
+            "spec.clusterIP",
+            "spec.type",
+        ]
+    }
+}
+
+fn default(service: &mut Value) {
     if !service["spec"].is_object() {
         return;
     }
@@ -46,12 +89,12 @@ pub fn default(service: &mut Value) {
     }
 }
 
-pub fn prepare_create(context: &Context<'_>, service: &mut Value) {
+fn prepare_create(context: &Context<'_>, service: &mut Value) {
     service["status"] = json!({"loadBalancer": {}});
     allocate(context, service);
 }
 
-pub fn prepare_update(context: &Context<'_>, service: &mut Value, old: &Value) {
+fn prepare_update(context: &Context<'_>, service: &mut Value, old: &Value) {
     if !service["spec"].is_object() {
         return;
     }
@@ -165,7 +208,7 @@ fn validate_affinity_timeout(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-pub fn validate(service: &Value, old: Option<&Value>) -> Vec<FieldError> {
+fn validate(service: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &service["spec"];
     let headless = text(spec, "clusterIP") == "None";

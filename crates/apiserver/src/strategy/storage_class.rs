@@ -1,37 +1,85 @@
-//! The class of claims that name none, as the admission plugin DefaultStorageClass gives it on every cluster.
+//! The rules of storage classes, and which of them is the default of claims.
 
+use apimachinery::field::FieldError;
 use serde_json::Value;
 use store::{Range, ResourceId};
 
-use super::Context;
-use crate::metadata;
+use super::{
+    Context, Kind,
+    fields::{default_text, immutable, one_of, text},
+};
+use crate::{metadata, registry::Resource, target::Part};
 
-/// Marks the default class. The second is how it was spelled once, and still counts.
+/// The annotations that mark the default class. The second is the older name.
 const IS_DEFAULT: [&str; 2] = [
     "storageclass.kubernetes.io/is-default-class",
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
-/// Where a claim named its class once.
-const CLASS_OF_CLAIM: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// Gives a new claim without a class the default one. A claim whose class is empty wants a volume that a user made by hand, and keeps it.
-pub fn default_of_claim(context: &Context<'_>, claim: &mut Value) {
-    let has_class = !claim["spec"]["storageClassName"].is_null();
-    if has_class || annotation(claim, CLASS_OF_CLAIM).is_some() {
-        return;
+/// Storage classes.
+pub struct StorageClass;
+
+impl Kind for StorageClass {
+    fn default(&self, _resource: &Resource, object: &mut Value) {
+        default(object);
     }
-    let classes = ResourceId::new("storage.k8s.io", "storageclasses");
-    let Ok(listed) = context.store.list(&classes, &Range::namespace(""), None) else {
-        return;
-    };
-    let classes: Vec<Value> = listed.objects.iter().map(|class| class.value()).collect();
-    if let Some(name) = default_among(&classes) {
-        claim["spec"]["storageClassName"] = Value::from(name);
+
+    fn validate(
+        &self,
+        _resource: &Resource,
+        object: &Value,
+        old: Option<&Value>,
+        _part: Part,
+    ) -> Vec<FieldError> {
+        validate(object, old)
     }
 }
 
-/// The default class: of several the newest, and of those of the same age the first by name.
-fn default_among(classes: &[Value]) -> Option<String> {
+fn default(class: &mut Value) {
+    default_text(class, "reclaimPolicy", "Delete");
+    default_text(class, "volumeBindingMode", "Immediate");
+}
+
+fn validate(class: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    if text(class, "provisioner").is_empty() {
+        errors.push(FieldError::required("provisioner", ""));
+    }
+    one_of(
+        &class["reclaimPolicy"],
+        "reclaimPolicy",
+        &["Delete", "Retain"],
+        &mut errors,
+    );
+    one_of(
+        &class["volumeBindingMode"],
+        "volumeBindingMode",
+        &["Immediate", "WaitForFirstConsumer"],
+        &mut errors,
+    );
+    for (pointer, path) in [
+        ("/provisioner", "provisioner"),
+        ("/parameters", "parameters"),
+        ("/reclaimPolicy", "reclaimPolicy"),
+    ] {
+        immutable(class, old, pointer, path, &mut errors);
+    }
+    errors
+}
+
+/// The name of the default class, if there is one.
+pub fn default_class(context: &Context<'_>) -> Option<String> {
+    let classes = ResourceId::new("storage.k8s.io", "storageclasses");
+    let listed = context
+        .store
+        .list(&classes, &Range::namespace(""), None)
+        .ok()?;
+    let classes: Vec<Value> = listed.objects.iter().map(|class| class.value()).collect();
+    newest_default(&classes)
+}
+
+/// The newest of the classes that are marked as default; of classes of the same age, the first by name.
+fn newest_default(classes: &[Value]) -> Option<String> {
     let is_default = |class: &&Value| {
         let mut marks = IS_DEFAULT.into_iter();
         marks.any(|mark| annotation(class, mark) == Some("true"))
@@ -85,7 +133,7 @@ mod tests {
             ),
             (vec![class("a", early, &beta)], Some("a")),
         ] {
-            assert_eq!(default_among(&classes).as_deref(), expected, "{classes:?}");
+            assert_eq!(newest_default(&classes).as_deref(), expected, "{classes:?}");
         }
     }
 }

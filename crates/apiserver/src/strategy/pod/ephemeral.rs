@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use apimachinery::field::FieldError;
 use serde_json::Value;
 
-use super::{fields, items, text, validate_container};
+use super::containers;
+use crate::strategy::fields::{fields, items, text};
 
 const PATH: &str = "spec.ephemeralContainers";
 
@@ -58,7 +59,7 @@ pub fn validate(spec: &Value, old: &Value, errors: &mut Vec<FieldError>) {
         .collect();
     for (index, container) in items(spec, "ephemeralContainers").iter().enumerate() {
         let path = format!("{PATH}[{index}]");
-        validate_container(container, &path, &volumes, errors);
+        containers::validate(container, &path, &volumes, errors);
         let name = text(container, "name");
         if !name.is_empty() && !names.insert(name) {
             errors.push(FieldError::duplicate(format!("{path}.name"), name));

@@ -1,11 +1,12 @@
-//! Whether a container may gain privileges, against what else it asks for: what kube-apiserver refuses.
+//! Validation of `allowPrivilegeEscalation` against the privileges of a container, with kube-apiserver's messages.
 
 use apimachinery::field::FieldError;
 use serde_json::Value;
 
-use super::super::items;
+use crate::strategy::fields::items;
 
-/// A container that is privileged, or has `CAP_SYS_ADMIN`, may gain privileges, whatever it says.
+/// Rejects `allowPrivilegeEscalation: false` on a container that is privileged or has `CAP_SYS_ADMIN`: it could gain privileges
+/// anyway.
 pub fn validate(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let context = &container["securityContext"];
     if context["allowPrivilegeEscalation"] != Value::Bool(false) {
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_every_privilege_cannot_be_kept_from_gaining_them() {
+    fn a_privileged_container_cannot_forbid_privilege_escalation() {
         for (context, refused) in [
             (json!({}), None),
             (json!({"allowPrivilegeEscalation": false}), None),
@@ -58,13 +59,16 @@ mod tests {
             let mut errors = Vec::new();
             let container = json!({"name": "c", "securityContext": context});
             validate(&container, "spec.containers[0]", &mut errors);
-            let said = errors.first().map(ToString::to_string);
+            let reported = errors.first().map(ToString::to_string);
             match refused {
-                None => assert_eq!(said, None, "{context}"),
+                None => assert_eq!(reported, None, "{context}"),
                 Some(detail) => {
-                    let said = said.unwrap_or_default();
+                    let reported = reported.unwrap_or_default();
                     let path = "spec.containers[0].securityContext: Invalid value: ";
-                    assert!(said.starts_with(path) && said.ends_with(detail), "{said}");
+                    assert!(
+                        reported.starts_with(path) && reported.ends_with(detail),
+                        "{reported}"
+                    );
                 }
             }
         }

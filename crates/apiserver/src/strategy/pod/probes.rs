@@ -3,7 +3,7 @@
 use apimachinery::{field::FieldError, names};
 use serde_json::Value;
 
-use super::super::{items, one_of, text};
+use crate::strategy::fields::{items, one_of, text};
 
 const KINDS: [&str; 3] = ["livenessProbe", "readinessProbe", "startupProbe"];
 

@@ -3,7 +3,7 @@
 use apimachinery::field::FieldError;
 use serde_json::Value;
 
-use super::super::items;
+use crate::strategy::fields::items;
 
 const RANGE: std::ops::RangeInclusive<i64> = 0..=2_147_483_647;
 const OUT_OF_RANGE: &str = "must be between 0 and 2147483647, inclusive";

@@ -1,30 +1,35 @@
-//! The rules of endpoints, endpoint slices and network policies.
-
-use std::collections::BTreeSet;
+//! The rules of network policies.
 
 use apimachinery::{field::FieldError, names};
 use serde_json::{Value, json};
 
 use super::{
-    default_field, default_text, immutable, items, items_mut, label_selector, one_of, text,
+    Kind,
+    fields::{default_field, default_text, items, items_mut, one_of, text},
+    label_selector,
 };
+use crate::{registry::Resource, target::Part};
 
-pub fn default_slice(slice: &mut Value) {
-    for port in items_mut(slice, "ports") {
-        default_field(port, "name", "");
-        default_text(port, "protocol", "TCP");
+/// Network policies.
+pub struct NetworkPolicy;
+
+impl Kind for NetworkPolicy {
+    fn default(&self, _resource: &Resource, object: &mut Value) {
+        default(object);
+    }
+
+    fn validate(
+        &self,
+        _resource: &Resource,
+        object: &Value,
+        old: Option<&Value>,
+        _part: Part,
+    ) -> Vec<FieldError> {
+        validate(object, old)
     }
 }
 
-pub fn default_endpoints(endpoints: &mut Value) {
-    for subset in items_mut(endpoints, "subsets") {
-        for port in items_mut(subset, "ports") {
-            default_text(port, "protocol", "TCP");
-        }
-    }
-}
-
-pub fn default_policy(policy: &mut Value) {
+fn default(policy: &mut Value) {
     if !policy["spec"].is_object() {
         policy["spec"] = json!({});
     }
@@ -47,46 +52,8 @@ pub fn default_policy(policy: &mut Value) {
     }
 }
 
-pub fn validate_slice(slice: &Value, old: Option<&Value>) -> Vec<FieldError> {
-    let mut errors = Vec::new();
-    match text(slice, "addressType") {
-        "" => errors.push(FieldError::required("addressType", "")),
-        _ => one_of(
-            &slice["addressType"],
-            "addressType",
-            &["FQDN", "IPv4", "IPv6"],
-            &mut errors,
-        ),
-    }
-    immutable(slice, old, "/addressType", "addressType", &mut errors);
-    for (index, endpoint) in items(slice, "endpoints").iter().enumerate() {
-        if items(endpoint, "addresses").is_empty() {
-            errors.push(FieldError::required(
-                format!("endpoints[{index}].addresses"),
-                "must contain at least 1 address",
-            ));
-        }
-    }
-    let mut seen = BTreeSet::new();
-    for (index, port) in items(slice, "ports").iter().enumerate() {
-        if !seen.insert(text(port, "name")) {
-            errors.push(FieldError::duplicate(
-                format!("ports[{index}].name"),
-                text(port, "name"),
-            ));
-        }
-        one_of(
-            &port["protocol"],
-            &format!("ports[{index}].protocol"),
-            &["SCTP", "TCP", "UDP"],
-            &mut errors,
-        );
-    }
-    errors
-}
-
 /// Validates a network policy. An unchanged spec is not validated again (validation ratcheting).
-pub fn validate_policy(policy: &Value, old: Option<&Value>) -> Vec<FieldError> {
+fn validate(policy: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &policy["spec"];
     if old.is_some_and(|old| old["spec"] == *spec) {
@@ -97,7 +64,7 @@ pub fn validate_policy(policy: &Value, old: Option<&Value>) -> Vec<FieldError> {
         for (index, rule) in items(spec, direction).iter().enumerate() {
             let path = format!("spec.{direction}[{index}]");
             for (at, port) in items(rule, "ports").iter().enumerate() {
-                validate_policy_port(port, &format!("{path}.ports[{at}]"), &mut errors);
+                validate_port(port, &format!("{path}.ports[{at}]"), &mut errors);
             }
             for (at, peer) in items(rule, peers).iter().enumerate() {
                 validate_peer(peer, &format!("{path}.{peers}[{at}]"), &mut errors);
@@ -174,7 +141,7 @@ fn validate_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_policy_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
+fn validate_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
     one_of(
         &port["protocol"],
         &format!("{path}.protocol"),
@@ -260,7 +227,7 @@ mod tests {
     fn a_policy_gets_default_types_and_protocols() {
         let mut policy =
             json!({"spec": {"podSelector": {}, "egress": [{"ports": [{"port": 53}]}]}});
-        default_policy(&mut policy);
+        default(&mut policy);
         assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress", "Egress"]));
         assert_eq!(policy["spec"]["egress"][0]["ports"][0]["protocol"], "TCP");
     }
@@ -268,9 +235,9 @@ mod tests {
     #[test]
     fn an_exception_must_be_within_its_ip_block() {
         let policy = |except: &str| json!({"spec": {"egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [except]}}]}]}});
-        assert!(validate_policy(&policy("10.0.0.0/8"), None).is_empty());
+        assert!(validate(&policy("10.0.0.0/8"), None).is_empty());
         assert_eq!(
-            validate_policy(&policy("fe80::/10"), None)[0].field,
+            validate(&policy("fe80::/10"), None)[0].field,
             "spec.egress[0].to[0].ipBlock.except[0]"
         );
     }
@@ -306,11 +273,11 @@ mod tests {
             ),
         ] {
             let policy = json!({"spec": spec});
-            let errors = validate_policy(&policy, None);
+            let errors = validate(&policy, None);
             assert!(!errors.is_empty(), "{policy}");
             assert_eq!(errors[0].to_string(), expected, "{policy}");
             assert!(
-                validate_policy(&policy, Some(&policy)).is_empty(),
+                validate(&policy, Some(&policy)).is_empty(),
                 "an unchanged spec passes"
             );
         }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{default_field, default_text, fields, items_mut, text};
+use crate::strategy::fields::{default_field, default_text, fields, items_mut, text};
 
 /// Sets the defaults of a pod.
 pub fn apply(pod: &mut Value) {

@@ -7,13 +7,49 @@ use apimachinery::{field::FieldError, names, schema::Schema, table::Printer};
 use serde_json::{Value, json};
 use store::{Range, ResourceId};
 
-use super::{Context, default_field, default_text, items, one_of, text};
-use crate::metadata;
+use super::{
+    Context, Kind,
+    fields::{default_field, default_text, immutable, items, one_of, text},
+};
+use crate::{
+    metadata,
+    registry::{Resource, custom::has_condition},
+    target::Part,
+};
 
 /// The finalizer that delays the removal of a definition until its objects are deleted.
 pub const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-pub fn default(definition: &mut Value) {
+/// CustomResourceDefinitions.
+pub struct CustomResourceDefinition;
+
+impl Kind for CustomResourceDefinition {
+    fn default(&self, _resource: &Resource, object: &mut Value) {
+        default(object);
+    }
+
+    fn prepare_create(&self, context: &Context<'_>, object: &mut Value) {
+        prepare_create(context, object);
+    }
+
+    fn prepare_update(&self, context: &Context<'_>, object: &mut Value, _old: &Value, part: Part) {
+        if part == Part::Main {
+            prepare_update(context, object);
+        }
+    }
+
+    fn validate(
+        &self,
+        _resource: &Resource,
+        object: &Value,
+        old: Option<&Value>,
+        _part: Part,
+    ) -> Vec<FieldError> {
+        validate(object, old)
+    }
+}
+
+fn default(definition: &mut Value) {
     if !definition["spec"].is_object() {
         return;
     }
@@ -26,7 +62,7 @@ pub fn default(definition: &mut Value) {
     }
 }
 
-pub fn prepare_create(context: &Context<'_>, definition: &mut Value) {
+fn prepare_create(context: &Context<'_>, definition: &mut Value) {
     default(definition);
     let metadata = metadata::of(definition);
     let mut finalizers = metadata
@@ -42,7 +78,7 @@ pub fn prepare_create(context: &Context<'_>, definition: &mut Value) {
     establish(context, definition);
 }
 
-pub fn prepare_update(context: &Context<'_>, definition: &mut Value, _old: &Value) {
+fn prepare_update(context: &Context<'_>, definition: &mut Value) {
     default(definition);
     establish(context, definition);
 }
@@ -63,7 +99,7 @@ fn establish(context: &Context<'_>, definition: &mut Value) {
         Some(problem) => condition("NamesAccepted", false, "NameConflict", problem, &now),
     };
     set_condition(definition, names);
-    let was_established = crate::registry::custom::has_condition(definition, "Established");
+    let was_established = has_condition(definition, "Established");
     let established = if accepted || was_established {
         condition(
             "Established",
@@ -175,11 +211,7 @@ fn name_conflict(context: &Context<'_>, definition: &Value) -> Option<String> {
     None
 }
 
-pub fn validate(
-    _context: &Context<'_>,
-    definition: &Value,
-    old: Option<&Value>,
-) -> Vec<FieldError> {
+fn validate(definition: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &definition["spec"];
     let (group, plural) = (text(spec, "group"), text(&spec["names"], "plural"));
@@ -239,7 +271,7 @@ pub fn validate(
             ("/spec/names/plural", "spec.names.plural"),
             ("/spec/names/kind", "spec.names.kind"),
         ] {
-            super::immutable(definition, Some(old), pointer, path, &mut errors);
+            immutable(definition, Some(old), pointer, path, &mut errors);
         }
     }
     errors
