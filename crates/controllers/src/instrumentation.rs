@@ -27,6 +27,7 @@ pub enum ReconcileResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
     Get,
+    List,
     Create,
     Update,
     Patch,

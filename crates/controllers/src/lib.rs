@@ -1,7 +1,7 @@
 //! The controllers of agent-sandbox, and the process around them.
 //!
-//! Every controller has the shape observe, decide, apply, publish status: it gathers facts from the caches, lets
-//! [`planner`] decide without touching anything, carries the decision out, and writes what it found to the object's status.
+//! Every controller has the shape observe, decide, apply, publish status. That pass is [`planner`]'s, as a state machine without I/O; a
+//! controller here wires watches to its queue, and answers the requests of the pass from the caches and the API server.
 //! The controllers speak to nothing but a Kubernetes API, and cannot tell an embedded one from a cluster's.
 //!
 //! | module | owns |
@@ -9,6 +9,7 @@
 //! | [`cache`], [`cached`], [`slim`], `watch` | one watch and one cache per kind, shared by all controllers |
 //! | [`queue`] | which object is worked on next |
 //! | [`runtime`], [`context`] | composing them; what a reconciler is given |
+//! | `objects` | the driver of every pass: answers the requests of [`planner::pass`] |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
 //! | `not_ready` | objects that cannot be read, or whose dependencies cannot be looked up |
 //! | `starting` | what is not worth a write yet |
@@ -47,6 +48,7 @@ pub mod kruise;
 pub mod manager;
 pub mod metrics;
 mod not_ready;
+mod objects;
 pub mod pod_specs;
 mod pool;
 pub mod queue;

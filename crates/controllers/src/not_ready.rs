@@ -4,6 +4,7 @@
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::decoding::{Decoded, Unreadable};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use planner::pass::RequestError;
 use serde_json::json;
 use tracing::warn;
 
@@ -59,10 +60,11 @@ impl<K: Cached> Subject<'_, K> {
     ) -> Result<(), Error> {
         // A failure that may pass takes no readiness away.
         let is_ready = conditions::is_true(before, ConditionType::Ready);
-        if object.meta().deletion_timestamp.is_some() || (is_ready && !failure.is_lasting()) {
+        if object.meta().deletion_timestamp.is_some() || (is_ready && !failure.failure.is_lasting())
+        {
             return Ok(());
         }
-        let (reason, message) = (Reason::ReconcilerError, failure.told());
+        let (reason, message) = (Reason::ReconcilerError, failure.message());
         if self
             .publish(object.meta(), before, reason, &message)
             .await?

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use kube::Client;
+pub use planner::pass::Action;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
@@ -37,17 +38,6 @@ use crate::{trace, watch};
 
 /// How long a stop waits for reconciles that have begun.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// What a reconciler wants to happen next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Nothing, until something it watches changes.
-    AwaitChange,
-    /// To be called again after this time, or sooner on a change.
-    RequeueAfter(Duration),
-    /// To be called again soon, though nothing is wrong: what it saw was out of date.
-    Retry,
-}
 
 /// Every change is worked on as soon as it is seen.
 pub fn at_once<K>(_: &Change<'_, K>) -> Urgency {

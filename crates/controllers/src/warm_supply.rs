@@ -223,9 +223,12 @@ pub struct Reservation {
     pub sandbox: Arc<Sandbox>,
 }
 
-impl Reservation {
-    /// The sandbox is the claim's now. The queue forgets it when the cache shows so.
-    pub fn keep(mut self) {
+impl planner::warm_queue::Reservation for Reservation {
+    fn sandbox(&self) -> &Arc<Sandbox> {
+        &self.sandbox
+    }
+
+    fn keep(mut self) {
         self.key = None;
     }
 }

@@ -14,6 +14,7 @@ use kube::api::{
     PropagationPolicy,
 };
 use kube::core::{ObjectMeta, PartialObjectMeta, Request, request};
+pub use planner::pass::{Failure, Precondition};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{debug, info};
@@ -29,51 +30,12 @@ use crate::slim::Slim;
 #[derive(Debug, thiserror::Error)]
 #[error("{verb:?} {kind} {object}: {failure}")]
 pub struct WriteError {
-    verb: Verb,
-    kind: String,
-    object: ObjectKey,
+    pub(crate) verb: Verb,
+    pub(crate) kind: String,
+    pub(crate) object: ObjectKey,
     pub failure: Failure,
     #[source]
     source: Option<Box<kube::Error>>,
-}
-
-/// What a failed request calls for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// The object is not there (any more).
-    NotFound,
-    /// An object of that name is there already.
-    AlreadyExists,
-    /// A precondition did not hold: what was decided upon has changed.
-    Conflict,
-    /// The server will never accept this (its message).
-    Invalid(String),
-    /// The server does not allow this now, such as for want of quota or of permission (its message).
-    Forbidden(String),
-    /// The namespace is being deleted, so nothing can be made in it.
-    NamespaceTerminating,
-    /// The request succeeded, or would have, but the object cannot be read (which field, and why).
-    Unreadable(String),
-    /// The request cannot be made at all (why).
-    Impossible(String),
-    /// Anything that may pass: timeouts, lost connections, overload (what was said).
-    Transient(String),
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NotFound => formatter.write_str("not found"),
-            Self::AlreadyExists => formatter.write_str("already exists"),
-            Self::Conflict => formatter.write_str("changed in the meantime"),
-            Self::NamespaceTerminating => formatter.write_str("its namespace is being deleted"),
-            Self::Unreadable(problem) => write!(formatter, "it cannot be read: {problem}"),
-            Self::Invalid(message)
-            | Self::Forbidden(message)
-            | Self::Impossible(message)
-            | Self::Transient(message) => formatter.write_str(message),
-        }
-    }
 }
 
 impl WriteError {
@@ -88,6 +50,17 @@ impl WriteError {
         }
     }
 
+    /// A list of a namespace failed.
+    pub fn list<K: Cached>(namespace: &str, error: kube::Error) -> Self {
+        Self {
+            verb: Verb::List,
+            kind: K::kind(&()).into_owned(),
+            object: ObjectKey::new(namespace, ""),
+            failure: failure_of(&error),
+            source: Some(Box::new(error)),
+        }
+    }
+
     pub fn is_conflict(&self) -> bool {
         self.failure == Failure::Conflict
     }
@@ -98,33 +71,6 @@ impl WriteError {
 
     pub fn is_unreadable(&self) -> bool {
         matches!(self.failure, Failure::Unreadable(_))
-    }
-
-    /// Whether trying again is of no use until the object or what it refers to changes.
-    pub fn is_lasting(&self) -> bool {
-        matches!(
-            self.failure,
-            Failure::Invalid(_) | Failure::Unreadable(_) | Failure::Impossible(_)
-        )
-    }
-
-    /// What went wrong, for the object's owner to read.
-    pub fn told(&self) -> String {
-        match &self.failure {
-            Failure::Unreadable(problem) => {
-                format!(
-                    "{} {:?} cannot be read: {problem}",
-                    self.kind, self.object.name
-                )
-            }
-            Failure::Impossible(message) => {
-                format!(
-                    "{:?} {} {:?}: {message}",
-                    self.verb, self.kind, self.object.name
-                )
-            }
-            failure => failure.to_string(),
-        }
     }
 
     pub fn is_namespace_terminating(&self) -> bool {
@@ -173,54 +119,6 @@ fn is_namespace_terminating(status: &kube::core::Status) -> bool {
         .iter()
         .flat_map(|details| &details.causes)
         .any(|cause| cause.reason == "NamespaceTerminating")
-}
-
-/// What must still be true of an object for a write to it to happen.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Precondition {
-    pub uid: Option<String>,
-    pub resource_version: Option<String>,
-}
-
-impl Precondition {
-    /// Exactly this version of exactly this object.
-    pub fn unchanged<K: Cached>(object: &K) -> Self {
-        Self {
-            uid: object.meta().uid.clone(),
-            resource_version: object.meta().resource_version.clone(),
-        }
-    }
-
-    /// This object, whatever has happened to it since; not another one of the same name.
-    pub fn same<K: Cached>(object: &K) -> Self {
-        Self::uid(object.meta().uid.clone())
-    }
-
-    /// The object of this UID, whatever has happened to it since.
-    pub fn uid(uid: impl Into<Option<String>>) -> Self {
-        Self {
-            uid: uid.into(),
-            resource_version: None,
-        }
-    }
-}
-
-impl From<&planner::version::Version> for Precondition {
-    fn from(version: &planner::version::Version) -> Self {
-        Self {
-            uid: Some(version.uid.clone()),
-            resource_version: Some(version.resource_version.clone()),
-        }
-    }
-}
-
-impl From<&planner::owner::Version> for Precondition {
-    fn from(version: &planner::owner::Version) -> Self {
-        Self {
-            uid: version.uid.clone(),
-            resource_version: version.resource_version.clone(),
-        }
-    }
 }
 
 /// A request, if it could be made.
@@ -479,7 +377,7 @@ fn body(object: &impl Serialize) -> Result<Vec<u8>, request::Error> {
 /// Says what was changed, to logs and to the trace of the reconcile.
 fn tell(verb: Verb, kind: &str, object: &ObjectKey) {
     match verb {
-        Verb::Get => {}
+        Verb::Get | Verb::List => {}
         Verb::Create => info!(kind, %object, "created"),
         Verb::Update | Verb::Patch => info!(kind, %object, "changed"),
         Verb::PatchStatus => debug!(kind, %object, "published status"),

@@ -1,7 +1,9 @@
 //! The decisions of the controllers, apart from everything they touch.
 //!
-//! A function here is given what was observed and what time it is, and answers with what to do about it. It is pure and total:
-//! no client, clock, randomness or log. Each kind has a module of its own; what two kinds decide alike is shared.
+//! A decision is a pure, total function: from what was observed and the time to what to do. There is no client, clock, randomness or
+//! log. A [`pass`] over an object strings decisions together: which objects it looks up, what it does about a conflict or a lost answer,
+//! which status it publishes and when the object is looked at again. It performs no I/O; its environment answers its requests. Each kind
+//! has a module of its own; decisions of two kinds are shared.
 //!
 //! | module | owns |
 //! |---|---|
@@ -9,6 +11,7 @@
 //! | [`claim`] | what a SandboxClaim needs: a sandbox of its own, warm or cold |
 //! | [`kruise_claim`], [`sandbox_set`] | what the two kinds of the OpenKruise dialect need |
 //! | [`expiry`] | when something expires |
+//! | [`pass`] | requests, answers and errors of a pass |
 //! | [`owner`] | who controls an object, and references to a controller |
 //! | [`version`] | which state of an object a decision was about |
 //! | [`patch`] | JSON merge patches that carry only what changes |
@@ -28,6 +31,7 @@ pub mod expiry;
 pub mod kruise_claim;
 pub mod owner;
 pub mod pacing;
+pub mod pass;
 pub mod patch;
 pub mod pod_defaults;
 pub mod policy_retention;

@@ -20,6 +20,9 @@
 //! adoptable: events from before the transfer must not offer it to a second claim.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use api::Sandbox;
 
 /// A sandbox's place in the API.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +50,14 @@ pub struct Request {
     pub template_hash: String,
     /// Only from this pool, if set.
     pub pool_hash: Option<String>,
+}
+
+/// A sandbox that was taken from the queue for one claim. Dropping the reservation puts it back.
+pub trait Reservation: Send {
+    fn sandbox(&self) -> &Arc<Sandbox>;
+
+    /// The sandbox is the claim's now. The queue drops it when the cache shows so.
+    fn keep(self);
 }
 
 /// How many sandboxes the queue holds, for metrics and tests.

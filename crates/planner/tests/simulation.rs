@@ -2,8 +2,10 @@
 //! lost, crashes between any two writes, restarts, claims that expire, templates that are edited, and users who delete things, strip
 //! bindings from claims and forge others.
 //!
-//! What must hold at every moment: no claim holds two sandboxes, or one that its spec does not ask for, no sandbox is held by two claims,
-//! and no pool makes more than it was asked for. What must hold once the dust has settled: every claim is Ready or says why it is not, every pool is full, and
+//! The passes are those that the controllers run, over the environment of [`model`].
+//!
+//! What must hold at every moment: no claim holds two sandboxes, or one that its spec does not ask for, no sandbox is held by two claims, no claim
+//! is bound to a warm sandbox that another one is bound to, and no pool makes more than it was asked for. What must hold once the dust has settled: every claim is Ready or says why it is not, every pool is full, and
 //! nothing is left in the queue or among the expectations that should not be.
 
 #![expect(
@@ -14,7 +16,7 @@
 mod model;
 
 use agent_sandbox_planner::expectations::Expectations;
-use agent_sandbox_planner::owner::is_controlled_by;
+use agent_sandbox_planner::owner::{controller_of, is_controlled_by};
 use api::claim::ClaimShutdownPolicy;
 use api::conditions::{self, ConditionType, Reason};
 use api::{SandboxClaim, labels};
@@ -185,6 +187,31 @@ fn may_be_without(server: &Server, claim: &SandboxClaim) -> Option<Reason> {
     (!server.pools.contains_key(&pool.name)).then_some(Reason::WarmPoolNotFound)
 }
 
+#[test]
+fn a_sandbox_that_a_crash_left_bound_stays_with_its_claim() {
+    let mut server = Server::new(1);
+    let mut process = Process::started(&server);
+    settle(&mut server, &mut process);
+    server.create_claim("c0");
+    process.catch_up(&server);
+    let after_binding = Faults {
+        crash_after: 1,
+        ..Faults::NONE
+    };
+    let outcome = process.reconcile_claim(&mut server, "c0", after_binding);
+    assert!(outcome.is_err(), "the process ended");
+    let bound = server.claims["c0"].annotations()[labels::ASSIGNED_SANDBOX_NAME].clone();
+
+    server.create_claim("c1");
+    let mut process = Process::started(&server);
+    for claim in ["c1", "c0"] {
+        let outcome = process.reconcile_claim(&mut server, claim, Faults::NONE);
+        assert!(outcome.is_ok());
+    }
+    let owner = controller_of(&server.sandboxes[&bound].metadata);
+    assert_eq!(owner.map(|owner| owner.name.as_str()), Some("c0"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
@@ -219,7 +246,7 @@ proptest! {
             desired += replicas;
         }
         prop_assert_eq!(server.sandboxes.len(), desired + holding, "nothing is left over");
-        let depth = process.queue.depth();
+        let depth = process.queue().depth();
         prop_assert_eq!((depth.waiting, depth.taken), (desired, 0));
         prop_assert!(process.expectations.values().all(Expectations::is_empty));
     }

@@ -11,7 +11,6 @@ use api::{SandboxClaim, labels};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
-use super::report::is_ready;
 use crate::cache::Cache;
 
 /// A claim whose Ready condition has changed later than this after the claim was first seen has been Ready before. Times in
@@ -59,7 +58,7 @@ fn never_was_ready(claim: &SandboxClaim) -> bool {
     let Some(status) = &claim.status else {
         return true;
     };
-    if is_ready(status) {
+    if conditions::is_true(&status.conditions, ConditionType::Ready) {
         return false;
     }
     let Some(ready) = conditions::find(&status.conditions, ConditionType::Ready) else {

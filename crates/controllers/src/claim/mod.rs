@@ -1,26 +1,20 @@
-//! The controller of `SandboxClaim`: gets each claim its sandbox, as [`planner::claim`] decides.
-//!
-//! A warm claim costs three writes before it is Ready: bind the claim, transfer the sandbox, publish the status.
+//! The controller of `SandboxClaim`: wires watches to its queue, and runs the pass of [`planner::claim`] over each claim.
 
 mod acquired;
-mod apply;
+mod announce;
+mod environment;
 mod first_ready;
-mod observe;
-mod report;
+mod first_seen;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use api::claim::ClaimSource;
-use api::conditions::Reason;
 use api::rbac::{FOLLOW, MANAGE, Rule, SUBRESOURCE};
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use kube::ResourceExt;
-use planner::claim::{
-    Holding, Obstacle, Report, Verdict, decide, decide_unobserved, is_first_start, next_look,
-    status,
-};
+use planner::claim::unfinished_binding;
 use planner::owner::{controller_of, refers_to};
+use planner::pass::Error;
 
 use crate::cache::{Cache, Change};
 use crate::context::Context;
@@ -29,15 +23,13 @@ use crate::queue::Queue;
 use crate::rbac::{EVENTS, SANDBOXES};
 use crate::runtime::{Action, Runtime, at_once};
 use crate::starting::Starting;
-use crate::trace;
 use crate::warm_supply::WarmSupply;
-use crate::writes::{Failure, WriteError};
+use crate::writes::WriteError;
 
 use acquired::Acquired;
-use apply::Applied;
+use environment::ClaimEnvironment;
 use first_ready::FirstReady;
-use observe::{FirstSeen, observe};
-use report::Published;
+use first_seen::FirstSeen;
 
 /// What the controller needs to be allowed.
 pub const RBAC: &[Rule] = &[
@@ -74,29 +66,12 @@ pub const RBAC: &[Rule] = &[
 pub const CONTROLLER: &str = "sandboxclaim";
 /// The name under which its writes are filed in managed fields.
 const FIELD_MANAGER: &str = "sandboxclaim-controller";
-/// How often one reconcile tries again with what it has learned from a conflict.
-const ATTEMPTS: usize = 3;
 /// The index of claims by namespace and the template they name.
 const BY_TEMPLATE: &str = "template";
 /// The index of claims by namespace and the pool they name.
 const BY_POOL: &str = "pool";
-/// The index of claims that are in the middle of getting a sandbox, by its namespace and name.
-const BY_PROMISE: &str = "promise";
-/// How soon an expired claim is cleaned up once its status says that it has expired.
-const IMMEDIATELY: Duration = Duration::from_millis(1);
-
-/// Why a claim could not be given its sandbox.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot observe the claim")]
-    Observe(#[source] WriteError),
-    #[error("cannot carry out what was decided for the claim")]
-    Apply(#[source] WriteError),
-    #[error("cannot publish the claim's status")]
-    Publish(#[source] WriteError),
-    #[error("cannot serialize the claim's status")]
-    Serialize(#[source] serde_json::Error),
-}
+/// The index of claims whose binding is unfinished, by the namespace and name of the sandbox.
+const BY_UNFINISHED_BINDING: &str = "unfinished binding";
 
 /// What all claims share.
 #[derive(Clone, Debug)]
@@ -153,9 +128,10 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
             Ok(ClaimSource::Pool { pool }) => vec![within(claim, pool)],
             _ => Vec::new(),
         });
-    caches
-        .claims
-        .index_by(BY_PROMISE, |claim| promised_to(claim).into_iter().collect());
+    caches.claims.index_by(BY_UNFINISHED_BINDING, |claim| {
+        let sandbox = unfinished_binding(claim).map(|name| within(claim, name));
+        sandbox.into_iter().collect()
+    });
     let (all, own) = (caches.claims.clone(), queue.clone());
     caches
         .sandboxes
@@ -224,155 +200,17 @@ fn enqueue_claims_of_pool(
     queue.add_all(claims.indexed(BY_POOL, &value));
 }
 
-/// The sandbox that a claim is bound to, as long as nothing was said of the claim yet.
-fn promised_to(claim: &SandboxClaim) -> Option<String> {
-    let name = claim.labels().get(api::labels::ASSIGNED_SANDBOX_NAME)?;
-    claim.status.is_none().then(|| within(claim, name))
-}
-
-/// Brings one claim a step closer to what its spec says.
+/// Brings one claim a step closer to its spec.
 async fn reconcile(
     claim: Arc<SandboxClaim>,
     context: Arc<Context>,
     claims: Claims,
-) -> Result<Action, Error> {
+) -> Result<Action, Error<WriteError>> {
     let key = ObjectKey::of(claim.as_ref());
-    let mut claim = claim;
-    for _ in 0..ATTEMPTS {
-        match attempt(&claim, &context, &claims, &key).await? {
-            Attempt::Done(action) => return Ok(action),
-            Attempt::Outdated => {
-                let fresh = apply::claims(&context).get(&key).await;
-                match fresh.map_err(Error::Observe)? {
-                    Some(fresh) if fresh.uid() == claim.uid() => claim = fresh,
-                    _ => return Ok(Action::AwaitChange),
-                }
-            }
-        }
-    }
-    let holds_one = claim
-        .status
-        .as_ref()
-        .is_some_and(|status| status.sandbox.is_some());
-    // A claim that has its sandbox does not lose it because its metadata could not be brought up to date.
-    if !holds_one {
-        let obstacle = Obstacle::new(
-            Reason::AdoptionConflict,
-            "Others keep changing the claim or its sandbox; trying again",
-        );
-        let report = Report::Blocked {
-            obstacle: &obstacle,
-            sandbox: None,
-        };
-        let _ = report::publish(&context, &claims, &key, &claim, &report).await?;
-    }
-    Ok(Action::Retry)
-}
-
-enum Attempt {
-    Done(Action),
-    /// What was decided upon had changed; look again.
-    Outdated,
-}
-
-async fn attempt(
-    claim: &Arc<SandboxClaim>,
-    context: &Context,
-    claims: &Claims,
-    key: &ObjectKey,
-) -> Result<Attempt, Error> {
-    let claim = &trace::with_context(claim);
-    let mut facts = observe(context, claims, key, claim).await;
-    let trouble = facts.trouble.take();
-    let _acquiring = match facts.holding() {
-        Holding::Owned(_) => None,
-        _ => Some(claims.supply.acquiring(&context.clock)),
+    let environment = ClaimEnvironment {
+        context: &context,
+        claims: &claims,
+        key: &key,
     };
-    let now = context.clock.now();
-    let plan = match &trouble {
-        None => decide(&facts.observed(), now),
-        Some(error) => decide_unobserved(&facts.observed(), obstacle_of(error), now),
-    };
-    let applied = apply::apply(context, key, claim, &plan.effects).await;
-    if let Some(sandbox) = &applied.acquired {
-        claims.acquired.note(&context.caches.claims, claim, sandbox);
-    }
-    if applied.transferred {
-        facts.keep_candidate();
-    }
-    if applied.is_outdated() {
-        return Ok(Attempt::Outdated);
-    }
-    report::tell_provisioning(context, claim, &facts, &applied);
-    if let Some(why) = &plan.unapplied {
-        report::tell_unapplied(context, claim, why);
-    }
-    let held = applied.sandbox.as_deref().or(match facts.holding() {
-        Holding::Owned(sandbox) => Some(sandbox),
-        _ => None,
-    });
-    let held = held.filter(|_| !applied.deleted_sandbox);
-    let mut obstacle = applied.failure.as_ref().map(obstacle_of);
-    if let (None, Verdict::Blocked(planned)) = (&obstacle, &plan.verdict) {
-        obstacle = Some(planned.clone());
-    }
-    let report = match (&obstacle, &plan.verdict) {
-        (None, Verdict::Silent) => return finish(applied, Action::AwaitChange),
-        (Some(obstacle), Verdict::Blocked(_)) if trouble.is_some() => {
-            Report::Unobserved { obstacle }
-        }
-        (Some(obstacle), _) => Report::Blocked {
-            obstacle,
-            sandbox: held,
-        },
-        (None, Verdict::Expired) => Report::Expired { sandbox: held },
-        (None, _) => Report::Reflects { sandbox: held },
-    };
-    let current = applied.claim.as_ref().unwrap_or(claim);
-    if is_first_start(current, &report)
-        && let Some(left) = claims.starting.unsaid_for(key)
-    {
-        return finish(applied, Action::RequeueAfter(left));
-    }
-    claims.starting.forget(key);
-    if report::publish(context, claims, key, current, &report).await? == Published::Outdated {
-        return Ok(Attempt::Outdated);
-    }
-    if plan.announces_expiry {
-        report::tell_expiry(context, claim);
-    }
-    if let (Some(error), Report::Unobserved { .. }) = (trouble, &report)
-        && !error.is_lasting()
-    {
-        return Err(Error::Observe(error));
-    }
-    let deadline = next_look(current, &status(current, &report, now), now);
-    let next = [plan.recheck_after, deadline].into_iter().flatten().min();
-    finish(
-        applied,
-        next.map_or(Action::AwaitChange, |delay| {
-            Action::RequeueAfter(delay.max(IMMEDIATELY))
-        }),
-    )
-}
-
-/// A failure that a retry may mend is retried, later each time.
-fn finish(applied: Applied, action: Action) -> Result<Attempt, Error> {
-    match applied.failure {
-        None => Ok(Attempt::Done(action)),
-        Some(error) if matches!(error.failure, Failure::Invalid(_)) => Ok(Attempt::Done(action)),
-        Some(error) if error.is_namespace_terminating() => Ok(Attempt::Done(Action::AwaitChange)),
-        Some(error) => Err(Error::Apply(error)),
-    }
-}
-
-fn obstacle_of(error: &WriteError) -> Obstacle {
-    match &error.failure {
-        // A spec that the API refuses will be refused again.
-        Failure::Invalid(message) => Obstacle::new(Reason::InvalidConfiguration, message),
-        _ => Obstacle::new(
-            Reason::ReconcilerError,
-            format!("Error seen: {}", error.told()),
-        ),
-    }
+    planner::claim::reconcile(&environment, claim).await
 }

@@ -241,6 +241,7 @@ fn result_name(result: ReconcileResult) -> &'static str {
 fn verb_names(verb: Verb) -> (&'static str, &'static str) {
     match verb {
         Verb::Get => ("GET", "get"),
+        Verb::List => ("GET", "list"),
         Verb::Create => ("POST", "create"),
         Verb::Update => ("PUT", "update"),
         Verb::Patch => ("PATCH", "patch"),

@@ -262,7 +262,7 @@ impl<P: Pool> Keeper<'_, P> {
         };
         let before = pool.status().map_or(&[][..], P::conditions);
         let published = subject.unobserved(pool, before, &failure).await;
-        if published.is_ok() && failure.is_lasting() {
+        if published.is_ok() && failure.failure.is_lasting() {
             return Ok(Action::AwaitChange);
         }
         Err(Error::Template(failure))

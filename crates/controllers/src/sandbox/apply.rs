@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::Sandbox;
+use planner::pass::RequestError;
 use planner::sandbox::{
     DeletionCause, Effect, Observed, ObservedPod, Outcome, Plan, Stage, Trouble,
 };
@@ -285,7 +286,7 @@ impl<'a> Applying<'a> {
             | Failure::Transient(_)
             | Failure::Unreadable(_)
             | Failure::Impossible(_) => {
-                let trouble = Trouble::Failed(error.told());
+                let trouble = Trouble::Failed(error.message());
                 self.applied.outcome.trouble.push(trouble);
                 self.applied.failure = Some(error);
             }

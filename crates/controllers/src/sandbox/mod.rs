@@ -213,7 +213,7 @@ async fn unobserved(
     let status = sandbox.status.as_ref();
     let conditions = status.map_or(&[][..], |status| &status.conditions);
     let published = subject.unobserved(sandbox, conditions, &failure).await;
-    if published.is_ok() && failure.is_lasting() {
+    if published.is_ok() && failure.failure.is_lasting() {
         return Ok(Action::AwaitChange);
     }
     Err(Error::Observe(failure))

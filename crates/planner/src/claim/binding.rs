@@ -1,11 +1,18 @@
 //! The binding of a claim: the name of its sandbox, as label and annotation. It is the intent to have that sandbox.
 
-use api::labels;
 use api::names::LabelValue;
+use api::{SandboxClaim, labels};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 use super::{Effect, Holding, Observed};
+
+/// The sandbox that a claim is bound to and may still have to get: no status was published for the claim yet. A claim never takes a warm
+/// sandbox that is the unfinished binding of another one.
+pub fn unfinished_binding(claim: &SandboxClaim) -> Option<&str> {
+    let name = claim.labels().get(labels::ASSIGNED_SANDBOX_NAME)?;
+    claim.status.is_none().then_some(name.as_str())
+}
 
 /// Writes the binding again that the claim lost, or that names another sandbox than the one the claim has.
 pub(super) fn restore(observed: &Observed<'_>) -> Option<Effect> {

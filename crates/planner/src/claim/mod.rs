@@ -22,6 +22,7 @@
 mod acquisition;
 mod binding;
 mod holding;
+mod pass;
 mod pod_metadata;
 mod status;
 
@@ -38,7 +39,9 @@ use kube::ResourceExt;
 use serde_json::Value;
 
 pub use acquisition::{candidate, is_adoptable, warm_request};
+pub use binding::unfinished_binding;
 pub use holding::{Holding, holding, names_to_look_up};
+pub use pass::{Announcement, Environment, Source, reconcile};
 pub use status::{Report, is_first_start, next_look, status};
 
 use crate::blueprint::Blueprint;

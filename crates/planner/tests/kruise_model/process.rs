@@ -13,7 +13,7 @@ use api::kruise::SandboxClaim;
 use kube::ResourceExt;
 
 use super::server::{SET_UID, Server};
-use super::writes::{Crash, NAMESPACE, key_of, spend};
+use super::writes::{Crash, NAMESPACE, key_of};
 
 /// What a process knows, and loses when it ends.
 #[derive(Default)]
@@ -195,4 +195,10 @@ impl Process {
         }
         Ok(Outcome::Unsettled)
     }
+}
+
+/// Counts a write of a process that ends after so many.
+fn spend(writes_left: &mut usize) -> Result<(), Crash> {
+    *writes_left = writes_left.checked_sub(1).ok_or(Crash)?;
+    Ok(())
 }

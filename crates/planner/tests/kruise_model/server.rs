@@ -18,7 +18,15 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::writes::{NAMESPACE, Refused, patched};
+use super::writes::{NAMESPACE, patched};
+
+/// A write that did not happen.
+#[derive(Debug, PartialEq)]
+pub enum Refused {
+    Conflict,
+    NotFound,
+    AlreadyExists,
+}
 
 pub(super) const SET_UID: &str = "set-uid";
 

@@ -1,293 +1,162 @@
-//! Passes over a claim.
+//! The environment of a pass over a claim, and of the faults in it.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use agent_sandbox_planner::claim::{
-    self, Effect, Holding, Lookup, Obstacle, Report, Verdict, decide, holding, names_to_look_up,
-    template_name, warm_request,
-};
-use agent_sandbox_planner::owner::is_controlled_by;
-use api::claim::ClaimSource;
-use api::conditions::Reason;
-use api::{Sandbox, SandboxClaim};
-use kube::ResourceExt;
+use agent_sandbox_planner::claim::{Announcement, Environment, reconcile, unfinished_binding};
+use agent_sandbox_planner::pass::Objects;
+use agent_sandbox_planner::warm_queue::{Request, Reservation, SandboxKey, WarmQueue};
+use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use futures::FutureExt;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::jiff::Timestamp;
 
+use super::objects::{Faults, Modelled, ModelledObjects, RequestFailed, Requests};
 use super::process::Process;
 use super::server::Server;
-use super::writes::{Crash, Refused, spend};
-
-/// What came of one effect after the other.
-struct Progress {
-    claim: SandboxClaim,
-    sandbox: Option<Sandbox>,
-    outdated: bool,
-    transferred: bool,
-    /// The answer to a write was lost.
-    failed: bool,
-}
-
-/// What goes wrong in a pass.
-#[derive(Clone, Copy, Debug)]
-pub struct Faults {
-    /// The process ends after so many writes.
-    pub crash_after: usize,
-    /// The answer to the write that gives the claim its sandbox is lost.
-    pub loses_answer: bool,
-}
-
-impl Faults {
-    pub const NONE: Self = Self {
-        crash_after: usize::MAX,
-        loses_answer: false,
-    };
-}
+use super::writes::Crash;
 
 impl Process {
-    /// One pass over a claim, as the controller makes it, while this goes wrong.
+    /// One pass over a claim, with these faults.
     pub fn reconcile_claim(
         &mut self,
         server: &mut Server,
         name: &str,
         faults: Faults,
     ) -> Result<(), Crash> {
-        let mut writes_left = faults.crash_after;
-        for _ in 0..3 {
-            let Some(claim) = self.claims.get(name).cloned() else {
-                return Ok(());
-            };
-            if self.attempt(server, &claim, &mut writes_left, faults.loses_answer)? {
-                return Ok(());
-            }
-            self.see_claim(server, name);
-        }
-        Ok(())
-    }
-
-    /// False if what was decided upon had changed.
-    fn attempt(
-        &mut self,
-        server: &mut Server,
-        claim: &SandboxClaim,
-        writes_left: &mut usize,
-        loses_answer: bool,
-    ) -> Result<bool, Crash> {
-        let found = self.look_up(server, claim);
-        let held = holding(claim, &found);
-        let (pools, templates) = (server.pools.clone(), server.templates.clone());
-        let pool = match (held, claim.spec.source()) {
-            (Holding::Owned(_), _) => Lookup::NotAsked,
-            (_, Ok(ClaimSource::Pool { pool })) => look_up_in(&pools, pool),
-            _ => Lookup::NotAsked,
+        let Some(claim) = self.claims.get(name).cloned() else {
+            return Ok(());
         };
-        let template = template_name(claim, held, pool)
-            .map_or(Lookup::NotAsked, |name| look_up_in(&templates, name));
-        let reserved = warm_request(claim, pool, held)
-            .and_then(|request| self.queue.take(&request))
-            .map(|taken| taken.key);
-        let candidate = reserved
-            .as_ref()
-            .and_then(|key| self.sandboxes.get(&key.name))
-            .cloned();
-        let uid = claim.uid().unwrap();
-        let namesake = self
-            .sandboxes
-            .get(&claim.name_any())
-            .filter(|sandbox| !is_controlled_by(&sandbox.metadata, &uid))
-            .cloned();
-        let plan = decide(
-            &claim::Observed {
-                claim,
-                pool,
-                template,
-                holding: held,
-                unreadable: None,
-                namesake: namesake.as_ref(),
-                candidate: candidate.as_ref(),
-                legacy_policy: None,
-                first_observed: server.now(),
-            },
-            server.now(),
-        );
-        let owned = match held {
-            Holding::Owned(sandbox) => Some(sandbox.clone()),
-            _ => None,
-        };
-        let mut progress = Progress {
-            claim: claim.clone(),
-            sandbox: owned,
-            outdated: false,
-            transferred: false,
-            failed: false,
-        };
-        for effect in &plan.effects {
-            spend(writes_left)?;
-            if loses_answer && let Some(sandbox) = acquired_by(effect) {
-                carry_out_unanswered(server, effect, &mut progress);
-                self.acquired.insert(uid.clone(), sandbox);
-            } else {
-                self.carry_out(server, effect, &mut progress);
-            }
-            server.check();
-            if progress.outdated || progress.failed {
-                break;
-            }
-        }
-        if let Some(key) = reserved.filter(|_| !progress.transferred) {
-            self.queue.release(&key);
-        }
-        if progress.outdated {
-            return Ok(false);
-        }
-        spend(writes_left)?;
-        if progress.failed {
-            let obstacle = Obstacle::new(Reason::ReconcilerError, "the answer was lost");
-            publish(server, &Verdict::Blocked(obstacle), &progress);
-        } else {
-            publish(server, &plan.verdict, &progress);
-        }
-        Ok(true)
-    }
-
-    fn look_up(
-        &mut self,
-        server: &Server,
-        claim: &SandboxClaim,
-    ) -> Vec<(String, Option<Arc<Sandbox>>)> {
-        let mut found: Vec<(String, Option<Arc<Sandbox>>)> = names_to_look_up(claim)
-            .into_iter()
-            .map(|name| {
-                let cached = self.sandboxes.get(name).cloned().map(Arc::new);
-                (name.to_owned(), cached)
-            })
-            .collect();
-        let uid = claim.uid().unwrap();
-        let controlled = self
-            .sandboxes
-            .values()
-            .filter(|sandbox| is_controlled_by(&sandbox.metadata, &uid));
-        found.extend(
-            controlled.map(|sandbox| (sandbox.name_any(), Some(Arc::new(sandbox.clone())))),
-        );
-        if let Some(name) = self.acquired.remove(&uid)
-            && !matches!(holding(claim, &found), Holding::Owned(_))
-        {
-            self.confirm(server, &name, &mut found);
-        }
-        if let Holding::Broken { name } = holding(claim, &found) {
-            let name = name.to_owned();
-            self.confirm(server, &name, &mut found);
-        }
-        found
-    }
-
-    /// Asks the server for a sandbox.
-    fn confirm(
-        &mut self,
-        server: &Server,
-        name: &str,
-        found: &mut Vec<(String, Option<Arc<Sandbox>>)>,
-    ) {
-        self.see_sandbox(server, name);
-        found.retain(|(looked_up, _)| looked_up != name);
-        let live = server.sandboxes.get(name).cloned().map(Arc::new);
-        found.push((name.to_owned(), live));
-    }
-
-    fn carry_out(&mut self, server: &mut Server, effect: &Effect, progress: &mut Progress) {
-        let answer = match effect {
-            Effect::Bind { patch, .. } | Effect::Unbind { patch } => server
-                .patch_claim(&progress.claim, patch)
-                .map(|bound| progress.claim = bound),
-            Effect::Transfer {
-                sandbox: version,
-                patch,
-            }
-            | Effect::SyncMetadata {
-                sandbox: version,
-                patch,
-            } => {
-                let answer = server.patch_sandbox(version, patch);
-                self.see_sandbox(server, &version.name);
-                progress.transferred |= answer.is_ok();
-                answer.map(|changed| progress.sandbox = Some(changed))
-            }
-            Effect::Create { sandbox } => {
-                let answer = server.create_sandbox((**sandbox).clone());
-                self.see_sandbox(server, &sandbox.name_any());
-                answer.map(|made| progress.sandbox = Some(made))
-            }
-            Effect::DeleteSandbox { sandbox: version } => {
-                let current = server.sandboxes.get(&version.name);
-                let is_same =
-                    current.is_some_and(|current| current.uid().as_ref() == Some(&version.uid));
-                if is_same {
-                    server.sandboxes.remove(&version.name);
-                }
-                self.see_sandbox(server, &version.name);
-                progress.sandbox = None;
-                if is_same {
-                    Ok(())
-                } else {
-                    Err(Refused::NotFound)
-                }
-            }
-            Effect::DeleteClaim { .. } => {
-                let name = progress.claim.name_any();
-                let current = server.claims.get(&name);
-                if current.is_some_and(|current| current.uid() == progress.claim.uid()) {
-                    server.delete_claim(&name);
-                }
-                Ok(())
-            }
-            Effect::DeleteLegacyPolicy { policy } => panic!("nobody made {policy:?}"),
-        };
-        progress.outdated = answer.is_err();
+        let pass = ClaimPass(Requests::new(server, self, faults));
+        // A request that is never answered ends the process. A failed pass is retried by a later step.
+        let ended = reconcile(&pass, Arc::new(claim)).now_or_never();
+        ended.map(|_| ()).ok_or(Crash)
     }
 }
 
-/// Carries out an effect that gives the claim its sandbox, and does not learn what came of it.
-fn carry_out_unanswered(server: &mut Server, effect: &Effect, progress: &mut Progress) {
-    match effect {
-        Effect::Transfer { sandbox, patch } => {
-            let _ = server.patch_sandbox(sandbox, patch);
-        }
-        Effect::Create { sandbox } => {
-            let _ = server.create_sandbox((**sandbox).clone());
-        }
-        other => panic!("{other:?} gives no sandbox to a claim"),
-    }
-    progress.failed = true;
-}
+struct ClaimPass<'a>(Requests<'a>);
 
-/// The sandbox that becomes the claim's by an effect.
-fn acquired_by(effect: &Effect) -> Option<String> {
-    match effect {
-        Effect::Transfer { sandbox, .. } => Some(sandbox.name.clone()),
-        Effect::Create { sandbox } => Some(sandbox.name_any()),
-        _ => None,
+impl<'b> ClaimPass<'b> {
+    fn objects<K: Modelled>(&self) -> ModelledObjects<'_, 'b, K> {
+        ModelledObjects::new(&self.0)
     }
 }
 
-fn look_up_in<'a, K>(objects: &'a BTreeMap<String, K>, name: &str) -> Lookup<'a, K> {
-    objects.get(name).map_or(Lookup::Missing, Lookup::Found)
+impl Environment for ClaimPass<'_> {
+    type Error = RequestFailed;
+    type Reservation = Reserved;
+    type Acquiring = ();
+
+    fn now(&self) -> Timestamp {
+        self.0.server().now()
+    }
+
+    fn claims(&self) -> impl Objects<SandboxClaim, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn sandboxes(&self) -> impl Objects<Sandbox, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn templates(&self) -> impl Objects<SandboxTemplate, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn warm_pools(&self) -> impl Objects<SandboxWarmPool, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn network_policies(&self) -> impl Objects<NetworkPolicy, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn first_observed(&self) -> Timestamp {
+        self.now()
+    }
+
+    fn reserve(&self, request: &Request) -> Option<Reserved> {
+        let process = self.0.process();
+        let key = process.queue().take(request)?.key;
+        let sandbox = process.sandboxes.get(&key.name).cloned();
+        Some(Reserved {
+            queue: Arc::clone(&process.queue),
+            sandbox: Arc::new(sandbox.unwrap()),
+            key: Some(key),
+        })
+    }
+
+    fn claims_bound_to(&self, sandbox: &str) -> Vec<Arc<SandboxClaim>> {
+        let process = self.0.process();
+        let claims = process.claims.values();
+        claims
+            .filter(|claim| unfinished_binding(claim) == Some(sandbox))
+            .map(|claim| Arc::new(claim.clone()))
+            .collect()
+    }
+
+    fn acquiring(&self) {}
+
+    fn note_acquired(&self, claim: &SandboxClaim, sandbox: &str) {
+        let mut process = self.0.process();
+        process.acquired.insert(uid(claim), sandbox.to_owned());
+    }
+
+    fn acquired(&self, claim: &SandboxClaim) -> Option<String> {
+        self.0.process().acquired.get(&uid(claim)).cloned()
+    }
+
+    fn forget_acquired(&self, claim: &SandboxClaim) {
+        self.0.process().acquired.remove(&uid(claim));
+    }
+
+    fn delay_first_status(&self) -> Option<Duration> {
+        None
+    }
+
+    fn end_status_delay(&self) {}
+
+    fn is_first_ready(&self, _: &SandboxClaim) -> bool {
+        false
+    }
+
+    fn with_trace(&self, claim: &Arc<SandboxClaim>) -> Arc<SandboxClaim> {
+        Arc::clone(claim)
+    }
+
+    fn persists_trace(&self) -> bool {
+        false
+    }
+
+    fn announce(&self, _: &SandboxClaim, _: Announcement<'_, RequestFailed>) {}
 }
 
-fn publish(server: &mut Server, verdict: &Verdict, progress: &Progress) {
-    let sandbox = progress.sandbox.as_ref();
-    let report = match verdict {
-        Verdict::Silent => return,
-        Verdict::Blocked(obstacle) => Report::Blocked { obstacle, sandbox },
-        Verdict::Expired => Report::Expired { sandbox },
-        Verdict::Reflect => Report::Reflects { sandbox },
-    };
-    let status = claim::status(&progress.claim, &report, server.now());
-    let revision = server.next_revision();
-    if let Some(stored) = server.claims.get_mut(&progress.claim.name_any())
-        && stored.uid() == progress.claim.uid()
-        && stored.status.as_ref() != Some(&status)
-    {
-        stored.status = Some(status);
-        stored.metadata.resource_version = Some(revision);
+fn uid(claim: &SandboxClaim) -> String {
+    claim.metadata.uid.clone().unwrap()
+}
+
+/// A sandbox that was taken from the queue of a process.
+pub struct Reserved {
+    queue: Arc<Mutex<WarmQueue>>,
+    key: Option<SandboxKey>,
+    sandbox: Arc<Sandbox>,
+}
+
+impl Reservation for Reserved {
+    fn sandbox(&self) -> &Arc<Sandbox> {
+        &self.sandbox
+    }
+
+    fn keep(mut self) {
+        self.key = None;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take() {
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.release(&key);
+        }
     }
 }

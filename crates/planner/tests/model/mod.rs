@@ -1,11 +1,12 @@
 //! The API server and a process of controllers, both small enough to be checked at every step.
 
 mod claims;
+mod objects;
 mod pools;
 mod process;
 mod server;
 mod writes;
 
-pub use claims::Faults;
+pub use objects::Faults;
 pub use process::Process;
 pub use server::Server;

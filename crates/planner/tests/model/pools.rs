@@ -57,7 +57,7 @@ impl Process {
                 template,
                 stock: Stock {
                     sandboxes: &labelled,
-                    spoken_for: &Taken(&self.queue),
+                    spoken_for: &Taken(&self.queue()),
                     going: &Going(&expectations),
                     unseen: expectations.unseen(),
                     demand: Demand::default(),
@@ -71,18 +71,18 @@ impl Process {
         for deletion in &plan.deletions {
             let version = &deletion.version;
             let key = key_of(&version.name);
-            if self.queue.is_taken(&key) {
+            if self.queue().is_taken(&key) {
                 continue;
             }
-            self.queue.take_exactly(&key);
-            match server.delete_sandbox(version) {
+            self.queue().take_exactly(&key);
+            match server.delete::<Sandbox>(&version.name, &version.into()) {
                 Ok(()) => expectations.deleted(&version.name, &version.uid, server.now()),
-                Err(_) => self.queue.release(&key),
+                Err(_) => self.queue().release(&key),
             }
         }
         let (count, blueprint) = plan.creations.unwrap_or_default();
         for index in 0..count {
-            let made = server.create_sandbox((*blueprint).clone()).unwrap();
+            let made = server.create::<Sandbox>((*blueprint).clone()).unwrap();
             if loses_an_answer && index == 0 {
                 expectations.doubt();
             } else {

@@ -1,6 +1,7 @@
 //! What a process of controllers knows, and how it learns of changes.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent_sandbox_planner::blueprint::Blueprint;
 use agent_sandbox_planner::claim::candidate;
@@ -18,7 +19,8 @@ use super::writes::{NAMESPACE, key_of};
 pub struct Process {
     pub(super) claims: BTreeMap<String, SandboxClaim>,
     pub sandboxes: BTreeMap<String, Sandbox>,
-    pub queue: WarmQueue,
+    /// Shared with the reservations of claims.
+    pub(super) queue: Arc<Mutex<WarmQueue>>,
     /// By the pool's UID.
     pub expectations: BTreeMap<String, Expectations>,
     /// The sandboxes that claims have or may have, though the answer to the write was lost, by the claim's UID.
@@ -32,17 +34,21 @@ impl Process {
         process
     }
 
+    pub fn queue(&self) -> MutexGuard<'_, WarmQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Every event that the watches still owe.
     pub fn catch_up(&mut self, server: &Server) {
         self.claims = server.claims.clone();
         for (name, template) in &server.templates {
             let revision = Blueprint::new(template).revision.unwrap();
-            self.queue
+            self.queue()
                 .set_current_revision(NAMESPACE, &name_hash(name), &revision);
         }
         for (name, _, _) in POOLS {
             if !server.pools.contains_key(name) {
-                self.queue.forget_pool(NAMESPACE, &name_hash(name));
+                self.queue().forget_pool(NAMESPACE, &name_hash(name));
             }
         }
         self.expectations.retain(|uid, _| {
@@ -61,13 +67,13 @@ impl Process {
     /// An event of the watch, about one sandbox.
     pub fn see_sandbox(&mut self, server: &Server, name: &str) {
         let Some(sandbox) = server.sandboxes.get(name) else {
-            self.queue.withdraw(&key_of(name));
+            self.queue().withdraw(&key_of(name));
             self.sandboxes.remove(name);
             return;
         };
         match candidate(sandbox) {
-            Some(candidate) => self.queue.observe(candidate),
-            None => self.queue.withdraw(&key_of(name)),
+            Some(candidate) => self.queue().observe(candidate),
+            None => self.queue().withdraw(&key_of(name)),
         }
         self.sandboxes.insert(name.to_owned(), sandbox.clone());
     }

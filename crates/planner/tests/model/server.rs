@@ -3,19 +3,21 @@
 use std::collections::BTreeMap;
 
 use agent_sandbox_planner::owner::{controller_of, is_controlled_by};
-use agent_sandbox_planner::version::Version;
+use agent_sandbox_planner::pass::{Failure, Precondition};
 use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::template::SandboxTemplateRef;
 use api::warm_pool::{UpdateStrategy, UpdateStrategyKind};
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::writes::{NAMESPACE, Refused, patched};
+use super::objects::Modelled;
+use super::writes::{NAMESPACE, patched};
 
 /// The API server: the only truth.
 pub struct Server {
@@ -26,6 +28,8 @@ pub struct Server {
     pub sandboxes: BTreeMap<String, Sandbox>,
     pub pools: BTreeMap<String, SandboxWarmPool>,
     pub(super) templates: BTreeMap<String, SandboxTemplate>,
+    /// Of older controllers; the model has none.
+    pub(super) network_policies: BTreeMap<String, NetworkPolicy>,
 }
 
 /// The pools there are, unless they are deleted: their names, their templates, and whether they replace what is outdated at once.
@@ -57,6 +61,7 @@ impl Server {
             sandboxes: BTreeMap::new(),
             pools: BTreeMap::new(),
             templates: BTreeMap::new(),
+            network_policies: BTreeMap::new(),
         };
         for (index, (_, template, _)) in POOLS.iter().enumerate() {
             server.edit_template(index);
@@ -179,24 +184,22 @@ impl Server {
         self.collect_ownerless();
     }
 
-    pub(super) fn create_sandbox(&mut self, mut sandbox: Sandbox) -> Result<Sandbox, Refused> {
-        let revision = self.next_revision();
-        let prefix = sandbox.metadata.generate_name.clone().unwrap_or_default();
-        let name = sandbox
-            .metadata
-            .name
-            .clone()
-            .unwrap_or_else(|| format!("{prefix}{revision}"));
-        if self.sandboxes.contains_key(&name) {
-            return Err(Refused::AlreadyExists);
+    pub(super) fn create<K: Modelled>(&mut self, mut object: K) -> Result<K, Failure> {
+        let (revision, now) = (self.next_revision(), self.now());
+        let prefix = object.meta().generate_name.clone().unwrap_or_default();
+        let name = object.meta().name.clone();
+        let name = name.unwrap_or_else(|| format!("{prefix}{revision}"));
+        if K::stored(self).contains_key(&name) {
+            return Err(Failure::AlreadyExists);
         }
-        sandbox.metadata.name = Some(name.clone());
-        sandbox.metadata.uid = Some(format!("sandbox-{revision}"));
-        sandbox.metadata.resource_version = Some(revision);
-        sandbox.metadata.creation_timestamp = Some(Time(self.now()));
-        self.sandboxes.insert(name, sandbox.clone());
+        let metadata = object.meta_mut();
+        metadata.name = Some(name.clone());
+        metadata.uid = Some(format!("{}-{revision}", K::kind(&())));
+        metadata.resource_version = Some(revision);
+        metadata.creation_timestamp = Some(Time(now));
+        K::stored_mut(self).insert(name, object.clone());
         self.collect_ownerless();
-        Ok(sandbox)
+        Ok(object)
     }
 
     /// Garbage collection: what belongs to a claim or a pool that no longer exists goes.
@@ -209,45 +212,43 @@ impl Server {
         });
     }
 
-    pub(super) fn patch_sandbox(
+    pub(super) fn change<K: Modelled>(
         &mut self,
-        version: &Version,
+        name: &str,
+        precondition: &Precondition,
         patch: &Value,
-    ) -> Result<Sandbox, Refused> {
-        let current = self.sandboxes.get(&version.name).ok_or(Refused::NotFound)?;
-        if Version::of(current) != *version {
-            return Err(Refused::Conflict);
-        }
-        let mut sandbox = patched(current, patch);
-        sandbox.metadata.resource_version = Some(self.next_revision());
-        self.sandboxes.insert(version.name.clone(), sandbox.clone());
+    ) -> Result<K, Failure> {
+        let mut object = patched(self.current::<K>(name, precondition)?, patch);
+        object.meta_mut().resource_version = Some(self.next_revision());
+        K::stored_mut(self).insert(name.to_owned(), object.clone());
         self.collect_ownerless();
-        Ok(sandbox)
+        Ok(object)
     }
 
-    pub(super) fn patch_claim(
+    pub(super) fn delete<K: Modelled>(
         &mut self,
-        seen: &SandboxClaim,
-        patch: &Value,
-    ) -> Result<SandboxClaim, Refused> {
-        let name = seen.name_any();
-        let current = self.claims.get(&name).ok_or(Refused::NotFound)?;
-        if Version::of(current) != Version::of(seen) {
-            return Err(Refused::Conflict);
-        }
-        let mut claim = patched(current, patch);
-        claim.metadata.resource_version = Some(self.next_revision());
-        self.claims.insert(name, claim.clone());
-        Ok(claim)
+        name: &str,
+        precondition: &Precondition,
+    ) -> Result<(), Failure> {
+        self.current::<K>(name, precondition)?;
+        K::stored_mut(self).remove(name);
+        self.collect_ownerless();
+        Ok(())
     }
 
-    pub(super) fn delete_sandbox(&mut self, version: &Version) -> Result<(), Refused> {
-        let current = self.sandboxes.get(&version.name).ok_or(Refused::NotFound)?;
-        if Version::of(current) != *version {
-            return Err(Refused::Conflict);
+    /// The object that a write is about, if its precondition holds.
+    fn current<K: Modelled>(&self, name: &str, precondition: &Precondition) -> Result<&K, Failure> {
+        let object = K::stored(self).get(name).ok_or(Failure::NotFound)?;
+        let differs = |required: &Option<String>, actual: &Option<String>| {
+            required.is_some() && required != actual
+        };
+        let metadata = object.meta();
+        if differs(&precondition.uid, &metadata.uid)
+            || differs(&precondition.resource_version, &metadata.resource_version)
+        {
+            return Err(Failure::Conflict);
         }
-        self.sandboxes.remove(&version.name);
-        Ok(())
+        Ok(object)
     }
 
     pub fn mark_ready(&mut self, name: &str) {

@@ -301,7 +301,7 @@ async fn unobserved(
     let status = claim.status.as_ref();
     let before = status.map_or(&[][..], |status| &status.conditions);
     let published = subject.unobserved(claim, before, &failure).await;
-    if published.is_ok() && failure.is_lasting() {
+    if published.is_ok() && failure.failure.is_lasting() {
         return Ok(Pass::Done(Action::AwaitChange));
     }
     Err(Error::Observe(failure))
