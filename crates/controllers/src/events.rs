@@ -15,6 +15,7 @@ use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
+pub use planner::pass::{Event as Occurrence, Severity};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -32,32 +33,11 @@ const SERIES_WINDOW: Duration = Duration::from_secs(6 * 60);
 const ALLOWANCE: u32 = 25;
 const ALLOWANCE_PERIOD: Duration = Duration::from_secs(5 * 60);
 
-/// Whether an event is worth a worry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Severity {
-    Normal,
-    Warning,
-}
-
-impl Severity {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Normal => "Normal",
-            Self::Warning => "Warning",
-        }
+fn type_of(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Normal => "Normal",
+        Severity::Warning => "Warning",
     }
-}
-
-/// Something that happened.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Occurrence {
-    pub severity: Severity,
-    /// Why it happened, as one CamelCase word that tools may compare.
-    pub reason: &'static str,
-    /// What was done, as one CamelCase word.
-    pub action: &'static str,
-    /// What a person reads.
-    pub note: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -294,7 +274,7 @@ impl Scribe {
             regarding: Some(regarding),
             reporting_controller: Some(controller.to_owned()),
             reporting_instance: Some(self.instance.to_string()),
-            type_: Some(occurrence.severity.as_str().to_owned()),
+            type_: Some(type_of(occurrence.severity).to_owned()),
             ..Event::default()
         }
     }

@@ -4,8 +4,7 @@
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::decoding::{Decoded, Unreadable};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
-use planner::pass::RequestError;
-use serde_json::json;
+use planner::pass::{RequestError, publish_not_ready};
 use tracing::warn;
 
 use crate::cache::Cache;
@@ -13,8 +12,9 @@ use crate::cached::Cached;
 use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::key::ObjectKey;
+use crate::objects::NamespacedObjects;
 use crate::runtime::Action;
-use crate::writes::{Precondition, WriteError, Writer};
+use crate::writes::WriteError;
 
 /// Why an object's owner could not be told.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +74,6 @@ impl<K: Cached> Subject<'_, K> {
         Ok(())
     }
 
-    /// Writes `Ready=False`, unless that is what the status says; whether it was written.
     async fn publish(
         &self,
         metadata: &ObjectMeta,
@@ -82,25 +81,12 @@ impl<K: Cached> Subject<'_, K> {
         reason: Reason,
         message: &str,
     ) -> Result<bool, Error> {
-        let mut conditions = before.to_vec();
+        let objects = NamespacedObjects::new(self.context, self.cache, self.controller, self.key);
         let finding = Finding::new(ConditionType::Ready, false, reason, message);
-        let now = self.context.clock.api_time();
-        conditions::merge(&mut conditions, &finding, metadata.generation, &now);
-        if conditions == before {
-            return Ok(false);
-        }
-        let precondition = Precondition::uid(metadata.uid.clone());
-        let status = json!({ "conditions": conditions });
-        let written = Writer::new(self.context, self.cache, self.controller)
-            .patch_status(self.key, &precondition, status)
-            .await;
-        match written {
-            Ok(_) => Ok(true),
-            // It is written, and the answer is the object, which still cannot be read.
-            Err(error) if error.is_unreadable() => Ok(true),
-            Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
-            Err(error) => Err(Error(error)),
-        }
+        let now = self.context.clock.now();
+        publish_not_ready(&objects, metadata, before, &finding, now)
+            .await
+            .map_err(Error)
     }
 
     fn tell<R: kube::Resource<DynamicType = ()>>(

@@ -9,10 +9,14 @@
 //! - A member that somebody is claiming is never deleted, and counts until it is gone.
 //! - A rolling update never makes a Ready member unavailable while more than the allowed number are missing.
 
+mod pass;
+
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
+
+pub use pass::{Environment, Memory, Pool, reconcile, template};
 
 use crate::pacing::{Allowance, Demand, Pacing, elapsed};
 use crate::version::Version;

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::kruise::{SandboxSet, SandboxSetSpec, SandboxSetStatus};
@@ -13,14 +14,14 @@ use api::labels::{self, kruise as keys};
 use api::names::{LabelValue, name_hash};
 use api::template::NetworkPolicyManagement;
 use api::{Sandbox, SandboxTemplate, SandboxTemplateSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference, refers_to};
 use crate::pacing::Pacing;
-use crate::pool::{self, Goal, Member, Readiness, Restraint, Revision, Strategy};
+use crate::pool::{self, Goal, Member, Pool, Readiness, Restraint, Revision, Strategy};
 use crate::stock::{self, Adoption, READINESS_GRACE, Stock, adoption, member};
 use crate::warm_queue::{Candidate, SandboxKey};
 
@@ -205,6 +206,45 @@ fn revision_of(sandbox: &Sandbox) -> Option<&str> {
         .labels()
         .get(keys::TEMPLATE_HASH)
         .map(String::as_str)
+}
+
+impl Pool for SandboxSet {
+    const LABEL: &'static str = keys::SANDBOX_POOL;
+    type Blueprint = Result<Mould, Problem>;
+
+    fn label(&self) -> String {
+        set_label(&self.name_any())
+    }
+
+    fn template(&self) -> Option<&str> {
+        match source(&self.spec) {
+            Ok(Source::Template(name)) => Some(name),
+            _ => None,
+        }
+    }
+
+    fn blueprint(&self, template: Option<Arc<SandboxTemplate>>) -> Self::Blueprint {
+        Mould::new(self, template.as_deref())
+    }
+
+    fn own_revision(mould: &Self::Blueprint) -> Option<&str> {
+        mould.as_ref().ok().map(|mould| mould.revision.as_str())
+    }
+
+    fn decide(
+        &self,
+        mould: &Self::Blueprint,
+        stock: Stock<'_>,
+        pacing: &Pacing,
+        now: Timestamp,
+    ) -> Plan {
+        let set = self;
+        decide(&Observed { set, mould, stock }, pacing, now)
+    }
+
+    fn conditions(status: &SandboxSetStatus) -> &[Condition] {
+        &status.conditions
+    }
 }
 
 /// Decides what to do about a set.

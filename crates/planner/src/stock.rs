@@ -49,8 +49,14 @@ impl<'a> Stock<'a> {
 }
 
 /// A set of sandboxes, however it is kept.
-pub trait Sandboxes: std::fmt::Debug {
+pub trait Sandboxes {
     fn holds(&self, sandbox: &Sandbox) -> bool;
+}
+
+impl std::fmt::Debug for dyn Sandboxes + '_ {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Sandboxes")
+    }
 }
 
 /// An unowned sandbox with the pool's label that the pool takes in.

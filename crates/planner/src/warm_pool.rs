@@ -4,19 +4,21 @@
 //! [`pool`](crate::pool)'s arithmetic.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::names::name_hash;
 use api::warm_pool::UpdateStrategyKind;
 use api::{Sandbox, SandboxTemplate, SandboxWarmPool, SandboxWarmPoolStatus, labels};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use serde_json::{Value, json};
 
 use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference};
 use crate::pacing::Pacing;
-use crate::pool::{self, Deletion, Goal, Member, Restraint, Revision, Strategy};
+use crate::pool::{self, Deletion, Goal, Member, Pool, Restraint, Revision, Strategy};
 use crate::stock::{self, Adoption, READINESS_GRACE, Stock, adoption, member};
 use crate::version::Version;
 
@@ -35,6 +37,65 @@ pub type Plan = stock::Plan<SandboxWarmPoolStatus>;
 /// The value of the label by which a pool's sandboxes are found.
 pub fn pool_hash(pool: &SandboxWarmPool) -> String {
     name_hash(&pool.name_any())
+}
+
+impl Pool for SandboxWarmPool {
+    const LABEL: &'static str = labels::WARM_POOL_SANDBOX;
+    type Blueprint = Option<Arc<SandboxTemplate>>;
+
+    fn label(&self) -> String {
+        pool_hash(self)
+    }
+
+    fn template(&self) -> Option<&str> {
+        Some(&self.spec.sandbox_template_ref.name)
+    }
+
+    fn blueprint(&self, template: Option<Arc<SandboxTemplate>>) -> Self::Blueprint {
+        template
+    }
+
+    fn decide(
+        &self,
+        template: &Self::Blueprint,
+        stock: Stock<'_>,
+        pacing: &Pacing,
+        now: Timestamp,
+    ) -> Plan {
+        let observed = Observed {
+            pool: self,
+            template: template.as_deref(),
+            stock,
+        };
+        decide(&observed, pacing, now)
+    }
+
+    fn conditions(status: &SandboxWarmPoolStatus) -> &[Condition] {
+        &status.conditions
+    }
+
+    /// Writes zeros too, for clients that read the object without its schema.
+    fn written(status: &SandboxWarmPoolStatus) -> Value {
+        json!({
+            "replicas": status.replicas,
+            "readyReplicas": status.ready_replicas,
+            "updatedReplicas": status.updated_replicas,
+            "selector": status.selector,
+            "observedGeneration": status.observed_generation,
+            "conditions": status.conditions,
+        })
+    }
+
+    fn warning(&self, published: &SandboxWarmPoolStatus) -> Option<(Reason, String)> {
+        let template_not_found = |status: &SandboxWarmPoolStatus| {
+            conditions::find(&status.conditions, ConditionType::Updated)
+                .filter(|updated| updated.reason == Reason::TemplateNotFound.as_str())
+                .map(|updated| updated.message.clone())
+        };
+        let message = template_not_found(published)?;
+        let before = self.status.as_ref().and_then(template_not_found);
+        (before.as_ref() != Some(&message)).then_some((Reason::TemplateNotFound, message))
+    }
 }
 
 /// Decides what to do about a pool.

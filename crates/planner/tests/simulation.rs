@@ -15,7 +15,6 @@
 
 mod model;
 
-use agent_sandbox_planner::expectations::Expectations;
 use agent_sandbox_planner::owner::{controller_of, is_controlled_by};
 use api::claim::ClaimShutdownPolicy;
 use api::conditions::{self, ConditionType, Reason};
@@ -248,6 +247,6 @@ proptest! {
         prop_assert_eq!(server.sandboxes.len(), desired + holding, "nothing is left over");
         let depth = process.queue().depth();
         prop_assert_eq!((depth.waiting, depth.taken), (desired, 0));
-        prop_assert!(process.expectations.values().all(Expectations::is_empty));
+        prop_assert!(process.pools.values().all(|memory| memory.expectations.is_empty()));
     }
 }

@@ -74,6 +74,9 @@ pub trait Modelled:
     /// The cache learns the object as the server has it.
     fn learn(_process: &mut Process, _server: &Server, _name: &str) {}
 
+    /// What must hold of an object that was created.
+    fn check_creation(_created: &Self, _server: &Server) {}
+
     /// What must hold of a write, given what the process knew before.
     fn check_write(_before: &Self, _after: &Self, _server: &Server, _process: &Process) {}
 }
@@ -93,6 +96,20 @@ impl Modelled for Sandbox {
 
     fn learn(process: &mut Process, server: &Server, name: &str) {
         process.see_sandbox(server, name);
+    }
+
+    /// A pool never creates more sandboxes than it was asked for.
+    fn check_creation(created: &Self, server: &Server) {
+        let is_owner =
+            |pool: &&SandboxWarmPool| is_controlled_by(&created.metadata, &pool.uid().unwrap());
+        if let Some(pool) = server.pools.values().find(is_owner) {
+            let desired = usize::try_from(pool.spec.desired_replicas()).unwrap();
+            let members = server.members(pool);
+            assert!(
+                members <= desired,
+                "{members} members where {desired} were asked for"
+            );
+        }
     }
 }
 
@@ -320,6 +337,9 @@ impl<K: Modelled> Objects<K> for ModelledObjects<'_, '_, K> {
         self.requests.spend().await;
         self.requests.exchange::<K, _>(|server, _| {
             let answer = server.create::<K>(object);
+            if let Ok(created) = &answer {
+                K::check_creation(created, server);
+            }
             let name = answer.as_ref().map(ResourceExt::name_any);
             (name.unwrap_or_default(), answer.map(Arc::new))
         })

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent_sandbox_planner::blueprint::Blueprint;
 use agent_sandbox_planner::claim::candidate;
-use agent_sandbox_planner::expectations::Expectations;
+use agent_sandbox_planner::pool::Memory;
 use agent_sandbox_planner::warm_queue::WarmQueue;
 use api::names::name_hash;
 use api::{Sandbox, SandboxClaim};
@@ -21,8 +21,8 @@ pub struct Process {
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// Shared with the reservations of claims.
     pub(super) queue: Arc<Mutex<WarmQueue>>,
-    /// By the pool's UID.
-    pub expectations: BTreeMap<String, Expectations>,
+    /// The memory of each pool, by the pool's UID.
+    pub pools: BTreeMap<String, Memory>,
     /// The sandboxes that claims have or may have, though the answer to the write was lost, by the claim's UID.
     pub(super) acquired: BTreeMap<String, String>,
 }
@@ -51,7 +51,7 @@ impl Process {
                 self.queue().forget_pool(NAMESPACE, &name_hash(name));
             }
         }
-        self.expectations.retain(|uid, _| {
+        self.pools.retain(|uid, _| {
             server
                 .pools
                 .values()

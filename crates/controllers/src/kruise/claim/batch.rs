@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::events::{Occurrence, Severity};
 use crate::initialise::Settings;
 use crate::key::ObjectKey;
-use crate::pool;
+use crate::objects::NamespacedObjects;
 use crate::writes::{Deletion, Failure, WriteError, Writer};
 
 /// How many steps one sandbox may take in one pass. Only somebody who keeps changing it makes it take more than six.
@@ -45,7 +45,9 @@ pub(super) async fn work_off(
     let makes_some = picks.iter().any(|pick| pick.origin == Origin::Made);
     let mould = match set.filter(|_| makes_some) {
         Some(set) => {
-            let template = pool::template(context, key, set).await;
+            let templates = &context.caches.templates;
+            let templates = NamespacedObjects::new(context, templates, FIELD_MANAGER, key);
+            let template = planner::pool::template(&templates, set).await;
             let template = template.map_err(Error::Observe)?;
             Mould::new(set, template.as_deref()).ok()
         }

@@ -7,6 +7,8 @@
 //!
 //! What an answer means is decided here; an environment only translates requests and errors.
 
+mod not_ready;
+
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -17,6 +19,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::Serialize;
 use serde_json::Value;
+
+pub(crate) use not_ready::end_unobserved;
+pub use not_ready::publish_not_ready;
 
 use crate::{owner, version};
 
@@ -118,6 +123,43 @@ pub(crate) fn may_have_happened<T, E: RequestError>(answer: &Result<T, E>) -> bo
     match answer {
         Ok(_) => true,
         Err(error) => error.failure().may_have_happened(),
+    }
+}
+
+/// Whether an event is a warning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Severity {
+    Normal,
+    Warning,
+}
+
+/// An event about an object, for its owner.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Event {
+    pub severity: Severity,
+    /// Why it happened, as one CamelCase word that tools may compare.
+    pub reason: &'static str,
+    /// What was done, as one CamelCase word.
+    pub action: &'static str,
+    /// The message for people.
+    pub note: String,
+}
+
+impl Event {
+    pub(crate) fn normal(reason: &'static str, action: &'static str, note: String) -> Self {
+        Self {
+            severity: Severity::Normal,
+            reason,
+            action,
+            note,
+        }
+    }
+
+    pub(crate) fn warning(reason: &'static str, action: &'static str, note: String) -> Self {
+        Self {
+            severity: Severity::Warning,
+            ..Self::normal(reason, action, note)
+        }
     }
 }
 
