@@ -10,11 +10,11 @@
 //! ```
 //!
 //! Expiry takes two passes so that the end of the pod (`Finished`) is in the status before the pod is gone from the API.
-//! This module does not know how effects are carried out, nor in which order events arrive: every decision starts from what
-//! is observed now.
+//! A decision does not know in which order events arrive: it starts from what is observed now.
 
 mod metadata;
 mod observed_pod;
+mod pass;
 mod pod;
 mod scheduling;
 mod service;
@@ -42,6 +42,7 @@ use crate::expiry::{Deadlines, Expiry, expiry};
 use crate::owner::{Ownership, Version, controller_of, ownership, refers_to_predecessor};
 
 pub use observed_pod::ObservedPod;
+pub use pass::{Environment, Part, reconcile};
 pub use pod::{Loss, current_pod, loss, pod_name};
 pub use status::{Outcome, Trouble, is_first_start, status};
 pub use suspension::{disagreement, is_reported_suspended};

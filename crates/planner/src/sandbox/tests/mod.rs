@@ -1,5 +1,6 @@
 //! Decisions about sandboxes, row by row, and what holds for all of them.
 
+mod cluster;
 mod expiry;
 mod handover;
 mod metadata;

@@ -1,6 +1,6 @@
-//! A small model of the API: what one sandbox may touch, and what an effect does to it.
+//! A small model of the API: everything that one sandbox may touch.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use api::conditions::{self, ConditionType};
 use api::{Sandbox, SandboxSpec, SandboxStatus};
@@ -8,15 +8,14 @@ use k8s_openapi::api::core::v1::{
     Container, PersistentVolumeClaim, Pod, PodCondition, PodIP, PodSpec, PodStatus, Service,
     ServiceSpec,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::super::{
-    Adoption, Effect, Observed, ObservedPod, Outcome, Plan, Problem, Settings, Trouble, decide,
-    status,
-};
-use crate::owner::{Version, controller_reference};
-use crate::patch::tests::patched;
+use futures::FutureExt;
+
+use super::super::{Adoption, Observed, ObservedPod, Plan, Problem, Settings, decide, reconcile};
+use super::cluster::WorldPass;
+use crate::owner::controller_reference;
 
 pub const NAME: &str = "box";
 pub const NAMESPACE: &str = "team";
@@ -218,31 +217,19 @@ impl World {
         self.decide().problems
     }
 
-    fn settings(&self) -> Settings<'static> {
+    pub fn settings(&self) -> Settings<'static> {
         Settings {
             adoption: self.adoption,
             ..settings()
         }
     }
 
-    /// One reconcile: decides, does it, and publishes the status. Returns the plan.
+    /// One pass, as the controller runs it. Returns its plan.
     pub fn reconcile(&mut self) -> Plan {
-        let observed = self.observed();
-        let plan = decide(&observed, &self.settings(), self.now);
-        for effect in &plan.effects {
-            self.carry_out(effect);
-        }
-        if self.sandbox.is_none() {
-            return plan;
-        }
-        let after = self.observed();
-        let mut outcome = Outcome::before(&after);
-        outcome
-            .trouble
-            .extend(plan.problems.iter().map(Trouble::from));
-        let now = Time(self.now);
-        let status = status(&observed, plan.stage, &outcome, &self.settings(), &now);
-        self.sandbox.as_mut().unwrap().status = Some(status);
+        let (plan, sandbox) = (self.decide(), self.sandbox().clone());
+        let pass = WorldPass(Mutex::new(self));
+        let ended = reconcile(&pass, &sandbox).now_or_never();
+        ended.expect("every request is answered").unwrap();
         plan
     }
 
@@ -261,96 +248,7 @@ impl World {
         panic!("does not settle: {:#?}", self.decide());
     }
 
-    pub fn carry_out(&mut self, effect: &Effect) {
-        let version = self.next_version();
-        match effect {
-            Effect::CreateVolumeClaim(claim) => {
-                let mut claim = claim.as_ref().clone();
-                assert!(!exists(&self.volume_claims, &claim.metadata));
-                stamp(&mut claim.metadata, version);
-                self.volume_claims.push(claim);
-            }
-            Effect::AdoptVolumeClaim {
-                name,
-                version: seen,
-                patch,
-            }
-            | Effect::LabelVolumeClaim {
-                name,
-                version: seen,
-                patch,
-            } => {
-                let claim = find(&mut self.volume_claims, name);
-                assert_eq!(*seen, Version::of(&claim.metadata));
-                *claim = patched(claim, patch);
-                claim.metadata.resource_version = Some(version.to_string());
-            }
-            Effect::CreatePod(pod) => {
-                let mut pod = pod.as_ref().clone();
-                assert!(!exists(&self.pods, &pod.metadata), "pod name is taken");
-                stamp(&mut pod.metadata, version);
-                pod.metadata.creation_timestamp = Some(Time(self.now));
-                self.pods.push(pod);
-            }
-            Effect::AdoptPod {
-                name,
-                version: seen,
-                patch,
-            }
-            | Effect::UpdatePodMetadata {
-                name,
-                version: seen,
-                patch,
-            } => {
-                let pod = find(&mut self.pods, name);
-                assert_eq!(*seen, Version::of(&pod.metadata));
-                *pod = patched(pod, patch);
-                pod.metadata.resource_version = Some(version.to_string());
-            }
-            Effect::DeletePod { name, uid, .. } => {
-                assert_eq!(*uid, find(&mut self.pods, name).metadata.uid);
-                self.pods
-                    .retain(|pod| pod.metadata.name.as_ref() != Some(name));
-            }
-            Effect::ClearPodName {
-                version: seen,
-                patch,
-            } => {
-                let sandbox = self.sandbox.as_mut().unwrap();
-                assert_eq!(*seen, Version::of(&sandbox.metadata));
-                *sandbox = patched(sandbox, patch);
-                sandbox.metadata.resource_version = Some(version.to_string());
-            }
-            Effect::CreateService(service) => {
-                assert!(self.service.is_none(), "service name is taken");
-                let mut service = service.as_ref().clone();
-                stamp(&mut service.metadata, version);
-                self.service = Some(service);
-            }
-            Effect::AdoptService {
-                version: seen,
-                patch,
-                ..
-            }
-            | Effect::UpdateService {
-                version: seen,
-                patch,
-                ..
-            } => {
-                let service = self.service.as_mut().unwrap();
-                assert_eq!(*seen, Version::of(&service.metadata));
-                *service = patched(service, patch);
-                service.metadata.resource_version = Some(version.to_string());
-            }
-            Effect::DeleteService { uid, .. } => {
-                let service = self.service.take().unwrap();
-                assert_eq!(*uid, service.metadata.uid);
-            }
-            Effect::DeleteSandbox { .. } => self.sandbox = None,
-        }
-    }
-
-    fn next_version(&mut self) -> u64 {
+    pub fn next_version(&mut self) -> u64 {
         self.version += 1;
         self.version
     }
@@ -359,23 +257,4 @@ impl World {
 /// A pod as a controller reads it from the API server.
 pub fn read(pod: &Pod) -> ObservedPod {
     serde_json::from_value(serde_json::to_value(pod).unwrap()).unwrap()
-}
-
-fn stamp(metadata: &mut ObjectMeta, version: u64) {
-    let name = metadata.name.as_deref().unwrap();
-    metadata.uid = Some(format!("uid-of-{name}-{version}"));
-    metadata.resource_version = Some(version.to_string());
-}
-
-pub fn exists<K: kube::Resource>(objects: &[K], metadata: &ObjectMeta) -> bool {
-    objects
-        .iter()
-        .any(|object| object.meta().name == metadata.name)
-}
-
-fn find<'a, K: kube::Resource>(objects: &'a mut [K], name: &str) -> &'a mut K {
-    objects
-        .iter_mut()
-        .find(|object| object.meta().name.as_deref() == Some(name))
-        .expect("the object of the effect exists")
 }
