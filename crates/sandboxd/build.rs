@@ -1,8 +1,8 @@
-//! Has the static binary start commands the cheap way.
+//! Makes the static binary start commands with `posix_spawn` instead of `fork`.
 //!
-//! The standard library starts a process with `posix_spawn`, which copies no page tables, if libc can change the child's directory on
-//! the way. It looks for that function by a weak reference, which does not bring it into a static binary, and forks where it is
-//! missing.
+//! The standard library starts a process with `posix_spawn`, which copies no page tables, if libc can change the child's
+//! directory in that call. It finds that function by a weak reference, which does not link it into a static binary, and
+//! forks if it is missing.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! The SDK API on port 8888: which request goes where.
+//! The SDK API on port 8888: dispatches requests.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use tokio_util::task::TaskTracker;
 
+use crate::directory_tree::Tree;
 use crate::exec_http::{self, Limits};
 use crate::exec_websocket;
 use crate::files;
@@ -14,16 +15,15 @@ use crate::http_server::Handler;
 use crate::response::{Body, Refusal, json};
 use crate::rest_files::{self, RestApi};
 use crate::session::Launcher;
-use crate::tree::Tree;
 
 #[derive(Debug)]
 pub struct SdkApi {
     pub tree: Arc<Tree>,
     pub launcher: Launcher,
     pub limits: Limits,
-    /// Files by the newer API's names, for clients that know this port alone.
+    /// Files under the newer API's paths, for clients that know only this port.
     pub newer_files: Arc<RestApi>,
-    /// WebSockets outlive the connection they were upgraded from.
+    /// Tracks WebSockets, which outlive the connection they were upgraded from.
     pub tasks: TaskTracker,
 }
 
@@ -64,7 +64,7 @@ impl SdkApi {
                 files::download(&self.tree, encoded, request.headers()).await
             }
             (Endpoint::Download(encoded), &Method::HEAD) => {
-                // A range is of a GET's body.
+                // A range applies only to GET.
                 let whole = files::download(&self.tree, encoded, &HeaderMap::new()).await?;
                 Ok(files::head_of(&whole))
             }
@@ -81,7 +81,7 @@ impl SdkApi {
     }
 }
 
-/// What a URL path names, whatever the method. File paths are still percent-encoded.
+/// The endpoint of a URL path, independent of the method. File paths are still percent-encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Endpoint<'a> {
     Health,
@@ -101,7 +101,7 @@ impl<'a> Endpoint<'a> {
             "/execute" => Some(Endpoint::Execute),
             "/upload" => Some(Endpoint::Upload),
             "/v1/exec" => Some(Endpoint::Exec),
-            // What some clients make of `/list/.` before they send it.
+            // Some clients normalise `/list/.` to this before they send it.
             "/list" => Some(Endpoint::List(".")),
             _ => {
                 let (name, rest) = path.strip_prefix('/')?.split_once('/')?;

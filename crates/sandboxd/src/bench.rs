@@ -1,4 +1,4 @@
-//! Measures `POST /execute` of `true` end to end: a request over HTTP, a process started and waited for, the answer.
+//! Measures `POST /execute` of `true` end to end: an HTTP request, a process started and waited for, the response.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What was measured with some number of clients, each with one command in flight.
+/// The result for one number of clients, each with one command in flight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
     pub clients: usize,
@@ -28,7 +28,7 @@ pub enum BenchError {
     Answer(String),
 }
 
-/// Sends commands to the runtime at `address`, for `duration` with each number of clients. Blocks; to be called outside of any
+/// Sends commands to the runtime at `address`, for `duration` with each number of clients. Blocks; call it outside of any
 /// runtime.
 pub fn run(
     address: SocketAddr,

@@ -1,4 +1,4 @@
-//! What the server can be told, by environment and by flags. Parsing is pure; flags win over the environment.
+//! The server's configuration, from environment variables and flags. Parsing is pure; flags take precedence.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,28 +25,28 @@ Usage: sandboxd [FLAGS]
 The address 0.0.0.0 stands for every address of the machine, IPv6 included.
 ";
 
-/// How to run the server. [`Config::default`] is what a sandbox gets when nothing is said.
+/// The server's configuration. [`Config::default`] applies without flags and variables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Files and commands live here; it is made if it is missing.
+    /// The directory of files and commands; created if it is missing.
     pub base_dir: PathBuf,
-    /// Where the SDK API listens.
+    /// The addresses of the SDK API.
     pub listen: Vec<SocketAddr>,
-    /// Where `POST /init` is served. A port that is taken is a warning, not an error: a sandbox can do without.
+    /// The address of `POST /init`. A port in use is a warning, not an error: a sandbox works without it.
     pub init_listen: Option<SocketAddr>,
-    /// Where the newer runtime API serves files.
+    /// The address of the newer runtime API for files.
     pub rest_listen: Option<SocketAddr>,
-    /// Where the newer runtime API serves processes, over gRPC.
+    /// The address of the newer runtime API for processes, over gRPC.
     pub grpc_listen: Option<SocketAddr>,
-    /// The time limit of a command whose request names none.
+    /// The default time limit of a command.
     pub exec_timeout: Duration,
-    /// How much of each of a command's output streams is kept when it is collected.
+    /// How many bytes of each output stream of a command are collected.
     pub max_output_bytes: usize,
-    /// How long running commands and requests get once the server is told to stop.
+    /// How long running commands and requests may take after the server is asked to stop.
     pub shutdown_grace: Duration,
-    /// How lines on standard error look.
+    /// The format of log lines on standard error.
     pub log_format: LogFormat,
-    /// Collect orphaned processes as well. Only for a process that starts children through the server alone.
+    /// Reap orphaned processes as well. Only for a process that starts all its children through the server.
     pub reap_orphans: bool,
 }
 
@@ -67,11 +67,11 @@ impl Default for Config {
     }
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
-    /// One object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -87,7 +87,7 @@ impl FromStr for LogFormat {
     }
 }
 
-/// What a command line asks for.
+/// The meaning of a command line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Invocation {
     Run(Box<Config>),
@@ -105,12 +105,12 @@ pub enum ConfigError {
     },
     #[error("{0} needs a value")]
     Missing(String),
-    #[error("there is no flag {0}; --help lists what there is")]
+    #[error("unknown flag {0}; --help lists the flags")]
     Unknown(String),
 }
 
 impl Config {
-    /// The defaults as the environment changes them. `variable` looks one up.
+    /// The defaults, changed by environment variables. `variable` looks one up.
     pub fn from_environment(
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
@@ -124,7 +124,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads a command line (without the program's name) on top of the environment.
+    /// Parses a command line (without the program's name) on top of the environment.
     pub fn parse(
         arguments: impl IntoIterator<Item = String>,
         variable: impl Fn(&str) -> Option<String>,
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_means_the_published_defaults() {
+    fn no_flags_mean_the_published_defaults() {
         let config = config(&[], &[]);
         assert_eq!(config, Config::default());
         assert_eq!(config.base_dir, PathBuf::from("/app"));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_environment() {
+    fn flags_override_the_environment() {
         let environment = [
             ("SANDBOX_BASE_DIR", "/env"),
             ("SANDBOX_EXEC_TIMEOUT_SECONDS", "7.5"),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_values_name_the_flag_or_variable() {
         assert_eq!(
             parsed(&["--nonsense"], &[]),
             Err(ConfigError::Unknown("--nonsense".into()))

@@ -18,17 +18,17 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::{Data, Exit, Output, ServerMessage, Start, exit_code};
 use crate::response::{Body, BodyError, Refusal, json};
 use crate::session::{Event, Launcher, Session, StartError, Stream as OutputStream, time_limit};
+use crate::shell_words;
 use crate::trace::Trace;
-use crate::words;
 
-/// More than any command line the kernel would take.
+/// Larger than any command line that the kernel accepts.
 const LARGEST_REQUEST: usize = 8 * 1024 * 1024;
 
-/// What bounds a command that is not interactive.
+/// The limits of a command that is not interactive.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub time: Duration,
-    /// Of each of the two output streams.
+    /// For each of the two output streams.
     pub output_bytes: usize,
 }
 
@@ -49,7 +49,7 @@ struct ExecuteResponse {
     truncated: bool,
 }
 
-/// `POST /execute`: a command line split into words and run without a shell. A command that cannot start is an answer,
+/// `POST /execute`: a command line split into words and run without a shell. A command that cannot start is a response,
 /// not an error: exit code 1, and the reason on its standard error.
 pub async fn execute(
     launcher: &Launcher,
@@ -69,14 +69,14 @@ pub async fn execute(
         })?,
         None => limits.time,
     };
-    let started = words::split(&request.command)
+    let started = shell_words::split(&request.command)
         .map_err(|error| error.to_string())
         .and_then(|argv| {
             let mut start = Start {
                 argv: Some(argv),
                 ..Start::default()
             };
-            trace.hand_to(&mut start.env);
+            trace.add_to_environment(&mut start.env);
             launcher
                 .start(base, &start, Some(limit))
                 .map_err(|error| error.to_string())
@@ -93,7 +93,7 @@ pub async fn execute(
             let output = collect(session, Bytes::new(), limits.output_bytes).await;
             let mut stderr = output.stderr;
             if output.truncated {
-                // Published SDKs know no field for it.
+                // Published SDKs have no field for it.
                 add_line(
                     &mut stderr,
                     &format!(
@@ -118,11 +118,11 @@ pub async fn execute(
         }
     };
     let mut response = json(StatusCode::OK, &response);
-    trace.tell(&mut response, began.elapsed());
+    trace.add_server_timing(&mut response, began.elapsed());
     Ok(response)
 }
 
-/// Adds a line of the runtime's own to what a command printed.
+/// Adds a line of the runtime to a command's standard error.
 fn add_line(stderr: &mut String, line: &str) {
     if !stderr.is_empty() && !stderr.ends_with('\n') {
         stderr.push('\n');
@@ -149,7 +149,7 @@ pub async fn exec(
     let streaming = accepts_ndjson(request.headers());
     let trace = Trace::of(request.headers());
     let mut start: Start = read_json(request.into_body()).await?;
-    trace.hand_to(&mut start.env);
+    trace.add_to_environment(&mut start.env);
     let began = Instant::now();
     if start.tty {
         return Err(Refusal::bad_request("a terminal needs a WebSocket"));
@@ -169,7 +169,7 @@ pub async fn exec(
     }
     let collected = collect(session, input, limits.output_bytes).await;
     let mut response = json(StatusCode::OK, &collected);
-    trace.tell(&mut response, began.elapsed());
+    trace.add_server_timing(&mut response, began.elapsed());
     Ok(response)
 }
 
@@ -207,7 +207,7 @@ fn accepts_ndjson(headers: &HeaderMap) -> bool {
         .any(|kind| kind.trim().starts_with("application/x-ndjson"))
 }
 
-/// A command that has ended, and what was kept of its output.
+/// A command that has ended, and its collected output.
 pub struct Collected {
     /// Standard output and standard error.
     pub streams: [BytesMut; 2],
@@ -215,10 +215,10 @@ pub struct Collected {
     pub truncated: bool,
 }
 
-/// Runs a session to its end and keeps its output, as far as the limit goes.
+/// Runs a session to its end and collects its output, up to the limit.
 pub async fn collect_bytes(mut session: Session, input: Bytes, limit: usize) -> Collected {
     let control = session.control().clone();
-    // Beside the reading, because a command may fill its output before it has read all its input.
+    // Concurrently with reading, because a command may fill its output before it has read all its input.
     let feeding = async move {
         control.write(input).await;
         control.end_input().await;
@@ -270,7 +270,7 @@ async fn collect(session: Session, input: Bytes, limit: usize) -> Output {
     }
 }
 
-/// A session as JSON lines. Dropping the stream, which a lost client does, drops the session and kills the command.
+/// A session as JSON lines. Dropping the stream, which happens when the client disconnects, drops the session and kills the command.
 fn lines(
     session: Session,
     input: Bytes,
@@ -297,7 +297,7 @@ fn lines(
 struct Lines {
     session: Option<Session>,
     first: Option<ServerMessage>,
-    /// The beginning of a character whose end has not come yet, for each stream.
+    /// The incomplete UTF-8 character at the end of each stream so far.
     held: [Vec<u8>; 2],
 }
 
@@ -341,8 +341,8 @@ fn output_message(stream: OutputStream, data: Data) -> ServerMessage {
     }
 }
 
-/// The next piece of output as JSON can carry it. A character cut in two waits in `held` for its rest; bytes that are
-/// no text at all go as base64.
+/// The next chunk of output as JSON text. An incomplete character waits in `held` for its remaining bytes; bytes that are
+/// not UTF-8 are encoded as base64.
 fn take_text(held: &mut Vec<u8>, bytes: &[u8]) -> Option<Data> {
     held.extend_from_slice(bytes);
     let piece = std::mem::take(held);
@@ -379,7 +379,7 @@ fn line(message: &ServerMessage) -> Bytes {
     Bytes::from(text)
 }
 
-/// Reads a JSON body, of any content type, as published runtimes' clients send it.
+/// Reads a JSON body of any content type, as clients of published runtimes send it.
 pub async fn read_json<T: DeserializeOwned>(body: Incoming) -> Result<T, Refusal> {
     let body = Limited::new(body, LARGEST_REQUEST)
         .collect()
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_cut_in_two_arrive_whole() {
+    fn split_characters_arrive_complete() {
         let mut held = Vec::new();
         let bytes = "aü€".as_bytes();
         assert_eq!(take_text(&mut held, &bytes[..2]), Some(text("a")));
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_go_as_base64() {
+    fn bytes_that_are_not_utf8_are_sent_as_base64() {
         let mut held = Vec::new();
         let data = take_text(&mut held, &[0xff, 0x00, b'a']).unwrap();
         assert_eq!(data.encoding.as_deref(), Some("base64"));

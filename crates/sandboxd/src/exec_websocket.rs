@@ -22,15 +22,15 @@ use crate::response::{Body, Refusal, empty};
 use crate::session::{Control, Event, Launcher, Session, Stream, parse_signal};
 use crate::trace::Trace;
 
-/// How long a client may take to say what it wants to run.
+/// Timeout for the client's start message.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a quiet connection is checked: a peer that vanished is noticed when the check cannot be delivered.
+/// The interval of pings on an idle connection: a vanished peer is detected when a ping cannot be delivered.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const LARGEST_FRAME: usize = 1024 * 1024;
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// Answers the upgrade and serves the socket in the background until the command or the client ends.
+/// Accepts the upgrade and serves the socket in the background until the command or the client ends.
 pub fn upgrade(
     launcher: &Launcher,
     base: PathBuf,
@@ -89,20 +89,20 @@ fn websocket_key(headers: &HeaderMap) -> Option<String> {
     wanted.then(|| key.to_owned())
 }
 
-/// Why a conversation ends early.
+/// Why a connection ends before the command.
 enum Ending {
-    /// The client closed, vanished or broke the connection.
+    /// The client closed the connection, vanished or violated the protocol.
     Gone,
-    /// The client said something that has no meaning here.
-    Misunderstood(String),
+    /// The client sent an invalid message.
+    Invalid(String),
 }
 
 impl From<SocketError> for Ending {
     fn from(error: SocketError) -> Self {
         match error {
-            SocketError::Capacity(error) => Ending::Misunderstood(error.to_string()),
-            SocketError::Protocol(error) => Ending::Misunderstood(error.to_string()),
-            SocketError::Utf8(_) => Ending::Misunderstood("a text frame is not UTF-8".into()),
+            SocketError::Capacity(error) => Ending::Invalid(error.to_string()),
+            SocketError::Protocol(error) => Ending::Invalid(error.to_string()),
+            SocketError::Utf8(_) => Ending::Invalid("a text frame is not UTF-8".into()),
             _ => Ending::Gone,
         }
     }
@@ -110,12 +110,12 @@ impl From<SocketError> for Ending {
 
 async fn serve(launcher: &Launcher, base: PathBuf, trace: &Trace, mut socket: Socket) {
     let ending = match tokio::time::timeout(START_TIMEOUT, first_message(&mut socket)).await {
-        Err(_elapsed) => Err(Ending::Misunderstood("no start message came".into())),
+        Err(_elapsed) => Err(Ending::Invalid("no start message came".into())),
         Ok(Err(ending)) => Err(ending),
         Ok(Ok(mut start)) => {
-            trace.hand_to(&mut start.env);
+            trace.add_to_environment(&mut start.env);
             match launcher.start(&base, &start, None) {
-                Ok(session) => return converse(socket, session).await,
+                Ok(session) => return exchange(socket, session).await,
                 Err(error) => socket
                     .send(text(&ServerMessage::Exit(error.exit())))
                     .await
@@ -132,28 +132,24 @@ async fn first_message(socket: &mut Socket) -> Result<Start, Ending> {
             Message::Text(json) => {
                 return match serde_json::from_str(&json) {
                     Ok(ClientMessage::Start(start)) => Ok(start),
-                    Ok(_) => Err(Ending::Misunderstood(
-                        "the first message must be start".into(),
-                    )),
-                    Err(error) => Err(Ending::Misunderstood(format!("not a message: {error}"))),
+                    Ok(_) => Err(Ending::Invalid("the first message must be start".into())),
+                    Err(error) => Err(Ending::Invalid(format!("not a message: {error}"))),
                 };
             }
             Message::Ping(_) | Message::Pong(_) => {}
             Message::Close(_) => return Err(Ending::Gone),
             _ => {
-                return Err(Ending::Misunderstood(
-                    "the first message must be start".into(),
-                ));
+                return Err(Ending::Invalid("the first message must be start".into()));
             }
         }
     }
     Err(Ending::Gone)
 }
 
-/// Both directions at once, so that a command whose output waits for the client still gets its input, and the other
-/// way round. Whichever direction ends first ends the conversation; leaving drops the session, which kills the command
-/// unless it has ended by itself.
-async fn converse(socket: Socket, mut session: Session) {
+/// Serves both directions concurrently, so that a command whose output waits for the client still gets its input, and vice
+/// versa. When either direction ends, the connection ends; that drops the session, which kills the command
+/// unless it has exited.
+async fn exchange(socket: Socket, mut session: Session) {
     let control = session.control().clone();
     let (mut sink, mut stream) = socket.split();
     let ending = tokio::select! {
@@ -210,13 +206,13 @@ async fn receive(stream: &mut SplitStream<Socket>, control: &Control) -> Result<
                 }
             }
             Message::Text(json) => match serde_json::from_str(&json) {
-                Ok(message) => obey(message, control).await?,
-                Err(error) => return Err(Ending::Misunderstood(format!("not a message: {error}"))),
+                Ok(message) => apply(message, control).await?,
+                Err(error) => return Err(Ending::Invalid(format!("not a message: {error}"))),
             },
             Message::Ping(_) | Message::Pong(_) => {}
             Message::Close(_) => return Err(Ending::Gone),
             _ => {
-                return Err(Ending::Misunderstood(
+                return Err(Ending::Invalid(
                     "a binary frame must begin with channel 0".into(),
                 ));
             }
@@ -225,22 +221,22 @@ async fn receive(stream: &mut SplitStream<Socket>, control: &Control) -> Result<
     Err(Ending::Gone)
 }
 
-async fn obey(message: ClientMessage, control: &Control) -> Result<(), Ending> {
+async fn apply(message: ClientMessage, control: &Control) -> Result<(), Ending> {
     match message {
         ClientMessage::Start(_) => {
-            return Err(Ending::Misunderstood("a command is running already".into()));
+            return Err(Ending::Invalid("a command is running already".into()));
         }
         ClientMessage::StdinClose => control.end_input().await,
         ClientMessage::Resize { rows, cols } => {
-            // A terminal that went away meanwhile has no size to set.
+            // A terminal that was closed meanwhile has no size to set.
             let _ = control.resize(rows, cols);
         }
         ClientMessage::Signal { signal } => {
-            let known = parse_signal(&signal)
-                .ok_or_else(|| Ending::Misunderstood("no such signal".into()))?;
+            let known =
+                parse_signal(&signal).ok_or_else(|| Ending::Invalid("no such signal".into()))?;
             control
                 .signal(known)
-                .map_err(|error| Ending::Misunderstood(format!("cannot signal: {error}")))?;
+                .map_err(|error| Ending::Invalid(format!("cannot signal: {error}")))?;
         }
     }
     Ok(())
@@ -252,8 +248,8 @@ async fn finish(socket: &mut Socket, ending: Result<(), Ending>) {
             code: CloseCode::Normal,
             reason: "".into(),
         },
-        Err(Ending::Misunderstood(mut reason)) => {
-            // A close frame holds 123 bytes of reason.
+        Err(Ending::Invalid(mut reason)) => {
+            // A close frame has room for 123 bytes of reason.
             let end = (0..=120.min(reason.len()))
                 .rev()
                 .find(|&end| reason.is_char_boundary(end))

@@ -1,5 +1,5 @@
-//! Files over HTTP: the upload, download, list and exists requests of the SDK API. Confinement is `tree`'s; this
-//! module streams bytes between the tree and the wire, and puts the outcome into words.
+//! Files over HTTP: the upload, download, list and exists requests of the SDK API. `directory_tree` confines paths; this
+//! module streams bytes between the tree and the client, and maps results to responses.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,13 +15,13 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use tokio::io::AsyncWriteExt;
 
+use crate::directory_tree::{Entry, EntryKind, Node, PendingFile, Tree, TreeError};
 use crate::path::{BelowBase, PathError, decode_lossy};
 use crate::ranges::{self, Selection, Validators};
 use crate::response::{Body, BodyError, Refusal, empty, json, message};
-use crate::tree::{Entry, EntryKind, Node, PendingFile, Tree, TreeError};
 
 const CHUNK: usize = 128 * 1024;
-/// RFC 8187's characters that stand for themselves.
+/// The characters that RFC 8187 leaves unescaped.
 const ATTRIBUTE: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'-')
@@ -64,7 +64,7 @@ impl From<TreeError> for Refusal {
     }
 }
 
-/// Runs what may wait for a disk on a thread that may wait.
+/// Runs blocking file I/O on a blocking thread.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, TreeError> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -86,7 +86,7 @@ pub async fn download(
     let path = BelowBase::parse_encoded(tree.base(), encoded)?;
     let reading = Arc::clone(tree);
     let node = blocking(move || match reading.read(&path) {
-        // Published runtimes say "not found" for whatever is not a file.
+        // Published runtimes respond "not found" for everything that is not a file.
         Err(TreeError::NotAFile | TreeError::NotADirectory) => Err(TreeError::NotFound),
         node => node,
     })
@@ -97,7 +97,7 @@ pub async fn download(
     }
 }
 
-/// The bytes of an open file, streamed: all of them, or the range that the request's headers ask for.
+/// Streams an open file: all of it, or the range in the request's headers.
 pub fn file_response(
     mut file: File,
     entry: &Entry,
@@ -146,7 +146,7 @@ pub fn file_response(
     Ok(response)
 }
 
-/// The answer to a range that begins beyond the end of a file.
+/// The response to a range that begins beyond the end of a file.
 fn unsatisfiable(size: u64) -> Response<Body> {
     let status = StatusCode::RANGE_NOT_SATISFIABLE;
     let mut response = message(status, "the range begins beyond the end of the file");
@@ -164,8 +164,8 @@ fn set(response: &mut Response<Body>, name: HeaderName, value: &str) {
     }
 }
 
-/// Exactly `size` bytes of the file: what is appended meanwhile is left out, and a file cut short meanwhile breaks the
-/// connection rather than pretend to be whole.
+/// Streams exactly `size` bytes of the file: bytes appended meanwhile are omitted, and a file truncated meanwhile breaks the
+/// connection, so that the client does not take it for complete.
 fn file_stream(
     file: File,
     size: u64,
@@ -233,7 +233,7 @@ pub async fn list(tree: &Arc<Tree>, encoded: &str) -> Result<Response<Body>, Ref
 
 #[expect(
     clippy::cast_precision_loss,
-    reason = "a float of seconds is what the API says, and is exact to the microsecond"
+    reason = "the API defines a float of seconds, which is exact to the microsecond"
 )]
 fn seconds(entry: &Entry) -> f64 {
     entry.modified_seconds as f64 + f64::from(entry.modified_nanoseconds) / 1e9
@@ -259,12 +259,12 @@ pub async fn exists(tree: &Arc<Tree>, encoded: &str) -> Result<Response<Body>, R
     ))
 }
 
-/// `POST /mkdir/{path}`: makes a directory and those above it. One that is there already is a success.
+/// `POST /mkdir/{path}`: creates a directory and its parents. A directory that exists is a success.
 pub async fn make_directory(tree: &Arc<Tree>, encoded: &str) -> Result<Response<Body>, Refusal> {
     let path = BelowBase::parse_encoded(tree.base(), encoded)?;
     let making = Arc::clone(tree);
     let made = blocking(move || match making.make_directory(&path) {
-        // Not found would mean that this runtime cannot make directories.
+        // Not found would mean that this runtime has no such endpoint.
         Err(TreeError::NotADirectory) => Ok(false),
         made => made.map(|()| true),
     });
@@ -322,7 +322,7 @@ pub async fn upload(
     Err(Refusal::bad_request("the form has no field called file"))
 }
 
-/// Writes a stream into a pending file and commits it. A stream that fails leaves nothing behind.
+/// Writes a stream into a pending file and commits it. A stream that fails leaves no file.
 pub async fn store(
     pending: PendingFile,
     mut content: impl Stream<Item = Result<Bytes, Refusal>> + Unpin,
@@ -360,7 +360,7 @@ fn extended_file_name(disposition: &[u8]) -> Option<String> {
         .map(std::borrow::Cow::into_owned)
 }
 
-/// `HEAD` on a file: the headers of a download alone.
+/// `HEAD` on a file: only the headers of a download.
 pub fn head_of(response: &Response<Body>) -> Response<Body> {
     let mut head = empty(response.status());
     *head.headers_mut() = response.headers().clone();

@@ -1,5 +1,5 @@
-//! The newer runtime API's process half: gRPC `process.v1.ProcessService`, off unless a port is given. Messages are
-//! derived with prost and framed by hand, which spares the small binary a gRPC framework.
+//! The process part of the newer runtime API: gRPC `process.v1.ProcessService`, disabled unless a port is given. Messages are
+//! derived with prost and framed by hand, so that the small binary needs no gRPC framework.
 
 mod messages;
 
@@ -18,13 +18,13 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
 use rustix::process::Signal;
 
+use crate::directory_tree::Tree;
 use crate::exec_http::{Limits, collect_bytes};
 use crate::http_server::Handler;
 use crate::path::{BelowBase, PathError};
 use crate::protocol::Start;
 use crate::response::{Body, full};
 use crate::session::{Control, Event, Launcher, Session, StartError, Stream as OutputStream};
-use crate::tree::Tree;
 use messages::{
     ExecuteRequest, ExecuteResponse, ExitEvent, InitEvent, Nothing, ProcessConfig,
     ResizeTtyRequest, SendSignalRequest, StartRequest, StartResponse, StartResponseEvent,
@@ -32,13 +32,13 @@ use messages::{
 };
 
 const SERVICE: &str = "/process.v1.ProcessService/";
-/// Trailing metadata of `Execute` when output was cut off at the limit; the published message has no field for it.
+/// Trailing metadata of `Execute` when output was truncated at the limit; the published message has no field for it.
 const TRUNCATED: &str = "output-truncated";
 const LARGEST_MESSAGE: usize = 16 * 1024 * 1024;
-/// What may not stand in a `grpc-message` as it is.
+/// Characters that must be escaped in `grpc-message`.
 const MESSAGE_ESCAPES: &AsciiSet = &CONTROLS.add(b'%');
 
-/// gRPC's status codes, as far as they occur here.
+/// The gRPC status codes in use here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Code {
     Ok = 0,
@@ -87,7 +87,7 @@ pub struct ProcessService {
     pub running: Running,
 }
 
-/// The processes that can be written to, signalled and resized.
+/// The running processes, to which clients can write and send signals and sizes.
 #[derive(Clone, Debug, Default)]
 pub struct Running(Arc<Mutex<HashMap<i32, Control>>>);
 
@@ -266,7 +266,7 @@ impl ProcessService {
     }
 }
 
-/// A process whose events are being streamed. Dropped with the stream, and the process with it.
+/// A process whose events are being streamed. Dropping the stream drops it and kills the process.
 struct Started {
     session: Session,
     process: i32,
@@ -345,7 +345,7 @@ fn unary_with(message: &impl Message, trailers: HeaderMap) -> Response<Body> {
     grpc(StreamBody::new(futures::stream::iter(frames)))
 }
 
-/// A message with its length before it, uncompressed.
+/// A message with its length prefix, uncompressed.
 fn framed(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut frame = BytesMut::with_capacity(length + 5);
@@ -355,7 +355,7 @@ fn framed(message: &impl Message) -> Bytes {
     frame.freeze()
 }
 
-/// Reads the one message of a request.
+/// Reads the single message of a request.
 async fn receive<M: Message + Default>(body: Incoming) -> Result<M, Status> {
     let collected = Limited::new(body, LARGEST_MESSAGE).collect().await;
     let mut bytes = collected
@@ -419,14 +419,14 @@ mod tests {
     }
 
     #[test]
-    fn statuses_escape_what_a_header_cannot_hold() {
+    fn statuses_escape_characters_that_a_header_cannot_contain() {
         let headers = status(Code::NotFound, "no\nsuch 100% ü").headers();
         assert_eq!(headers["grpc-status"], "5");
         assert_eq!(headers["grpc-message"], "no%0Asuch 100%25 %C3%BC");
     }
 
     #[test]
-    fn messages_have_their_length_before_them() {
+    fn messages_have_a_length_prefix() {
         let frame = framed(&ExecuteResponse {
             exit_code: 3,
             stdout: Bytes::from_static(b"hi"),

@@ -1,5 +1,5 @@
-//! Accepts connections and serves HTTP on them until told to drain. It knows nothing of what is served, only who is never served: pages
-//! of others in somebody's browser.
+//! Accepts connections and serves HTTP until it is asked to drain. It is independent of the API; it only refuses requests from
+//! pages of other sites.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,13 +16,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::browsers::is_sent_by_another_page;
+use crate::cross_site::is_cross_site;
 use crate::response::{Body, message};
 
-/// A client that has not sent a request's head by then is not going to.
+/// Timeout for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What happens to requests: shared by all connections of one listener.
+/// Handles requests; shared by all connections of one listener.
 pub trait Handler: Send + Sync + 'static {
     fn handle(
         self: Arc<Self>,
@@ -30,8 +30,8 @@ pub trait Handler: Send + Sync + 'static {
     ) -> impl Future<Output = Response<Body>> + Send;
 }
 
-/// Listens on `address`. The unspecified IPv4 address stands for every address of both families, as far as the
-/// machine has them.
+/// Listens on `address`. The unspecified IPv4 address means every address, IPv4 and IPv6 if the machine
+/// has both.
 pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.is_ipv4() && address.ip().is_unspecified() {
         let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
@@ -42,15 +42,15 @@ pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-/// What is spoken on a listener.
+/// The protocol of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http1,
-    /// With prior knowledge, as gRPC clients speak it.
+    /// With prior knowledge, as gRPC clients use it.
     Http2,
 }
 
-/// Serves until `stop`, then lets requests that have begun finish. Connections are counted in `connections`.
+/// Serves until `stop`, then finishes the requests that have begun. Connections are counted in `connections`.
 pub async fn serve<H: Handler>(
     listener: TcpListener,
     protocol: Protocol,
@@ -65,7 +65,7 @@ pub async fn serve<H: Handler>(
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    // Out of descriptors, most likely: waiting is all there is to do.
+                    // Most likely too many open files: the only remedy is to wait.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
@@ -75,15 +75,15 @@ pub async fn serve<H: Handler>(
         let (handler, stop) = (Arc::clone(&handler), stop.clone());
         connections.spawn(async move {
             match protocol {
-                Protocol::Http1 => converse_http1(stream, handler, stop).await,
-                Protocol::Http2 => converse_http2(stream, handler, stop).await,
+                Protocol::Http1 => serve_http1(stream, handler, stop).await,
+                Protocol::Http2 => serve_http2(stream, handler, stop).await,
             }
         });
     }
 }
 
 async fn answer<H: Handler>(handler: Arc<H>, request: Request<Incoming>) -> Response<Body> {
-    if is_sent_by_another_page(request.method(), request.headers()) {
+    if is_cross_site(request.method(), request.headers()) {
         return message(
             StatusCode::FORBIDDEN,
             "a page of another site has sent this request (Origin, Sec-Fetch-Site), and may not",
@@ -92,9 +92,9 @@ async fn answer<H: Handler>(handler: Arc<H>, request: Request<Incoming>) -> Resp
     handler.handle(request).await
 }
 
-// A connection that breaks is the client's affair, and no news to the sandbox: how one ends is not looked at.
+// Errors of a client's connection are ignored: they do not concern the sandbox.
 
-async fn converse_http1<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: CancellationToken) {
+async fn serve_http1<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: CancellationToken) {
     let service = service_fn(move |request| {
         let handler = Arc::clone(&handler);
         async move { Ok::<_, Infallible>(answer(handler, request).await) }
@@ -113,7 +113,7 @@ async fn converse_http1<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: Ca
     let _ = connection.await;
 }
 
-async fn converse_http2<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: CancellationToken) {
+async fn serve_http2<H: Handler>(stream: TcpStream, handler: Arc<H>, stop: CancellationToken) {
     let service = service_fn(move |request| {
         let handler = Arc::clone(&handler);
         async move { Ok::<_, Infallible>(answer(handler, request).await) }

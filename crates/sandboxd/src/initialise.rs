@@ -1,7 +1,7 @@
-//! The initialisation port (49983): whoever hands out the sandbox sets environment variables for later commands here.
+//! The initialisation port (49983): the controller that assigns the sandbox sets environment variables for later commands here.
 //!
-//! `POST /init` is idempotent per token: the same token may come again, and sets the same variables again. Once a
-//! token was given, another one is refused, so that nobody re-initialises a sandbox that is in use. The token guards
+//! `POST /init` is idempotent per token: the same token may be sent again, and sets the same variables again. After the first
+//! token, another one is refused, so that no other client re-initialises a sandbox that is in use. The token protects
 //! nothing else.
 
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ impl Initialiser {
     }
 }
 
-/// The name, if the pair cannot be in an environment.
+/// The name, if the pair is not a valid environment variable.
 fn invalid_variable<'a>(name: &'a str, value: &str) -> Option<&'a str> {
     (name.is_empty() || name.contains(['=', '\0']) || value.contains('\0')).then_some(name)
 }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_token_may_come_again_and_another_may_not() {
+    fn the_same_token_is_accepted_again_and_another_is_refused() {
         let initialiser = Initialiser::new(SharedEnvironment::default());
         initialiser
             .initialise(request(None, &[("A", "0")]))
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_no_environment_can_hold_are_refused() {
+    fn invalid_environment_variables_are_refused() {
         let initialiser = Initialiser::new(SharedEnvironment::default());
         for (name, value) in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "x\0")] {
             assert!(

@@ -1,10 +1,10 @@
-//! The runtime inside a sandbox: it runs commands, moves files and offers terminals to whoever can reach the pod.
+//! The runtime inside a sandbox: it runs commands, transfers files and serves terminals to the clients that can reach the pod.
 //!
-//! It owns its listeners: the SDK API (8888), the initialisation port (49983), and, if asked, the newer runtime API. It
-//! deliberately knows no Kubernetes, no authentication and no isolation: the node starts it inside a container, the
-//! router decides who may talk to it, and a command it runs may do whatever the container may do.
+//! It owns its listeners: the SDK API (8888), the initialisation port (49983), and, if configured, the newer runtime API. It
+//! deliberately contains no Kubernetes, no authentication and no isolation: the node starts it inside a container, the
+//! router authorizes clients, and a command it runs may do whatever the container may do.
 //!
-//! [`protocol`] holds the wire format of interactive execution and depends on serde alone, so that clients can use it
+//! [`protocol`] defines the wire format of interactive execution and depends on serde alone, so that clients can use it
 //! without the server (`default-features = false`).
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -16,13 +16,15 @@ mod api;
 #[cfg(feature = "bench")]
 #[expect(
     clippy::arithmetic_side_effects,
-    reason = "a benchmark that panics says so to whoever runs it"
+    reason = "a benchmark may panic: the panic message reaches the person who runs it"
 )]
 pub mod bench;
 #[cfg(feature = "server")]
-mod browsers;
-#[cfg(feature = "server")]
 mod config;
+#[cfg(feature = "server")]
+mod cross_site;
+#[cfg(feature = "server")]
+mod directory_tree;
 #[cfg(feature = "server")]
 mod exec_http;
 #[cfg(feature = "server")]
@@ -50,13 +52,11 @@ mod server;
 #[cfg(feature = "server")]
 mod session;
 #[cfg(feature = "server")]
+mod shell_words;
+#[cfg(feature = "server")]
 mod terminal;
 #[cfg(feature = "server")]
 mod trace;
-#[cfg(feature = "server")]
-mod tree;
-#[cfg(feature = "server")]
-mod words;
 
 #[cfg(feature = "server")]
 pub use config::{Config, ConfigError, Invocation, LogFormat, USAGE};

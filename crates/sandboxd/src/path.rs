@@ -1,11 +1,11 @@
-//! Turns what a client calls a path into a relative path with no upward step in it. Pure: whether the path exists,
-//! and what symbolic links on it do, is `tree`'s to settle.
+//! Turns a client's path into a relative path without `..` components. Pure: `directory_tree` decides whether the path
+//! exists, and how symbolic links on it resolve.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-/// Why a path names nothing below the base directory.
+/// Why a path is not below the base directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     #[error("the path leaves the base directory")]
@@ -16,7 +16,7 @@ pub enum PathError {
     TooLong,
 }
 
-/// The kernel's limit on a path, which no honest request comes near.
+/// The kernel's limit on a path.
 const LONGEST: usize = 4096;
 
 /// A path below the base directory, normalised: no root, no `.`, no `..`. The base directory itself is empty.
@@ -24,7 +24,7 @@ const LONGEST: usize = 4096;
 pub struct BelowBase(PathBuf);
 
 impl BelowBase {
-    /// Reads a path as a client sent it. Leading slashes are dropped, as published runtimes do; an absolute path that
+    /// Parses a path as a client sent it. Leading slashes are removed, as published runtimes do; an absolute path that
     /// starts with the base directory names the file there.
     pub fn parse(base: &Path, sent: &[u8]) -> Result<Self, PathError> {
         if sent.contains(&0) {
@@ -48,13 +48,13 @@ impl BelowBase {
         Ok(Self(normal.into_iter().collect()))
     }
 
-    /// Reads the rest of a URL path: `%2F` is a slash of the file's path, not of the URL.
+    /// Parses the rest of a URL path: `%2F` is a slash of the file's path, not of the URL.
     pub fn parse_encoded(base: &Path, encoded: &str) -> Result<Self, PathError> {
         let decoded: Vec<u8> = percent_encoding::percent_decode_str(encoded).collect();
         Self::parse(base, &decoded)
     }
 
-    /// The path for the kernel: `.` stands for the base directory itself.
+    /// The path for the kernel: `.` means the base directory itself.
     pub fn as_path(&self) -> &Path {
         if self.is_base() {
             Path::new(".")
@@ -67,13 +67,13 @@ impl BelowBase {
         self.0.as_os_str().is_empty()
     }
 
-    /// The directory that holds this path and the name in it; the base directory has neither.
+    /// The parent directory of this path and the name in it; `None` for the base directory.
     pub fn parent_and_name(&self) -> Option<(BelowBase, OsString)> {
         let name = self.0.file_name()?.to_owned();
         Some((BelowBase(self.0.parent()?.to_owned()), name))
     }
 
-    /// Every directory from just below the base down to this path, itself included.
+    /// Every directory from just below the base down to this path, inclusive.
     pub fn prefixes(&self) -> impl Iterator<Item = BelowBase> + '_ {
         let components: Vec<_> = self.0.components().collect();
         (1..=components.len()).map(move |length| BelowBase(components[..length].iter().collect()))
@@ -84,7 +84,7 @@ impl BelowBase {
     }
 }
 
-/// The text of a URL path segment, for echoing back what the client asked for.
+/// The decoded text of a URL path segment, for echoing it to the client.
 pub fn decode_lossy(encoded: &str) -> String {
     let bytes: Vec<u8> = percent_encoding::percent_decode_str(encoded).collect();
     OsString::from_vec(bytes).to_string_lossy().into_owned()
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_lead_down_to_the_path() {
+    fn prefixes_end_with_the_path() {
         let path = BelowBase::parse(Path::new("/app"), b"a/b/c").unwrap();
         let prefixes: Vec<_> = path
             .prefixes()
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_produce_an_upward_step(sent in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_produce_a_parent_component(sent in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(path) = BelowBase::parse(Path::new("/app"), &sent) {
                 prop_assert!(path.0.components().all(|component| matches!(component, Component::Normal(_))));
                 prop_assert!(path.0.is_relative());

@@ -20,21 +20,21 @@
 //!
 //! - Text frames are JSON objects tagged by `type` ([`ClientMessage`], [`ServerMessage`]); unknown fields are ignored.
 //! - Binary frames begin with one channel byte ([`channel`]); an empty payload is allowed and means nothing.
-//! - `start` names the command by exactly one of `argv` (run as it is) and `command` (run by `/bin/sh -c`). `cwd` is
+//! - `start` names the command by exactly one of `argv` (executed directly) and `command` (run by `/bin/sh -c`). `cwd` is
 //!   relative to the base directory unless absolute; `env` adds to the sandbox's environment.
 //! - `exit_code` is the command's, or 128 plus the signal that killed it (`signal` then names it). A command that
 //!   cannot start gets no `started`: its `exit` has 127 (not found) or 126 (found, but it cannot run) and an `error`.
-//!   A command that ran into `timeout_seconds` gets 124 and `timed_out`. With a terminal a failed start is 126 or 127 as
+//!   A command that reached `timeout_seconds` gets 124 and `timed_out`. With a terminal a failed start is 126 or 127 as
 //!   well, and the reason appears on the terminal, as a shell would print it.
-//! - A client that goes away, or closes before `exit`, kills the command's process group.
-//! - A frame that is not understood closes the connection with code 1008 and the reason.
-//! - Flow control is TCP's: whoever does not read stops the other side, the command included. Stdin frames that the
-//!   command does not read hold back the control frames behind them, once some hundred kilobytes are queued.
+//! - When a client disconnects, or closes before `exit`, the command's process group is killed.
+//! - An invalid frame closes the connection with code 1008 and the reason.
+//! - Flow control is TCP's: a side that does not read stops the other side, including the command. Stdin frames that the
+//!   command does not read delay the control frames behind them, once some hundred kilobytes are queued.
 //!
 //! # `POST /v1/exec`
 //!
-//! The body is a [`Start`] (without a terminal; `stdin` may hold the whole input). With `Accept: application/x-ndjson`
-//! the answer is one [`ServerMessage`] a line, output included, ending with `exit`; otherwise it is one JSON object
+//! The body is a [`Start`] (without a terminal; `stdin` may contain the whole input). With `Accept: application/x-ndjson`
+//! the response is one [`ServerMessage`] per line, including output, ending with `exit`; otherwise it is one JSON object
 //! ([`Output`]) when the command has ended.
 
 use std::collections::BTreeMap;
@@ -53,17 +53,17 @@ pub mod channel {
 
 /// Exit codes that are not the command's own.
 pub mod exit_code {
-    /// The command ran into its time limit.
+    /// The command reached its time limit.
     pub const TIMED_OUT: i32 = 124;
     /// The command exists but cannot be run.
     pub const CANNOT_RUN: i32 = 126;
-    /// There is no such command.
+    /// The command does not exist.
     pub const NOT_FOUND: i32 = 127;
     /// Added to the number of the signal that killed the command.
     pub const SIGNAL_BASE: i32 = 128;
 }
 
-/// What to run, and how.
+/// The command to run, and its options.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Start {
@@ -76,7 +76,7 @@ pub struct Start {
     /// Working directory: relative to the base directory, or absolute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Environment variables on top of the sandbox's own.
+    /// Environment variables, added to the sandbox's own.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
     /// Run on a terminal: one output stream, echo, job control, Ctrl-C.
@@ -91,7 +91,7 @@ pub struct Start {
     /// Kill the process group after this long. Over a WebSocket there is no limit unless one is given here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
-    /// The whole of standard input, for `POST /v1/exec`; a WebSocket sends binary frames instead.
+    /// The whole standard input, for `POST /v1/exec`; a WebSocket sends binary frames instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
 }
@@ -118,7 +118,7 @@ pub enum ClientMessage {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
     pub exit_code: i32,
-    /// The signal that killed the command, as `SIGKILL`.
+    /// The signal that killed the command, for example `SIGKILL`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
     /// Why the command could not start, or could not be waited for.
@@ -128,17 +128,17 @@ pub struct Exit {
     pub timed_out: bool,
 }
 
-/// A piece of output in a line of JSON: text where it is UTF-8, else base64 and marked so.
+/// A chunk of output in a JSON line: text if it is UTF-8, otherwise base64.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Data {
     pub data: String,
-    /// `base64`, or absent when `data` is the text itself.
+    /// `base64`, or absent if `data` is text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<String>,
 }
 
-/// A text frame from the server, or a line of an ndjson answer. Over a WebSocket, output comes in binary frames, and
-/// `Stdout` and `Stderr` never appear.
+/// A text frame from the server, or a line of an ndjson response. Over a WebSocket, output is sent in binary frames, and
+/// `Stdout` and `Stderr` do not occur.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ServerMessage {
@@ -148,7 +148,7 @@ pub enum ServerMessage {
     Exit(Exit),
 }
 
-/// The answer of `POST /v1/exec` to a client that did not ask for a stream.
+/// The response of `POST /v1/exec` to a client that did not request a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Output {
     pub stdout: String,
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_look_as_documented() {
+    fn frames_have_the_documented_format() {
         let start = ClientMessage::Start(Start {
             argv: Some(vec!["python3".into()]),
             tty: true,

@@ -1,19 +1,19 @@
-//! Which part of a file a request asks for: `Range` and `If-Range` (RFC 9110, sections 13 and 14). Pure.
+//! Selects the part of a file that a request asks for: `Range` and `If-Range` (RFC 9110, sections 13 and 14). Pure.
 //!
-//! One range is served. A request for several is answered with the whole file, which the RFC allows; so is a header that cannot be
-//! read.
+//! One range is served. A request with several ranges gets the whole file, which the RFC allows; so does an invalid
+//! header.
 
 use std::time::{Duration, SystemTime};
 
 use http::header::{self, HeaderMap};
 
-use crate::tree::Entry;
+use crate::directory_tree::Entry;
 
-/// What to send of a file.
+/// The part of a file to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
     Whole,
-    /// From the first byte on, this many.
+    /// This many bytes from the first byte on.
     Part {
         first: u64,
         length: u64,
@@ -22,7 +22,7 @@ pub enum Selection {
     Unsatisfiable,
 }
 
-/// By what a client knows again that a file has not changed.
+/// The entity tag and time by which a client recognises an unchanged file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Validators {
     pub etag: String,
@@ -44,12 +44,12 @@ impl Validators {
         }
     }
 
-    /// The time as `Last-Modified` says it.
+    /// The time in the format of `Last-Modified`.
     pub fn last_modified(&self) -> Option<String> {
         self.modified.map(httpdate::fmt_http_date)
     }
 
-    /// Whether the condition of `If-Range` holds: an entity tag or a time, which must be exactly the file's.
+    /// Whether the condition of `If-Range` holds: an entity tag or a time, which must equal the file's.
     fn match_if_range(&self, condition: &str) -> bool {
         if condition.starts_with('"') || condition.starts_with("W/") {
             return condition == self.etag;
@@ -59,7 +59,7 @@ impl Validators {
     }
 }
 
-/// What a request's headers ask for of a file of this size.
+/// Selects the part of a file of this size from a request's headers.
 pub fn select(headers: &HeaderMap, size: u64, validators: &Validators) -> Selection {
     let mut ranges = headers.get_all(header::RANGE).iter();
     let (Some(range), None) = (ranges.next(), ranges.next()) else {
@@ -113,7 +113,7 @@ fn parse(range: &str, size: u64) -> Option<Selection> {
     })
 }
 
-/// A number in decimal digits alone. One that is larger than any file counts as that.
+/// Parses decimal digits. A number that is too large saturates.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn one_range_is_a_part_and_anything_else_is_the_whole() {
+    fn one_range_selects_a_part_and_anything_else_the_whole_file() {
         let table = [
             ("bytes=0-0", 10, part(0, 1)),
             ("bytes=2-5", 10, part(2, 4)),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_a_file_that_has_changed_is_the_whole() {
+    fn a_range_of_a_changed_file_selects_the_whole_file() {
         let table = [
             ("\"1-a-3-0\"", part(0, 1)),
             ("\"other\"", Selection::Whole),
@@ -194,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_part_reaches_beyond_the_file(range in "\\PC{0,40}", first in 0u64.., last in 0u64.., size in 0u64..) {
+        fn no_range_extends_beyond_the_file(range in "\\PC{0,40}", first in 0u64.., last in 0u64.., size in 0u64..) {
             for range in [range, format!("bytes={first}-{last}"), format!("bytes=-{last}")] {
                 if let Some(Selection::Part { first, length }) = parse(&range, size) {
                     prop_assert!(length > 0);

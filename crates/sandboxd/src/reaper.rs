@@ -1,8 +1,8 @@
-//! Starts child processes and waits for every one of them. As process 1, or as the reaper of orphans, it also
-//! collects processes it never started. It knows nothing of what the children do.
+//! Starts child processes and reaps every one of them. As PID 1, or as a subreaper, it also reaps processes that it did
+//! not start. It does not know what the children do.
 //!
-//! One mutex is held while a child is started and entered, and while the dead are collected, so a child that ends
-//! before it is entered is never taken for an orphan.
+//! One mutex is held while a child is started and registered, and while exited processes are reaped, so a child that exits
+//! before it is registered is never taken for an orphan.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,23 +15,23 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// Whom to collect.
+/// Which processes to reap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reaping {
-    /// Only the children started here: for a process that has others of its own.
+    /// Only the children started here: for a process that has other children.
     OwnChildren,
-    /// Every child, orphans that were handed to this process included.
+    /// Every child, including orphans that were reparented to this process.
     Everyone,
 }
 
-/// The children that run.
+/// The running children.
 #[derive(Debug)]
 pub struct Reaper {
     reaping: Reaping,
     running: Mutex<HashMap<i32, oneshot::Sender<WaitStatus>>>,
 }
 
-/// A child's process group, which has the child's own number.
+/// A child's process group, whose ID is the child's PID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessGroup(Pid);
 
@@ -40,11 +40,11 @@ impl ProcessGroup {
         self.0.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Signals every process of the group; one that is gone already is no error. Only for a child that has not been
-    /// waited for, whose number therefore cannot have passed to another process.
+    /// Sends a signal to every process of the group; a group that has ended is not an error. Only for a child that has not been
+    /// reaped, whose PID therefore cannot have been reused.
     pub fn signal(self, signal: Signal) -> io::Result<()> {
         let signalled = match rustix::process::kill_process_group(self.0, signal) {
-            // A child on a terminal founds its group a moment after its start.
+            // A child on a terminal creates its process group shortly after its start.
             Err(Errno::SRCH) => rustix::process::kill_process(self.0, signal),
             signalled => signalled,
         };
@@ -56,10 +56,10 @@ impl ProcessGroup {
 }
 
 impl Reaper {
-    /// Starts to collect; ends when `stop` is cancelled.
+    /// Starts reaping; ends when `stop` is cancelled.
     pub fn start(reaping: Reaping, stop: CancellationToken) -> io::Result<Arc<Self>> {
         if reaping == Reaping::Everyone {
-            // Best effort: process 1 needs no permission, and elsewhere orphans merely go to someone else.
+            // Best effort: PID 1 needs no permission, and otherwise orphans go to another reaper.
             let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         }
         let reaper = Arc::new(Self {
@@ -80,7 +80,7 @@ impl Reaper {
         Ok(reaper)
     }
 
-    /// Starts `command`, which must make itself the leader of its process group, and promises its status.
+    /// Starts `command`, which must make itself the leader of its process group, and returns its future exit status.
     pub fn spawn(
         &self,
         command: &mut Command,
@@ -88,14 +88,13 @@ impl Reaper {
         let mut running = self.lock();
         let child = command.spawn()?;
         let number = i32::try_from(child.id()).map_err(io::Error::other)?;
-        let pid = Pid::from_raw(number)
-            .ok_or_else(|| io::Error::other("the child has no process number"))?;
+        let pid = Pid::from_raw(number).ok_or_else(|| io::Error::other("the child has no PID"))?;
         let (sender, receiver) = oneshot::channel();
         running.insert(number, sender);
         Ok((child, ProcessGroup(pid), receiver))
     }
 
-    /// The groups of all children that run.
+    /// The process groups of all running children.
     pub fn groups(&self) -> Vec<ProcessGroup> {
         self.lock()
             .keys()

@@ -1,4 +1,4 @@
-//! Bodies and answers in the shapes that clients of this API expect. It decides nothing.
+//! Bodies and responses in the formats that clients of this API expect.
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
@@ -6,7 +6,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use serde::Serialize;
 
-/// A body that fails closes the connection: its length was promised already.
+/// A body that fails closes the connection: its length was already sent.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 pub type Body = UnsyncBoxBody<Bytes, BodyError>;
 
@@ -32,7 +32,7 @@ struct Message<'a> {
     message: &'a str,
 }
 
-/// An answer whose only content is a sentence.
+/// A response that contains only a message.
 pub fn message(status: StatusCode, text: &str) -> Response<Body> {
     json(status, &Message { message: text })
 }
@@ -43,7 +43,7 @@ pub fn empty(status: StatusCode) -> Response<Body> {
     response
 }
 
-/// A refusal, carried as an error so that handlers can use `?`.
+/// A refusal, as an error so that handlers can use `?`.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {

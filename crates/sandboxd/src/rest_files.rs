@@ -1,6 +1,6 @@
-//! The newer runtime API's REST half: `/v1/files/{path}`, `/v1/health` and `/v1/metadata`, off unless a port is given. The SDK
-//! API's port serves `/v1/files/{path}` as well. Of upstream's API are GET, HEAD, PUT and DELETE; `?stat=true` and
-//! `POST …?rename_to=` are this runtime's own.
+//! The REST part of the newer runtime API: `/v1/files/{path}`, `/v1/health` and `/v1/metadata`, disabled unless a port is given. The
+//! SDK API's port serves `/v1/files/{path}` as well. GET, HEAD, PUT and DELETE are upstream's API; `?stat=true` and
+//! `POST …?rename_to=` are extensions of this runtime.
 //! Errors are `{"code", "message"}` with gRPC's names for codes.
 
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ use http_body_util::BodyDataStream;
 use hyper::body::Incoming;
 use serde::Serialize;
 
+use crate::directory_tree::{Entry, Node, Tree};
 use crate::files::{self, blocking, kind_name, store};
 use crate::http_server::Handler;
 use crate::path::{BelowBase, decode_lossy};
 use crate::response::{Body, Refusal, empty, json};
-use crate::tree::{Entry, Node, Tree};
 
-/// What the paths of files begin with.
+/// The prefix of file paths.
 pub const PREFIX: &str = "/v1/files/";
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ struct Failure<'a> {
 }
 
 impl RestApi {
-    /// `environment` is the process's own; what `/v1/metadata` shows of it is decided here.
+    /// `environment` is that of the process; this module decides which variables `/v1/metadata` shows.
     pub fn new(tree: Arc<Tree>, environment: impl Iterator<Item = (String, String)>) -> Self {
         let metadata = environment
             .filter(|(name, _)| is_public_variable(name))
@@ -102,7 +102,7 @@ impl RestApi {
                     Method::GET if flag(request.uri(), "stat")? => self.stat(target).await,
                     Method::GET => self.read(target, encoded, request.headers()).await,
                     Method::HEAD => {
-                        // A range is of a GET's body.
+                        // A range applies only to GET.
                         let whole = self.read(target, encoded, &HeaderMap::new()).await?;
                         Ok(files::head_of(&whole))
                     }
@@ -150,7 +150,7 @@ impl RestApi {
         }
     }
 
-    /// `GET …?stat=true`: what is at the path, as an entry of a listing.
+    /// `GET …?stat=true`: the metadata of the path, as an entry of a listing.
     async fn stat(&self, path: BelowBase) -> Result<Response<Body>, Refusal> {
         let tree = Arc::clone(&self.tree);
         let entry = blocking(move || tree.stat(&path)).await?;
@@ -224,9 +224,9 @@ impl RestApi {
             if !path.is_base() {
                 return tree.remove(&path, recursive);
             }
-            // The base directory itself stays: it may be a mount. Emptying it is what can be meant.
+            // The base directory itself is not removed: it may be a mount. Only its contents can be deleted.
             if !recursive {
-                return Err(crate::tree::TreeError::NotEmpty);
+                return Err(crate::directory_tree::TreeError::NotEmpty);
             }
             tree.list(&path)?
                 .iter()
@@ -270,7 +270,7 @@ fn listed(entry: &Entry) -> ListedEntry {
     }
 }
 
-/// Seconds since 1970 as RFC 3339, in UTC.
+/// Seconds since the Unix epoch as RFC 3339, in UTC.
 fn timestamp(seconds: i64) -> String {
     let (days, rest) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     // Civil date from a day number: years that begin in March put the leap day last.
@@ -309,7 +309,7 @@ fn query(uri: &Uri, name: &str) -> Option<String> {
     encoded_query(uri, name).map(decode_lossy)
 }
 
-/// A parameter as it was sent, percent-encoded: a path need not be text.
+/// A query parameter as it was sent, percent-encoded: a path need not be UTF-8.
 fn encoded_query<'u>(uri: &'u Uri, name: &str) -> Option<&'u str> {
     let mut pairs = uri
         .query()?
@@ -328,7 +328,7 @@ fn flag(uri: &Uri, name: &str) -> Result<bool, Refusal> {
     }
 }
 
-/// Untrusted code can read the metadata: only what is meant for it is shown, and nothing that smells of a credential.
+/// Whether `/v1/metadata` shows a variable. Untrusted code can read the metadata: only variables meant for it are shown, and none whose name suggests a credential.
 fn is_public_variable(name: &str) -> bool {
     const SUSPECT: [&str; 5] = ["TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY"];
     let upper = name.to_ascii_uppercase();
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_not_metadata() {
+    fn metadata_contains_no_credentials() {
         assert!(is_public_variable("SANDBOX_BASE_DIR"));
         assert!(!is_public_variable("SANDBOX_API_TOKEN"));
         assert!(!is_public_variable("HOME"));

@@ -1,5 +1,5 @@
-//! Puts the listeners together, and takes them down in order: no new connections, SIGTERM to running commands, a grace
-//! period, SIGKILL to what is left.
+//! Starts the listeners, and stops them in order: no new connections, SIGTERM to running commands, a grace
+//! period, SIGKILL to the rest.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::SdkApi;
 use crate::config::Config;
+use crate::directory_tree::Tree;
 use crate::exec_http::Limits;
 use crate::grpc::{ProcessService, Running};
 use crate::http_server::{Protocol, listen, serve};
@@ -22,7 +23,6 @@ use crate::initialise::Initialiser;
 use crate::reaper::{Reaper, Reaping};
 use crate::rest_files::RestApi;
 use crate::session::{Launcher, SharedEnvironment};
-use crate::tree::Tree;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
@@ -42,7 +42,7 @@ pub enum ServerError {
     Signals(#[source] io::Error),
 }
 
-/// Where a server listens, once it does: port 0 has become a real one.
+/// The addresses of a running server, with the actual port in place of port 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     pub sdk: Vec<SocketAddr>,
@@ -205,7 +205,7 @@ async fn drain(reaper: &Reaper, tasks: &TaskTracker, grace: Duration) {
     signal_all(reaper, Signal::TERM);
     if tokio::time::timeout(grace, tasks.wait()).await.is_err() {
         signal_all(reaper, Signal::KILL);
-        // What is killed ends at once; what is left then are clients that do not read their answers.
+        // Killed commands end at once; only clients that do not read their responses are left.
         let _ = tokio::time::timeout(Duration::from_secs(1), tasks.wait()).await;
     }
 }
@@ -216,7 +216,7 @@ fn signal_all(reaper: &Reaper, signal: Signal) {
     }
 }
 
-/// Runs the server until SIGTERM or SIGINT; a second one ends it without waiting.
+/// Runs the server until SIGTERM or SIGINT; a second signal ends it without a grace period.
 pub async fn run(config: Config) -> Result<(), ServerError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(ServerError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServerError::Signals)?;

@@ -1,14 +1,14 @@
-//! One command from its start to its exit: process group, input, output, time limit. Every way of running commands,
-//! whatever its wire format, is a consumer of a [`Session`]'s events.
+//! One command from its start to its exit: process group, input, output, time limit. Every API that runs commands
+//! consumes a [`Session`]'s events.
 //!
 //! ```text
 //! start ──► Output* ──► Exit          the events, in this order; Exit comes once
 //!    └─ drop before Exit kills the process group
 //! ```
 //!
-//! Everything that a command has written is passed on before its exit, however slowly the client reads. A process that it
-//! leaves behind, and that keeps the output open, holds the exit back for no longer than [`LINGER`] of silence and
-//! [`LARGEST_PIPE`] of output; that process is left running, and what it still writes is read and dropped.
+//! Everything that a command has written is sent before its exit, however slowly the client reads. A background process that it
+//! leaves running, and that keeps the output open, delays the exit by at most [`LINGER`] without output and
+//! [`LARGEST_PIPE`] of output; that process keeps running, and its further output is read and discarded.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,18 +29,18 @@ use crate::protocol::{Exit, SignalName, Start, exit_code};
 use crate::reaper::{ProcessGroup, Reaper};
 use crate::terminal::{self, END_OF_FILE, Terminal, TerminalEnds};
 
-/// How long output may stay open and silent after the command has ended.
+/// How long output may stay open and idle after the command has ended.
 const LINGER: Duration = Duration::from_secs(2);
-/// What a command can have left unread when it ends: as much as a pipe that an ordinary user enlarges can hold.
+/// The largest amount of unread output of an ended command: the capacity of a pipe that an unprivileged user has enlarged.
 const LARGEST_PIPE: usize = 1024 * 1024;
 const READ_SIZE: usize = 32 * 1024;
-/// Pieces of output, or of input, that wait for a slow reader.
+/// The number of chunks of output, or of input, that are queued for a slow reader.
 const QUEUED_PIECES: usize = 8;
 
 /// Environment variables for commands, set while the sandbox runs.
 pub type SharedEnvironment = Arc<Mutex<BTreeMap<String, String>>>;
 
-/// Everything a new command needs from the server.
+/// The server's state that new commands need.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     pub reaper: Arc<Reaper>,
@@ -65,7 +65,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// The exit code a shell would give.
+    /// The exit code that a shell would return.
     pub fn exit(&self) -> Exit {
         let exit_code = match self {
             StartError::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
@@ -80,7 +80,7 @@ impl StartError {
         }
     }
 
-    /// Whether the request was at fault, rather than the command.
+    /// Whether the request is invalid, as opposed to the command.
     pub fn is_invalid_request(&self) -> bool {
         !matches!(self, StartError::Spawn { .. })
     }
@@ -111,7 +111,7 @@ pub struct Session {
     control: Control,
 }
 
-/// What can be done to a running command besides reading its output.
+/// Controls a running command.
 #[derive(Clone, Debug)]
 pub struct Control {
     group: ProcessGroup,
@@ -121,7 +121,7 @@ pub struct Control {
 }
 
 impl Launcher {
-    /// Starts a command. `default_limit` holds where the request names no time limit of its own.
+    /// Starts a command. `default_limit` applies if the request has no time limit.
     pub fn start(
         &self,
         base: &Path,
@@ -162,7 +162,7 @@ impl Launcher {
             .as_ref()
             .map_or_else(|| base.to_owned(), |cwd| base.join(cwd));
         if !directory.is_dir() {
-            // Checked here, because a failed start does not tell a missing directory from a missing program.
+            // Checked here, because a failed start does not distinguish a missing directory from a missing program.
             return Err(io::Error::new(
                 io::ErrorKind::NotADirectory,
                 format!("no directory {}", directory.display()),
@@ -185,7 +185,7 @@ impl Launcher {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
-            // A terminal's helper leads a session instead, and with it a group.
+            // The terminal helper becomes a session leader instead, which includes a process group.
             command.process_group(0);
             (command, None)
         };
@@ -198,7 +198,7 @@ impl Launcher {
         );
         command.envs(&request.env);
         let (mut child, group, status) = self.reaper.spawn(&mut command)?;
-        // It holds the parent's copies of the terminal's slave side.
+        // The command holds the parent's copies of the terminal's slave side.
         drop(command);
 
         let (event_sender, events) = mpsc::channel(QUEUED_PIECES);
@@ -247,7 +247,7 @@ impl Launcher {
 }
 
 impl Session {
-    /// The next event; nothing after the exit.
+    /// The next event; `None` after the exit.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
@@ -270,13 +270,13 @@ impl Control {
         self.group.number()
     }
 
-    /// Queues bytes for standard input; waits when the command does not read. Input for a command that has closed its
-    /// standard input is dropped, as a shell's pipe would drop it.
+    /// Queues bytes for standard input; waits while the command does not read. Input for a command that has closed its
+    /// standard input is discarded, as a shell's pipe would do.
     pub async fn write(&self, bytes: Bytes) {
         let _ = self.input.send(Input::Bytes(bytes)).await;
     }
 
-    /// Ends standard input after what is queued.
+    /// Closes standard input after the queued bytes.
     pub async fn end_input(&self) {
         let _ = self.input.send(Input::End).await;
     }
@@ -302,7 +302,7 @@ impl Control {
     }
 }
 
-/// Waits for the command, kills its group at the limit, and lets the output run dry before it reports the exit.
+/// Waits for the command, kills its process group at the time limit, and drains the output before it reports the exit.
 async fn supervise(
     group: ProcessGroup,
     status: oneshot::Receiver<WaitStatus>,
@@ -345,7 +345,7 @@ async fn supervise(
     let _ = events.send(Event::Exit(exit)).await;
 }
 
-/// Passes on what a command writes.
+/// Forwards a command's output.
 struct Pump {
     stream: Stream,
     events: mpsc::Sender<Event>,
@@ -353,8 +353,8 @@ struct Pump {
 }
 
 impl Pump {
-    /// Runs until the output is closed, or is only kept open by what the command has left behind. The time that a slow client
-    /// takes for a piece does not count: what is still in the pipe is the command's.
+    /// Runs until the output is closed, or is only kept open by background processes of the command. The time that a slow client
+    /// takes does not count: what is still in the pipe belongs to the command.
     async fn run(mut self, mut source: impl AsyncRead + Unpin + Send + 'static) {
         let mut buffer = vec![0; READ_SIZE];
         let mut after_the_end = 0;
@@ -371,20 +371,20 @@ impl Pump {
                 after_the_end += length;
             }
             let piece = Bytes::copy_from_slice(&buffer[..length]);
-            // With nobody left to tell, reading goes on: a process that still writes must not be stopped by it.
+            // Without a receiver, reading continues: a process that still writes must not block.
             let _ = self.events.send(Event::Output(self.stream, piece)).await;
         }
         tokio::spawn(async move { while let Ok(1..) = source.read(&mut buffer).await {} });
     }
 }
 
-/// Completes when the command has ended and the wait for its output has been long enough.
+/// Completes when the command has ended and its output was idle for long enough.
 async fn lingered(ended: &mut watch::Receiver<bool>) {
     drop(ended.wait_for(|ended| *ended).await);
     tokio::time::sleep(LINGER).await;
 }
 
-/// What the end of the input does.
+/// What to do at the end of the input.
 #[derive(Clone, Copy)]
 enum InputEnd {
     Closed,
@@ -422,7 +422,7 @@ fn exit_of(status: WaitStatus) -> Exit {
     }
 }
 
-/// A time limit that a clock can count: positive, and capped at a year.
+/// Converts a time limit: positive, and at most a year.
 pub fn time_limit(seconds: f64) -> Option<Duration> {
     const LONGEST_SECONDS: f64 = 366.0 * 24.0 * 3600.0;
     (seconds.is_finite() && seconds > 0.0)
@@ -470,7 +470,7 @@ const SIGNALS: [(&str, Signal); 29] = [
     ("SYS", Signal::SYS),
 ];
 
-/// The signal a client means.
+/// Parses a client's signal.
 pub fn parse_signal(name: &SignalName) -> Option<Signal> {
     match name {
         SignalName::Number(number) => Signal::from_named_raw(*number),
@@ -495,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_go_by_name_and_number() {
+    fn signals_are_parsed_by_name_and_number() {
         for spelled in ["INT", "SIGINT", "sigint"] {
             assert_eq!(
                 parse_signal(&SignalName::Name(spelled.into())),

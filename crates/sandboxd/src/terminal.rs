@@ -1,9 +1,9 @@
-//! Pseudo-terminals: the master side for the server, and the small helper that makes the slave side a command's
+//! Pseudo-terminals: the master side for the server, and the helper process that makes the slave side a command's
 //! controlling terminal.
 //!
-//! A controlling terminal can only be taken by the process that will own it, between fork and exec. Without `unsafe`
-//! there is no code there, so the server starts itself again as a helper, which becomes a session leader, takes the
-//! terminal on its standard input, and executes the command in its own place.
+//! Only the process that will own a controlling terminal can acquire it, between fork and exec. Running code there needs
+//! `unsafe`, so the server starts itself again as a helper, which becomes a session leader, acquires the
+//! terminal on its standard input, and executes the command.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,13 +17,13 @@ use tokio::net::unix::pipe::{Receiver, Sender};
 
 use crate::protocol::exit_code;
 
-/// The first argument that turns the program into the helper.
+/// The first argument that makes the program run as the helper.
 const HELPER_ARGUMENT: &str = "__sandboxd-terminal";
 
-/// A pseudo-terminal as its server sees it.
+/// The server's side of a pseudo-terminal.
 #[derive(Debug)]
 pub struct Terminal {
-    /// For its size alone; bytes go through `reader` and `writer`.
+    /// Only for the size; bytes go through `reader` and `writer`.
     master: OwnedFd,
 }
 
@@ -31,12 +31,12 @@ pub struct Terminal {
 #[derive(Debug)]
 pub struct TerminalEnds {
     pub terminal: Terminal,
-    /// What the terminal shows. Once every process has closed the terminal, reading fails with EIO: the kernel's way of
-    /// saying that this was all.
+    /// The terminal's output. Once every process has closed the terminal, reading fails with EIO, which is the end of
+    /// the output.
     pub reader: Receiver,
-    /// What is typed.
+    /// The terminal's input.
     pub writer: Sender,
-    /// The side for the command.
+    /// The command's side.
     pub slave: OwnedFd,
 }
 
@@ -49,7 +49,7 @@ impl Terminal {
         rustix::pty::unlockpt(&master)?;
         let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
         rustix::io::ioctl_fionbio(&master, true)?;
-        // A terminal is not a pipe, but it is polled, read and written like one.
+        // A terminal is polled, read and written like a pipe.
         let reader = Receiver::from_owned_fd_unchecked(master.try_clone()?)?;
         let writer = Sender::from_owned_fd_unchecked(master.try_clone()?)?;
         let terminal = Self { master };
@@ -73,7 +73,7 @@ impl Terminal {
     }
 }
 
-/// The end-of-file character, which is how typed input ends.
+/// The end-of-file character, which ends terminal input.
 pub const END_OF_FILE: u8 = 0x04;
 
 /// The command that runs `program` on the terminal `slave`.
@@ -91,8 +91,8 @@ pub fn command_on(slave: OwnedFd, program: &str, arguments: &[String]) -> io::Re
     Ok(command)
 }
 
-/// Does the helper's work if this process was started to do it, and then does not return unless the command cannot be
-/// run. Every program that runs the server calls this first in `main`.
+/// Runs the helper if this process was started as one; returns only if the command cannot be
+/// executed. Every program that runs the server calls this first in `main`.
 #[must_use]
 pub fn run_terminal_helper() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);

@@ -1,7 +1,7 @@
-//! The trace that a request belongs to: handed to the command it runs, and answered with how long that took.
+//! Trace context of a request: passed to the command in its environment; the response reports the command's duration.
 //!
-//! Nothing is exported from inside a sandbox. Who runs in it must not reach the collector, so the router exports the span of a
-//! command from what is answered here. A command that traces itself finds its parent in `TRACEPARENT` and `TRACESTATE`.
+//! Nothing is exported from inside a sandbox, because untrusted code must not reach the collector. The router exports the span of a
+//! command from the response. A command with its own tracing finds its parent in `TRACEPARENT` and `TRACESTATE`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,8 +10,9 @@ use http::Response;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-const CARRIED: [(&str, &str); 2] = [("traceparent", "TRACEPARENT"), ("tracestate", "TRACESTATE")];
-/// Longer headers are no trace context.
+const PROPAGATED: [(&str, &str); 2] =
+    [("traceparent", "TRACEPARENT"), ("tracestate", "TRACESTATE")];
+/// Longer headers are not a trace context.
 const LONGEST: usize = 512;
 
 /// The trace of one request.
@@ -23,21 +24,21 @@ pub struct Trace {
 impl Trace {
     pub fn of(headers: &HeaderMap) -> Self {
         let mut environment = BTreeMap::new();
-        for (header, variable) in CARRIED {
+        for (header, variable) in PROPAGATED {
             let value = headers.get(header).and_then(|value| value.to_str().ok());
             if let Some(value) = value.filter(|value| !value.is_empty() && value.len() <= LONGEST) {
                 environment.insert(variable.to_owned(), value.to_owned());
             }
         }
-        // The second means nothing without the first.
-        if !environment.contains_key(CARRIED[0].1) {
+        // `tracestate` means nothing without `traceparent`.
+        if !environment.contains_key(PROPAGATED[0].1) {
             environment.clear();
         }
         Self { environment }
     }
 
-    /// Hands the trace to a command, unless it is told of another.
-    pub fn hand_to(&self, environment: &mut BTreeMap<String, String>) {
+    /// Adds the trace to a command's environment, unless the request sets another.
+    pub fn add_to_environment(&self, environment: &mut BTreeMap<String, String>) {
         for (name, value) in &self.environment {
             environment
                 .entry(name.clone())
@@ -45,8 +46,8 @@ impl Trace {
         }
     }
 
-    /// Says on the answer how long the command took, to whoever traces it.
-    pub fn tell<B>(&self, response: &mut Response<B>, took: Duration) {
+    /// Adds the command's duration to the response if the request is traced.
+    pub fn add_server_timing<B>(&self, response: &mut Response<B>, took: Duration) {
         if self.environment.is_empty() {
             return;
         }
@@ -76,21 +77,21 @@ mod tests {
     }
 
     #[test]
-    fn a_command_inherits_the_trace_unless_it_brings_its_own() {
+    fn a_command_inherits_the_trace_unless_the_request_sets_one() {
         let trace = Trace::of(&headers(&[("traceparent", PARENT), ("tracestate", "a=1")]));
         let mut environment = BTreeMap::from([("TRACESTATE".to_owned(), "own=1".to_owned())]);
-        trace.hand_to(&mut environment);
+        trace.add_to_environment(&mut environment);
         assert_eq!(environment["TRACEPARENT"], PARENT);
         assert_eq!(environment["TRACESTATE"], "own=1");
     }
 
     #[test]
-    fn only_who_traces_is_told_the_time() {
+    fn only_traced_requests_get_server_timing() {
         let mut response = Response::new(());
         let took = Duration::from_micros(1_500);
-        Trace::of(&headers(&[("tracestate", "a=1")])).tell(&mut response, took);
+        Trace::of(&headers(&[("tracestate", "a=1")])).add_server_timing(&mut response, took);
         assert!(response.headers().is_empty());
-        Trace::of(&headers(&[("traceparent", PARENT)])).tell(&mut response, took);
+        Trace::of(&headers(&[("traceparent", PARENT)])).add_server_timing(&mut response, took);
         assert_eq!(response.headers()[SERVER_TIMING], "execute;dur=1.500");
     }
 }

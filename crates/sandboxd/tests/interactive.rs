@@ -1,9 +1,6 @@
-//! Interactive execution as its clients see it: the WebSocket protocol and the stream of JSON lines.
+//! Interactive execution from the client's side: the WebSocket protocol and the stream of JSON lines.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -15,14 +12,14 @@ use serde_json::{Value, json};
 use support::{Sandbox, body_of, status_of};
 use tokio_tungstenite::tungstenite::{Message, WebSocket, client};
 
-struct Conversation {
+struct Connection {
     socket: WebSocket<TcpStream>,
     pid: u32,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
 }
 
-impl Conversation {
+impl Connection {
     fn open(sandbox: &Sandbox) -> Self {
         let stream = TcpStream::connect(sandbox.sdk()).unwrap();
         stream
@@ -38,12 +35,12 @@ impl Conversation {
     }
 
     fn start(sandbox: &Sandbox, start: Start) -> Self {
-        let mut conversation = Self::open(sandbox);
-        conversation.say(&ClientMessage::Start(start));
-        conversation
+        let mut connection = Self::open(sandbox);
+        connection.send(&ClientMessage::Start(start));
+        connection
     }
 
-    fn say(&mut self, message: &ClientMessage) {
+    fn send(&mut self, message: &ClientMessage) {
         self.socket
             .send(Message::text(serde_json::to_string(message).unwrap()))
             .unwrap();
@@ -55,18 +52,18 @@ impl Conversation {
         self.socket.send(Message::Binary(frame.into())).unwrap();
     }
 
-    /// Reads one frame. A signal to the test, such as the end of a child, must not end the wait.
+    /// Reads one frame. A signal to the test, such as SIGCHLD, must not end the wait.
     fn read(&mut self) -> Message {
         loop {
             match self.socket.read() {
                 Err(tokio_tungstenite::tungstenite::Error::Io(error))
                     if error.kind() == std::io::ErrorKind::Interrupted => {}
-                read => return read.expect("the connection lasts"),
+                read => return read.expect("the connection stays open"),
             }
         }
     }
 
-    /// Reads one frame; the exit, if that is what it is.
+    /// Reads one frame; returns the exit if the frame is one.
     fn step(&mut self) -> Option<Exit> {
         match self.read() {
             Message::Binary(frame) if frame[0] == channel::STDOUT => {
@@ -86,7 +83,7 @@ impl Conversation {
         None
     }
 
-    /// How much the command has written so far.
+    /// How many bytes the command has written so far.
     fn written(&self) -> u64 {
         let counters = std::fs::read_to_string(format!("/proc/{}/io", self.pid)).unwrap();
         let line = counters
@@ -115,7 +112,7 @@ impl Conversation {
         }
     }
 
-    /// The code and reason the server closes with.
+    /// The code and reason of the server's close frame.
     fn closed(mut self) -> (u16, String) {
         loop {
             if let Message::Close(Some(frame)) = self.socket.read().unwrap() {
@@ -140,24 +137,24 @@ fn shell(line: &str) -> Start {
 }
 
 #[test]
-fn input_output_and_errors_have_their_own_channels() {
+fn stdin_stdout_and_stderr_have_separate_channels() {
     let sandbox = Sandbox::start();
-    let mut conversation = Conversation::start(
+    let mut connection = Connection::start(
         &sandbox,
         shell("read line; echo got $line; echo bad >&2; cat; exit 3"),
     );
-    conversation.type_in(b"hello\nrest");
-    conversation.say(&ClientMessage::StdinClose);
+    connection.type_in(b"hello\nrest");
+    connection.send(&ClientMessage::StdinClose);
     assert_eq!(
-        conversation.until_exit(),
+        connection.until_exit(),
         Exit {
             exit_code: 3,
             ..Exit::default()
         }
     );
-    assert_eq!(conversation.stdout, b"got hello\nrest");
-    assert_eq!(conversation.stderr, b"bad\n");
-    assert_eq!(conversation.closed().0, 1000);
+    assert_eq!(connection.stdout, b"got hello\nrest");
+    assert_eq!(connection.stderr, b"bad\n");
+    assert_eq!(connection.closed().0, 1000);
 }
 
 #[test]
@@ -174,10 +171,10 @@ fn arguments_environment_and_directory_are_honoured() {
             "$x;",
         ])
     };
-    let mut conversation = Conversation::start(&sandbox, start);
-    assert_eq!(conversation.until_exit().exit_code, 0);
+    let mut connection = Connection::start(&sandbox, start);
+    assert_eq!(connection.until_exit().exit_code, 0);
     let expected = format!("{}/work blue green $x;\n", sandbox.base().display());
-    assert_eq!(String::from_utf8_lossy(&conversation.stdout), expected);
+    assert_eq!(String::from_utf8_lossy(&connection.stdout), expected);
 }
 
 #[test]
@@ -189,74 +186,74 @@ fn a_terminal_echoes_resizes_and_interrupts() {
         cols: Some(100),
         ..argv(&["/bin/sh"])
     };
-    let mut conversation = Conversation::start(&sandbox, start);
-    conversation.type_in(b"stty size; tty\n");
-    conversation.until_output("30 100");
-    conversation.until_output("/dev/pts/");
-    conversation.say(&ClientMessage::Resize {
+    let mut connection = Connection::start(&sandbox, start);
+    connection.type_in(b"stty size; tty\n");
+    connection.until_output("30 100");
+    connection.until_output("/dev/pts/");
+    connection.send(&ClientMessage::Resize {
         rows: 50,
         cols: 120,
     });
-    conversation.type_in(b"stty size\n");
-    conversation.until_output("50 120");
-    conversation.type_in(b"sh -c 'echo begun; exec sleep 300'\n");
-    conversation.until_output("begun\r\n");
-    conversation.type_in(b"\x03");
-    conversation.type_in(b"echo code $?; exit 9\n");
-    conversation.until_output("code 130");
-    assert_eq!(conversation.until_exit().exit_code, 9);
+    connection.type_in(b"stty size\n");
+    connection.until_output("50 120");
+    connection.type_in(b"sh -c 'echo begun; exec sleep 300'\n");
+    connection.until_output("begun\r\n");
+    connection.type_in(b"\x03");
+    connection.type_in(b"echo code $?; exit 9\n");
+    connection.until_output("code 130");
+    assert_eq!(connection.until_exit().exit_code, 9);
 }
 
 #[test]
 fn a_terminal_loses_no_output() {
     let sandbox = Sandbox::start();
     let line = "python3 -c \"import sys\nfor i in range(200000): sys.stdout.write('%06d.........\\n' % i)\"";
-    let mut conversation = Conversation::start(
+    let mut connection = Connection::start(
         &sandbox,
         Start {
             tty: true,
             ..shell(line)
         },
     );
-    assert_eq!(conversation.until_exit().exit_code, 0);
-    let text = String::from_utf8_lossy(&conversation.stdout).into_owned();
+    assert_eq!(connection.until_exit().exit_code, 0);
+    let text = String::from_utf8_lossy(&connection.stdout).into_owned();
     let numbers = text.lines().map(|line| line[..6].parse::<usize>().unwrap());
     assert!(numbers.eq(0..200_000));
 }
 
 #[test]
-fn typed_end_of_file_ends_a_terminals_input() {
+fn the_end_of_file_character_ends_a_terminals_input() {
     let sandbox = Sandbox::start();
-    let mut conversation = Conversation::start(
+    let mut connection = Connection::start(
         &sandbox,
         Start {
             tty: true,
             ..argv(&["cat"])
         },
     );
-    conversation.type_in(b"line\n");
-    conversation.until_output("line\r\nline\r\n");
-    conversation.say(&ClientMessage::StdinClose);
-    assert_eq!(conversation.until_exit().exit_code, 0);
+    connection.type_in(b"line\n");
+    connection.until_output("line\r\nline\r\n");
+    connection.send(&ClientMessage::StdinClose);
+    assert_eq!(connection.until_exit().exit_code, 0);
 }
 
 #[test]
 fn signals_reach_the_process_group() {
     let sandbox = Sandbox::start();
-    let mut conversation = Conversation::start(
+    let mut connection = Connection::start(
         &sandbox,
         shell("trap 'echo caught; exit 5' USR1; echo ready; while :; do sleep 0.05; done"),
     );
-    conversation.until_output("ready");
-    conversation.say(&ClientMessage::Signal {
+    connection.until_output("ready");
+    connection.send(&ClientMessage::Signal {
         signal: SignalName::Name("USR1".into()),
     });
-    assert_eq!(conversation.until_exit().exit_code, 5);
-    assert!(String::from_utf8_lossy(&conversation.stdout).contains("caught"));
+    assert_eq!(connection.until_exit().exit_code, 5);
+    assert!(String::from_utf8_lossy(&connection.stdout).contains("caught"));
 
-    let mut killed = Conversation::start(&sandbox, argv(&["sleep", "300"]));
+    let mut killed = Connection::start(&sandbox, argv(&["sleep", "300"]));
     killed.step();
-    killed.say(&ClientMessage::Signal {
+    killed.send(&ClientMessage::Signal {
         signal: SignalName::Number(9),
     });
     assert_eq!(
@@ -270,15 +267,15 @@ fn signals_reach_the_process_group() {
 }
 
 #[test]
-fn a_command_that_cannot_start_has_a_shells_exit_code() {
+fn a_command_that_cannot_start_has_the_exit_code_of_a_shell() {
     let sandbox = Sandbox::start();
-    let missing = Conversation::start(&sandbox, argv(&["no-such-program"])).until_exit();
+    let missing = Connection::start(&sandbox, argv(&["no-such-program"])).until_exit();
     assert_eq!(missing.exit_code, 127);
     assert!(missing.error.unwrap().contains("no-such-program"));
     std::fs::write(sandbox.base().join("plain"), "not a program").unwrap();
-    let refused = Conversation::start(&sandbox, argv(&["./plain"])).until_exit();
+    let refused = Connection::start(&sandbox, argv(&["./plain"])).until_exit();
     assert_eq!(refused.exit_code, 126);
-    let mut on_terminal = Conversation::start(
+    let mut on_terminal = Connection::start(
         &sandbox,
         Start {
             tty: true,
@@ -287,7 +284,7 @@ fn a_command_that_cannot_start_has_a_shells_exit_code() {
     );
     assert_eq!(on_terminal.until_exit().exit_code, 127);
     assert!(String::from_utf8_lossy(&on_terminal.stdout).contains("no-such-program"));
-    let ambiguous = Conversation::start(&sandbox, Start::default()).until_exit();
+    let ambiguous = Connection::start(&sandbox, Start::default()).until_exit();
     assert_eq!(ambiguous.exit_code, 126);
 }
 
@@ -298,39 +295,39 @@ fn a_time_limit_ends_an_interactive_command() {
         timeout_seconds: Some(0.2),
         ..argv(&["sleep", "300"])
     };
-    let exit = Conversation::start(&sandbox, start).until_exit();
+    let exit = Connection::start(&sandbox, start).until_exit();
     assert_eq!((exit.exit_code, exit.timed_out), (124, true));
 }
 
 #[test]
-fn a_client_that_leaves_kills_the_command() {
+fn a_client_that_disconnects_kills_the_interactive_command() {
     let sandbox = Sandbox::start();
     for tty in [false, true] {
-        let mut conversation = Conversation::start(
+        let mut connection = Connection::start(
             &sandbox,
             Start {
                 tty,
                 ..shell("echo pid $$ end; sleep 300 & wait")
             },
         );
-        conversation.until_output("end");
-        let text = String::from_utf8_lossy(&conversation.stdout).into_owned();
+        connection.until_output("end");
+        let text = String::from_utf8_lossy(&connection.stdout).into_owned();
         let pid = text.split_whitespace().nth(1).unwrap().to_owned();
-        drop(conversation);
+        drop(connection);
         support::wait_until_gone(&pid);
     }
 }
 
 #[test]
-fn frames_without_meaning_close_the_conversation_with_the_reason() {
+fn invalid_frames_close_the_connection_with_the_reason() {
     let sandbox = Sandbox::start();
-    let mut no_json = Conversation::open(&sandbox);
+    let mut no_json = Connection::open(&sandbox);
     no_json.socket.send(Message::text("not json")).unwrap();
     assert_eq!(no_json.closed().0, 1008);
-    let mut early = Conversation::open(&sandbox);
-    early.say(&ClientMessage::StdinClose);
+    let mut early = Connection::open(&sandbox);
+    early.send(&ClientMessage::StdinClose);
     assert!(early.closed().1.contains("start"));
-    let mut wrong_channel = Conversation::start(&sandbox, argv(&["sleep", "300"]));
+    let mut wrong_channel = Connection::start(&sandbox, argv(&["sleep", "300"]));
     wrong_channel.step();
     wrong_channel
         .socket
@@ -341,56 +338,56 @@ fn frames_without_meaning_close_the_conversation_with_the_reason() {
 }
 
 #[test]
-fn output_waits_for_a_slow_client_and_arrives_whole() {
+fn output_waits_for_a_slow_client_and_arrives_complete() {
     let sandbox = Sandbox::start();
-    let mut conversation =
-        Conversation::start(&sandbox, argv(&["head", "-c", "20000000", "/dev/zero"]));
-    conversation.step();
+    let mut connection =
+        Connection::start(&sandbox, argv(&["head", "-c", "20000000", "/dev/zero"]));
+    connection.step();
     let written = std::cell::Cell::new(0);
-    support::wait_for("the command to be held back", || {
-        let before = written.replace(conversation.written());
+    support::wait_for("the command to block on its output", || {
+        let before = written.replace(connection.written());
         before > 0 && before == written.get()
     });
     let rss = resident_kib(sandbox.pid());
     assert!(
         rss < 64 * 1024,
-        "{rss} KiB are held for a client that does not read"
+        "{rss} KiB are buffered for a client that does not read"
     );
-    assert_eq!(conversation.until_exit().exit_code, 0);
-    assert_eq!(conversation.stdout.len(), 20_000_000);
+    assert_eq!(connection.until_exit().exit_code, 0);
+    assert_eq!(connection.stdout.len(), 20_000_000);
 }
 
 #[test]
-fn a_client_that_pauses_when_the_command_has_ended_loses_nothing() {
+fn a_client_that_pauses_after_the_command_ended_loses_no_output() {
     let sandbox = Sandbox::start();
-    let mut conversation =
-        Conversation::start(&sandbox, argv(&["head", "-c", "10000000", "/dev/zero"]));
-    conversation.step();
-    let counters = format!("/proc/{}/io", conversation.pid);
-    // Takes a piece only when the command is held back, so that when it ends the pipe and everything after it are full.
+    let mut connection =
+        Connection::start(&sandbox, argv(&["head", "-c", "10000000", "/dev/zero"]));
+    connection.step();
+    let counters = format!("/proc/{}/io", connection.pid);
+    // Reads a chunk only while the command blocks, so that when it ends the pipe and all buffers are full.
     loop {
         let written = std::cell::RefCell::new(Some(String::new()));
-        support::wait_for("the command to be held back, or to end", || {
+        support::wait_for("the command to block or to end", || {
             let before = written.replace(std::fs::read_to_string(&counters).ok());
             before == *written.borrow() || written.borrow().is_none()
         });
         if written.borrow().is_none() {
             break;
         }
-        assert_eq!(conversation.step(), None, "the exit comes last");
+        assert_eq!(connection.step(), None, "the exit comes last");
     }
-    // Longer than a process left behind may hold the exit back. The length of the pause is what is tested.
+    // Longer than a background process may delay the exit. The length of the pause is what is tested.
     std::thread::sleep(Duration::from_secs(3));
-    assert_eq!(conversation.until_exit().exit_code, 0);
-    assert_eq!(conversation.stdout.len(), 10_000_000);
+    assert_eq!(connection.until_exit().exit_code, 0);
+    assert_eq!(connection.stdout.len(), 10_000_000);
 }
 
 #[test]
-fn a_process_left_behind_holds_the_exit_back_neither_by_silence_nor_by_noise() {
+fn a_background_process_does_not_delay_the_exit() {
     let sandbox = Sandbox::start();
     for line in ["sleep 300 & exit 3", "yes & exit 3"] {
-        let mut conversation = Conversation::start(&sandbox, shell(line));
-        assert_eq!(conversation.until_exit().exit_code, 3, "{line}");
+        let mut connection = Connection::start(&sandbox, shell(line));
+        assert_eq!(connection.until_exit().exit_code, 3, "{line}");
     }
 }
 
@@ -443,7 +440,7 @@ fn stream(sandbox: &Sandbox, start: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn a_stream_of_lines_tells_the_whole_story() {
+fn a_stream_of_lines_contains_output_and_exit() {
     let sandbox = Sandbox::start();
     let events = stream(
         &sandbox,
@@ -462,7 +459,7 @@ fn a_stream_of_lines_tells_the_whole_story() {
 }
 
 #[test]
-fn without_a_stream_the_answer_is_one_object() {
+fn without_a_stream_the_response_is_one_object() {
     let sandbox = Sandbox::start();
     let answer = sandbox.post_json(
         "/v1/exec",
@@ -484,7 +481,7 @@ fn without_a_stream_the_answer_is_one_object() {
 }
 
 #[test]
-fn orphans_are_collected() {
+fn orphans_are_reaped() {
     let sandbox = Sandbox::start();
     let answer = sandbox.execute(&json!({"command": "sh -c '(sleep 0.05 & echo $!)'"}));
     let orphan = answer["stdout"].as_str().unwrap().trim().to_owned();
@@ -496,28 +493,28 @@ fn orphans_are_collected() {
 #[test]
 fn termination_reaches_running_commands_and_then_the_server_ends() {
     let sandbox = Sandbox::start();
-    let mut conversation = Conversation::start(
+    let mut connection = Connection::start(
         &sandbox,
         shell("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.05; done"),
     );
-    conversation.until_output("ready");
+    connection.until_output("ready");
     let terminating = std::thread::spawn(move || sandbox.terminate());
-    assert_eq!(conversation.until_exit().exit_code, 0);
-    assert!(String::from_utf8_lossy(&conversation.stdout).contains("bye"));
-    drop(conversation);
+    assert_eq!(connection.until_exit().exit_code, 0);
+    assert!(String::from_utf8_lossy(&connection.stdout).contains("bye"));
+    drop(connection);
     assert_eq!(terminating.join().unwrap(), Some(0));
 }
 
 #[test]
 fn a_command_that_ignores_termination_is_killed_after_the_grace_period() {
     let sandbox = Sandbox::start_with(|options| options.shutdown_grace_seconds = 1);
-    let mut conversation = Conversation::start(
+    let mut connection = Connection::start(
         &sandbox,
         shell("trap '' TERM; echo ready; while :; do sleep 0.05; done"),
     );
-    conversation.until_output("ready");
+    connection.until_output("ready");
     let terminating = std::thread::spawn(move || sandbox.terminate());
-    assert_eq!(conversation.until_exit().signal.as_deref(), Some("SIGKILL"));
-    drop(conversation);
+    assert_eq!(connection.until_exit().signal.as_deref(), Some("SIGKILL"));
+    drop(connection);
     assert_eq!(terminating.join().unwrap(), Some(0));
 }

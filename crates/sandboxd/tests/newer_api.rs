@@ -1,8 +1,5 @@
-//! The newer runtime API as its clients see it: REST files by raw HTTP, processes by gRPC frames.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! The newer runtime API from the client's side: REST files by raw HTTP, processes by gRPC frames.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -78,7 +75,7 @@ fn files_are_written_read_listed_and_deleted() {
 }
 
 #[test]
-fn traversal_and_nonsense_are_refused_with_codes() {
+fn path_traversal_and_invalid_requests_are_refused_with_codes() {
     let sandbox = Sandbox::start();
     for path in [
         "/v1/files/%2E%2E%2Fetc%2Fpasswd",
@@ -194,7 +191,7 @@ fn files_are_inspected_and_renamed() {
         let answer = request(&sandbox, method, path, b"");
         assert_eq!(status_of(&answer), status, "{method} {path}");
     }
-    // What could not be moved made no directories either.
+    // The failed rename created no directories either.
     assert_eq!(
         status_of(&request(&sandbox, "GET", "/v1/files/x", b"")),
         404
@@ -306,7 +303,7 @@ async fn execute_runs_a_command_to_its_end() {
 }
 
 #[tokio::test]
-async fn execute_says_that_output_was_cut_off() {
+async fn execute_reports_truncated_output() {
     let sandbox = Sandbox::start_with(|options| options.max_output_bytes = 100);
     let mut grpc = Grpc::connect(&sandbox).await;
     for (bytes, truncated) in [("100", None), ("101", Some("true"))] {
@@ -315,8 +312,8 @@ async fn execute_says_that_output_was_cut_off() {
         let collected = response.into_body().collect().await.unwrap();
         let trailers = collected.trailers().unwrap();
         assert_eq!(trailers["grpc-status"], "0");
-        let said = trailers.get("output-truncated");
-        assert_eq!(said.map(|said| said.to_str().unwrap()), truncated);
+        let header = trailers.get("output-truncated");
+        assert_eq!(header.map(|header| header.to_str().unwrap()), truncated);
         assert_eq!(
             collected.to_bytes()[5..],
             [vec![18, 100], vec![0; 100]].concat()
@@ -325,7 +322,7 @@ async fn execute_says_that_output_was_cut_off() {
 }
 
 #[tokio::test]
-async fn start_streams_and_takes_input_and_signals() {
+async fn start_streams_output_and_accepts_input_and_signals() {
     let sandbox = Sandbox::start();
     let mut grpc = Grpc::connect(&sandbox).await;
     let mut body = grpc
@@ -386,7 +383,7 @@ async fn start_streams_and_takes_input_and_signals() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_given_up_kills_its_process() {
+async fn a_cancelled_stream_kills_its_process() {
     let sandbox = Sandbox::start();
     let marker = sandbox.base().join("pid");
     let line = format!("echo $$ > {}; exec sleep 300", marker.display());

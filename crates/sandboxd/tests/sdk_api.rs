@@ -1,4 +1,4 @@
-//! The SDK API as its clients see it: raw HTTP against a running server.
+//! The SDK API from the client's side: raw HTTP against a running server.
 
 mod support;
 
@@ -36,7 +36,7 @@ fn a_command_is_split_into_words_and_run_in_the_base_directory() {
 }
 
 #[test]
-fn pages_of_others_in_a_browser_run_nothing() {
+fn cross_site_pages_cannot_run_commands() {
     let sandbox = Sandbox::start();
     let touch = r#"{"command": "touch ran"}"#;
     let from = |site: &str, request: String| {
@@ -54,7 +54,7 @@ fn pages_of_others_in_a_browser_run_nothing() {
     let without_tls = without_tls.replacen("Host: x", "Host: x\r\nOrigin: http://y", 1);
     assert_eq!(status_of(&sandbox.request(&without_tls)), 403);
     assert!(!sandbox.base().join("ran").exists());
-    // Its own pages may, and a person who follows a link to a file.
+    // Pages of the same origin may, and so may a user who follows a link to a file.
     let answer = sandbox.request(&from("same-origin", support::post("/execute", touch)));
     assert_eq!(status_of(&answer), 200);
     let link = "GET /download/ran HTTP/1.1\r\nHost: x\r\nConnection: close\r\nSec-Fetch-Mode: navigate\r\n\r\n";
@@ -63,7 +63,7 @@ fn pages_of_others_in_a_browser_run_nothing() {
 }
 
 #[test]
-fn a_command_that_cannot_start_is_an_answer_with_the_reason() {
+fn a_command_that_cannot_start_is_a_response_with_the_reason() {
     let sandbox = Sandbox::start();
     for (command, reason) in [
         (
@@ -98,7 +98,7 @@ fn a_timeout_kills_the_whole_process_group() {
         "sh -c 'sleep 300 & echo $! > {}; echo before; wait'",
         marker.display()
     );
-    // On a busy machine it may not have begun when its time is over; then it gets more.
+    // On a busy machine the command may not have begun at its time limit; then it gets more time.
     let mut limits = [0.3, 5.0, 60.0].into_iter();
     let began = limits.any(|limit| {
         let started = Instant::now();
@@ -108,12 +108,12 @@ fn a_timeout_kills_the_whole_process_group() {
         assert_eq!(answer["timed_out"], true);
         answer["stdout"] == "before\n"
     });
-    assert!(began, "what it had said before is in the answer");
+    assert!(began, "the response contains the output before the kill");
     support::wait_until_gone(&std::fs::read_to_string(marker).unwrap());
 }
 
 #[test]
-fn the_environment_names_the_default_time_limit() {
+fn the_environment_sets_the_default_time_limit() {
     let sandbox = Sandbox::start_with(|options| {
         options.environment = vec![("SANDBOX_EXEC_TIMEOUT_SECONDS", "0.3")];
     });
@@ -149,13 +149,13 @@ fn output_beyond_the_limit_is_dropped_and_flagged() {
     assert_eq!(answer["truncated"], true);
     assert_eq!(
         answer["stderr"], "Output truncated: only the first 1000 bytes of each stream were kept",
-        "a client that knows no `truncated` sees it"
+        "a client that does not know `truncated` sees it"
     );
     assert_eq!(answer["exit_code"], 0);
 }
 
 #[test]
-fn a_process_left_in_the_background_does_not_hold_the_answer() {
+fn a_background_process_does_not_delay_the_response() {
     let sandbox = Sandbox::start();
     let started = Instant::now();
     let answer = sandbox.execute(&json!({"command": "sh -c 'sleep 300 & echo $!'"}));
@@ -164,7 +164,7 @@ fn a_process_left_in_the_background_does_not_hold_the_answer() {
     let background = answer["stdout"].as_str().unwrap().trim().to_owned();
     assert!(
         std::path::Path::new(&format!("/proc/{background}")).exists(),
-        "it is left running"
+        "the process keeps running"
     );
     std::process::Command::new("kill")
         .args(["-9", &background])
@@ -173,7 +173,7 @@ fn a_process_left_in_the_background_does_not_hold_the_answer() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_refused() {
     let sandbox = Sandbox::start();
     for body in [
         "{}",
@@ -195,7 +195,7 @@ fn requests_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_request_beyond_any_command_line_is_refused() {
+fn an_oversized_request_is_refused() {
     let sandbox = Sandbox::start();
     let body = json!({"command": "x".repeat(9 * 1024 * 1024)}).to_string();
     let answer = sandbox.post_json("/execute", &body);
@@ -203,7 +203,7 @@ fn a_request_beyond_any_command_line_is_refused() {
 }
 
 #[test]
-fn uploads_arrive_whole_and_make_their_directories() {
+fn uploads_arrive_complete_and_create_their_directories() {
     let sandbox = Sandbox::start();
     for name in [
         "plain.txt",
@@ -249,7 +249,7 @@ fn an_upload_that_escapes_is_forbidden_and_writes_nothing() {
 }
 
 #[test]
-fn an_upload_cut_short_leaves_nothing() {
+fn a_truncated_upload_leaves_no_file() {
     let sandbox = Sandbox::start();
     let whole = multipart("cut.bin", &vec![7; 500_000]);
     let stream = sandbox.send_bytes(&whole[..whole.len() / 2]);
@@ -291,7 +291,7 @@ fn downloads_stream_the_bytes() {
 }
 
 #[test]
-fn listings_and_existence_are_as_documented() {
+fn listings_and_existence_have_the_documented_format() {
     let sandbox = Sandbox::start();
     std::fs::create_dir(sandbox.base().join("sub")).unwrap();
     std::fs::write(sandbox.base().join("sub/file"), "12345").unwrap();
@@ -334,12 +334,12 @@ fn listings_and_existence_are_as_documented() {
 }
 
 #[test]
-fn directories_are_made_with_those_above_them() {
+fn directories_are_created_with_their_parents() {
     let sandbox = Sandbox::start();
     let make = |path: &str| status_of(&sandbox.post_json(&format!("/mkdir/{path}"), ""));
     assert_eq!(make("a%2Fb%2Fc"), 200);
     assert!(sandbox.base().join("a/b/c").is_dir());
-    assert_eq!(make("a%2Fb%2Fc"), 200, "it is there already");
+    assert_eq!(make("a%2Fb%2Fc"), 200, "the directory exists already");
     std::fs::write(sandbox.base().join("file"), "kept").unwrap();
     assert_eq!(make("file"), 409);
     assert_eq!(make("file%2Fbelow"), 409);
@@ -371,7 +371,7 @@ fn variables_from_init_reach_later_commands() {
 }
 
 #[test]
-fn hostile_heads_get_a_clear_answer() {
+fn hostile_heads_get_a_clear_error() {
     let sandbox = Sandbox::start();
     for head in [
         "POST /execute HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -387,11 +387,11 @@ fn hostile_heads_get_a_clear_answer() {
             "{head:?} got {answer:?}"
         );
     }
-    assert_eq!(status_of(&sandbox.get("/")), 200, "the server is unharmed");
+    assert_eq!(status_of(&sandbox.get("/")), 200, "the server still works");
 }
 
 #[test]
-fn large_files_pass_without_being_held_in_memory() {
+fn large_files_are_streamed_in_bounded_memory() {
     use std::io::{Read, Write};
     const SIZE: usize = 256 * 1024 * 1024;
     let sandbox = Sandbox::start();

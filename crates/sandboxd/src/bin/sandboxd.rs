@@ -1,4 +1,4 @@
-//! The small binary: reads its configuration, runs the server on one thread, and says on standard error what happens.
+//! The small binary: reads its configuration, runs the server on one thread, and logs to standard error.
 
 use std::process::ExitCode;
 
@@ -36,12 +36,12 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error, format),
     };
     let outcome = runtime.block_on(sandboxd::run(config));
-    // Threads that still wait for a disk must not hold up the exit.
+    // Threads that still wait for a disk must not delay the exit.
     runtime.shutdown_background();
     outcome.map_or_else(|error| fail(&error, format), |()| ExitCode::SUCCESS)
 }
 
-/// One line that names the cause, and the code for a failed start.
+/// Logs one line with the cause, and returns the exit code of a failed start.
 fn fail(error: &dyn std::error::Error, format: LogFormat) -> ExitCode {
     let mut line = error.to_string();
     let mut source = error.source();

@@ -97,7 +97,7 @@ pub enum WriteStdinPayload {
 pub struct SendSignalRequest {
     #[prost(int32, tag = "1")]
     pub process_id: i32,
-    /// The signal's own number: 2, 9 or 15.
+    /// The signal number: 2, 9 or 15.
     #[prost(int32, tag = "2")]
     pub signal: i32,
 }
@@ -112,6 +112,6 @@ pub struct ResizeTtyRequest {
     pub rows: u32,
 }
 
-/// The answer of calls that have nothing to say.
+/// The empty response.
 #[derive(Clone, PartialEq, Message)]
 pub struct Nothing {}

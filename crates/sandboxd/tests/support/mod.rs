@@ -1,9 +1,9 @@
-//! Runs the real binary on free ports, and speaks raw HTTP to it.
-#![allow(dead_code, reason = "each test file uses its own part of this")]
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
+//! Runs the real binary on free ports, and sends raw HTTP to it.
+#![allow(
+    dead_code,
+    reason = "each test file uses a different part of this module"
 )]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longer than a busy machine stands still, and shorter than what tests start and do not want to see the end of.
+/// Longer than a busy machine stalls, and shorter than the commands that tests start and do not wait for.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// The base directory, below one that a test may look at for what must not be there.
+/// The base directory; its parent is checked for files that must not be there.
 const BASE_NAME: &str = "base";
 
-/// What a test changes about the sandbox it starts.
+/// What a test changes in the configuration of its sandbox.
 pub struct Options {
     pub max_output_bytes: usize,
     pub shutdown_grace_seconds: u64,
-    /// Instead of flags for what they name.
+    /// Variables that replace the corresponding flags.
     pub environment: Vec<(&'static str, &'static str)>,
 }
 
@@ -184,7 +184,7 @@ impl Drop for Sandbox {
 fn connect_and_send(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
-    // A server that refuses early may close before all is sent.
+    // A server that refuses early may close before everything is sent.
     let _ = stream.write_all(bytes);
     stream
 }
@@ -251,7 +251,7 @@ pub fn wait_for(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Waits until the process is gone; a zombie that waits for its parent counts.
+/// Waits until the process has ended; a zombie counts as ended.
 pub fn wait_until_gone(pid: &str) {
     let status = format!("/proc/{}/stat", pid.trim());
     wait_for("a process to end", || {

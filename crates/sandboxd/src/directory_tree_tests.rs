@@ -1,4 +1,4 @@
-//! What confinement promises, checked for both ways of resolving a path, and raced.
+//! The confinement of paths, tested for both ways of resolving a path, and with races.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -115,7 +115,7 @@ fn links_inside_are_followed_and_links_outside_are_not() {
 }
 
 #[test]
-fn a_written_file_appears_whole_with_its_directories() {
+fn a_written_file_appears_atomically_with_its_directories() {
     let fixture = fixture();
     for tree in trees(&fixture.base) {
         let pending = tree.create(&below(&tree, "new/a/b.txt")).unwrap();
@@ -125,7 +125,7 @@ fn a_written_file_appears_whole_with_its_directories() {
         assert_eq!(
             tree.list(&below(&tree, "new/a")).unwrap().len(),
             0,
-            "an abandoned file leaves nothing"
+            "an uncommitted file leaves nothing"
         );
         write(&tree, "new/a/b.txt", "whole").unwrap();
         assert_eq!(read(&tree, "new/a/b.txt").unwrap(), "whole");
@@ -169,7 +169,7 @@ fn replacing_a_file_keeps_its_mode_and_never_writes_through_a_link() {
 }
 
 #[test]
-fn listings_tell_what_is_there() {
+fn listings_contain_every_entry() {
     let fixture = fixture();
     for tree in trees(&fixture.base) {
         let entries = tree.list(&below(&tree, "")).unwrap();
@@ -177,7 +177,7 @@ fn listings_tell_what_is_there() {
             .iter()
             .map(|entry| (entry.name.to_str().unwrap(), entry.kind))
             .collect();
-        // Links that lead outside are listed as the links they are.
+        // Links that lead outside are listed as links.
         assert_eq!(
             kinds,
             [
@@ -216,7 +216,7 @@ fn special_files_are_refused_at_once() {
 }
 
 #[test]
-fn removal_takes_links_and_not_their_targets() {
+fn removal_deletes_links_and_not_their_targets() {
     let fixture = fixture();
     for tree in trees(&fixture.base) {
         write(&tree, "doomed/a/b", "x").unwrap();
@@ -247,7 +247,7 @@ fn no_race_against_a_swapped_link_escapes() {
     let finished = AtomicBool::new(false);
     let winners = AtomicUsize::new(0);
     let began = Instant::now();
-    // For a while, and on a busy machine for as long as it takes everybody to have read once.
+    // For some time, and on a busy machine until every thread has read once.
     let goes_on = || {
         let limit = if winners.load(Ordering::Acquire) == trees.len() {
             Duration::from_millis(600)
@@ -298,7 +298,7 @@ fn no_race_against_a_swapped_link_escapes() {
     );
 }
 
-/// One thing that code in the sandbox does to the tree before a client asks for a path.
+/// A change that code in the sandbox makes to the tree before a client requests a path.
 #[derive(Clone, Debug)]
 enum Step {
     Directory(String),
@@ -306,7 +306,7 @@ enum Step {
     Link { at: String, to: String },
 }
 
-/// Few names, so that paths meet what steps have made.
+/// Few names, so that paths often meet entries that steps have created.
 fn path_of(parts: &'static str) -> impl Strategy<Value = String> {
     proptest::collection::vec(parts, 1..6).prop_map(|parts| parts.join("/"))
 }
@@ -327,14 +327,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Does what the kernel lets it do; steps that make no sense are passed over.
+/// Performs a step if the kernel permits it; impossible steps are ignored.
 fn perform(fixture: &Fixture, step: &Step) {
     let parent = |path: &Path| {
         if let Some(parent) = path
             .parent()
             .filter(|parent| parent.starts_with(&fixture.base))
         {
-            // Only directories are made, never through a link: these are the sandbox's own doings, within its tree.
+            // Only directories are created, never through a link: these are the sandbox's own actions, within its tree.
             let resolved = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
             if resolved.starts_with(&fixture.base) {
                 let _ = std::fs::create_dir_all(parent);
@@ -380,10 +380,10 @@ fn surroundings(fixture: &Fixture) -> Vec<(OsString, String)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
-    /// Whatever links a sandbox has laid out and whatever path is asked for, nothing outside is read, listed, written or removed,
-    /// and both ways of resolving a path agree on what is.
+    /// Whatever links a sandbox has created and whatever path is requested, nothing outside is read, listed, written or removed,
+    /// and both ways of resolving a path agree.
     #[test]
-    fn no_tree_of_links_leads_outside(
+    fn no_combination_of_links_leads_outside(
         steps in proptest::collection::vec(step(), 1..12),
         asked in proptest::collection::vec(path_of("(a|b|c|up|absolute|sideways|secret|\\.\\.|\\.)"), 1..8),
     ) {
@@ -399,9 +399,9 @@ proptest! {
             };
             let seen: Vec<_> = trees.iter().map(|tree| look_at(tree, &path)).collect();
             prop_assert_eq!(&seen[0], &seen[1], "the two ways of resolving {} differ", sent);
-            // The file outside by its content, and by its entry in a listing.
-            for told in ["Ok(\"secret\")", "(\"secret\", File, 6)", "root:"] {
-                prop_assert!(!seen[0].contains(told), "{} showed {}", sent, seen[0]);
+            // The file outside, by its content and by its entry in a listing.
+            for shown in ["Ok(\"secret\")", "(\"secret\", File, 6)", "root:"] {
+                prop_assert!(!seen[0].contains(shown), "{} showed {}", sent, seen[0]);
             }
             for tree in &trees {
                 let _ = write(tree, sent, "written");
@@ -415,7 +415,7 @@ proptest! {
     }
 }
 
-/// What a client can learn about a path.
+/// Everything that a client can learn about a path.
 fn look_at(tree: &Tree, path: &BelowBase) -> String {
     let read = tree.read(path).map(|node| match node {
         Node::Directory => "a directory".to_owned(),
@@ -426,10 +426,10 @@ fn look_at(tree: &Tree, path: &BelowBase) -> String {
         }
     });
     let listed = tree.list(path).map(|entries| {
-        let told = entries
+        let shown = entries
             .into_iter()
             .map(|entry| (entry.name, entry.kind, entry.size));
-        told.collect::<Vec<_>>()
+        shown.collect::<Vec<_>>()
     });
     let outcome = |error: &TreeError| matches!(error, TreeError::Escapes);
     format!(

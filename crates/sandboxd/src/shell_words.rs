@@ -1,7 +1,7 @@
-//! Splits a command line into words the way a POSIX shell does, without expanding anything. It knows quotes and
-//! backslashes; variables, globs, pipes, redirections and comments are ordinary characters to it.
+//! Splits a command line into words as a POSIX shell does, without expansion. It handles quotes and
+//! backslashes; variables, globs, pipes, redirections and comments are ordinary characters.
 
-/// Why a command line has no words.
+/// Why a command line cannot be split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WordsError {
     #[error("No closing quotation")]
@@ -61,7 +61,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn words_split_like_a_shell_splits_them() {
+    fn words_are_split_as_by_a_shell() {
         let table: &[(&str, &[&str])] = &[
             ("", &[]),
             ("  \t\n ", &[]),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_lines_say_what_is_missing() {
+    fn unfinished_lines_name_what_is_missing() {
         assert_eq!(split("echo 'a"), Err(WordsError::OpenQuote));
         assert_eq!(split("echo \"a"), Err(WordsError::OpenQuote));
         assert_eq!(split("echo \\"), Err(WordsError::TrailingBackslash));
@@ -98,13 +98,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quoted_words_come_back(words in proptest::collection::vec("\\PC*", 0..6)) {
+        fn quoted_words_round_trip(words in proptest::collection::vec("\\PC*", 0..6)) {
             let line = words.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect::<Vec<_>>().join(" ");
             prop_assert_eq!(split(&line).unwrap(), words);
         }
 
         #[test]
-        fn any_line_has_an_answer(line in "\\PC*") {
+        fn no_line_panics(line in "\\PC*") {
             let _ = split(&line);
         }
     }

@@ -1,9 +1,9 @@
 //! The files below the base directory, confined by the kernel: every path is resolved with `openat2` and
-//! `RESOLVE_BENEATH` from one directory handle, so neither `..`, nor a symbolic link, nor a rename during the walk
-//! leads outside. Where `openat2` is missing (older kernels, some seccomp profiles, gVisor) the same rules are applied
-//! by a walk over directory handles.
+//! `RESOLVE_BENEATH` from one directory handle, so neither `..`, nor a symbolic link, nor a rename during the walk (TOCTOU)
+//! leads outside. If `openat2` is missing (older kernels, some seccomp profiles, gVisor), a walk over directory handles
+//! applies the same rules.
 //!
-//! Blocking; callers run it off the async threads where it may take long. It knows nothing of HTTP.
+//! Blocking; callers run long operations off the async threads. Independent of HTTP.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, OsStr, OsString};
@@ -18,9 +18,9 @@ use rustix::io::Errno;
 
 use crate::path::BelowBase;
 
-/// How often a resolution that lost a race against a rename is tried again.
+/// How often a resolution that lost a race against a rename is retried.
 const RACE_RETRIES: usize = 64;
-/// As many links as the kernel follows on one path.
+/// The number of links that the kernel follows on one path.
 const MAX_LINKS: usize = 40;
 
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ pub enum TreeError {
 impl TreeError {
     fn of(operation: &'static str, errno: Errno) -> Self {
         match errno {
-            // BENEATH reports an escape as EXDEV, and a forbidden or endless link as ELOOP.
+            // `RESOLVE_BENEATH` reports an escape as EXDEV, and a forbidden or endless link as ELOOP.
             Errno::XDEV | Errno::LOOP => TreeError::Escapes,
             Errno::NOENT => TreeError::NotFound,
             Errno::NOTDIR => TreeError::NotADirectory,
@@ -73,7 +73,7 @@ pub enum EntryKind {
     Directory,
 }
 
-/// What a listing says about one name.
+/// A directory entry with its metadata.
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub name: OsString,
@@ -85,7 +85,7 @@ pub struct Entry {
     pub inode: u64,
 }
 
-/// What is at a path, opened.
+/// An opened file, or a directory.
 #[derive(Debug)]
 pub enum Node {
     File { file: File, entry: Entry },
@@ -107,7 +107,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Opens the base directory, making it if it is missing.
+    /// Opens the base directory, creating it if it is missing.
     pub fn open(base: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(base)?;
         let base = base.canonicalize()?;
@@ -126,12 +126,12 @@ impl Tree {
         })
     }
 
-    /// The base directory's own path, with its links resolved.
+    /// The base directory's path, with symbolic links resolved.
     pub fn base(&self) -> &Path {
         &self.base
     }
 
-    /// Opens a regular file for reading, or says that the path is a directory.
+    /// Opens a regular file for reading, or reports that the path is a directory.
     pub fn read(&self, path: &BelowBase) -> Result<Node, TreeError> {
         // NONBLOCK, because opening a FIFO would otherwise wait for a writer.
         let opened = self.resolve(
@@ -161,7 +161,7 @@ impl Tree {
         }
     }
 
-    /// Whether anything is at the path.
+    /// Whether the path exists.
     pub fn exists(&self, path: &BelowBase) -> Result<bool, TreeError> {
         match self.resolve(path.as_path(), OFlags::PATH, Mode::empty()) {
             Ok(_) => Ok(true),
@@ -170,7 +170,7 @@ impl Tree {
         }
     }
 
-    /// What is in a directory, by name.
+    /// The entries of a directory, sorted by name.
     pub fn list(&self, path: &BelowBase) -> Result<Vec<Entry>, TreeError> {
         let directory = self
             .resolve(
@@ -188,14 +188,14 @@ impl Tree {
                 continue;
             }
             let name = OsStr::from_bytes(found.file_name().to_bytes());
-            // A name that vanished since it was read is no longer in the directory.
+            // The entry was removed since the directory was read.
             let Ok(mut stat) =
                 rustix::fs::statat(&directory, found.file_name(), AtFlags::SYMLINK_NOFOLLOW)
             else {
                 continue;
             };
             if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
-                // What a link leads to is told only when that is inside, too.
+                // The target of a link is reported only if it is inside the base directory, too.
                 let target = self.resolve(path.join(name).as_path(), OFlags::PATH, Mode::empty());
                 if let Some(target) = target
                     .ok()
@@ -210,7 +210,7 @@ impl Tree {
         Ok(entries)
     }
 
-    /// Begins a file that appears at `path`, whole, when it is committed. Missing directories are made.
+    /// Starts a file that appears at `path`, complete, when it is committed. Missing directories are created.
     pub fn create(&self, path: &BelowBase) -> Result<PendingFile, TreeError> {
         let (parent, name) = path.parent_and_name().ok_or(TreeError::NotAFile)?;
         let directory = self.make_directories(&parent)?;
@@ -245,8 +245,8 @@ impl Tree {
         }
     }
 
-    /// Removes a file, an empty directory, or with `recursive` a directory and all that is in it. A link is removed
-    /// itself, never what it leads to.
+    /// Removes a file, an empty directory, or with `recursive` a directory and its contents. A link itself is
+    /// removed, never its target.
     pub fn remove(&self, path: &BelowBase, recursive: bool) -> Result<(), TreeError> {
         let (parent, name) = path.parent_and_name().ok_or(TreeError::Denied)?;
         let directory = self
@@ -259,7 +259,7 @@ impl Tree {
         remove_at(&directory, &name, recursive).map_err(|errno| TreeError::of("remove it", errno))
     }
 
-    /// What is at the path. A link is what it leads to.
+    /// The metadata of the path. Links are followed.
     pub fn stat(&self, path: &BelowBase) -> Result<Entry, TreeError> {
         let opened = self
             .resolve(path.as_path(), OFlags::PATH, Mode::empty())
@@ -270,8 +270,8 @@ impl Tree {
         Ok(entry(name.unwrap_or_else(|| ".".into()), &stat))
     }
 
-    /// Moves a file, a directory or a link to another name, in one step. A file there is replaced, and missing directories above
-    /// it are made.
+    /// Moves a file, a directory or a link to another name, atomically. A file there is replaced, and missing parent directories
+    /// are created.
     pub fn rename(&self, from: &BelowBase, to: &BelowBase) -> Result<(), TreeError> {
         let (parent, name) = from.parent_and_name().ok_or(TreeError::Denied)?;
         let (new_parent, new_name) = to.parent_and_name().ok_or(TreeError::Denied)?;
@@ -295,7 +295,7 @@ impl Tree {
         })
     }
 
-    /// Makes a directory and those above it, unless they are there.
+    /// Creates a directory and its missing parents.
     pub fn make_directory(&self, path: &BelowBase) -> Result<(), TreeError> {
         self.make_directories(path).map(drop)
     }
@@ -341,7 +341,7 @@ impl Tree {
     }
 }
 
-/// A file being written under a temporary name. Dropped without [`PendingFile::commit`], it leaves nothing behind.
+/// A file being written under a temporary name. Dropping it without [`PendingFile::commit`] removes it.
 #[derive(Debug)]
 pub struct PendingFile {
     directory: OwnedFd,
@@ -361,7 +361,7 @@ impl PendingFile {
             .map_err(|errno| TreeError::of("set the file's mode", errno))
     }
 
-    /// Makes what was written durable, and visible under its name in one step.
+    /// Syncs the content to disk, and renames the file into place atomically.
     pub fn commit(mut self) -> Result<(), TreeError> {
         self.file.sync_all().map_err(|source| TreeError::Io {
             operation: "write the file to disk",
@@ -386,7 +386,7 @@ impl Drop for PendingFile {
 }
 
 /// Opens `path` below `root` by following it one name at a time over open handles. A `..` returns to the handle it
-/// came from, so a directory that is moved meanwhile cannot lead out, and an absolute link is refused.
+/// came from, so a directory that is moved meanwhile cannot lead outside, and an absolute link is refused.
 fn walk(root: &OwnedFd, path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let step_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut handles = vec![rustix::io::fcntl_dupfd_cloexec(root, 0)?];
@@ -419,7 +419,7 @@ fn walk(root: &OwnedFd, path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedF
         }
         if remaining.is_empty() {
             let opened = rustix::fs::openat(here, &name, flags | OFlags::NOFOLLOW, mode)?;
-            // With PATH and NOFOLLOW, a link put there since it was looked at is opened as itself.
+            // With PATH and NOFOLLOW, a link that was swapped in since the check is opened as the link itself.
             let is_link =
                 FileType::from_raw_mode(rustix::fs::fstat(&opened)?.st_mode) == FileType::Symlink;
             return if is_link {
@@ -496,12 +496,12 @@ fn is_dot(name: &CStr) -> bool {
     matches!(name.to_bytes(), b"." | b"..")
 }
 
-/// A number that is unlikely to be in use: the temporary name is created exclusively, so a clash costs a retry.
+/// A number that is unlikely to be in use: the temporary file is created exclusively, so a collision costs a retry.
 fn unique_number() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::time::Instant::now())
 }
 
 #[cfg(test)]
-#[path = "tree_tests.rs"]
+#[path = "directory_tree_tests.rs"]
 mod tests;

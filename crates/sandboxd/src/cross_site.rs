@@ -1,25 +1,25 @@
-//! Requests that a page in somebody's browser sends without their knowing. Pure.
+//! Refuses requests that a page of another site sends through a user's browser (CSRF, DNS rebinding). Pure.
 //!
-//! A router that finds sandboxes by the names of hosts makes them reachable from browsers, and so from every page that such a browser shows:
-//! another sandbox's, or a stranger's. Browsers say where a request comes from, and no page can change what they say: by `Sec-Fetch-Site`,
-//! or where they keep that to themselves, as for WebSockets and hosts without TLS, by `Origin`. Other clients seldom say either. A page
-//! whose own name comes to mean this sandbox's address (DNS rebinding) is of the same origin, and known by that name.
+//! A router that finds sandboxes by host name makes them reachable from browsers, and so from every page that such a browser shows:
+//! a page of another sandbox, or of any site. Browsers report the origin of a request, and no page can change that report: in `Sec-Fetch-Site`,
+//! or where they omit it, as for WebSockets and hosts without TLS, in `Origin`. Other clients seldom send either. A page
+//! whose domain resolves to this sandbox's address (DNS rebinding) is same-origin, and is recognised by the name in its `Host`.
 
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderValue, Method, header};
 
-/// Whether a request was sent by a page of somebody else. Links may be followed to anything that `GET` shows, since it changes nothing.
-pub fn is_sent_by_another_page(method: &Method, headers: &HeaderMap) -> bool {
+/// Whether a page of another site sent the request. Links to a `GET` are allowed, since it changes nothing.
+pub fn is_cross_site(method: &Method, headers: &HeaderMap) -> bool {
     let is_of_a_page =
         headers.contains_key("sec-fetch-site") || headers.contains_key(header::ORIGIN);
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
-    if is_of_a_page && host.is_some_and(can_be_bought) {
+    if is_of_a_page && host.is_some_and(is_registrable) {
         return true;
     }
-    // No page of another site can send this header, and no page at all with a WebSocket.
+    // No page of another site can send this header, and no page can with a WebSocket.
     if headers.contains_key("x-sandbox-id") {
         return false;
     }
@@ -37,14 +37,14 @@ pub fn is_sent_by_another_page(method: &Method, headers: &HeaderMap) -> bool {
     !is_ours && !follows_link
 }
 
-/// Whether a host has a name that anybody can have on the internet. The router and the machine itself call a sandbox by its address.
-fn can_be_bought(host: &str) -> bool {
+/// Whether a host name can be registered on the internet. The router and the machine itself address a sandbox by its IP address.
+fn is_registrable(host: &str) -> bool {
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
     let address = name.trim_start_matches('[').trim_end_matches(']');
-    let is_nobodys = address.parse::<IpAddr>().is_ok()
+    let is_local = address.parse::<IpAddr>().is_ok()
         || !name.contains('.')
         || name.to_ascii_lowercase().ends_with(".localhost");
-    !is_nobodys
+    !is_local
 }
 
 /// Whether an origin is that of a host: `http://host:port` and `host:port`.
@@ -59,10 +59,10 @@ fn names(origin: &[u8], host: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    type Said = (&'static str, &'static str);
+    type HeaderPair = (&'static str, &'static str);
 
-    fn headers(said: &[Said]) -> HeaderMap {
-        let pairs = said.iter().map(|(name, value)| {
+    fn headers(sent: &[HeaderPair]) -> HeaderMap {
+        let pairs = sent.iter().map(|(name, value)| {
             let value = HeaderValue::from_static(value);
             (http::HeaderName::from_static(name), value)
         });
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_others_are_told_from_clients_links_and_pages_of_the_same_origin() {
+    fn cross_site_requests_are_distinguished_from_clients_links_and_same_origin_pages() {
         let site = |value| ("sec-fetch-site", value);
         let mode = |value| ("sec-fetch-mode", value);
         let (host, forwarded) = (
@@ -78,7 +78,7 @@ mod tests {
             ("x-forwarded-host", "8888-a.lan"),
         );
         let origin = |value| ("origin", value);
-        for (method, said, expected) in [
+        for (method, sent, expected) in [
             (Method::POST, vec![], false),
             (Method::POST, vec![site("none"), mode("navigate")], false),
             (Method::POST, vec![site("same-origin"), mode("cors")], false),
@@ -88,7 +88,7 @@ mod tests {
                 vec![site("cross-site"), mode("no-cors")],
                 true,
             ),
-            // A form that a page submits navigates, too.
+            // A form submission of a page is a navigation, too.
             (
                 Method::POST,
                 vec![site("cross-site"), mode("navigate")],
@@ -110,14 +110,14 @@ mod tests {
                 true,
             ),
             (Method::GET, vec![site("cross-site")], true),
-            (Method::GET, vec![site("what browsers will say next")], true),
+            (Method::GET, vec![site("a-future-value")], true),
             // Programs name the sandbox in a header.
             (
                 Method::GET,
                 vec![site("cross-site"), ("x-sandbox-id", "a")],
                 false,
             ),
-            // Without TLS browsers send the origin alone.
+            // Without TLS browsers send only the origin.
             (
                 Method::POST,
                 vec![origin("http://evil.example"), host],
@@ -141,18 +141,18 @@ mod tests {
             (Method::GET, vec![origin("null"), host], true),
             (Method::GET, vec![origin("http://x")], true),
         ] {
-            let found = is_sent_by_another_page(&method, &headers(&said));
-            assert_eq!(found, expected, "{method} {said:?}");
+            let found = is_cross_site(&method, &headers(&sent));
+            assert_eq!(found, expected, "{method} {sent:?}");
         }
     }
 
     #[test]
-    fn a_page_whose_name_comes_to_mean_the_sandbox_is_known_by_that_name() {
-        const EVIL: [Said; 2] = [
+    fn dns_rebinding_is_recognised_by_the_host_name() {
+        const EVIL: [HeaderPair; 2] = [
             ("host", "evil.example:8888"),
             ("origin", "http://evil.example:8888"),
         ];
-        for (said, expected) in [
+        for (sent, expected) in [
             (EVIL.to_vec(), true),
             ([&EVIL[..], &[("x-sandbox-id", "a")]].concat(), true),
             (
@@ -160,7 +160,7 @@ mod tests {
                 true,
             ),
             (vec![EVIL[0], ("sec-fetch-site", "same-origin")], true),
-            // A name that no page has: some proxy passed it on.
+            // A host name without an Origin: a proxy forwarded it.
             (vec![EVIL[0]], false),
             (
                 vec![
@@ -181,8 +181,8 @@ mod tests {
                 false,
             ),
         ] {
-            let found = is_sent_by_another_page(&Method::POST, &headers(&said));
-            assert_eq!(found, expected, "{said:?}");
+            let found = is_cross_site(&Method::POST, &headers(&sent));
+            assert_eq!(found, expected, "{sent:?}");
         }
     }
 }
