@@ -1,5 +1,5 @@
-//! The same client for programs that are not async: every call waits for its answer. It owns a small runtime of its own and
-//! decides nothing; what things mean is said at their namesakes in the rest of the crate.
+//! The same client for programs that are not async: every call blocks until its result is available. It owns a small runtime
+//! and contains no logic; the async items of the same names are documented in the rest of the crate.
 //!
 #![doc = concat!("```no_run\n", include_str!("../examples/blocking.rs"), "```")]
 //!
@@ -25,7 +25,7 @@ use crate::process::{Event, Exit, Output, Start};
 use crate::status::Status;
 use crate::{commands, files, process};
 
-/// The runtime that calls wait on. It ends with the last handle.
+/// The runtime that executes calls. It ends with the last handle.
 #[derive(Clone, Debug)]
 struct Waiter(Arc<OwnedRuntime>);
 
@@ -52,7 +52,7 @@ impl Waiter {
     fn wait<F: Future>(&self, work: F) -> F::Output {
         let runtime = self.0.0.as_ref();
         runtime
-            .expect("the runtime is taken only when the last handle is dropped")
+            .expect("the runtime is removed only when the last handle is dropped")
             .block_on(work)
     }
 }
@@ -60,13 +60,13 @@ impl Waiter {
 impl Drop for OwnedRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // A runtime that is merely dropped waits for its threads, which is not allowed everywhere.
+            // Dropping a runtime waits for its threads, which panics inside an async context.
             runtime.shutdown_background();
         }
     }
 }
 
-/// Makes sandboxes and takes them up again. See [`crate::Client`].
+/// Creates sandboxes and attaches to existing ones. See [`crate::Client`].
 #[derive(Clone, Debug)]
 pub struct Client {
     waiter: Waiter,
@@ -74,7 +74,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that uses this connection to a Kubernetes API. The runtime the connection was made in must stay alive.
+    /// A client that uses this connection to a Kubernetes API. The runtime in which the connection was created must stay alive.
     pub fn new(kubernetes: kube::Client, options: Options) -> Result<Self, Error> {
         Ok(Self {
             waiter: Waiter::new()?,
@@ -273,7 +273,7 @@ impl Commands {
     }
 }
 
-/// Moves files. See [`crate::files::Files`].
+/// Copies files. See [`crate::files::Files`].
 #[derive(Clone, Debug)]
 pub struct Files {
     waiter: Waiter,
@@ -376,7 +376,7 @@ impl Process {
         }
     }
 
-    /// The next event, or nothing after the exit.
+    /// The next event, or `None` after the exit.
     pub fn next_event(&mut self) -> Result<Option<Event>, Error> {
         self.waiter.wait(self.process.next())
     }
@@ -390,7 +390,7 @@ impl Process {
     }
 }
 
-/// Writes to a process and steers it, also from another thread. See [`crate::process::Control`].
+/// Writes to a process and controls it, also from another thread. See [`crate::process::Control`].
 #[derive(Clone, Debug)]
 pub struct Control {
     waiter: Waiter,

@@ -1,4 +1,4 @@
-//! What a sandbox is asked for with, and the claim that says so. Pure.
+//! The options of a new sandbox, and the claim that is built from them. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::error::{ErrorKind, Key};
 use crate::options::{check_name, check_namespace};
 
-/// The value of the label that says who made a claim.
+/// The value of the label that names the creator of a claim.
 const CREATED_BY: &str = "agent-sandbox-rust-sdk";
 const NAME_PREFIX: &str = "sandbox-claim-";
 
-/// Which pools a claim by template may be met from.
+/// The pools from which a claim by template may be fulfilled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum WarmPool {
     /// Any pool of the template.
     #[default]
     Any,
-    /// None: always a cold start.
+    /// No pool: always a cold start.
     None,
     /// The pool of this name.
     Named(String),
@@ -41,7 +41,7 @@ enum Shutdown {
     After(Duration),
 }
 
-/// What to ask for.
+/// Options for creating a sandbox.
 ///
 /// ```
 /// use std::time::Duration;
@@ -108,7 +108,7 @@ impl CreateOptions {
         }
     }
 
-    /// Which pools the sandbox may come from. Has no meaning for a claim by pool, which names its pool already.
+    /// The pools from which the sandbox may come. Ignored for a claim by pool, which already names its pool.
     #[must_use]
     pub fn warm_pool(mut self, policy: WarmPool) -> Self {
         if let Source::Template { warm_pool, .. } = &mut self.source {
@@ -117,28 +117,28 @@ impl CreateOptions {
         self
     }
 
-    /// The claim's name, which is the sandbox's id. Without one it gets `sandbox-claim-` and eight random characters.
+    /// The claim's name, which is the sandbox's id. The default is `sandbox-claim-` and eight random characters.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The namespace, when it is not the client's.
+    /// The namespace, if not the client's.
     #[must_use]
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
         self
     }
 
-    /// Take up a claim of this name that exists already, instead of failing.
+    /// Attach to an existing claim of this name instead of failing.
     #[must_use]
     pub fn adopt_existing(mut self) -> Self {
         self.adopt_existing = true;
         self
     }
 
-    /// How long to wait for readiness, when not as long as the client's options say.
+    /// The timeout for readiness, if not that of the client's options.
     #[must_use]
     pub fn ready_timeout(mut self, limit: Duration) -> Self {
         self.ready_timeout = Some(limit);
@@ -207,35 +207,35 @@ impl CreateOptions {
         self
     }
 
-    /// A volume of the sandbox's own, as in `volumeClaimTemplates`. The template must allow it, and mount it by its name.
+    /// A persistent volume for this sandbox, as in `volumeClaimTemplates`. The template must allow it, and mount it by its name.
     #[must_use]
     pub fn volume_claim_template(mut self, template: PersistentVolumeClaimTemplate) -> Self {
         self.volume_claim_templates.push(template);
         self
     }
 
-    /// When the claim ends. It is deleted then, unless [`CreateOptions::shutdown_policy`] says otherwise.
+    /// When the claim expires. It is deleted then, unless [`CreateOptions::shutdown_policy`] sets another policy.
     #[must_use]
     pub fn shutdown_at(mut self, time: Timestamp) -> Self {
         self.shutdown = Some(Shutdown::At(time));
         self
     }
 
-    /// How long the claim lasts from its creation on.
+    /// How long after its creation the claim expires.
     #[must_use]
     pub fn shutdown_after(mut self, lifetime: Duration) -> Self {
         self.shutdown = Some(Shutdown::After(lifetime));
         self
     }
 
-    /// What happens to the claim when it ends.
+    /// What is done with the claim when it expires.
     #[must_use]
     pub fn shutdown_policy(mut self, policy: ClaimShutdownPolicy) -> Self {
         self.shutdown_policy = Some(policy);
         self
     }
 
-    /// How long the claim lasts after its sandbox has finished.
+    /// How long after its sandbox has finished the claim expires.
     #[must_use]
     pub fn ttl_after_finished(mut self, time: Duration) -> Self {
         self.ttl_after_finished = Some(time);
@@ -328,7 +328,7 @@ impl CreateOptions {
     fn lifecycle(&self, now: Timestamp) -> Result<Option<Lifecycle>, ErrorKind> {
         let beyond = |option| ErrorKind::InvalidOption {
             option,
-            reason: "is beyond the end of time".into(),
+            reason: "is too far in the future".into(),
         };
         let shutdown_time = match self.shutdown {
             None => None,
@@ -350,7 +350,7 @@ impl CreateOptions {
             ttl_seconds_after_finished: ttl
                 .transpose()
                 .map_err(|_| beyond("ttl_after_finished"))?,
-            // A sandbox that someone gave an end to is not missed afterwards; keeping the claim is what has to be asked for.
+            // The default is to delete: an expired sandbox is usually not needed any more. Retaining the claim must be requested.
             shutdown_policy: self
                 .shutdown_policy
                 .or_else(|| shutdown_time.map(|_| ClaimShutdownPolicy::Delete)),
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_by_pool_says_nothing_of_templates() {
+    fn a_claim_by_pool_names_no_template() {
         let claim = json(&CreateOptions::from_pool("fast").warm_pool(WarmPool::None));
         assert_eq!(
             claim["spec"],
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_by_template_carries_all_it_is_asked_for() {
+    fn a_claim_by_template_contains_every_option() {
         let options = CreateOptions::from_template("python")
             .warm_pool(WarmPool::Named("p".into()))
             .label("team", "search")

@@ -1,4 +1,4 @@
-//! The client: where sandboxes come from, and the registry of those that are in use.
+//! The client: creates sandboxes, and keeps the registry of open ones.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,14 +28,14 @@ pub struct ListOptions {
 }
 
 impl ListOptions {
-    /// The namespace, when it is not the client's.
+    /// The namespace, if not the client's.
     #[must_use]
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
         self
     }
 
-    /// Only those whose claims have these labels, in Kubernetes' syntax for selectors.
+    /// Only sandboxes whose claims match this label selector, in Kubernetes' syntax.
     #[must_use]
     pub fn label_selector(mut self, selector: impl Into<String>) -> Self {
         self.label_selector = Some(selector.into());
@@ -43,7 +43,7 @@ impl ListOptions {
     }
 }
 
-/// Makes sandboxes, takes them up again, and knows those it has handed out. Clones share everything.
+/// Creates sandboxes, attaches to existing ones, and tracks the ones it returned. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -76,7 +76,7 @@ impl Client {
         })
     }
 
-    /// A client of the cluster that `KUBECONFIG`, `~/.kube/config` or the service account of this pod names.
+    /// A client of the cluster that `KUBECONFIG`, `~/.kube/config` or the pod's service account selects.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let client = kube::Client::try_default().await;
         let client = client.map_err(|cause| kubernetes("connect to the cluster", cause))?;
@@ -87,12 +87,12 @@ impl Client {
         &self.shared.access.options
     }
 
-    /// What this client and its sandboxes have counted so far: requests, errors and time by operation.
+    /// The metrics of this client and its sandboxes: requests, errors and durations by operation.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.access.metrics
     }
 
-    /// A handle that is not open yet: [`Sandbox::open`] makes the claim. [`Client::create`] does both.
+    /// A handle that is not open yet: [`Sandbox::open`] creates the claim. [`Client::create`] does both.
     pub fn sandbox(&self, request: CreateOptions) -> Result<Sandbox, Error> {
         request.validate()?;
         let key = Key {
@@ -108,17 +108,17 @@ impl Client {
     /// Claims a sandbox and waits until it can be used. If that fails, the claim is deleted; see [`Sandbox::open`].
     pub async fn create(&self, request: CreateOptions) -> Result<Sandbox, Error> {
         let sandbox = self.sandbox(request)?;
-        // From the first request on there may be a claim, which `delete_all` must not miss.
+        // From the first request on a claim may exist, which `delete_all` must include.
         let tracking = Tracking::begin(self, sandbox.clone());
         let opened = sandbox.open().await;
         if opened.is_ok() || sandbox.is_orphaned() {
-            // A claim that could not be deleted is kept in mind, for `delete_all` to try again.
+            // A claim that could not be deleted stays tracked, so that `delete_all` tries again.
             tracking.keep();
         }
         opened.map(|()| sandbox)
     }
 
-    /// Takes up a sandbox by its id, in the client's namespace. One that is suspended can be taken up and then resumed.
+    /// Attaches to a sandbox by its id, in the client's namespace. A suspended sandbox can be attached to and then resumed.
     pub async fn attach(&self, id: &str) -> Result<Sandbox, Error> {
         self.attach_in(&self.options().namespace, id).await
     }
@@ -139,7 +139,7 @@ impl Client {
         Ok(sandbox)
     }
 
-    /// The sandboxes that this client has handed out and that are open.
+    /// The open sandboxes that this client has returned.
     pub fn active(&self) -> Vec<Sandbox> {
         let mut tracked = self.tracked();
         tracked.retain(|_, sandbox| sandbox.is_open() || sandbox.is_orphaned() || sandbox.is_new());
@@ -147,7 +147,7 @@ impl Client {
         open.cloned().collect()
     }
 
-    /// The ids of all sandboxes in the client's namespace, whoever made them.
+    /// The ids of all sandboxes in the client's namespace, regardless of their creator.
     pub async fn list(&self) -> Result<Vec<String>, Error> {
         self.list_in(&self.options().namespace).await
     }
@@ -158,7 +158,7 @@ impl Client {
             .await
     }
 
-    /// As [`Client::list`], of the sandboxes that `options` choose.
+    /// As [`Client::list`], filtered by `options`.
     pub async fn list_with(&self, options: &ListOptions) -> Result<Vec<String>, Error> {
         let namespace = options.namespace.as_deref();
         let namespace = namespace.unwrap_or(&self.options().namespace);
@@ -168,7 +168,7 @@ impl Client {
         Ok(names.await?)
     }
 
-    /// Ends a sandbox by its id, in the client's namespace. One that does not exist is a success.
+    /// Deletes a sandbox by its id, in the client's namespace. Deleting a sandbox that does not exist succeeds.
     pub async fn delete(&self, id: &str) -> Result<(), Error> {
         self.delete_in(&self.options().namespace, id).await
     }
@@ -187,7 +187,7 @@ impl Client {
         Ok(())
     }
 
-    /// Ends every sandbox that this client has handed out, as far as that is possible, and returns what was not.
+    /// Deletes every sandbox that this client has returned, and returns the errors of those that could not be deleted.
     pub async fn delete_all(&self) -> Vec<Error> {
         let sandboxes: Vec<Sandbox> = self.tracked().values().cloned().collect();
         let ending = sandboxes.iter().map(|sandbox| async move {
@@ -204,8 +204,8 @@ impl Client {
             .collect()
     }
 
-    /// Ends all sandboxes of this client when the process is told to stop by SIGINT or SIGTERM, and then lets the signal do
-    /// what it does. Holds until the returned value is dropped; signals then end the process at once.
+    /// Deletes all sandboxes of this client when the process receives SIGINT or SIGTERM, and then lets the signal take its
+    /// default action. Applies until the returned value is dropped; after that signals end the process at once.
     pub fn enable_auto_cleanup(&self) -> Result<AutoCleanup, Error> {
         let listen = |kind| {
             signal(kind).map_err(|cause| {
@@ -222,7 +222,7 @@ impl Client {
         let enabled = Arc::new(AtomicBool::new(true));
         let client = self.clone();
         let watching = Arc::clone(&enabled);
-        // The task stays for good: once a signal has a handler, its default does not come back by itself.
+        // The task is never stopped: once a signal has a handler, its default action is not restored automatically.
         tokio::spawn(async move {
             let received = tokio::select! {
                 _ = interrupts.recv() => SignalKind::interrupt(),
@@ -230,7 +230,7 @@ impl Client {
             };
             if watching.load(Ordering::Acquire) {
                 for error in client.delete_all().await {
-                    tracing::warn!(%error, "a sandbox is left behind");
+                    tracing::warn!(%error, "a sandbox could not be deleted");
                 }
             }
             if signal_hook::low_level::emulate_default_handler(received.as_raw_value()).is_err() {
@@ -257,15 +257,15 @@ impl Client {
     }
 }
 
-/// A sandbox that is being opened is tracked as long as that lasts, and from then on only if it is kept.
+/// Tracks a sandbox while it is being opened, and afterwards only if `keep` was called.
 struct Tracking<'a> {
     client: &'a Client,
     sandbox: Sandbox,
-    kept: bool,
+    keep_tracking: bool,
 }
 
 impl<'a> Tracking<'a> {
-    /// Another of the same name that is in use stays tracked: opening this one will fail.
+    /// An open sandbox of the same name stays tracked: opening this one will fail.
     fn begin(client: &'a Client, sandbox: Sandbox) -> Self {
         let mut tracked = client.tracked();
         let known = tracked.get(sandbox.key());
@@ -275,20 +275,20 @@ impl<'a> Tracking<'a> {
         Self {
             client,
             sandbox,
-            kept: false,
+            keep_tracking: false,
         }
     }
 
     fn keep(mut self) {
         let (key, sandbox) = (self.sandbox.key().clone(), self.sandbox.clone());
         self.client.tracked().insert(key, sandbox);
-        self.kept = true;
+        self.keep_tracking = true;
     }
 }
 
 impl Drop for Tracking<'_> {
     fn drop(&mut self) {
-        if self.kept {
+        if self.keep_tracking {
             return;
         }
         let mut tracked = self.client.tracked();
@@ -299,9 +299,9 @@ impl Drop for Tracking<'_> {
     }
 }
 
-/// Cleaning up on signals holds as long as this is kept. See [`Client::enable_auto_cleanup`].
+/// Cleanup on signals is enabled while this value exists. See [`Client::enable_auto_cleanup`].
 #[derive(Debug)]
-#[must_use = "dropping it turns cleaning up off"]
+#[must_use = "dropping it disables the cleanup"]
 pub struct AutoCleanup {
     enabled: Arc<AtomicBool>,
 }

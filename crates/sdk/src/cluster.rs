@@ -1,4 +1,4 @@
-//! Everything the SDK asks of the Kubernetes API about claims and sandboxes. It knows nothing of connections to sandboxes.
+//! Every request of the SDK to the Kubernetes API about claims and sandboxes. Independent of connections to sandboxes.
 
 use std::future::Future;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) struct Cluster {
     client: Client,
 }
 
-/// Whether a sandbox is to run.
+/// Whether a sandbox should run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Running,
@@ -95,7 +95,7 @@ impl Cluster {
             .transpose()
     }
 
-    /// Deletes a claim, and by its owner references the sandbox behind it. One that is gone already is a success.
+    /// Deletes a claim, and through its owner references the sandbox. Deleting a claim that does not exist succeeds.
     pub(crate) async fn delete_claim(
         &self,
         key: &Key,
@@ -119,8 +119,8 @@ impl Cluster {
         }
     }
 
-    /// Waits until a claim is ready, and publishes in `progress` what it waits for. `seen` is the version of the claim that was seen
-    /// last and was not ready.
+    /// Waits until a claim is ready, and publishes in `progress` what it waits for. `seen` is the resource version of the claim that
+    /// was seen last and was not ready.
     pub(crate) async fn wait_ready(
         &self,
         key: &Key,
@@ -142,7 +142,7 @@ impl Cluster {
         within(what, limit, progress, following).await
     }
 
-    /// Says whether a sandbox is to run, in both fields that say so, and waits until it does or does not.
+    /// Sets whether a sandbox should run, in both fields of its spec, and waits until it does or does not.
     pub(crate) async fn set_mode(
         &self,
         namespace: &str,
@@ -199,7 +199,7 @@ impl Cluster {
     }
 }
 
-/// Where it is published what a sandbox waits for.
+/// Publishes what a sandbox waits for.
 pub(crate) type Progress = watch::Sender<Option<Waiting>>;
 
 /// Publishes what an object that is not ready waits for, if that has changed.

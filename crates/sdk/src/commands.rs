@@ -1,4 +1,4 @@
-//! The `commands` engine: run a command, get its output.
+//! The `commands` engine: run a command and return its output.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::encoding::command_line;
 use crate::error::{Error, ErrorKind};
 use crate::sandbox::Sandbox;
 
-/// How much longer than its command a call may take: for the way there and back, and for killing what outlives its time.
+/// How much longer than its command a call may take: for the network, and for killing a command that reaches its time limit.
 const ROUND_TRIP_ALLOWANCE: Duration = Duration::from_secs(30);
 
-/// JSON writes a byte of text in at most six: `\u001b`.
+/// The largest factor by which JSON escapes expand a byte: `\u001b` has six.
 const JSON_EXPANSION: u64 = 6;
-/// What an answer has beside its two streams.
+/// The size of a response beside its two streams.
 const ANSWER_OVERHEAD: u64 = 64 * 1024;
 
-/// What a command printed, and how it ended.
+/// A command's output and exit code.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct ExecutionResult {
@@ -28,13 +28,13 @@ pub struct ExecutionResult {
     pub stdout: String,
     #[serde(default)]
     pub stderr: String,
-    /// 0 is success. A command that a signal killed has the signal's negative number.
+    /// 0 is success. A command that a signal killed has the negative number of the signal.
     #[serde(default)]
     pub exit_code: i32,
-    /// Whether it was killed because its time was over.
+    /// Whether the command was killed at its time limit.
     #[serde(default)]
     pub timed_out: bool,
-    /// Whether output is missing because a stream was longer than the sandbox keeps, or than [`crate::Options::max_output_size`].
+    /// Whether output is missing because a stream exceeded the sandbox's limit, or [`crate::Options::max_output_size`].
     /// [`Sandbox::process`] streams output of any length.
     #[serde(default)]
     pub truncated: bool,
@@ -45,7 +45,7 @@ impl ExecutionResult {
         self.exit_code == 0
     }
 
-    /// Keeps at most this many bytes of each stream.
+    /// Truncates each stream to at most this many bytes.
     fn cut_to(&mut self, bytes: u64) {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         for stream in [&mut self.stdout, &mut self.stderr] {
@@ -58,23 +58,23 @@ impl ExecutionResult {
     }
 }
 
-/// The longest answer with two streams of this length.
+/// The size of the largest response with two streams of this length.
 fn largest_answer(stream: u64) -> u64 {
     let streams = stream.saturating_mul(2 * JSON_EXPANSION);
     streams.saturating_add(ANSWER_OVERHEAD)
 }
 
-/// How a command is run.
+/// Options for running a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     pub call: CallOptions,
-    /// How long the command may run before the sandbox kills it. The sandbox has a limit of its own when none is given. Unless `call` says otherwise, the
-    /// call waits for at least this long. A router ends requests after its own proxy timeout (180 s by default): [`Sandbox::process`] is for longer commands.
+    /// How long the command may run before the sandbox kills it; without a value the sandbox's own limit applies. Unless `call` sets another timeout, the
+    /// call waits for at least this long. A router ends requests after its own proxy timeout (180 s by default): use [`Sandbox::process`] for longer commands.
     pub time_limit: Option<Duration>,
 }
 
 impl RunOptions {
-    /// How long the call may take, when that is not the client's default.
+    /// The timeout of the call, if not the client's default.
     fn call_timeout(&self, default: Duration) -> Option<Duration> {
         let for_command = || {
             let limit = self.time_limit?.saturating_add(ROUND_TRIP_ALLOWANCE);
@@ -111,13 +111,13 @@ impl Commands {
         Self { sandbox }
     }
 
-    /// Runs a command line, split into words as a shell does but without a shell, in the sandbox's base directory. It is sent
+    /// Runs a command line, split into words as by a shell but without a shell, in the sandbox's base directory. It is sent
     /// once: running a command twice may do harm.
     pub async fn run(&self, command: &str) -> Result<ExecutionResult, Error> {
         self.run_with(command, &RunOptions::default()).await
     }
 
-    /// As [`Commands::run`], within other limits, or more than once if it fails on the way.
+    /// As [`Commands::run`], with other limits, or with retries if the request fails.
     pub async fn run_with(
         &self,
         command: &str,
@@ -167,7 +167,7 @@ impl Commands {
         self.run(&command_line(words)).await
     }
 
-    /// Runs a piece of Python.
+    /// Runs Python code.
     pub async fn run_code(&self, code: &str) -> Result<ExecutionResult, Error> {
         self.run_program("python3", &["-c", code]).await
     }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_cut_between_characters_and_says_so() {
+    fn output_is_truncated_between_characters_and_flagged() {
         let mut result = ExecutionResult {
             stdout: "aü".into(),
             stderr: "b".into(),

@@ -1,4 +1,4 @@
-//! Requests to one sandbox: routing headers, attempts and time limits, caps on what is read. It knows no engine and no claim.
+//! Requests to one sandbox: routing headers, retries, timeouts, size limits. Independent of engines and claims.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -29,9 +29,9 @@ use crate::route::{self, Entrance, Route};
 use crate::trace;
 use crate::transport::{Body, HttpClient, body};
 
-/// How much of an error's body goes into the error.
+/// How much of an error response's body is included in the error.
 const ERROR_BODY_BYTES: usize = 512;
-/// How much of a body that nobody wants is read, so that its connection can be used again.
+/// How much of an unused response body is read, so that its connection can be reused.
 const DRAIN_BYTES: usize = 4096;
 
 const SANDBOX_ID: HeaderName = HeaderName::from_static("x-sandbox-id");
@@ -40,12 +40,12 @@ const SANDBOX_PORT: HeaderName = HeaderName::from_static("x-sandbox-port");
 const SANDBOX_TIMEOUT: HeaderName = HeaderName::from_static("x-sandbox-timeout");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// How one call differs from what the client's options say.
+/// Options of one call that override the client's options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallOptions {
-    /// How long the call may take, all attempts and the answer's body included.
+    /// The timeout of the call, including all attempts and the response's body.
     pub timeout: Option<Duration>,
-    /// Attempts in all. A command is run once unless this says otherwise: running it twice may do harm.
+    /// The total number of attempts. A command is run once by default: running it twice may do harm.
     pub max_attempts: Option<u32>,
 }
 
@@ -64,7 +64,7 @@ impl CallOptions {
     }
 }
 
-/// What the sandboxes of one client share.
+/// The state that all sandboxes of one client share.
 #[derive(Debug)]
 pub(crate) struct Access {
     pub options: Options,
@@ -86,15 +86,15 @@ pub(crate) struct Call {
     pub timeout: Option<Duration>,
 }
 
-/// Where the sandbox is.
+/// The address of the sandbox.
 #[derive(Clone, Debug)]
 struct Link {
-    /// None while the sandbox has no address.
+    /// `None` while the sandbox has no address.
     base_url: Option<String>,
     sandbox: String,
 }
 
-/// The way to one sandbox, open or not.
+/// The connection to one sandbox, open or not.
 #[derive(Debug)]
 pub(crate) struct Connector {
     access: Arc<Access>,
@@ -102,7 +102,7 @@ pub(crate) struct Connector {
     link: Mutex<Option<Link>>,
 }
 
-/// An answer whose body is still to be read, within the call's time.
+/// A response whose body is still to be read, within the call's timeout.
 pub(crate) struct Answer {
     operation: &'static str,
     response: Response<Incoming>,
@@ -138,7 +138,7 @@ impl Connector {
         self.lock().is_some()
     }
 
-    /// Takes note of a new pod of the same sandbox.
+    /// Records the address of a new pod of the same sandbox.
     pub(crate) fn moved(&self, pod_ips: &[String]) {
         if !self.access.route.follows_the_pod() {
             return;
@@ -156,11 +156,11 @@ impl Connector {
 
     fn link(&self) -> Result<Link, ErrorKind> {
         self.lock().clone().ok_or_else(|| ErrorKind::NotReady {
-            cause: self.access.route.death().map(Arc::new),
+            cause: self.access.route.failure().map(Arc::new),
         })
     }
 
-    /// Sends a request, as often as it takes and may be, and returns the first answer that is a success.
+    /// Sends a request, with retries if permitted, and returns the first successful response.
     pub(crate) async fn send(&self, call: Call) -> Result<Answer, ErrorKind> {
         let limit = call.timeout.unwrap_or(self.access.options.request_timeout);
         let deadline = Instant::now().later_by(limit);
@@ -171,13 +171,13 @@ impl Connector {
             headers.insert(CONTENT_TYPE, value);
         }
         if let Some(timeout) = call.timeout {
-            // So that the router gives up when the caller does, and not before.
+            // So that the router's timeout is the caller's, and not shorter.
             headers.insert(SANDBOX_TIMEOUT, whole_seconds(timeout));
         }
         let attempts = self.attempts(
             call.operation,
             call.max_attempts,
-            self.patience(&call),
+            self.attempt_timeout(&call),
             || {
                 let mut request = Request::new(body(call.body.clone()));
                 *request.method_mut() = call.method.clone();
@@ -199,7 +199,7 @@ impl Connector {
         })
     }
 
-    /// Sends a request whose body cannot be sent twice, once.
+    /// Sends a request with a streamed body, which cannot be sent twice, once.
     pub(crate) async fn send_stream(&self, call: Call, content: Body) -> Result<Answer, ErrorKind> {
         let mut content = Some(content);
         let limit = call.timeout.unwrap_or(self.access.options.request_timeout);
@@ -225,7 +225,7 @@ impl Connector {
         })
     }
 
-    /// Asks for a WebSocket. Nothing has happened in the sandbox until something is sent over it, so this may be repeated.
+    /// Opens a WebSocket. The sandbox does nothing until the first message, so this may be retried.
     pub(crate) async fn upgrade(
         &self,
         operation: &'static str,
@@ -262,13 +262,15 @@ impl Connector {
                     limit,
                 }))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Err(lost("the answer is not a WebSocket"));
+            return Err(lost("the response is not a WebSocket upgrade"));
         }
         let accept = response.headers().get(SEC_WEBSOCKET_ACCEPT);
         if accept
             .is_none_or(|accept| accept.as_bytes() != derive_accept_key(key.as_bytes()).as_bytes())
         {
-            return Err(lost("the answer is to another WebSocket's request"));
+            return Err(lost(
+                "the response has the accept key of another WebSocket request",
+            ));
         }
         let upgraded = hyper::upgrade::on(response).await;
         upgraded
@@ -279,9 +281,9 @@ impl Connector {
             })
     }
 
-    /// How long one attempt may take until the answer begins. A call that is sent once and has a limit of its own needs no
-    /// other: it may be a command that runs for long before it answers.
-    fn patience(&self, call: &Call) -> Duration {
+    /// The timeout of one attempt until the response begins. A call with a single attempt and its own timeout needs no
+    /// other: it may be a command that runs for long before it responds.
+    fn attempt_timeout(&self, call: &Call) -> Duration {
         match call.timeout {
             Some(limit) if call.max_attempts == 1 => limit,
             _ => self.access.options.per_attempt_timeout,
@@ -314,14 +316,17 @@ impl Connector {
         &self,
         operation: &'static str,
         max_attempts: u32,
-        patience: Duration,
+        attempt_timeout: Duration,
         mut request: impl FnMut() -> (Request<Body>, &'a str),
     ) -> Result<Response<Incoming>, ErrorKind> {
         let policy = &self.access.options.retry;
         let mut attempt = 1;
         loop {
             let (request, endpoint) = request();
-            let failure = match self.attempt(operation, patience, request, endpoint).await? {
+            let failure = match self
+                .attempt(operation, attempt_timeout, request, endpoint)
+                .await?
+            {
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
             };
@@ -339,21 +344,21 @@ impl Connector {
             let wait = policy.backoff(attempt, retry::random());
             tracing::debug!(sandbox = %self.key, operation, attempt, ?wait, error = %failure, "trying again");
             tokio::time::sleep(wait).await;
-            self.look_for_the_pod().await;
+            self.refresh_pod_address().await;
             attempt += 1;
         }
     }
 
-    /// One attempt. The outer error is one that another attempt does not mend.
+    /// Makes one attempt. The outer error is permanent; the inner one may be retried.
     async fn attempt(
         &self,
         operation: &'static str,
-        patience: Duration,
+        attempt_timeout: Duration,
         mut request: Request<Body>,
         endpoint: &str,
     ) -> Result<Result<Response<Incoming>, ErrorKind>, ErrorKind> {
         if self.link()?.base_url.is_none() {
-            self.look_for_the_pod().await;
+            self.refresh_pod_address().await;
         }
         let link = self.link()?;
         let Some(base_url) = link.base_url else {
@@ -367,23 +372,23 @@ impl Connector {
         if let Ok(value) = HeaderValue::from_str(&link.sandbox) {
             request.headers_mut().insert(SANDBOX_ID, value);
         }
-        let response = match tokio::time::timeout(patience, self.access.http.request(request)).await
-        {
-            Err(_) => {
-                return Ok(Err(ErrorKind::Timeout {
-                    what: operation,
-                    limit: patience,
-                }));
-            }
-            Ok(Err(cause)) => {
-                let known = self.access.route.death();
-                return Ok(Err(known.unwrap_or_else(|| ErrorKind::Transport {
-                    operation,
-                    cause: cause.into(),
-                })));
-            }
-            Ok(Ok(response)) => response,
-        };
+        let response =
+            match tokio::time::timeout(attempt_timeout, self.access.http.request(request)).await {
+                Err(_) => {
+                    return Ok(Err(ErrorKind::Timeout {
+                        what: operation,
+                        limit: attempt_timeout,
+                    }));
+                }
+                Ok(Err(cause)) => {
+                    let known = self.access.route.failure();
+                    return Ok(Err(known.unwrap_or_else(|| ErrorKind::Transport {
+                        operation,
+                        cause: cause.into(),
+                    })));
+                }
+                Ok(Ok(response)) => response,
+            };
         let status = response.status();
         if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(Ok(response));
@@ -400,8 +405,8 @@ impl Connector {
         }
     }
 
-    /// A pod that does not answer may have been replaced by one with another address.
-    async fn look_for_the_pod(&self) {
+    /// Looks up the pod's address again: a pod that does not respond may have been replaced.
+    async fn refresh_pod_address(&self) {
         if !self.access.route.follows_the_pod() {
             return;
         }
@@ -417,13 +422,13 @@ impl Connector {
     }
 }
 
-/// Rounded up: the time limit of a router is in seconds.
+/// Rounds up: the router's timeout is in seconds.
 fn whole_seconds(limit: Duration) -> HeaderValue {
     let started = u64::from(limit.subsec_nanos() > 0);
     limit.as_secs().saturating_add(started).into()
 }
 
-/// The beginning of an error's body. The rest of a small one is read as well, for the connection's sake.
+/// The beginning of an error's body. The rest of a small body is read as well, so that the connection can be reused.
 async fn error_body(response: Response<Incoming>) -> String {
     let mut body = response.into_body();
     let mut read = BytesMut::new();
@@ -441,7 +446,7 @@ async fn error_body(response: Response<Incoming>) -> String {
 }
 
 impl Answer {
-    /// The whole body, when it has at most `limit` bytes.
+    /// The whole body, if it has at most `limit` bytes.
     pub(crate) async fn bytes(self, limit: u64) -> Result<Bytes, ErrorKind> {
         let Self {
             operation,
@@ -490,7 +495,7 @@ impl Answer {
         self.response.into_body()
     }
 
-    /// The length the body is announced to have.
+    /// The value of `Content-Length`.
     pub(crate) fn content_length(&self) -> Option<u64> {
         use hyper::body::Body as _;
         self.response.body().size_hint().exact()

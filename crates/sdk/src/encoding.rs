@@ -1,4 +1,4 @@
-//! How paths, files and command lines are written into requests. Pure.
+//! Encodes paths, files and command lines for requests. Pure.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -10,17 +10,17 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// A path as one opaque segment, its slashes included, so that nothing on the way takes it apart.
+/// Encodes a path as one opaque URL segment, including its slashes, so that no proxy splits it.
 pub(crate) fn segment(path: &str) -> String {
     utf8_percent_encode(path, RESERVED).to_string()
 }
 
-/// Whether a name has nothing of a path in it.
+/// Whether a name is a single path component.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
 }
 
-/// A multipart form with one file in it.
+/// A multipart form with one file.
 pub(crate) struct Form {
     boundary: String,
     name: String,
@@ -38,7 +38,7 @@ impl Form {
         format!("multipart/form-data; boundary={}", self.boundary)
     }
 
-    /// What comes before the file's content.
+    /// The bytes before the file's content.
     pub(crate) fn head(&self) -> Bytes {
         let boundary = &self.boundary;
         let name = file_name_parameter(&self.name);
@@ -48,7 +48,7 @@ impl Form {
         ))
     }
 
-    /// What comes after it.
+    /// The bytes after the file's content.
     pub(crate) fn tail(&self) -> Bytes {
         Bytes::from(format!("\r\n--{}--\r\n", self.boundary))
     }
@@ -63,7 +63,7 @@ impl Form {
     }
 }
 
-/// Servers read a quoted name alike only when it has nothing to quote.
+/// Servers parse a quoted name consistently only if it needs no escapes; other names are percent-encoded.
 fn file_name_parameter(name: &str) -> String {
     if name.contains(['"', '\\']) || name.chars().any(char::is_control) {
         format!("filename*=utf-8''{}", segment(name))
@@ -72,7 +72,7 @@ fn file_name_parameter(name: &str) -> String {
     }
 }
 
-/// A command line that a shell, or a program that splits words as a shell does, takes apart into these words again.
+/// A command line that a shell, or a program that splits words as a shell does, splits into these words again.
 pub(crate) fn command_line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let quoted = words.into_iter().map(|word| {
         let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=@%+,".contains(&byte);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_names_have_nothing_of_a_path() {
+    fn plain_names_are_single_path_components() {
         for name in ["a", "a.py", "...", "ü", ".hidden"] {
             assert!(is_plain_name(name), "{name}");
         }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_holds_the_file_between_its_boundaries() {
+    fn a_form_contains_the_file_between_its_boundaries() {
         let form = Form::new("a b.txt");
         let body = String::from_utf8(form.whole(b"content").to_vec()).unwrap();
         let boundary = form
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_quoted_where_they_must_be() {
+    fn words_are_quoted_if_necessary() {
         let words = ["python3", "-c", "print('a b')", "", "$HOME"];
         assert_eq!(
             command_line(words),

@@ -1,5 +1,5 @@
-//! What can go wrong, as types. Every failure that concerns a sandbox says which one, so that logs of a program with many
-//! of them can be searched by claim.
+//! The SDK's errors. Every error about a sandbox names it, so that the logs of a program with many sandboxes can be
+//! searched by claim.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-/// How much of a server's error text is shown.
+/// How many bytes of a server's error text are shown.
 const SHOWN_BODY_BYTES: usize = 256;
 
-/// Which sandbox: the claim that holds it, in its namespace. The claim's name is the sandbox's id.
+/// Identifies a sandbox: the namespace and name of its claim. The claim's name is the sandbox's id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     pub namespace: String,
@@ -23,7 +23,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// A failure, and the sandbox it concerns. Match on [`Error::kind`].
+/// An error, and the sandbox it is about. Match on [`Error::kind`].
 #[derive(Debug)]
 pub struct Error {
     sandbox: Option<Box<Key>>,
@@ -42,12 +42,12 @@ impl Error {
         &self.kind
     }
 
-    /// The sandbox it happened to, when it happened to one.
+    /// The sandbox that the error is about, if any.
     pub fn sandbox(&self) -> Option<&Key> {
         self.sandbox.as_deref()
     }
 
-    /// The reason of the Ready condition that ended the waiting, as `TemplateNotFound`.
+    /// The reason of the Ready condition that ended the wait, for example `TemplateNotFound`.
     pub fn reason(&self) -> Option<&str> {
         let mut kind = self.kind();
         loop {
@@ -59,7 +59,7 @@ impl Error {
         }
     }
 
-    /// Whether the claim does not exist, or exists no more.
+    /// Whether the claim does not exist (any more).
     pub fn is_not_found(&self) -> bool {
         matches!(
             self.kind(),
@@ -67,7 +67,7 @@ impl Error {
         )
     }
 
-    /// The status of the answer that this failure is, when it is one.
+    /// The status code, if the error is an HTTP response.
     pub fn http_status(&self) -> Option<StatusCode> {
         let mut kind = self.kind();
         loop {
@@ -104,7 +104,7 @@ impl From<ErrorKind> for Error {
     }
 }
 
-/// The kinds of failure.
+/// The kinds of errors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -114,7 +114,7 @@ pub enum ErrorKind {
         reason: String,
     },
 
-    /// There is no connection: the handle is not open, or its connection was lost for the given cause.
+    /// There is no connection: the handle is not open, or its connection was lost with the given cause.
     #[error("not connected")]
     NotReady {
         #[source]
@@ -122,7 +122,7 @@ pub enum ErrorKind {
     },
     #[error("already open")]
     AlreadyOpen,
-    #[error("closed while it was opening")]
+    #[error("closed during opening")]
     Cancelled,
     #[error("{what} took longer than {limit:?}")]
     Timeout { what: &'static str, limit: Duration },
@@ -132,30 +132,30 @@ pub enum ErrorKind {
     ReadyTimeout {
         what: &'static str,
         limit: Duration,
-        /// What its Ready condition said last.
+        /// The last Ready condition.
         state: Option<String>,
     },
 
-    #[error("the claim could not be created")]
+    #[error("cannot create the claim")]
     ClaimFailed {
         #[source]
         cause: kube::Error,
     },
-    #[error("there is no such claim")]
+    #[error("the claim does not exist")]
     ClaimNotFound,
-    /// The claim's Ready condition gave a reason that waiting does not mend: its own, or that of a pod which cannot start
+    /// The claim's Ready condition has a reason that waiting does not resolve: its own, or that of a pod which cannot start
     /// ([`api::start_problem::Lasting`]).
-    #[error("the claim cannot be met: {reason}: {message}")]
+    #[error("the claim cannot be fulfilled: {reason}: {message}")]
     Refused { reason: String, message: String },
     #[error("the claim was deleted")]
     SandboxDeleted,
-    /// Opening failed and the claim is still there: it could not be deleted, or was to be kept
-    /// ([`crate::CreateOptions::keep_on_failure`]). Opening again takes it up; terminating deletes it.
-    #[error("opening failed and the claim is left behind{}", cleanup.as_ref().map(|error| format!(" (deleting it failed: {error})")).unwrap_or_default())]
+    /// Opening failed and the claim still exists: it could not be deleted, or was to be kept
+    /// ([`crate::CreateOptions::keep_on_failure`]). Opening again attaches to it; terminating deletes it.
+    #[error("opening failed and the claim was not deleted{}", cleanup.as_ref().map(|error| format!(" (deleting it failed: {error})")).unwrap_or_default())]
     OrphanedClaim {
         #[source]
         cause: Box<ErrorKind>,
-        /// Why the claim could not be deleted, if that was tried.
+        /// Why the claim could not be deleted, if the SDK tried.
         cleanup: Option<String>,
     },
     #[error("cannot {operation}")]
@@ -176,7 +176,7 @@ pub enum ErrorKind {
         service: &'static str,
         namespaces: Vec<String>,
     },
-    #[error("the port-forward to the router died: {reason}")]
+    #[error("the port-forward to the router failed: {reason}")]
     PortForwardDied { reason: String },
     #[error("the sandbox has no address")]
     NoAddress,
@@ -201,15 +201,15 @@ pub enum ErrorKind {
         #[source]
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
-    #[error("{operation}: the answer is larger than {limit} bytes")]
+    #[error("{operation}: the response is larger than {limit} bytes")]
     ResponseTooLarge { operation: &'static str, limit: u64 },
-    #[error("{operation}: the answer is not understood")]
+    #[error("{operation}: the response cannot be decoded")]
     InvalidResponse {
         operation: &'static str,
         #[source]
         cause: serde_json::Error,
     },
-    #[error("the content has {size} bytes and may have at most {limit}")]
+    #[error("the content has {size} bytes; the limit is {limit}")]
     UploadTooLarge { size: u64, limit: u64 },
     #[error("{name:?} is not a plain file name")]
     InvalidFileName { name: String },
@@ -258,18 +258,18 @@ mod tests {
         );
         assert_eq!(
             error.to_string(),
-            "sandbox[team/sandbox-claim-1]: opening failed and the claim is left behind (deleting it failed: 503)"
+            "sandbox[team/sandbox-claim-1]: opening failed and the claim was not deleted (deleting it failed: 503)"
         );
         assert_eq!(error.reason(), Some("TemplateNotFound"));
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(
             cause,
-            "the claim cannot be met: TemplateNotFound: SandboxTemplate \"t\" not found"
+            "the claim cannot be fulfilled: TemplateNotFound: SandboxTemplate \"t\" not found"
         );
     }
 
     #[test]
-    fn a_long_answer_is_cut_between_characters() {
+    fn a_long_error_body_is_truncated_between_characters() {
         let error = ErrorKind::Http {
             operation: "run",
             status: StatusCode::BAD_REQUEST,

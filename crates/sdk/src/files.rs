@@ -1,6 +1,6 @@
 //! The `files` engine: write, read, list, exists, stat, delete, rename, and directories.
 //!
-//! All of it may be repeated without harm, so all of it is, except for content that comes as a stream and is gone once sent, and
+//! All operations are idempotent and therefore retried, except for streamed content, which can be sent only once, and
 //! for renaming.
 
 use std::io;
@@ -20,10 +20,10 @@ use crate::encoding::{Form, is_plain_name, segment};
 use crate::error::{Error, ErrorKind, Key};
 use crate::sandbox::Sandbox;
 
-/// The largest answer that is not a file, in bytes.
+/// The largest response that is not a file, in bytes.
 const MAX_METADATA_RESPONSE_SIZE: u64 = 8 * 1024 * 1024;
 
-/// What an entry of a directory is.
+/// The kind of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EntryKind {
@@ -42,17 +42,17 @@ pub struct FileEntry {
     pub modified: f64,
 }
 
-/// What is at a path.
+/// Metadata of a file or directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileStat {
-    /// The last part of the path.
+    /// The last component of the path.
     pub name: String,
     pub kind: EntryKind,
     pub size: u64,
-    /// To the second.
+    /// With a resolution of one second.
     pub modified: Timestamp,
-    /// The permission bits, as `0o644`.
+    /// The permission bits, for example `0o644`.
     pub mode: u32,
 }
 
@@ -84,7 +84,7 @@ struct ListedEntry {
 }
 
 impl ListedEntry {
-    /// Devices, sockets and whatever else there may be are left out.
+    /// Devices, sockets and other special files are omitted.
     fn into_entry(self) -> Option<FileEntry> {
         let kind = match self.kind.as_str() {
             "file" => EntryKind::File,
@@ -105,30 +105,30 @@ struct Existence {
     exists: bool,
 }
 
-/// Moves files into and out of a sandbox. Paths are relative to the sandbox's base directory, and stay in it. See
+/// Copies files into and out of a sandbox. Paths are relative to the sandbox's base directory, and cannot leave it. See
 /// [`Sandbox::files`].
 #[derive(Clone, Debug)]
 pub struct Files {
     sandbox: Sandbox,
 }
 
-/// A file's content, as it arrives.
+/// A file's content as a stream.
 #[derive(Debug)]
 pub struct FileStream {
     key: Key,
     body: Incoming,
     size: Option<u64>,
-    /// Reading goes on until the stream is dropped; whoever ends the sandbox waits for that.
+    /// The stream counts as a running operation until it is dropped; terminating the sandbox waits for that.
     _running: TaskTrackerToken,
 }
 
 impl FileStream {
-    /// The file's size, when the sandbox said it beforehand.
+    /// The file's size, if the sandbox sent it.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// The next piece, or nothing at the end.
+    /// The next chunk, or `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
             match self.body.frame().await {
@@ -155,7 +155,7 @@ impl Files {
         Self { sandbox }
     }
 
-    /// Writes a file of this plain name into the base directory.
+    /// Writes a file with this name into the base directory. The name must be a single path component.
     pub async fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), Error> {
         self.write_with(name, content, &CallOptions::default())
             .await
@@ -177,7 +177,7 @@ impl Files {
         self.upload(name, content.as_ref(), options).await
     }
 
-    /// Writes a file at this path. Directories that are missing are made. This needs a runtime that takes paths, as this
+    /// Writes a file at this path. Missing directories are created. This requires a runtime that accepts paths, as this
     /// project's does; [`Files::write`] works with all of them.
     pub async fn write_path(&self, path: &str, content: impl AsRef<[u8]>) -> Result<(), Error> {
         self.upload(path, content.as_ref(), &CallOptions::default())
@@ -205,8 +205,8 @@ impl Files {
             .await
     }
 
-    /// Writes a file at this path from a stream, which is not held in memory and so can be sent only once. The size that is
-    /// allowed bounds it all the same.
+    /// Writes a file at this path from a stream. The content is not buffered, so it is sent only once. The limit for
+    /// uploads applies.
     pub async fn write_stream<S>(
         &self,
         path: &str,
@@ -268,7 +268,7 @@ impl Files {
             .await
     }
 
-    /// Reads a file of any size, piece by piece.
+    /// Reads a file of any size, chunk by chunk.
     pub async fn read_stream(&self, path: &str) -> Result<FileStream, Error> {
         let (answer, running) = self
             .sandbox
@@ -288,8 +288,8 @@ impl Files {
         })
     }
 
-    /// Makes a directory, and those above it that are missing. One that is there already is a success. This needs a runtime that
-    /// makes directories, as this project's does; others answer with 404.
+    /// Creates a directory and its missing parents. A directory that exists is a success. This requires a runtime with this
+    /// operation, as this project's has; others respond with 404.
     pub async fn make_directory(&self, path: &str) -> Result<(), Error> {
         self.sandbox
             .operate("mkdir", |connector| async move {
@@ -305,7 +305,7 @@ impl Files {
             .await
     }
 
-    /// What is at this path. This needs a runtime that tells, as this project's does; others answer with 404.
+    /// Metadata of the file or directory at this path. This requires a runtime with this operation, as this project's has; others respond with 404.
     pub async fn stat(&self, path: &str) -> Result<FileStat, Error> {
         self.sandbox
             .operate("stat", |connector| async move {
@@ -325,13 +325,13 @@ impl Files {
             .await
     }
 
-    /// Deletes a file, a link or an empty directory. If an answer is lost the request is repeated, and then finds nothing: 404 may
-    /// mean that the first one succeeded. This needs a runtime of upstream's newer API, as this project's is.
+    /// Deletes a file, a link or an empty directory. If a response is lost the request is retried, and then finds nothing: 404 may
+    /// mean that the first attempt succeeded. This requires a runtime of upstream's newer API, such as this project's.
     pub async fn delete(&self, path: &str) -> Result<(), Error> {
         self.remove(path, false).await
     }
 
-    /// Deletes a directory and all that is in it, or what [`Files::delete`] deletes.
+    /// Deletes a directory and its contents, or whatever [`Files::delete`] deletes.
     pub async fn delete_recursively(&self, path: &str) -> Result<(), Error> {
         self.remove(path, true).await
     }
@@ -351,8 +351,8 @@ impl Files {
             .await
     }
 
-    /// Moves a file or directory to another path, in one step. A file there is replaced, and missing directories are made. It is
-    /// tried once. This needs this project's runtime; others answer with 404 or 405.
+    /// Moves a file or directory to another path, atomically. A file there is replaced, and missing directories are created. It is
+    /// tried once. This requires this project's runtime; others respond with 404 or 405.
     pub async fn rename(&self, from: &str, to: &str) -> Result<(), Error> {
         self.sandbox
             .operate("rename", |connector| async move {

@@ -1,5 +1,5 @@
-//! Following one object of the Kubernetes API until it is what was waited for: one watch by name, and a list only when the
-//! watch says that it has lost its place.
+//! Follows one object of the Kubernetes API until it reaches a state: one watch by name, and a list only when the
+//! watch has expired (410 Gone).
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -14,28 +14,28 @@ use serde::de::DeserializeOwned;
 use crate::readiness::Verdict;
 use crate::retry::{self, RetryPolicy};
 
-/// How long the server keeps one watch open; another one follows it.
+/// The timeout of one watch request on the server; another one follows it.
 const WATCH_SECONDS: u32 = 290;
 
-/// Where following begins.
+/// Where the watch starts.
 #[derive(Debug)]
 pub(crate) enum Start {
-    /// After this version of the object, which was seen already.
+    /// After this resource version, which was seen already.
     After(String),
-    /// With whatever there is.
+    /// With the current state.
     Current,
 }
 
-/// What it means that the object is not there.
+/// How a missing object is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// It was there and is gone.
+    /// It existed and was deleted.
     Gone,
-    /// It may appear.
+    /// It may still be created.
     Awaited,
 }
 
-/// Why following ended without the object becoming what was waited for.
+/// Why following ended before the object reached the state.
 #[derive(Debug)]
 pub(crate) enum Ended {
     Deleted,
@@ -43,11 +43,11 @@ pub(crate) enum Ended {
         reason: String,
         message: String,
     },
-    /// The API refuses to answer.
+    /// The API refused the request.
     Failed(kube::Error),
 }
 
-/// Waits, without a limit of its own, until `judge` has made up its mind.
+/// Waits, without a timeout of its own, until `judge` returns a verdict.
 pub(crate) async fn follow<K, T>(
     api: &Api<Decoded<K>>,
     name: &str,
@@ -83,7 +83,7 @@ where
             Ok(Step::Lost) => failures = 0,
             Err(Ended::Failed(error)) if is_transient(&error) => {
                 failures += 1;
-                tracing::debug!(%error, name, failures, "following is interrupted");
+                tracing::debug!(%error, name, failures, "the watch is interrupted");
                 tokio::time::sleep(backoff.backoff(failures, retry::random())).await;
             }
             Err(ended) => return Err(ended),
@@ -93,9 +93,9 @@ where
 
 enum Step<T> {
     Done(T),
-    /// Go on after this version.
+    /// Continue after this resource version.
     From(String),
-    /// The place is lost: look again.
+    /// The watch has expired: list again.
     Lost,
 }
 
@@ -174,7 +174,7 @@ fn settle<K, T>(
     }
 }
 
-/// No waiting makes an object readable.
+/// An object that cannot be decoded: waiting does not change that.
 pub(crate) fn unreadable(left: &Unreadable) -> Ended {
     Ended::Refused {
         reason: Reason::InvalidConfiguration.as_str().to_owned(),
@@ -182,7 +182,7 @@ pub(crate) fn unreadable(left: &Unreadable) -> Ended {
     }
 }
 
-/// Whether the same request may succeed a moment later.
+/// Whether the same request may succeed later.
 fn is_transient(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code == 429 || status.code >= 500,

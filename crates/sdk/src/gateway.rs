@@ -1,4 +1,4 @@
-//! The address of a router behind a Gateway, from the Gateway's status.
+//! Discovers the address of a router behind a Gateway, from the Gateway's status.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -53,8 +53,8 @@ fn address(gateway: &DynamicObject) -> Option<&str> {
     (!address.is_empty()).then_some(address)
 }
 
-/// The URL of an address that is an IP address or a host name, and nothing else: whoever can write a Gateway's status must not
-/// be able to send requests to a path, query, port or user of their choosing.
+/// Builds a URL from an IP address or a host name and nothing else: a writer of the Gateway's status must not be able to add
+/// a path, query, port or user (SSRF).
 fn url(scheme: Scheme, address: &str) -> Option<String> {
     let scheme = scheme.as_str();
     if address.parse::<Ipv6Addr>().is_ok() {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_smuggle_more_than_a_host_are_refused() {
+    fn gateway_addresses_that_contain_more_than_a_host_are_refused() {
         for address in [
             "",
             "a/b",

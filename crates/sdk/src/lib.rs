@@ -1,23 +1,23 @@
-//! The high-level client of agent-sandbox: claim a sandbox, run commands in it, move files, talk to processes, suspend it, take
-//! it up again from elsewhere, end it.
+//! The high-level client of agent-sandbox: claim a sandbox, run commands in it, copy files, interact with processes, suspend and
+//! resume it, attach to it from another process, and delete it.
 //!
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![doc = concat!("```no_run\n", include_str!("../examples/first_sandbox.rs"), "```")]
 //!
-//! The control plane is reached through `kube`, the sandbox through a router (or straight, inside a cluster): see
-//! [`Connection`]. Everything is async; [`blocking`] has the same without.
+//! The control plane is reached through `kube`, the sandbox through a router (or directly, inside a cluster): see
+//! [`Connection`]. Everything is async; [`blocking`] is the same API without async.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `client` | where handles come from, and the registry of those in use |
-//! | `sandbox` | one handle and its life; `rollback` takes back what did not come about |
+//! | `client` | creates handles, and keeps the registry of open ones |
+//! | `sandbox` | one handle and its lifecycle; `rollback` deletes the claim of a failed creation |
 //! | [`commands`], [`files`], [`process`] | the engines |
-//! | `connector`, `retry`, `encoding` | requests: headers, attempts, time limits, caps |
-//! | `route`, `gateway`, `tunnel`, [`transport`] | ways to the sandbox |
+//! | `connector`, `retry`, `encoding` | requests: headers, retries, timeouts, size limits |
+//! | `route`, `gateway`, `tunnel`, [`transport`] | connections to the sandbox |
 //! | `cluster`, `follow`, `claim`, `readiness`, `waiting`, [`status`] | claims and sandboxes in the Kubernetes API |
-//! | [`metrics`] | what a client counts |
-//! | [`trace`] | spans, and the trace context that travels along |
+//! | [`metrics`] | the client's metrics |
+//! | [`trace`] | spans, and propagation of the trace context |
 
 pub mod blocking;
 pub mod commands;

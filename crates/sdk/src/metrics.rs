@@ -1,22 +1,22 @@
-//! What a client counts: its operations on sandboxes and how long they took, and how long it took to find the way to them. As
-//! text for Prometheus, with the names of the published SDKs where they have one.
+//! The client's metrics: its operations on sandboxes with their durations, and the time to connect. In Prometheus' text
+//! format, with the metric names of the published SDKs where these have one.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Upper bounds of buckets of operations, in seconds.
+/// Bucket bounds for operations, in seconds.
 const SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0,
 ];
-/// Upper bounds of buckets in milliseconds, as the published SDKs have them.
+/// Bucket bounds in milliseconds, as in the published SDKs.
 const MILLISECONDS: &[f64] = &[
     100.0, 250.0, 500.0, 750.0, 1000.0, 1250.0, 1500.0, 2000.0, 2500.0, 5000.0, 10_000.0, 30_000.0,
     60_000.0, 120_000.0, 240_000.0,
 ];
 
-/// How an operation ended.
+/// Whether an operation succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     Success,
@@ -100,25 +100,25 @@ impl Histogram {
 
 type ByOutcome = BTreeMap<(&'static str, Outcome), Histogram>;
 
-/// One kind of operation, as it went so far.
+/// The metrics of one kind of operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationMetrics {
-    /// As spans call it: `run`, `read`, `upload`, ….
+    /// The name in spans: `run`, `read`, `upload`, ….
     pub operation: &'static str,
     pub requests: u64,
     pub errors: u64,
-    /// The time of all of them together.
+    /// The sum of all durations.
     pub total_duration: Duration,
 }
 
-/// What a [`crate::Client`] has counted. See [`crate::Client::metrics`].
+/// The metrics of a [`crate::Client`]. See [`crate::Client::metrics`].
 #[derive(Debug, Default)]
 pub struct Metrics {
     operations: Mutex<ByOutcome>,
-    /// By how the client connects.
+    /// By connection mode.
     discoveries: Mutex<ByOutcome>,
-    /// Suspending and resuming.
+    /// Suspensions and resumptions.
     changes: Mutex<ByOutcome>,
 }
 
@@ -132,7 +132,7 @@ impl Metrics {
         observe(&self.operations, IN_SECONDS, operation, took, result);
     }
 
-    /// `mode` is how the client connects.
+    /// `mode` is the connection mode.
     pub(crate) fn discovered<T, E>(
         &self,
         mode: &'static str,
@@ -152,7 +152,7 @@ impl Metrics {
         observe(&self.changes, IN_MILLISECONDS, change, took, result);
     }
 
-    /// Requests, errors and time, by operation. An operation that was repeated counts once.
+    /// Requests, errors and durations, by operation. An operation with retries counts once.
     pub fn operations(&self) -> Vec<OperationMetrics> {
         let mut all: Vec<OperationMetrics> = Vec::new();
         for ((operation, outcome), histogram) in &*lock(&self.operations) {
@@ -177,7 +177,7 @@ impl Metrics {
         all
     }
 
-    /// Everything, in Prometheus' text format.
+    /// All metrics, in Prometheus' text format.
     pub fn render(&self) -> String {
         let mut text = String::new();
         let operations = lock(&self.operations).clone();

@@ -1,4 +1,4 @@
-//! How a client is configured, and what is refused before anything is asked of a cluster.
+//! The client's options, and their validation before any request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,19 +27,19 @@ pub enum Connection {
         scheme: Scheme,
     },
     /// Through a port-forward of the Kubernetes API to a router pod: works wherever `kubectl` works. The router's service is
-    /// looked for in `namespace`, or, without one, in the sandbox's namespace and then in the system's.
+    /// looked up in `namespace`, or, without one, in the sandbox's namespace and then in the system namespace.
     #[default]
     Tunnel,
     /// As [`Connection::Tunnel`], with the namespace of the router's service given.
     TunnelIn { namespace: String },
-    /// Straight to the pod, without a router, for programs inside the cluster.
+    /// Directly to the pod, without a router, for programs inside the cluster.
     InCluster(InClusterAddress),
 }
 
 /// How a program inside the cluster addresses a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InClusterAddress {
-    /// By the pod's IP address, which is looked up again when the pod stops answering.
+    /// By the pod's IP address, which is looked up again when the pod stops responding.
     PodIp,
     /// By the DNS name of the sandbox's service, `<sandbox>.<namespace>.svc.<domain>`.
     Service { cluster_domain: String },
@@ -62,7 +62,7 @@ impl Scheme {
     }
 }
 
-/// How a [`crate::Client`] works. The default reaches sandboxes of the namespace `default` through a tunnel.
+/// Options of a [`crate::Client`]. The default reaches sandboxes of the namespace `default` through a tunnel.
 ///
 /// ```
 /// use sdk::{Connection, Options};
@@ -76,40 +76,40 @@ impl Scheme {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where claims are made and looked for, unless a call says otherwise.
+    /// The namespace of claims, unless a call names another.
     pub namespace: String,
     pub connection: Connection,
     /// The port of the runtime inside the sandbox.
     pub server_port: u16,
-    /// How long a claim may take to become ready.
+    /// Timeout for a claim to become ready.
     pub sandbox_ready_timeout: Duration,
-    /// How long a Gateway may take to have an address.
+    /// Timeout for a Gateway to have an address.
     pub gateway_ready_timeout: Duration,
-    /// How long a port-forward may take to be established.
+    /// Timeout for establishing a port-forward.
     pub port_forward_ready_timeout: Duration,
-    /// How long closing may take: half for running operations to end, half for deleting the claim.
+    /// Timeout for closing: half for running operations to end, half for deleting the claim.
     pub cleanup_timeout: Duration,
-    /// How long a request may take, all attempts and the answer's body included, unless the call says otherwise.
+    /// Timeout of a request, including all attempts and the response's body, unless the call sets another.
     pub request_timeout: Duration,
-    /// How long one attempt may take until the answer begins.
+    /// Timeout of one attempt until the response begins.
     pub per_attempt_timeout: Duration,
-    /// How requests that may be repeated are repeated.
+    /// How requests that may be retried are retried.
     pub retry: RetryPolicy,
     /// The largest file that can be read, in bytes.
     pub max_download_size: u64,
     /// The largest file that can be written, in bytes.
     pub max_upload_size: u64,
-    /// How much of a command's standard output, and as much of its standard error, is kept, in bytes. The sandbox has a bound of its own.
+    /// How many bytes of a command's standard output, and of its standard error, are returned. The sandbox has its own limit.
     pub max_output_size: u64,
-    /// Sent with every request to a sandbox, as `Authorization` for a router that asks for it.
+    /// Sent with every request to a sandbox, for example `Authorization` for a router that requires it.
     pub headers: HeaderMap,
-    /// How connections are opened, when not by TCP. Ignored by tunnels.
+    /// Opens connections, if not by TCP. Ignored by tunnels.
     pub dialer: Option<Arc<dyn Dialer>>,
-    /// How HTTPS is spoken, when not with what the machine trusts.
+    /// The TLS configuration for HTTPS. The default trusts the machine's certificates.
     pub tls: Option<Arc<rustls::ClientConfig>>,
     /// The prefix of span names.
     pub trace_service_name: String,
-    /// How the current trace travels along.
+    /// Propagates the current trace.
     pub propagator: Option<Arc<dyn Propagator>>,
 }
 
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_name() {
+    fn invalid_options_are_refused_by_name() {
         let cases: [(&str, Options); 5] = [
             (
                 "namespace",

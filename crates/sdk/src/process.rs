@@ -1,7 +1,7 @@
 //! The `process` engine: interactive processes over a WebSocket, in the wire format of `sandboxd::protocol`.
 //!
-//! A [`Process`] is read by whoever holds it, so a reader that is slow slows the process down and nothing piles up. Writing
-//! goes through [`Control`], which can be cloned and given to other tasks. Dropping the process kills it in the sandbox.
+//! The holder of a [`Process`] reads its events, so a slow reader slows the process down and no output is buffered without bound.
+//! Writing goes through [`Control`], which can be cloned and given to other tasks. Dropping the process kills it in the sandbox.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,14 +25,14 @@ use crate::error::{Error, ErrorKind, Key};
 use crate::sandbox::Sandbox;
 
 const ENDPOINT: &str = "v1/exec";
-/// Input is cut into pieces of this size, so that a resize or a signal need not wait behind a large one.
+/// Input is split into chunks of this size, so that a resize or a signal does not wait behind a large write.
 const INPUT_PIECE: usize = 64 * 1024;
-/// How long saying goodbye may take.
+/// Timeout for closing the WebSocket.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How many frames may wait to be sent.
+/// How many frames may be queued for sending.
 const OUTGOING_FRAMES: usize = 16;
 
-/// What to start.
+/// Options for starting a process.
 ///
 /// ```
 /// use sdk::process::Start;
@@ -57,7 +57,7 @@ pub struct Start {
     pub rows: u16,
     /// The terminal's width; 0 leaves it to the sandbox.
     pub cols: u16,
-    /// How long the process may run before the sandbox kills it; for ever unless given.
+    /// How long the process may run before the sandbox kills it; the default is no limit.
     pub time_limit: Option<Duration>,
 }
 
@@ -104,7 +104,7 @@ impl Start {
     }
 }
 
-/// What a process does.
+/// An event of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Bytes of standard output, or of the terminal.
@@ -115,7 +115,7 @@ pub enum Event {
     Exit(Exit),
 }
 
-/// What a process that was run to its end has printed.
+/// The output and exit of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
     pub stdout: Vec<u8>,
@@ -134,7 +134,7 @@ impl Processes {
         Self { sandbox }
     }
 
-    /// Starts a process. One that cannot be started is not an error: it has no [`Process::pid`], and its only event is an exit
+    /// Starts a process. A process that cannot be started is not an error: it has no [`Process::pid`], and its only event is an exit
     /// with 126 or 127 and the reason.
     pub async fn start(&self, start: Start) -> Result<Process, Error> {
         let message = start
@@ -154,7 +154,7 @@ impl Processes {
             .await
     }
 
-    /// Starts a process, closes its input and collects its output, of which each stream may have `limit` bytes.
+    /// Starts a process, closes its input and collects its output, at most `limit` bytes of each stream.
     pub async fn output(&self, start: Start, limit: usize) -> Result<Output, Error> {
         let process = self.start(start).await?;
         process.control().close_stdin().await?;
@@ -171,13 +171,13 @@ pub struct Process {
     pid: Option<u32>,
     control: Control,
     frames: SplitStream<Socket>,
-    /// An event that came before anybody asked for one.
+    /// An event that was received during the start.
     pending: Option<Event>,
     ended: bool,
     _hang_up: DropGuard,
 }
 
-/// Writes to a process and steers it.
+/// Writes to a process and controls it.
 #[derive(Clone, Debug)]
 pub struct Control {
     key: Key,
@@ -198,24 +198,25 @@ impl Control {
 
     /// Ends standard input.
     pub async fn close_stdin(&self) -> Result<(), Error> {
-        self.tell(&ClientMessage::StdinClose).await
+        self.send_message(&ClientMessage::StdinClose).await
     }
 
     /// Changes the terminal's size.
     pub async fn resize(&self, rows: u16, cols: u16) -> Result<(), Error> {
-        self.tell(&ClientMessage::Resize { rows, cols }).await
+        self.send_message(&ClientMessage::Resize { rows, cols })
+            .await
     }
 
-    /// Sends a signal, as `SIGINT`, to the process and its children.
+    /// Sends a signal, for example `SIGINT`, to the process and its children.
     pub async fn signal(&self, name: &str) -> Result<(), Error> {
         let signal = SignalName::Name(name.to_owned());
-        self.tell(&ClientMessage::Signal { signal }).await
+        self.send_message(&ClientMessage::Signal { signal }).await
     }
 
     /// Sends a signal by its number.
     pub async fn signal_number(&self, number: i32) -> Result<(), Error> {
         let signal = SignalName::Number(number);
-        self.tell(&ClientMessage::Signal { signal }).await
+        self.send_message(&ClientMessage::Signal { signal }).await
     }
 
     /// Kills the process and its children.
@@ -223,7 +224,7 @@ impl Control {
         self.signal("SIGKILL").await
     }
 
-    async fn tell(&self, message: &ClientMessage) -> Result<(), Error> {
+    async fn send_message(&self, message: &ClientMessage) -> Result<(), Error> {
         self.send(text(message)).await
     }
 
@@ -272,13 +273,13 @@ impl Process {
         self.pid
     }
 
-    /// The side that writes. It may be used while events are awaited.
+    /// The writing side. It may be used while waiting for events.
     pub fn control(&self) -> &Control {
         &self.control
     }
 
-    /// The next event, or nothing after the exit. An error means that the connection broke and the process is lost. Cancel
-    /// safe: an event is never lost by not waiting for it.
+    /// The next event, or `None` after the exit. An error means that the connection broke and the process is lost. Cancel
+    /// safe: dropping the future loses no event.
     pub async fn next(&mut self) -> Result<Option<Event>, Error> {
         if let Some(event) = self.pending.take() {
             return Ok(Some(event));
@@ -296,11 +297,11 @@ impl Process {
         Ok(Some(event))
     }
 
-    /// Collects what is printed until the process ends. Each stream may have `limit` bytes.
+    /// Collects the output until the process ends. Each stream may have `limit` bytes.
     pub async fn output(mut self, limit: usize) -> Result<Output, Error> {
         let mut output = Output::default();
         while let Some(event) = self.next().await? {
-            let (kept, bytes) = match event {
+            let (buffer, bytes) = match event {
                 Event::Stdout(bytes) => (&mut output.stdout, bytes),
                 Event::Stderr(bytes) => (&mut output.stderr, bytes),
                 Event::Exit(exit) => {
@@ -308,19 +309,19 @@ impl Process {
                     continue;
                 }
             };
-            if kept.len() + bytes.len() > limit {
+            if buffer.len() + bytes.len() > limit {
                 let kind = ErrorKind::ResponseTooLarge {
                     operation: "process",
                     limit: limit as u64,
                 };
                 return Err(Error::of(&self.key, kind));
             }
-            kept.extend_from_slice(&bytes);
+            buffer.extend_from_slice(&bytes);
         }
         Ok(output)
     }
 
-    /// Waits for the end, and drops what is printed until then.
+    /// Waits for the exit, and discards the output until then.
     pub async fn wait(mut self) -> Result<Exit, Error> {
         loop {
             match self.next().await? {
@@ -331,12 +332,12 @@ impl Process {
         }
     }
 
-    /// The meaning of the next frame, if it has one for whoever uses the process.
+    /// The event in the next frame, if the frame contains one.
     async fn receive(&mut self) -> Result<Option<Event>, ErrorKind> {
         let frame = match self.frames.next().await {
             Some(Ok(frame)) => frame,
             Some(Err(error)) => return Err(lost(error.to_string())),
-            None => return Err(lost("it was closed before the process ended")),
+            None => return Err(lost("the connection was closed before the process ended")),
         };
         match frame {
             Message::Binary(mut bytes) if !bytes.is_empty() => {
@@ -357,11 +358,11 @@ impl Process {
                     self.ended = true;
                     Ok(Some(Event::Exit(exit)))
                 }
-                // A newer sandbox may tell more than this program knows.
+                // A newer sandbox may send messages that this version does not know.
                 Ok(ServerMessage::Stdout(_) | ServerMessage::Stderr(_)) | Err(_) => Ok(None),
             },
             Message::Close(Some(close)) => Err(lost(close.reason.to_string())),
-            Message::Close(None) => Err(lost("it was closed before the process ended")),
+            Message::Close(None) => Err(lost("the connection was closed before the process ended")),
             _ => Ok(None),
         }
     }
@@ -378,7 +379,7 @@ fn lost(reason: impl Into<String>) -> ErrorKind {
     }
 }
 
-/// Sends what is to be sent until the process is dropped.
+/// Sends queued frames until the process is dropped.
 async fn write_frames(
     mut sink: SplitSink<Socket, Message>,
     mut frames: mpsc::Receiver<Message>,
@@ -392,7 +393,7 @@ async fn write_frames(
         }
     };
     if hang_up.run_until_cancelled(writing).await.is_none() {
-        // A courtesy: the sandbox also notices a connection that just ends.
+        // Optional: the sandbox also detects a connection that ends without a close frame.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, sink.close()).await;
     }
 }

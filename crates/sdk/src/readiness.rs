@@ -1,22 +1,22 @@
-//! What an object's status means to someone who waits for it. Pure.
+//! Interprets an object's status for a client that waits for it. Pure.
 
 use api::conditions::{self, ConditionType, Reason};
 use api::start_problem::StartProblem;
 use api::{Sandbox, SandboxClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-/// What to do about an object that was just seen.
+/// The verdict on an object's current state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict<T> {
-    /// It is what was waited for.
+    /// The object reached the state.
     Done(T),
-    /// It may still become so.
+    /// The object may still reach the state.
     Wait,
-    /// It never will, for this reason.
+    /// The object will not reach the state, for this reason.
     Refused { reason: String, message: String },
 }
 
-/// The sandbox behind a claim, as far as the claim's status tells.
+/// The sandbox behind a claim, as reported in the claim's status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bound {
     pub sandbox: String,
@@ -57,7 +57,7 @@ pub(crate) fn of_resumed(sandbox: &Sandbox) -> Verdict<Bound> {
     }
 }
 
-/// Whether a sandbox that was suspended has come to rest.
+/// Whether the suspension of a sandbox is complete.
 pub(crate) fn of_suspended(sandbox: &Sandbox) -> Verdict<()> {
     let conditions = conditions_of(sandbox);
     let suspended =
@@ -102,14 +102,14 @@ fn ready(conditions: &[Condition], generation: Option<i64>) -> Verdict<()> {
     let Some(ready) = conditions::find(conditions, ConditionType::Ready) else {
         return Verdict::Wait;
     };
-    // A condition of an older generation speaks of a spec that is no more.
+    // A condition of an older generation describes an outdated spec.
     if !is_current(ready, generation) {
         return Verdict::Wait;
     }
     if ready.status == "True" {
         return Verdict::Done(());
     }
-    // A pod that no waiting starts has a reason of its own, in the message.
+    // A pod that cannot start has its own reason, in the message.
     if ready.status == "False"
         && ready.reason == Reason::DependenciesNotReady.as_str()
         && let Some(problem) = StartProblem::parse(&ready.message)
@@ -136,8 +136,8 @@ fn is_current(condition: &Condition, generation: Option<i64>) -> bool {
     }
 }
 
-/// Whether clients give up on this reason: it is final, or names something that is not there and that nobody is known to
-/// be about to make.
+/// Whether clients stop waiting for this reason: it is final, or names an object that does not exist and is not known to be
+/// about to be created.
 fn ends_waiting(reason: &str) -> bool {
     Reason::from_wire(reason).is_some_and(|reason| {
         reason.is_final() || matches!(reason, Reason::TemplateNotFound | Reason::WarmPoolNotFound)
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn final_reasons_end_the_waiting() {
+    fn final_reasons_end_the_wait() {
         for reason in [
             "InvalidMetadata",
             "EnvVarsInjectionRejected",
@@ -219,8 +219,8 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_no_waiting_starts_ends_the_waiting() {
-        let told = |problem: &str| {
+    fn a_pod_that_cannot_start_ends_the_wait() {
+        let verdict = |problem: &str| {
             let message = format!("Pod exists with phase: Pending; container \"main\": {problem}");
             let mut condition = condition("Ready", "False", "DependenciesNotReady", 2);
             condition["message"] = message.into();
@@ -231,14 +231,14 @@ mod tests {
             message: message.into(),
         };
         assert_eq!(
-            told("InvalidImageName: invalid image name \"X\""),
+            verdict("InvalidImageName: invalid image name \"X\""),
             refused(
                 "InvalidImageName",
                 "container \"main\": InvalidImageName: invalid image name \"X\""
             )
         );
         assert_eq!(
-            told("ImagePullBackOff: x:1 is not found at r.example"),
+            verdict("ImagePullBackOff: x:1 is not found at r.example"),
             refused(
                 "ImagePullBackOff",
                 "container \"main\": ImagePullBackOff: x:1 is not found at r.example"
@@ -249,7 +249,7 @@ mod tests {
             "ImagePullBackOff: r.example does not answer",
             "CrashLoopBackOff: the last run ended with code 1",
         ] {
-            assert_eq!(told(problem), Verdict::Wait, "{problem}");
+            assert_eq!(verdict(problem), Verdict::Wait, "{problem}");
         }
     }
 
@@ -289,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_sandbox_must_be_ready_anew() {
+    fn a_resumed_sandbox_must_become_ready_again() {
         let conditions = ready("True", "DependenciesReady", 3);
         assert!(
             matches!(of_resumed(&sandbox(1, "Running", &conditions)), Verdict::Done(bound) if bound.pod_ips == ["10.0.0.9"])
         );
         let stale = ready("True", "DependenciesReady", 2);
         assert_eq!(of_resumed(&sandbox(1, "Running", &stale)), Verdict::Wait);
-        // Somebody suspended it again.
+        // Another client suspended it again.
         assert_eq!(
             of_resumed(&sandbox(0, "Running", &conditions)),
             Verdict::Wait

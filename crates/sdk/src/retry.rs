@@ -1,17 +1,17 @@
-//! When a request is tried again, and how long to wait before. Pure; randomness comes in as a number.
+//! Decides when a request is retried, and the pause before. Pure; randomness is a parameter.
 
 use std::time::Duration;
 
 use http::StatusCode;
 
-/// How often, and how soon, a request that may be repeated is repeated.
+/// How often, and with which pauses, a request is retried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included.
+    /// The total number of attempts, including the first.
     pub max_attempts: u32,
-    /// The wait after the first failed attempt; it doubles with each one.
+    /// The pause after the first failed attempt; it doubles with each further one.
     pub base_backoff: Duration,
-    /// The longest wait, before jitter.
+    /// The longest pause, before jitter.
     pub max_backoff: Duration,
 }
 
@@ -26,7 +26,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The wait after this many failed attempts. `random` is uniform in `0..1` and spreads the wait by a quarter either way.
+    /// The pause after this many failed attempts. `random` is uniform in `0..1` and adds up to a quarter of jitter in either direction.
     pub(crate) fn backoff(&self, failed_attempts: u32, random: f64) -> Duration {
         let doublings = failed_attempts.saturating_sub(1).min(20);
         let wait = self
@@ -37,7 +37,7 @@ impl RetryPolicy {
     }
 }
 
-/// Whether another attempt may fare better than this answer.
+/// Whether a request with this response may be retried.
 pub(crate) fn is_retryable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_the_cap_and_spread_by_a_quarter() {
+    fn pauses_double_up_to_the_cap_with_a_quarter_of_jitter() {
         let policy = RetryPolicy::default();
         let middle: Vec<_> = (1..=6)
             .map(|failed| policy.backoff(failed, 0.5).as_millis())
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn only_server_failures_are_tried_again() {
+    fn only_server_errors_are_retried() {
         for code in [500, 502, 503, 504] {
             assert!(is_retryable(StatusCode::from_u16(code).unwrap()));
         }

@@ -1,4 +1,4 @@
-//! Taking back a claim whose sandbox did not come about, also when nobody waits for the answer any more.
+//! Deletes the claim of a sandbox whose creation failed or was cancelled.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use kube::ResourceExt;
 use crate::cluster::Cluster;
 use crate::error::{ErrorKind, Key};
 
-/// How often, and how far apart, a claim is looked for whose creation was never confirmed.
-const LOOKS: u32 = 3;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+/// How often, and at which interval, the SDK looks for a claim whose creation was never confirmed.
+const LOOKUPS: u32 = 3;
+const LOOKUP_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A claim that is taken back unless it is kept. Dropping it, which happens when opening is cancelled from outside, takes the
-/// claim back in the background.
+/// A claim that is deleted unless `keep` is called. Dropping it, which happens when opening is cancelled, deletes the
+/// claim in the background.
 #[derive(Debug)]
 pub(crate) struct Rollback {
     claim: Option<PendingClaim>,
@@ -24,7 +24,7 @@ struct PendingClaim {
     cluster: Cluster,
     key: Key,
     limit: Duration,
-    /// The value of the annotation by which the claim is known as ours.
+    /// The value of the annotation that identifies the claim as ours.
     requested_at: String,
     uid: Option<String>,
 }
@@ -42,19 +42,19 @@ impl Rollback {
         }
     }
 
-    /// The claim exists, under this UID.
+    /// Records that the claim exists, with this UID.
     pub(crate) fn created(&mut self, uid: Option<String>) {
         if let Some(claim) = &mut self.claim {
             claim.uid = uid;
         }
     }
 
-    /// The claim stays, or never was.
+    /// Keeps the claim, or records that it was never created.
     pub(crate) fn keep(mut self) {
         self.claim = None;
     }
 
-    /// Takes the claim back, and says why if that fails.
+    /// Deletes the claim, and returns the error if that fails.
     pub(crate) async fn undo(mut self) -> Result<(), String> {
         match self.claim.take() {
             Some(claim) => claim.delete().await,
@@ -72,12 +72,12 @@ impl Drop for Rollback {
             Ok(runtime) => {
                 runtime.spawn(async move {
                     if let Err(error) = claim.delete().await {
-                        tracing::warn!(claim = %claim.key, error, "a claim is left behind");
+                        tracing::warn!(claim = %claim.key, error, "a claim could not be deleted");
                     }
                 });
             }
             Err(_) => {
-                tracing::warn!(claim = %claim.key, "a claim is left behind: no runtime to delete it with");
+                tracing::warn!(claim = %claim.key, "a claim was not deleted: there is no runtime to run the request");
             }
         }
     }
@@ -94,7 +94,7 @@ impl PendingClaim {
                 },
             };
             match self.cluster.delete_claim(&self.key, Some(uid)).await {
-                // Another claim has taken the name: ours is gone.
+                // Another claim has this name now: ours was deleted.
                 Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
                 result => result.map_err(|error| error.to_string()),
             }
@@ -104,9 +104,9 @@ impl PendingClaim {
             .unwrap_or_else(|_| Err(format!("it took longer than {:?}", self.limit)))
     }
 
-    /// The UID of a claim that may or may not have been created, if it was and is ours.
+    /// The UID of a claim whose creation is unconfirmed, if it exists and is ours.
     async fn find(&self) -> Result<Option<String>, ErrorKind> {
-        for look in 1..=LOOKS {
+        for look in 1..=LOOKUPS {
             match self.cluster.claim(&self.key).await {
                 Ok(claim) => {
                     let ours = claim.annotations().get(CLIENT_FIRST_REQUESTED_AT)
@@ -116,8 +116,8 @@ impl PendingClaim {
                 Err(ErrorKind::ClaimNotFound) => {}
                 Err(error) => return Err(error),
             }
-            if look < LOOKS {
-                tokio::time::sleep(BETWEEN_LOOKS).await;
+            if look < LOOKUPS {
+                tokio::time::sleep(LOOKUP_INTERVAL).await;
             }
         }
         Ok(None)

@@ -1,4 +1,4 @@
-//! Which URL leads to a sandbox: the four connection strategies.
+//! Determines the URL of a sandbox: the four connection modes.
 
 use std::net::Ipv6Addr;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use crate::trace;
 use crate::transport::{Dialer, TcpDialer};
 use crate::tunnel::{TUNNEL_URL, Tunnel};
 
-/// The way to sandboxes, shared by all sandboxes of a client.
+/// The connection mode, shared by all sandboxes of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     connection: Connection,
     tunnel: Option<Arc<Tunnel>>,
 }
 
-/// What could be found out before the sandbox is known.
+/// The result of discovery, before the sandbox is known.
 #[derive(Clone, Debug)]
 pub(crate) enum Entrance {
-    /// A router, which leads to every sandbox.
+    /// The URL of a router, for every sandbox.
     Router(String),
-    /// None: each sandbox has a URL of its own.
+    /// No router: each sandbox has its own URL.
     PerSandbox,
 }
 
 impl Route {
-    /// The way, and the dialer that goes it.
+    /// The route, and its dialer.
     pub(crate) fn new(options: &Options, cluster: &Cluster) -> (Self, Arc<dyn Dialer>) {
         let connection = options.connection.clone();
         if matches!(connection, Connection::Tunnel | Connection::TunnelIn { .. }) {
@@ -54,7 +54,7 @@ impl Route {
         (route, dialer)
     }
 
-    /// Finds the router, for sandboxes of this namespace.
+    /// Discovers the router for sandboxes of this namespace.
     pub(crate) async fn discover(
         &self,
         cluster: &Cluster,
@@ -90,7 +90,7 @@ impl Route {
         }
     }
 
-    /// The URL that requests for this sandbox are appended to. There is none while a sandbox that is addressed by its pod has
+    /// The base URL of requests for this sandbox. `None` for a sandbox that is addressed by its pod while it has
     /// no pod.
     pub(crate) fn base_url(
         &self,
@@ -113,12 +113,12 @@ impl Route {
         }
     }
 
-    /// Whether the URL has an address in it that a new pod changes.
+    /// Whether the URL contains the pod's address, which a new pod changes.
     pub(crate) fn follows_the_pod(&self) -> bool {
         self.connection == Connection::InCluster(InClusterAddress::PodIp)
     }
 
-    /// The name of the way in logs.
+    /// The name of the connection mode in logs.
     pub(crate) fn label(&self) -> &'static str {
         match &self.connection {
             Connection::Direct { .. } => "direct",
@@ -128,7 +128,7 @@ impl Route {
         }
     }
 
-    /// What the published SDKs' metrics call this way of finding a router; nothing where there is nothing to find.
+    /// The discovery mode's label in the published SDKs' metrics; `None` if there is nothing to discover.
     pub(crate) fn discovery_mode(&self) -> Option<&'static str> {
         match &self.connection {
             Connection::Gateway { .. } => Some("gateway"),
@@ -137,9 +137,9 @@ impl Route {
         }
     }
 
-    /// Why the tunnel does not work, if that is known.
-    pub(crate) fn death(&self) -> Option<ErrorKind> {
-        self.tunnel.as_ref().and_then(|tunnel| tunnel.death())
+    /// Why the tunnel failed, if that is known.
+    pub(crate) fn failure(&self) -> Option<ErrorKind> {
+        self.tunnel.as_ref().and_then(|tunnel| tunnel.failure())
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_has_its_url() {
+    fn every_connection_mode_has_its_url() {
         let router = Entrance::Router("http://router:8080/p/".into());
         let direct = Connection::Direct {
             url: "unused".into(),

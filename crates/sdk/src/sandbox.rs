@@ -1,4 +1,4 @@
-//! The handle of one sandbox, and its life.
+//! The handle of one sandbox, and its lifecycle.
 //!
 //! ```text
 //!            open                      disconnect
@@ -11,7 +11,7 @@
 //!    └──── open ──── Closed ◄── terminate
 //! ```
 //!
-//! Opening, disconnecting and terminating exclude each other; the latter two cut a running opening short. The handle stays
+//! Opening, disconnecting and terminating exclude each other; the latter two cancel a running opening. The handle stays
 //! valid whether the pod behind it runs, is suspended, or has been replaced.
 
 use std::future::Future;
@@ -43,8 +43,8 @@ use crate::status::{self, Status};
 use crate::trace;
 use crate::waiting::Waiting;
 
-/// A sandbox. Clones are the same handle. Dropping it leaves the sandbox as it is: [`Sandbox::terminate`] ends it, and
-/// [`crate::Client::attach`] takes it up again by its [`Sandbox::id`], from any process.
+/// A sandbox. Clones share one handle. Dropping it leaves the sandbox unchanged: [`Sandbox::terminate`] deletes it, and
+/// [`crate::Client::attach`] attaches to it again by its [`Sandbox::id`], from any process.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     shared: Arc<Shared>,
@@ -54,12 +54,12 @@ pub struct Sandbox {
 struct Shared {
     access: Arc<Access>,
     key: Key,
-    /// What to claim; nothing for a claim that someone else made.
+    /// The options for the claim; `None` for a claim that another client created.
     request: Option<CreateOptions>,
     connector: Arc<Connector>,
     /// Held while the handle is opened, disconnected or terminated.
     lifecycle: tokio::sync::Mutex<()>,
-    /// What an opening that is under way waits for.
+    /// What the running opening waits for.
     progress: Progress,
     state: Mutex<State>,
 }
@@ -76,17 +76,17 @@ enum Stage {
 #[derive(Debug)]
 struct State {
     stage: Stage,
-    /// Cuts short the opening that is under way.
+    /// Cancels the running opening.
     opening: Option<CancellationToken>,
     /// The name of the Sandbox object.
     sandbox: Option<String>,
-    /// Counts running operations; absent when none may begin.
+    /// Counts running operations; `None` while no operation may begin.
     operations: Option<TaskTracker>,
     span: Span,
 }
 
 impl Sandbox {
-    /// A handle for a claim that is still to be made.
+    /// A handle for a claim that is not created yet.
     pub(crate) fn new(access: Arc<Access>, key: Key, request: CreateOptions) -> Self {
         Self::with(access, key, Some(request), Stage::New)
     }
@@ -116,7 +116,7 @@ impl Sandbox {
         }
     }
 
-    /// The name of its claim: what [`crate::Client::attach`] takes.
+    /// The name of its claim, which [`crate::Client::attach`] takes.
     pub fn id(&self) -> &str {
         &self.shared.key.claim
     }
@@ -135,7 +135,7 @@ impl Sandbox {
         self.state().sandbox.clone()
     }
 
-    /// The name of its pod, as the cluster says now: that of the Sandbox object, unless an annotation of it says otherwise. Works
+    /// The current name of its pod: that of the Sandbox object, unless an annotation of the object names another. Works
     /// once the handle has been open, and for a claim that is bound.
     pub async fn pod_name(&self) -> Result<String, Error> {
         let access = &self.shared.access;
@@ -149,7 +149,7 @@ impl Sandbox {
         asking.await.map_err(|kind| self.error(kind))
     }
 
-    /// The name of the Sandbox object, from the claim if it is not known.
+    /// The name of the Sandbox object, read from the claim if it is not known.
     async fn bound_name(&self) -> Result<String, ErrorKind> {
         if let Some(name) = self.sandbox_name() {
             return Ok(name);
@@ -164,7 +164,7 @@ impl Sandbox {
         self.state().stage == Stage::Open && self.shared.connector.is_open()
     }
 
-    /// Whether this is a clone of that handle.
+    /// Whether `other` is a clone of this handle.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -174,12 +174,12 @@ impl Sandbox {
         self.state().stage == Stage::New
     }
 
-    /// Whether a claim was left behind that could not be deleted.
+    /// Whether the claim could not be deleted and still exists.
     pub fn is_orphaned(&self) -> bool {
         self.state().stage == Stage::Orphaned
     }
 
-    /// What an opening that is under way waits for, as it changes: for programs that show why a sandbox takes long.
+    /// What the running opening waits for, as it changes: for programs that show why a sandbox takes long.
     pub fn waiting(&self) -> watch::Receiver<Option<Waiting>> {
         self.shared.progress.subscribe()
     }
@@ -189,7 +189,7 @@ impl Sandbox {
         Commands::new(self.clone())
     }
 
-    /// Moves files.
+    /// Copies files.
     pub fn files(&self) -> Files {
         Files::new(self.clone())
     }
@@ -214,10 +214,10 @@ impl Sandbox {
         Error::of(&self.shared.key, kind)
     }
 
-    /// Makes the claim and waits until the sandbox can be used; or, if the claim exists already, connects to it again.
+    /// Creates the claim and waits until the sandbox can be used; or, if the claim exists already, connects to it again.
     ///
     /// If it fails, the claim is deleted, unless [`CreateOptions::keep_on_failure`] keeps it. If it is kept, or cannot be deleted, the
-    /// error is [`ErrorKind::OrphanedClaim`]: opening again takes the claim up, terminating deletes it. If the future is dropped, the claim is deleted in the background.
+    /// error is [`ErrorKind::OrphanedClaim`]: opening again attaches to the claim, terminating deletes it. If the future is dropped, the claim is deleted in the background.
     pub async fn open(&self) -> Result<(), Error> {
         let _lifecycle = self.shared.lifecycle.lock().await;
         let cancel = CancellationToken::new();
@@ -289,11 +289,11 @@ impl Sandbox {
                 return Box::pin(self.reconnect(false, cancel)).await;
             }
             Err(cause) => {
-                // An answer of the server's is a refusal; without one, the claim may exist.
+                // A response with a client error is a refusal; otherwise the claim may exist.
                 if matches!(&cause, kube::Error::Api(status) if status.code < 500) {
                     rollback.keep();
                 } else if let Err(error) = rollback.undo().await {
-                    tracing::warn!(claim = %self.key(), error, "the claim may have been left behind");
+                    tracing::warn!(claim = %self.key(), error, "the claim may exist and was not deleted");
                 }
                 return Err(ErrorKind::ClaimFailed { cause });
             }
@@ -337,7 +337,7 @@ impl Sandbox {
         })
     }
 
-    /// Finds the router while `waiting` waits for the sandbox, and then has all it takes to connect.
+    /// Discovers the router while `waiting` waits for the sandbox, then opens the connection.
     async fn connect(
         &self,
         waiting: BoxFuture<'_, Result<Bound, ErrorKind>>,
@@ -364,7 +364,7 @@ impl Sandbox {
         Ok(bound)
     }
 
-    /// Makes sure that the claim exists and can be used, at once or after a resume.
+    /// Checks that the claim exists and is usable, at once or after a resume.
     async fn verify(&self) -> Result<Bound, ErrorKind> {
         let access = &self.shared.access;
         let claim = access.cluster.claim(self.key()).await?;
@@ -398,17 +398,17 @@ impl Sandbox {
         trace::within(self.step("wait_for_sandbox_ready"), waiting).await
     }
 
-    /// The span of a step of opening that is about the claim.
+    /// The span of one step of opening.
     fn step(&self, name: &'static str) -> Span {
         let span = trace::step(&self.options().trace_service_name, name);
         span.record("sandbox.claim.name", self.id());
         span
     }
 
-    /// Lets go of the connection and leaves the sandbox as it is. [`Sandbox::open`] connects again.
+    /// Closes the connection and leaves the sandbox unchanged. [`Sandbox::open`] connects again.
     pub async fn disconnect(&self) -> Result<(), Error> {
         let limit = self.options().cleanup_timeout;
-        // Without the lock the connection must be left alone: it may be one that an opening has just made.
+        // Only with the lock: the connection may be one that a concurrent opening has just created.
         let _lifecycle = self.interrupt(limit).await?;
         let mut state = self.state();
         if state.stage == Stage::Open {
@@ -420,17 +420,17 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Ends the sandbox: waits for running operations, though not for long, and deletes the claim.
+    /// Deletes the sandbox: waits a limited time for running operations, then deletes the claim.
     pub async fn terminate(&self) -> Result<(), Error> {
         let cleanup = self.options().cleanup_timeout;
         let half = cleanup.checked_div(2).unwrap_or_default();
         let _lifecycle = self.interrupt(cleanup.saturating_mul(2)).await?;
         if matches!(self.state().stage, Stage::New | Stage::Closed) {
-            // Nothing here is this handle's: a claim of the same name is someone else's.
+            // This handle created nothing: a claim of the same name belongs to another client.
             return Ok(());
         }
         let (operations, span) = {
-            // The connection goes first, so that no new operation can slip past the count and still be sent.
+            // The connection is closed first, so that no uncounted operation can still be sent.
             let mut state = self.state();
             self.shared.connector.close();
             (
@@ -441,7 +441,7 @@ impl Sandbox {
         if let Some(operations) = operations {
             operations.close();
             if tokio::time::timeout(half, operations.wait()).await.is_err() {
-                tracing::warn!(sandbox = %self.key(), running = operations.len(), "operations are cut short");
+                tracing::warn!(sandbox = %self.key(), running = operations.len(), "terminating while operations still run");
             }
         }
         let deleting = self.shared.access.cluster.delete_claim(self.key(), None);
@@ -460,7 +460,7 @@ impl Sandbox {
         trace::record(&span, deleted.map_err(|kind| self.error(kind)))
     }
 
-    /// Cuts short an opening and waits for its end.
+    /// Cancels a running opening and waits for its end.
     async fn interrupt(&self, limit: Duration) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         if let Some(opening) = &self.state().opening {
             opening.cancel();
@@ -474,7 +474,7 @@ impl Sandbox {
         })
     }
 
-    /// How the sandbox is, as the cluster says now.
+    /// The sandbox's current status in the cluster.
     pub async fn status(&self) -> Result<Status, Error> {
         let access = &self.shared.access;
         let asking = async {
@@ -493,7 +493,7 @@ impl Sandbox {
         asking.await.map_err(|kind| self.error(kind))
     }
 
-    /// Stops the pod and keeps its volumes. Returns when the pod is gone.
+    /// Deletes the pod and keeps its volumes. Returns when the pod is gone.
     pub async fn suspend(&self) -> Result<(), Error> {
         self.change_mode("suspend", Mode::Suspended).await.map(drop)
     }
@@ -526,7 +526,7 @@ impl Sandbox {
         trace::record(&span, changed.map_err(|kind| self.error(kind)))
     }
 
-    /// Runs one operation of an engine: counted, in a span of its own, and with the sandbox's name on its error.
+    /// Runs one operation of an engine: counted, in its own span, and with the sandbox's name in its error.
     pub(crate) async fn operate<T, F, W>(&self, name: &'static str, work: W) -> Result<T, Error>
     where
         W: FnOnce(Arc<Connector>) -> F,
@@ -536,7 +536,7 @@ impl Sandbox {
         operated.map(|(result, _running)| result)
     }
 
-    /// The same for an operation that goes on with what it returns: it counts as running as long as the token is kept.
+    /// As `operate`, for an operation that continues after it returns: it counts as running until the token is dropped.
     pub(crate) async fn operate_on<T, F, W>(
         &self,
         name: &'static str,
@@ -558,7 +558,7 @@ impl Sandbox {
         trace::record(&span, result.map_err(|kind| self.error(kind)))
     }
 
-    /// Counts an operation as running, if any may run.
+    /// Counts an operation as running, if operations may begin.
     fn begin(&self) -> Result<(TaskTrackerToken, Span), Error> {
         let state = self.state();
         match &state.operations {

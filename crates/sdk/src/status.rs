@@ -1,20 +1,20 @@
-//! How a sandbox is, in one word and with the reason. Pure.
+//! A sandbox's status as one phase with its reason. Pure.
 
 use api::conditions::{self, ConditionType};
 use api::{Sandbox, SandboxClaim};
 
 use crate::readiness::{self, Verdict};
 
-/// How a sandbox is.
+/// The phase of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Not ready yet, or not at the moment.
+    /// Not ready yet, or temporarily not ready.
     Pending,
     Ready,
-    /// Suspension is asked for and the pod is still there.
+    /// Suspension was requested and the pod still exists.
     Suspending,
     Suspended,
-    /// It came to its end, or never can begin.
+    /// The sandbox finished, or can never start.
     Ended,
     /// It is being deleted.
     Terminating,
@@ -39,7 +39,7 @@ impl std::fmt::Display for Phase {
     }
 }
 
-/// What is known of a sandbox.
+/// The status of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {

@@ -1,7 +1,7 @@
-//! Tracing: how operations become spans, and how the current trace travels along with requests and claims.
+//! Tracing: spans for operations, and propagation of the trace context in requests and claims.
 //!
-//! The SDK reports through the `tracing` crate and knows no exporter. Whoever exports brings a [`Propagator`], a few lines over
-//! their tracing system, and every request and claim then carries the trace as W3C trace context.
+//! The SDK reports through the `tracing` crate and is independent of exporters. A program that exports traces supplies a
+//! [`Propagator`], a few lines over its tracing system; every request and claim then carries the W3C trace context.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,9 +12,9 @@ use tracing::{Instrument, Span};
 
 use crate::error::Key;
 
-/// Puts the context of the current span into a carrier: header names and values, as `traceparent`.
+/// Writes the context of the current span into a carrier: header names and values, for example `traceparent`.
 ///
-/// With `opentelemetry` and `tracing-opentelemetry` it is one call: take the current span's context and give it to the global
+/// With `opentelemetry` and `tracing-opentelemetry` it is one call: pass the current span's context to the global
 /// text-map propagator.
 ///
 /// ```
@@ -28,11 +28,11 @@ use crate::error::Key;
 /// }
 /// ```
 pub trait Propagator: Send + Sync + fmt::Debug {
-    /// Calls `set` once for each entry of the carrier. Called inside the span whose context is meant.
+    /// Calls `set` once for each entry of the carrier. It is called inside the span whose context is propagated.
     fn inject(&self, set: &mut dyn FnMut(&str, String));
 }
 
-/// A context from outside, for a program that is itself one step of a trace.
+/// A context from outside, for a program that is itself part of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteContext {
     pub traceparent: String,
@@ -91,7 +91,7 @@ pub(crate) fn operation(parent: &Span, service: &str, name: &'static str) -> Spa
     )
 }
 
-/// The span of one step of opening a handle, below the lifecycle that it is part of.
+/// The span of one step of opening a handle, a child of its lifecycle span.
 pub(crate) fn step(service: &str, name: &'static str) -> Span {
     tracing::info_span!(
         "sandbox.step",
@@ -105,7 +105,7 @@ pub(crate) fn step(service: &str, name: &'static str) -> Span {
     )
 }
 
-/// Does the work of a span, and marks it as failed when the work fails.
+/// Runs the work of a span, and marks the span as failed if the work fails.
 pub(crate) async fn within<T, E: fmt::Display>(
     span: Span,
     work: impl Future<Output = Result<T, E>>,
@@ -114,7 +114,7 @@ pub(crate) async fn within<T, E: fmt::Display>(
     record(&span, result)
 }
 
-/// Marks the span as failed when the result is a failure.
+/// Marks the span as failed if the result is an error.
 pub(crate) fn record<T, E: fmt::Display>(span: &Span, result: Result<T, E>) -> Result<T, E> {
     if let Err(error) = &result {
         span.record("otel.status_code", "ERROR");
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_remote_context_is_passed_on_whole() {
+    fn a_remote_context_is_propagated_unchanged() {
         let context = RemoteContext {
             traceparent: "00-aa-bb-01".into(),
             tracestate: Some("vendor=1".into()),

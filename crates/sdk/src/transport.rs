@@ -1,5 +1,5 @@
-//! Byte streams to the router, and the HTTP client over them. One client, with its pool of connections, serves all sandboxes
-//! of a [`crate::Client`]; how a connection comes about is a [`Dialer`]'s business.
+//! Byte streams to the router, and the HTTP client over them. One client with its connection pool serves all sandboxes
+//! of a [`crate::Client`]; a [`Dialer`] opens the connections.
 
 use std::fmt;
 use std::io;
@@ -30,9 +30,9 @@ const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// Opens byte streams to the host of a URI. TLS, if the scheme asks for it, is added on top.
+/// Opens byte streams to the host of a URI. TLS, if the scheme requires it, is added on top.
 ///
-/// The default dials TCP. A program that holds the router in its own process, or must go through a proxy, brings its own.
+/// The default dials TCP. A program that runs the router in its own process, or needs a proxy, supplies its own.
 pub trait Dialer: Send + Sync + fmt::Debug {
     fn dial<'a>(&'a self, uri: &'a Uri) -> BoxFuture<'a, io::Result<Box<dyn Io>>>;
 }
@@ -48,14 +48,14 @@ impl Dialer for TcpDialer {
             let default_port = if is_https(uri) { 443 } else { 80 };
             let port = uri.port_u16().unwrap_or(default_port);
             let stream = TcpStream::connect((host, port)).await?;
-            // Requests are small and answered before the next one: waiting to fill a packet only delays them.
+            // Requests are small and each waits for its response: Nagle's algorithm would only delay them.
             stream.set_nodelay(true)?;
             Ok(Box::new(stream) as Box<dyn Io>)
         })
     }
 }
 
-/// A request's body. One that is made of bytes can be sent again.
+/// A request's body. A body made of bytes can be sent again.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 pub(crate) type HttpClient = hyper_util::client::legacy::Client<Dial, Body>;
 
@@ -81,11 +81,11 @@ pub(crate) fn client(
         .build(dial)
 }
 
-/// A dialer as the HTTP client wants it, with TLS on top where the scheme asks for it.
+/// Adapts a dialer to the HTTP client, with TLS on top if the scheme requires it.
 #[derive(Clone, Debug)]
 pub(crate) struct Dial {
     dialer: Arc<dyn Dialer>,
-    /// Made on first use: reading the machine's certificates takes longer than a claim does.
+    /// Created on first use: reading the machine's certificates takes longer than a claim does.
     tls: Arc<OnceLock<Arc<rustls::ClientConfig>>>,
 }
 
@@ -145,7 +145,7 @@ fn host(uri: &Uri) -> io::Result<&str> {
     Ok(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
-/// A stream that the HTTP client can keep.
+/// A stream that the HTTP client can pool.
 pub(crate) struct Stream(Box<dyn Io>);
 
 impl Connection for Stream {

@@ -1,7 +1,7 @@
-//! The way to the router through the Kubernetes API: each connection is a port-forward to a ready pod of the router's service.
+//! Reaches the router through the Kubernetes API: each connection is a port-forward to a ready pod of the router's service.
 //!
-//! No local port is opened: the HTTP client's connections *are* the forwarded streams, so nobody else on the machine can use
-//! the tunnel.
+//! No local port is opened: the HTTP client's connections *are* the forwarded streams, so no other process on the machine can
+//! use the tunnel.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,9 +22,9 @@ use crate::transport::{Dialer, Io};
 /// The service in front of the router's pods.
 pub(crate) const ROUTER_SERVICE: &str = "sandbox-router-svc";
 const ROUTER_PORT: u16 = 8080;
-/// What requests through a tunnel are addressed to. It is never resolved.
+/// The host of requests through a tunnel. It is never resolved.
 pub(crate) const TUNNEL_URL: &str = "http://sandbox-router-svc";
-/// How much of the server's reason for a broken tunnel is kept.
+/// How many bytes of the server's reason for a broken tunnel are shown.
 const REASON_BYTES: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,10 +36,10 @@ struct RouterPod {
 #[derive(Default)]
 struct State {
     pod: Option<RouterPod>,
-    /// A stream that was opened to see whether the tunnel works, and waits for its first request.
+    /// A stream that was opened to test the tunnel, and serves the first request.
     spare: Option<DuplexStream>,
-    /// Why the tunnel broke last, until it works again.
-    death: Option<String>,
+    /// Why the tunnel broke last; cleared when it works again.
+    failure: Option<String>,
 }
 
 /// Dials the router through port-forwards.
@@ -77,7 +77,7 @@ impl Tunnel {
             let mut state = lock(&self.state);
             state.pod = Some(pod);
             state.spare = Some(stream);
-            state.death = None;
+            state.failure = None;
             Ok(())
         };
         let what = "establishing the port-forward to the router";
@@ -88,8 +88,8 @@ impl Tunnel {
     }
 
     /// Why the tunnel does not work, if it broke and has not worked since.
-    pub(crate) fn death(&self) -> Option<ErrorKind> {
-        let reason = lock(&self.state).death.clone()?;
+    pub(crate) fn failure(&self) -> Option<ErrorKind> {
+        let reason = lock(&self.state).failure.clone()?;
         Some(ErrorKind::PortForwardDied { reason })
     }
 
@@ -126,14 +126,14 @@ impl Tunnel {
         let error = forwarder.take_error(ROUTER_PORT);
         let state = Arc::clone(&self.state);
         tokio::spawn(async move {
-            let told = match error {
+            let reported = match error {
                 Some(error) => error.await,
                 None => None,
             };
             let ended = forwarder.join().await.err().map(|error| error.to_string());
-            if let Some(reason) = told.or(ended) {
-                tracing::debug!(%reason, "the port-forward to the router died");
-                lock(&state).death = Some(shortened(reason));
+            if let Some(reason) = reported.or(ended) {
+                tracing::debug!(%reason, "the port-forward to the router failed");
+                lock(&state).failure = Some(shortened(reason));
             }
         });
         stream.ok_or_else(|| kube::Error::Service("the port-forward has no stream".into()))
@@ -159,12 +159,12 @@ impl Dialer for Tunnel {
             };
             match stream {
                 Ok(stream) => {
-                    lock(&self.state).death = None;
+                    lock(&self.state).failure = None;
                     Ok(Box::new(stream) as Box<dyn Io>)
                 }
                 Err(error) => {
-                    lock(&self.state).death = Some(shortened(error.to_string()));
-                    // The pod may be gone for good: look for another one, for the next attempt to use.
+                    lock(&self.state).failure = Some(shortened(error.to_string()));
+                    // The pod may have been deleted: find another one for the next attempt.
                     if let Ok(other) = self.find(std::slice::from_ref(&pod.namespace)).await {
                         lock(&self.state).pod = Some(other);
                     }
@@ -183,7 +183,7 @@ fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
 fn ready_pod(slices: &[EndpointSlice], namespace: &str) -> Option<RouterPod> {
     let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
     let mut ready = endpoints.filter(|endpoint| {
-        // Unknown counts as ready, as the API says.
+        // An unknown readiness counts as ready, as the API defines.
         endpoint
             .conditions
             .as_ref()
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_ready_pod_is_taken() {
+    fn the_first_ready_pod_is_used() {
         let slices = [
             slice(&json!(null)),
             slice(&json!([
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn long_reasons_are_cut() {
+    fn long_reasons_are_truncated() {
         assert_eq!(shortened("ü".repeat(300)).len(), REASON_BYTES);
         assert_eq!(shortened("short".into()), "short");
     }

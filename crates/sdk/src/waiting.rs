@@ -1,22 +1,22 @@
-//! What a sandbox that is not ready waits for, in words for people. Pure.
+//! Describes, as text for users, what a sandbox that is not ready waits for. Pure.
 
 use api::conditions::{self, ConditionType, Reason};
 use api::start_problem::StartProblem;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-/// What is known of a sandbox that is waited for.
+/// What a sandbox waits for.
 ///
-/// The texts may hold words of a registry or a kubelet: escape them before they go to a terminal.
+/// The texts may contain output of a registry or a kubelet: escape them before printing to a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiting {
     /// Reason and message of the Ready condition.
     pub state: String,
-    /// What keeps the sandbox from becoming ready, such as `container "main": ErrImagePull: …`. Nothing while it is merely on its way.
+    /// The problem that keeps the sandbox from becoming ready, such as `container "main": ErrImagePull: …`. `None` during a normal start.
     pub problem: Option<String>,
 }
 
-/// What the Ready condition of an object says that is not ready.
+/// Reads it from the Ready condition of an object that is not ready.
 pub(crate) fn of(conditions: &[Condition]) -> Option<Waiting> {
     let ready = conditions::find(conditions, ConditionType::Ready)?;
     let state = format!("{}: {}", ready.reason, ready.message);
@@ -28,7 +28,7 @@ pub(crate) fn of(conditions: &[Condition]) -> Option<Waiting> {
     (ready.status != "True").then_some(Waiting { state, problem })
 }
 
-/// Whether a reason is one that every start passes through.
+/// Whether a reason occurs in every normal start.
 fn is_on_its_way(reason: &str) -> bool {
     matches!(
         Reason::from_wire(reason),
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_is_told_and_a_start_is_not() {
+    fn a_problem_is_reported_and_a_normal_start_is_not() {
         let problem = |conditions: &[Condition]| of(conditions).and_then(|waiting| waiting.problem);
         let failing =
             "Pod exists with phase: Pending; container \"main\": ErrImagePull: no such host";

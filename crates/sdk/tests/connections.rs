@@ -1,4 +1,4 @@
-//! The ways to a sandbox: through a Gateway, through a port-forward of the Kubernetes API, straight to the pod; and the
+//! The connection modes: through a Gateway, through a port-forward of the Kubernetes API, directly to the pod; and the
 //! blocking client over one of them.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -23,11 +23,11 @@ use serde_json::{Value, json};
 use support::http_server::{ApiFront, Runtime, TlsFront};
 use support::{World, options};
 
-/// Takes every connection to one address, whatever its URL says.
+/// Dials one address for every URL.
 #[derive(Debug)]
-struct Detour(SocketAddr);
+struct FixedDialer(SocketAddr);
 
-impl Dialer for Detour {
+impl Dialer for FixedDialer {
     fn dial<'a>(&'a self, _: &'a Uri) -> BoxFuture<'a, io::Result<Box<dyn Io>>> {
         Box::pin(async move {
             let stream = tokio::net::TcpStream::connect(self.0).await?;
@@ -84,7 +84,7 @@ fn through_gateway(runtime: &Runtime) -> Options {
             namespace: "edge".into(),
             scheme: Scheme::Http,
         },
-        dialer: Some(Arc::new(Detour(([127, 0, 0, 1], runtime.port).into()))),
+        dialer: Some(Arc::new(FixedDialer(([127, 0, 0, 1], runtime.port).into()))),
         gateway_ready_timeout: Duration::from_secs(120),
         ..options("http://unused")
     }
@@ -110,7 +110,7 @@ async fn a_gateway_is_used_once_it_has_an_address() {
 }
 
 #[tokio::test]
-async fn a_gateway_with_a_crafted_address_or_none_at_all_is_an_error_and_no_claim_stays() {
+async fn a_gateway_without_a_valid_address_is_an_error_and_leaves_no_claim() {
     let world = World::start().await;
     let runtime = Runtime::start().await;
     create_gateway(&world).await;
@@ -168,10 +168,10 @@ async fn inside_the_cluster_the_pod_is_reached_by_its_address() {
     assert_eq!(
         world.requests().len(),
         2,
-        "the address comes with the claim"
+        "the claim's status contains the address"
     );
 
-    // A handle that was taken up while there was no pod finds the new one.
+    // A handle that was attached while there was no pod finds the new pod.
     sandbox.suspend().await.unwrap();
     let other = world.client(Options {
         connection: Connection::InCluster(InClusterAddress::PodIp),
@@ -257,7 +257,7 @@ async fn a_tunnel_carries_commands_and_processes() {
 }
 
 #[tokio::test]
-async fn a_tunnel_without_a_router_says_where_it_looked() {
+async fn a_tunnel_without_a_router_names_the_namespaces_searched() {
     let world = World::start().await;
     let client = world.client(Options {
         connection: Connection::Tunnel,
@@ -278,7 +278,7 @@ async fn a_tunnel_without_a_router_says_where_it_looked() {
 }
 
 #[tokio::test]
-async fn a_router_behind_tls_is_trusted_only_if_its_certificate_is() {
+async fn a_tls_router_is_used_only_if_its_certificate_is_trusted() {
     let world = World::start().await;
     let runtime = Runtime::start().await;
     let front = TlsFront::start(runtime.port).await;

@@ -1,4 +1,4 @@
-//! Commands and files: against a router that misbehaves as told, and against the real runtime.
+//! Commands and files: against a scripted faulty router, and against the real runtime.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ async fn sandbox(world: &World, options: Options) -> Sandbox {
 }
 
 #[tokio::test]
-async fn a_request_says_which_sandbox_it_is_for() {
+async fn a_request_names_its_sandbox() {
     let world = World::start().await;
     let router = ScriptedRouter::always(200, DONE).await;
     let mut options = options(&format!("{}/prefix/", router.url));
@@ -58,7 +58,7 @@ async fn a_request_says_which_sandbox_it_is_for() {
 }
 
 #[tokio::test]
-async fn a_command_is_sent_once_unless_the_caller_says_otherwise() {
+async fn a_command_is_sent_once_by_default() {
     let world = World::start().await;
     let router = ScriptedRouter::start(|number, _| {
         if number % 3 == 0 {
@@ -125,7 +125,7 @@ async fn refusals_are_final() {
 }
 
 #[tokio::test]
-async fn an_upload_is_sent_whole_each_time() {
+async fn every_attempt_sends_the_whole_upload() {
     let world = World::start().await;
     let router =
         ScriptedRouter::start(|number, _| answer(if number < 3 { 502 } else { 200 }, "{}")).await;
@@ -151,10 +151,10 @@ async fn a_path_is_one_segment_of_the_url() {
 }
 
 #[tokio::test]
-async fn sizes_are_bounded_on_both_ways() {
+async fn uploads_and_downloads_are_limited() {
     let world = World::start().await;
     let router = ScriptedRouter::start(|_, request| {
-        // A stream may be six times as long in JSON, and there are two.
+        // JSON may expand a stream sixfold, and there are two streams.
         let size = if request.target == "/execute" {
             1 << 20
         } else {
@@ -209,7 +209,7 @@ async fn sizes_are_bounded_on_both_ways() {
 }
 
 #[tokio::test]
-async fn time_limits_hold_for_attempts_and_for_calls() {
+async fn timeouts_apply_to_attempts_and_to_calls() {
     let world = World::start().await;
     let router = ScriptedRouter::start(|number, _| {
         if number == 1 {
@@ -226,7 +226,7 @@ async fn time_limits_hold_for_attempts_and_for_calls() {
     let sandbox = sandbox(&world, impatient).await;
     assert!(
         sandbox.files().exists("a").await.unwrap(),
-        "the second attempt is answered"
+        "the second attempt gets the response"
     );
 
     let stuck = ScriptedRouter::start(|_, _| Box::pin(std::future::pending())).await;
@@ -261,7 +261,7 @@ async fn entries_that_are_neither_file_nor_directory_are_left_out() {
 }
 
 #[tokio::test]
-async fn an_answer_that_makes_no_sense_is_said_so() {
+async fn an_invalid_response_is_reported() {
     let world = World::start().await;
     let router = ScriptedRouter::always(200, "<html>").await;
     let sandbox = sandbox(&world, options(&router.url)).await;
@@ -306,7 +306,7 @@ async fn files_and_commands_work_in_a_real_runtime() {
         .unwrap();
     assert!(result.timed_out);
 
-    // JSON writes a line end in two bytes: an answer may be longer than the output.
+    // JSON writes a line end in two bytes: a response may be longer than the output.
     let lines = sandbox
         .commands()
         .run_code("print('\\n' * 9_000_000, end='')")
@@ -394,7 +394,7 @@ async fn a_client_counts_its_operations_and_their_failures() {
 }
 
 #[tokio::test]
-async fn large_files_go_in_pieces() {
+async fn large_files_are_streamed() {
     let world = World::start().await;
     let runtime = Runtime::start().await;
     let bounded = Options {

@@ -1,4 +1,4 @@
-//! The life of a sandbox as its user sees it: claims made, taken back, taken up again, suspended and ended.
+//! The lifecycle of a sandbox from the user's side: creation, rollback, attaching, suspension and deletion.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ use sdk::{CreateOptions, ErrorKind, ListOptions, Options, Phase, WarmPool};
 use support::http_server::{ScriptedRouter, answer};
 use support::{FAILING, Injected, MISSING, NEVER, World, is_delete, is_watch, options};
 
-/// Nobody listens there: for tests that send nothing to a sandbox.
+/// Nothing listens there: for tests that send no request to a sandbox.
 const NOWHERE: &str = "http://127.0.0.1:9";
 
 async fn start() -> (World, sdk::Client) {
@@ -26,7 +26,7 @@ async fn start() -> (World, sdk::Client) {
 }
 
 #[tokio::test]
-async fn a_claim_is_made_watched_and_ready_in_two_requests() {
+async fn a_claim_becomes_ready_with_two_requests() {
     let (world, client) = start().await;
     let request = CreateOptions::from_template("python")
         .warm_pool(WarmPool::Named("fast".into()))
@@ -103,7 +103,7 @@ async fn a_sandbox_names_its_pod() {
 }
 
 #[tokio::test]
-async fn a_final_reason_ends_the_waiting_and_takes_the_claim_back() {
+async fn a_final_reason_ends_the_wait_and_deletes_the_claim() {
     let (world, client) = start().await;
     let error = client
         .create(CreateOptions::from_template(MISSING))
@@ -122,7 +122,7 @@ async fn a_final_reason_ends_the_waiting_and_takes_the_claim_back() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_not_met_in_time_is_taken_back() {
+async fn a_claim_that_times_out_is_deleted() {
     let (world, client) = start().await;
     let request = CreateOptions::from_template(NEVER).ready_timeout(Duration::from_millis(50));
     let error = client.create(request).await.unwrap_err();
@@ -134,7 +134,7 @@ async fn a_claim_that_is_not_met_in_time_is_taken_back() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_not_met_in_time_says_what_it_waited_for() {
+async fn a_claim_that_times_out_reports_what_it_waited_for() {
     let (world, client) = start().await;
     let request = CreateOptions::from_template(FAILING).ready_timeout(Duration::from_secs(60));
     let sandbox = client.sandbox(request).unwrap();
@@ -177,7 +177,7 @@ async fn a_claim_that_failed_can_be_kept_for_inspection() {
 }
 
 #[tokio::test]
-async fn a_claim_that_cannot_be_taken_back_is_kept_in_mind() {
+async fn a_claim_that_cannot_be_deleted_stays_tracked() {
     let (world, client) = start().await;
     world.inject(|request| is_delete(request).then_some(Injected::Instead(500)));
     let error = client
@@ -211,7 +211,7 @@ async fn a_claim_that_cannot_be_taken_back_is_kept_in_mind() {
 }
 
 #[tokio::test]
-async fn opening_an_orphan_again_takes_it_up() {
+async fn opening_an_orphaned_claim_attaches_to_it() {
     let (world, client) = start().await;
     let request = CreateOptions::from_template(NEVER).ready_timeout(Duration::from_millis(50));
     let sandbox = client.sandbox(request).unwrap();
@@ -224,7 +224,7 @@ async fn opening_an_orphan_again_takes_it_up() {
     assert!(sandbox.is_orphaned());
     let orphan = world.claims().get(sandbox.id()).await.unwrap();
 
-    // Somebody makes it ready after all.
+    // The sandbox becomes ready after all.
     let ready = support::condition("Ready", "True", "DependenciesReady", Some(1));
     let patch = serde_json::json!({"status": {"conditions": [ready], "sandbox": {"name": "late"}}});
     let patch = kube::api::Patch::Merge(patch);
@@ -244,7 +244,7 @@ async fn opening_an_orphan_again_takes_it_up() {
 }
 
 #[tokio::test]
-async fn a_dropped_create_takes_its_claim_back() {
+async fn a_cancelled_create_deletes_its_claim() {
     let (world, client) = start().await;
     let creating =
         tokio::spawn(async move { client.create(CreateOptions::from_template(NEVER)).await });
@@ -257,7 +257,7 @@ async fn a_dropped_create_takes_its_claim_back() {
 }
 
 #[tokio::test]
-async fn terminating_cuts_an_opening_short() {
+async fn terminating_cancels_an_opening() {
     let (world, client) = start().await;
     let sandbox = client.sandbox(CreateOptions::from_template(NEVER)).unwrap();
     let opening = tokio::spawn({
@@ -275,7 +275,7 @@ async fn terminating_cuts_an_opening_short() {
 }
 
 #[tokio::test]
-async fn a_refused_claim_leaves_another_of_its_name_alone() {
+async fn a_refused_claim_does_not_delete_another_of_its_name() {
     let (world, client) = start().await;
     let first = client
         .create(CreateOptions::from_pool("p").name("mine"))
@@ -304,9 +304,9 @@ async fn a_refused_claim_leaves_another_of_its_name_alone() {
 }
 
 #[tokio::test]
-async fn an_unconfirmed_creation_is_looked_for_and_taken_back() {
+async fn a_claim_whose_creation_is_unconfirmed_is_found_and_deleted() {
     let (world, client) = start().await;
-    // As when an answer is lost on its way: the claim exists, and the client does not know.
+    // As if a response was lost: the claim exists, and the client does not know it.
     world
         .inject(|request| (request.method() == http::Method::POST).then_some(Injected::After(500)));
     let request = CreateOptions::from_pool("p");
@@ -319,7 +319,7 @@ async fn an_unconfirmed_creation_is_looked_for_and_taken_back() {
 }
 
 #[tokio::test]
-async fn a_lost_watch_is_taken_up_again() {
+async fn an_expired_watch_is_restarted() {
     let (world, client) = start().await;
     let watches = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&watches);
@@ -327,7 +327,7 @@ async fn a_lost_watch_is_taken_up_again() {
         if !is_watch(request) {
             return None;
         }
-        // First the place is lost, then the server is ill.
+        // First the watch expires, then the server fails.
         match seen.fetch_add(1, Ordering::Relaxed) {
             0 => Some(Injected::Instead(410)),
             1 => Some(Injected::Instead(503)),
@@ -352,7 +352,7 @@ async fn a_lost_watch_is_taken_up_again() {
 }
 
 #[tokio::test]
-async fn a_claim_deleted_by_another_ends_the_waiting() {
+async fn a_claim_deleted_by_another_client_ends_the_wait() {
     let (world, client) = start().await;
     let request = CreateOptions::from_template(NEVER).name("doomed");
     let creating = tokio::spawn(async move { client.create(request).await });
@@ -374,7 +374,7 @@ async fn a_claim_deleted_by_another_ends_the_waiting() {
 }
 
 #[tokio::test]
-async fn a_handle_survives_suspension_and_another_process() {
+async fn a_handle_survives_suspension_and_works_in_another_process() {
     let world = World::start().await;
     let router =
         ScriptedRouter::always(200, r#"{"stdout":"hi\n","stderr":"","exit_code":0}"#).await;
@@ -493,7 +493,7 @@ async fn terminating_waits_for_running_operations() {
 }
 
 #[tokio::test]
-async fn terminating_waits_for_a_file_that_is_being_read() {
+async fn terminating_waits_for_a_running_download() {
     let world = World::start().await;
     let router = ScriptedRouter::always(200, "content").await;
     let client = world.client(options(&router.url));
@@ -516,7 +516,7 @@ async fn terminating_waits_for_a_file_that_is_being_read() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_awaited_is_deleted_with_all_others() {
+async fn delete_all_includes_a_sandbox_that_is_not_ready_yet() {
     let (world, client) = start().await;
     let creating = tokio::spawn({
         let client = client.clone();
@@ -534,7 +534,7 @@ async fn a_sandbox_that_is_awaited_is_deleted_with_all_others() {
 }
 
 #[tokio::test]
-async fn the_registry_knows_what_is_open_and_deletes_what_it_knows() {
+async fn the_registry_tracks_open_sandboxes_and_deletes_them() {
     let (world, client) = start().await;
     let one = client
         .create(CreateOptions::from_pool("p").name("one"))
@@ -572,7 +572,7 @@ async fn the_registry_knows_what_is_open_and_deletes_what_it_knows() {
 }
 
 #[tokio::test]
-async fn the_trace_travels_with_the_claim_and_the_request() {
+async fn claims_and_requests_carry_the_trace_context() {
     let world = World::start().await;
     let router = ScriptedRouter::always(200, r#"{"exists":false}"#).await;
     let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

@@ -17,7 +17,7 @@ async fn sandbox(world: &World, url: &str) -> Sandbox {
 }
 
 #[tokio::test]
-async fn output_and_exit_arrive_apart_and_in_order() {
+async fn stdout_stderr_and_exit_are_separate_and_in_order() {
     let world = World::start().await;
     let runtime = Runtime::start().await;
     let sandbox = sandbox(&world, &runtime.url).await;
@@ -35,7 +35,7 @@ async fn output_and_exit_arrive_apart_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_process_reads_what_is_written_while_it_runs() {
+async fn a_process_reads_its_input_while_it_runs() {
     let world = World::start().await;
     let runtime = Runtime::start().await;
     let sandbox = sandbox(&world, &runtime.url).await;
@@ -148,7 +148,7 @@ async fn a_time_limit_kills_the_process() {
 }
 
 #[tokio::test]
-async fn a_router_without_the_endpoint_is_an_error_with_its_answer() {
+async fn a_router_without_the_endpoint_is_an_error_with_its_response() {
     let world = World::start().await;
     let router = ScriptedRouter::always(404, r#"{"detail":"Not Found"}"#).await;
     let sandbox = sandbox(&world, &router.url).await;

@@ -1,4 +1,4 @@
-//! What happens to sandboxes when the process that made them is told to stop. The process is this test program, run again.
+//! Auto-cleanup: sandboxes are deleted when the process that created them receives a signal. The process is this test program, run again.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,17 +15,17 @@ const ROLE: &str = "SDK_TEST_ROLE";
 const ID: &str = "mine";
 const TERM: i32 = 15;
 
-/// What the process does when the signal comes.
+/// The state of the process when it receives the signal.
 #[derive(Clone, Copy)]
-enum Moment {
+enum Stage {
     /// It has a sandbox.
     Made,
-    /// It waits for one, which never comes.
+    /// It waits for a sandbox that never becomes ready.
     Waiting,
 }
 
-/// Has a sandbox or waits for one, says so, and is stopped.
-async fn be_stopped(moment: Moment) {
+/// Creates a sandbox or waits for one, prints that, and is stopped.
+async fn be_stopped(stage: Stage) {
     let world = World::start().await;
     let client = world.client(options("http://127.0.0.1:9"));
     let _cleanup = client.enable_auto_cleanup().unwrap();
@@ -38,9 +38,9 @@ async fn be_stopped(moment: Moment) {
         }
         None
     });
-    let request = match moment {
-        Moment::Made => CreateOptions::from_pool("p"),
-        Moment::Waiting => CreateOptions::from_template(NEVER),
+    let request = match stage {
+        Stage::Made => CreateOptions::from_pool("p"),
+        Stage::Waiting => CreateOptions::from_template(NEVER),
     };
     let _sandbox = client.create(request.name(ID)).await.unwrap();
     println!("made {ID}");
@@ -48,31 +48,31 @@ async fn be_stopped(moment: Moment) {
 }
 
 #[test]
-fn a_signal_ends_the_sandboxes_and_then_the_process() {
-    stop_when_it_says(
+fn a_signal_deletes_the_sandboxes_and_then_ends_the_process() {
+    stop_when_it_prints(
         "made",
-        Moment::Made,
-        "a_signal_ends_the_sandboxes_and_then_the_process",
+        Stage::Made,
+        "a_signal_deletes_the_sandboxes_and_then_ends_the_process",
     );
 }
 
 #[test]
-fn a_signal_ends_a_sandbox_that_is_still_awaited() {
-    stop_when_it_says(
+fn a_signal_deletes_a_sandbox_that_is_not_ready_yet() {
+    stop_when_it_prints(
         "waiting for",
-        Moment::Waiting,
-        "a_signal_ends_a_sandbox_that_is_still_awaited",
+        Stage::Waiting,
+        "a_signal_deletes_a_sandbox_that_is_not_ready_yet",
     );
 }
 
-fn stop_when_it_says(said: &str, moment: Moment, test: &str) {
+fn stop_when_it_prints(text: &str, stage: Stage, test: &str) {
     if std::env::var_os(ROLE).is_some() {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .unwrap();
-        return runtime.block_on(be_stopped(moment));
+        return runtime.block_on(be_stopped(stage));
     }
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -83,7 +83,7 @@ fn stop_when_it_says(said: &str, moment: Moment, test: &str) {
     let mut lines = BufReader::new(child.stdout.take().unwrap())
         .lines()
         .map(Result::unwrap);
-    let expected = format!("{said} {ID}");
+    let expected = format!("{text} {ID}");
     lines.find(|line| line.contains(&expected)).unwrap();
     let signalled = Command::new("kill")
         .args(["-TERM", &child.id().to_string()])
@@ -91,10 +91,10 @@ fn stop_when_it_says(said: &str, moment: Moment, test: &str) {
     assert!(signalled.unwrap().success());
     let status = child.wait().unwrap();
     assert_eq!(status.signal(), Some(TERM), "{status:?}");
-    let said: Vec<_> = lines.collect();
+    let rest: Vec<_> = lines.collect();
     assert!(
-        said.iter()
+        rest.iter()
             .any(|line| line.contains("deleting ") && line.ends_with(&format!("/{ID}"))),
-        "{said:?}"
+        "{rest:?}"
     );
 }

@@ -1,4 +1,4 @@
-//! Spans: what an exporter would see of a sandbox's life.
+//! The spans that an exporter receives for a sandbox.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -66,7 +66,7 @@ fn find<'a>(spans: &'a BTreeMap<u64, Span>, name: &str) -> (&'a u64, &'a Span) {
 }
 
 #[tokio::test]
-async fn finding_the_gateway_is_a_step_of_its_own() {
+async fn discovering_the_gateway_has_its_own_span() {
     let spans = Spans::default();
     let subscriber = Registry::default().with(Recorder(Arc::clone(&spans)));
     let _recording = tracing::subscriber::set_default(subscriber);

@@ -1,5 +1,4 @@
-//! Servers on loopback: a scripted router that answers as a test tells it, the real in-sandbox runtime, and a Kubernetes API
-//! that forwards ports.
+//! Servers on loopback: a scripted router, the real in-sandbox runtime, and a Kubernetes API that forwards ports.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +20,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A request that has arrived whole.
+/// A complete request.
 #[derive(Clone, Debug)]
 pub struct Received {
     pub method: Method,
@@ -38,7 +37,7 @@ impl Received {
     }
 }
 
-/// A router that answers as it is told.
+/// A router with scripted responses.
 pub struct ScriptedRouter {
     pub url: String,
     received: Arc<Mutex<Vec<Received>>>,
@@ -90,7 +89,7 @@ impl ScriptedRouter {
         }
     }
 
-    /// Answers every request at once with the same.
+    /// Responds to every request with the same response.
     pub async fn always(status: u16, body: &'static str) -> Self {
         Self::start(move |_, _| answer(status, body)).await
     }
@@ -108,7 +107,7 @@ pub fn answer(status: u16, body: impl Into<Bytes>) -> Answer {
     Box::pin(async move { response })
 }
 
-/// The real in-sandbox runtime, in a directory of its own.
+/// The real in-sandbox runtime, with its own directory.
 pub struct Runtime {
     pub url: String,
     pub port: u16,
@@ -139,7 +138,7 @@ impl Runtime {
     }
 }
 
-/// A Kubernetes API on a socket: everything is passed on to another one, except for port-forwards, which lead to one local
+/// A Kubernetes API on a socket: forwards every request to another API, except for port-forwards, which lead to one local
 /// port in the wire format of `v4.channel.k8s.io`.
 pub struct ApiFront {
     url: String,
@@ -199,7 +198,7 @@ impl ApiFront {
         kube::Client::try_from(kube::Config::new(self.url.parse().unwrap())).unwrap()
     }
 
-    /// The pods and ports that were forwarded to, in order.
+    /// The pods and ports of all port-forwards, in order.
     pub fn forwarded(&self) -> Vec<String> {
         self.forwarded.lock().unwrap().clone()
     }
@@ -272,7 +271,7 @@ fn port_forward(
         .unwrap()
 }
 
-/// TLS in front of a local port, with a certificate that nobody trusts unasked.
+/// TLS in front of a local port, with a certificate that no client trusts by default.
 pub struct TlsFront {
     pub url: String,
     certificate: rustls::pki_types::CertificateDer<'static>,
@@ -299,7 +298,7 @@ impl TlsFront {
             while let Ok((stream, _)) = listener.accept().await {
                 let acceptor = acceptor.clone();
                 tokio::spawn(async move {
-                    // A client that does not trust the certificate hangs up here.
+                    // A client that does not trust the certificate closes the connection here.
                     let Ok(mut secured) = acceptor.accept(stream).await else {
                         return;
                     };

@@ -1,9 +1,9 @@
-//! A cluster to test against: the embedded API server, a small controller that meets claims, and a record of every request
-//! that the client under test makes. Faults can be put in its way.
+//! A cluster for tests: the embedded API server, a small controller that fulfils claims, and a record of every request
+//! that the client under test makes. Faults can be injected.
 
 #![expect(
     dead_code,
-    reason = "each test program uses the part of this module that it needs"
+    reason = "each test program uses a different part of this module"
 )]
 
 use std::sync::{Arc, Mutex};
@@ -23,21 +23,21 @@ use serde_json::{Value, json};
 
 pub mod http_server;
 
-/// A claim by this template is never met.
+/// A claim by this template is never fulfilled.
 pub const NEVER: &str = "never";
 /// A claim by this template is refused.
 pub const MISSING: &str = "missing";
-/// A template whose pods cannot pull their image for a reason that may pass.
+/// A template whose pods cannot pull their image, for a transient reason.
 pub const FAILING: &str = "failing";
 
 type Fault = Box<dyn FnMut(&Request<Body>) -> Option<Injected> + Send>;
 
-/// What happens to a request that a fault is put in the way of.
+/// The effect of an injected fault on a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Injected {
-    /// It is not carried out; the client gets this status.
+    /// The request is not executed; the client gets this status.
     Instead(u16),
-    /// It is carried out, and the client gets this status all the same.
+    /// The request is executed, but the client gets this status.
     After(u16),
 }
 
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// A connection that nobody watches.
+    /// A connection that is not recorded.
     pub fn kubernetes(&self) -> Client {
         self.server.client()
     }
@@ -89,7 +89,7 @@ impl World {
         Api::namespaced(self.kubernetes(), "default")
     }
 
-    /// The connection for the client under test: what goes over it is recorded, and may be answered by a fault.
+    /// The connection of the client under test: its requests are recorded, and faults may be injected.
     pub fn recorded(&self) -> Client {
         let inner = self.kubernetes();
         let requests = Arc::clone(&self.requests);
@@ -120,12 +120,12 @@ impl World {
         Client::new(service, "default")
     }
 
-    /// What was asked of the API so far.
+    /// The requests to the API so far.
     pub fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap().clone()
     }
 
-    /// Answers requests that `fault` has a status for with that status.
+    /// Responds to the requests for which `fault` returns a status with that status.
     pub fn inject(&self, fault: impl FnMut(&Request<Body>) -> Option<Injected> + Send + 'static) {
         *self.fault.lock().unwrap() = Some(Box::new(fault));
     }
@@ -155,7 +155,7 @@ impl World {
     }
 }
 
-/// Options with short limits and short waits, for a router at this URL.
+/// Options with short timeouts and pauses, for a router at this URL.
 pub fn options(url: &str) -> Options {
     Options {
         connection: Connection::Direct { url: url.into() },
@@ -213,7 +213,7 @@ pub fn condition(kind: &str, status: &str, reason: &str, generation: Option<i64>
     })
 }
 
-/// Meets each claim with a sandbox of another name, as a warm pool would.
+/// Fulfils each claim with a sandbox of another name, as a warm pool does.
 async fn meet_claims(client: Client) {
     let mut claims = watcher(
         Api::<SandboxClaim>::all(client.clone()),
@@ -273,13 +273,13 @@ async fn meet(client: &Client, claim: &SandboxClaim) {
     };
     let api: Api<SandboxClaim> = Api::namespaced(client.clone(), &namespace);
     let patch = Patch::Merge(json!({ "status": status }));
-    // The claim may be gone by now: a test may have deleted it.
+    // A test may have deleted the claim.
     let _ = api
         .patch_status(&claim.name_any(), &PatchParams::default(), &patch)
         .await;
 }
 
-/// Suspends and resumes sandboxes as their specs say.
+/// Suspends and resumes sandboxes according to their specs.
 async fn run_sandboxes(client: Client) {
     let mut sandboxes = watcher(
         Api::<Sandbox>::all(client.clone()),
@@ -318,7 +318,7 @@ async fn run_sandboxes(client: Client) {
     }
 }
 
-/// Claims show the Ready condition of their sandbox.
+/// Copies the Ready condition of a sandbox to its claim.
 async fn mirror(client: &Client, sandbox: &Sandbox, suspended: bool) {
     let name = sandbox.name_any();
     let Some(claim) = name.strip_prefix("warm-") else {
