@@ -1,13 +1,13 @@
-//! A seccomp filter that keeps a container's processes from the limits, the scheduling and the I/O priority of their agent.
+//! A seccomp filter that protects the limits, the scheduling and the I/O priority of the agent from its container's processes.
 //!
-//! The agent runs as the container's own user, so the kernel lets that user change them: `prlimit` with no descriptors left
-//! makes the agent deaf. The filter compares the calls' process arguments with the agent's number, as the container's PID
-//! namespace counts it, and with 1, which is the agent or the process that holds a shared PID namespace. The calls that take a
-//! user in place of a process are refused, since the agent has the same one.
+//! The agent runs as the container's own user, so the kernel lets that user change them: `prlimit` to zero descriptors would
+//! make the agent refuse connections. The filter compares the PID arguments of these calls with the agent's PID in the container's
+//! PID namespace, and with 1, which is the agent or the process that holds a shared PID namespace. Calls that take a
+//! user in place of a process are refused, since the agent has the same user.
 
 use libc::{c_long, sock_filter};
 
-/// A call, and what its arguments have to be for it to be refused: pairs of index and lower half.
+/// A system call, and the arguments for which it is refused: pairs of index and lower 32 bits.
 struct Rule {
     call: c_long,
     conditions: Vec<(u32, u32)>,
@@ -16,7 +16,7 @@ struct Rule {
 const PROCESS: u32 = 0;
 const GROUP: u32 = 1;
 const USER: u32 = 2;
-/// `ioprio_set` counts the same three from 1.
+/// `ioprio_set` numbers the same three from 1.
 const FIRST_OF_IO_PRIORITY: u32 = 1;
 
 fn rules(agent: u32) -> Vec<Rule> {
@@ -49,7 +49,7 @@ fn rules(agent: u32) -> Vec<Rule> {
     rules
 }
 
-/// The filter for the container of the agent that has this number. It is installed beside others, which judge the
+/// The filter for the container of the agent with this PID. It is installed beside others, which check the
 /// architecture.
 pub fn program(agent: u32) -> Vec<sock_filter> {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
@@ -70,7 +70,7 @@ pub fn program(agent: u32) -> Vec<sock_filter> {
                 .iter()
                 .map(|(index, value)| (argument_offset(*index), *value)),
         );
-        // What is left of a rule: two instructions for each test behind this one, and the answer.
+        // The instructions left in a rule: two for each test after this one, and the return.
         let mut left = u8::try_from(rule.conditions.len() * 2 + 1).expect("rules are short");
         for (offset, value) in tests {
             program.push(instruction(LOAD, offset, 0));
@@ -83,10 +83,10 @@ pub fn program(agent: u32) -> Vec<sock_filter> {
     program
 }
 
-/// Where the kernel's `seccomp_data` has the number of the call.
+/// The offset of the system call number in the kernel's `seccomp_data`.
 const CALL_OFFSET: u32 = 0;
 
-/// Where it has the lower half of an argument. Process numbers have 32 bits, and the kernel ignores the rest as well.
+/// The offset of the lower 32 bits of an argument. PIDs have 32 bits, and the kernel ignores the rest as well.
 fn argument_offset(index: u32) -> u32 {
     const FIRST: u32 = 16;
     FIRST + index * 8 + if cfg!(target_endian = "big") { 4 } else { 0 }
@@ -96,7 +96,7 @@ fn argument_offset(index: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// What the program answers to a call, as the kernel would run it.
+    /// The program's verdict on a call, as the kernel would compute it.
     fn judge(program: &[sock_filter], call: c_long, arguments: [u32; 2]) -> u32 {
         let (mut at, mut loaded) = (0, 0);
         loop {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_and_the_first_process_are_out_of_reach_and_others_are_not() {
+    fn the_agent_and_the_first_process_are_protected_and_others_are_not() {
         let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
         for agent in [1, 77] {
             let program = program(agent);

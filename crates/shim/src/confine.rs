@@ -1,9 +1,9 @@
-//! The container's first process, from clone to exec: takes the container's root, gives everything else up, and
+//! The container's first process, from clone to exec: enters the container's root, drops all privileges, and
 //! becomes the agent.
 //!
-//! The order matters. Mounts need capabilities, so they come first. The kernel takes a seccomp filter from a process that may gain
-//! privileges only if the process has `CAP_SYS_ADMIN`, so filters come before capabilities and the user go; they let those calls
-//! through. Descriptors are arranged before the filters, so that none of the launcher's is left over.
+//! The order matters. Mounts need capabilities, so they come first. A process that may gain privileges can install a seccomp
+//! filter only with `CAP_SYS_ADMIN`, so the filters are installed before capabilities and the user are dropped; they permit those
+//! calls. Descriptors are arranged before the filters, so that none of the launcher's descriptors stays open.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::launch::Files;
 use crate::mounts::{self, BuiltRoot};
 use crate::syscalls;
 
-/// All that the first process starts from.
+/// The inputs of the first process.
 #[derive(Debug)]
 pub struct Container<'a> {
     pub launch: &'a Launch,
@@ -31,7 +31,7 @@ pub struct Container<'a> {
     pub status: OwnedFd,
 }
 
-/// A view of the agent's binary that nobody can write to, whoever they are: `/proc/self/exe` leads through a
+/// A descriptor of the agent's binary that no user can write to: `/proc/self/exe` leads through a
 /// read-only mount that no path reaches.
 pub fn protected_executable(path: &Path) -> Result<OwnedFd, Failure> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
@@ -43,7 +43,7 @@ pub fn protected_executable(path: &Path) -> Result<OwnedFd, Failure> {
     Ok(tree)
 }
 
-/// Confines this process and executes the agent. A failure is told to the launcher, and ends the process.
+/// Confines this process and executes the agent. A failure is reported to the launcher, and ends the process.
 pub fn enter(container: Container<'_>) -> ! {
     let report = container.status.try_clone();
     let Err(failure) = confine_and_execute(container);
@@ -89,14 +89,14 @@ fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infalli
     if launch.agent_process().no_new_privileges {
         syscalls::forbid_new_privileges().during("forbidding new privileges")?;
     }
-    // An agent outside of its container is in another PID namespace, where the container cannot name it.
+    // An agent outside its container is in another PID namespace, where the container cannot address it.
     if launch.outside.is_none() {
         let own = rustix::process::getpid().as_raw_nonzero().get();
         let guard = agent_guard::program(own.unsigned_abs());
         syscalls::install_seccomp(&guard).during("guarding the agent")?;
     }
     for program in &seccomp {
-        syscalls::install_seccomp(program).during("installing the system call filter")?;
+        syscalls::install_seccomp(program).during("installing the seccomp filter")?;
     }
     give_up_privileges(launch)?;
     let name = CString::new(AGENT_NAME).during("naming the agent")?;
@@ -107,7 +107,7 @@ fn confine_and_execute(container: Container<'_>) -> Result<std::convert::Infalli
 }
 
 fn take_root(launch: &Launch, root: &BuiltRoot) -> Result<(), Failure> {
-    // The mounts this namespace copied are locked, and pivot_root wants one that is not: a clone of the whole tree.
+    // The mounts that this namespace copied are locked, but pivot_root needs an unlocked one: a clone of the whole mount tree.
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE;
@@ -116,8 +116,8 @@ fn take_root(launch: &Launch, root: &BuiltRoot) -> Result<(), Failure> {
     rustix::process::chdir(&root.path).during("entering the root")?;
     let processes = mounts::plain_file_system("proc").during("making /proc")?;
     mounts::attach(processes.as_fd(), CWD, Path::new("proc")).during("mounting /proc")?;
-    // Its user may change what is in the agent's directory, its out-of-memory score above all. The first process is another one
-    // where containers share their processes.
+    // The container's user may write to the agent's `/proc` directory, in particular its OOM score. If containers share a PID
+    // namespace, the first process is another one.
     let own = rustix::process::getpid().as_raw_nonzero();
     let mut agents = vec![
         PathBuf::from("/proc/1"),
@@ -131,8 +131,8 @@ fn take_root(launch: &Launch, root: &BuiltRoot) -> Result<(), Failure> {
     rustix::process::chdir("/").during("entering the new root")
 }
 
-/// Keeps the launcher's view of the host, in which another runtime finds the container's root, and its own programs. Host
-/// files are beyond its identities; processes it sees are its own.
+/// Keeps the launcher's view of the host, in which another runtime finds the container's root, and its own programs. The process'
+/// UID range has no access to host files, and it sees only its own processes.
 fn stay_outside() -> Result<(), Failure> {
     let processes = mounts::plain_file_system("proc").during("making /proc")?;
     mounts::attach(processes.as_fd(), CWD, Path::new("/proc")).during("mounting /proc")?;
@@ -152,7 +152,7 @@ fn leave_the_launchers_session(launch: &Launch) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Becomes the container's user. Root keeps what the bounding set allows; another user keeps nothing.
+/// Switches to the container's user. Root keeps the capabilities of the bounding set; other users keep none.
 fn give_up_privileges(launch: &Launch) -> Result<(), Failure> {
     let process = launch.agent_process();
     syscalls::bound_capabilities(process.capabilities).during("bounding capabilities")?;
@@ -162,10 +162,10 @@ fn give_up_privileges(launch: &Launch) -> Result<(), Failure> {
             process.user.uid, process.user.gid
         ),
     )?;
-    let kept = if process.user.uid == 0 {
+    let capabilities = if process.user.uid == 0 {
         process.capabilities
     } else {
         0
     };
-    syscalls::set_capabilities(kept).during("dropping capabilities")
+    syscalls::set_capabilities(capabilities).during("dropping capabilities")
 }

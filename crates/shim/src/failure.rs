@@ -1,8 +1,8 @@
-//! Failures on the way to a running container: which step failed, and why.
+//! Errors during the start of a container: the step that failed, and the cause.
 
 use std::fmt::Display;
 
-/// A step that failed. It crosses a process boundary as text, so the cause is part of it.
+/// A failed step. It crosses a process boundary as text, so the text includes the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {cause}")]
 pub struct Failure {
@@ -10,7 +10,7 @@ pub struct Failure {
     cause: String,
 }
 
-/// Names the step in which an error happened.
+/// Names the step in which an error occurred.
 pub trait During<T> {
     fn during(self, step: impl Display) -> Result<T, Failure>;
 }

@@ -1,11 +1,11 @@
-//! Starts one container: joins its control groups and namespaces, builds its root, and clones its first process.
+//! Starts one container: joins its cgroups and namespaces, builds its root, and clones its first process.
 //!
-//! It joins before it knows the container, so that a launcher can wait for its request with that behind it. Mounts are
-//! another matter: those made for the container after the launcher's start must be seen, so its mount namespace is
+//! It joins cgroups and namespaces before it knows the container, so that a prepared launcher can wait for its request. Mounts are
+//! different: those created for the container after the launcher's start must be visible, so its mount namespace is
 //! copied last.
 //!
-//! The launcher is a process of its own because clone and setns act on whole processes, which must have one thread.
-//! The container's first process becomes a child of the launcher's parent, so that the node sees it end, and survives
+//! The launcher is a separate process because clone and setns act on whole processes, which must be single-threaded.
+//! The container's first process becomes a child of the launcher's parent, so that the node can wait for it, and it survives
 //! the node.
 
 use std::fs::{self, File};
@@ -27,8 +27,8 @@ use crate::failure::{During, Failure};
 use crate::mounts;
 use crate::syscalls::{self, Side};
 
-/// How long a process of a container may go on while others wait: the kernel's own measure is some milliseconds.
-const TURN: Duration = Duration::from_micros(100);
+/// The scheduler's time slice for processes of a container: the kernel's default is some milliseconds.
+const TIME_SLICE: Duration = Duration::from_micros(100);
 
 pub fn run() -> ExitCode {
     let answer = match prepare_and_start() {
@@ -38,20 +38,20 @@ pub fn run() -> ExitCode {
             pid: None,
         },
     };
-    // The line's end tells the node that this is all: it does not wait for the launcher to have gone.
-    let told = serde_json::to_vec(&answer)
+    // The newline ends the message: the node does not wait for the launcher to exit.
+    let written = serde_json::to_vec(&answer)
         .map_err(std::io::Error::from)
         .and_then(|mut text| {
             text.push(b'\n');
             std::io::stdout().write_all(&text)
         });
-    match told {
+    match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// What does not depend on the container, done by the time its request comes.
+/// The preparations that do not depend on the container, done before its request arrives.
 struct Prepared {
     user_namespace: OwnedFd,
 }
@@ -79,9 +79,9 @@ fn prepare(preparation: &Preparation) -> Result<Prepared, Failure> {
         out_of_memory_score,
     } = preparation;
     rustix::process::umask(Mode::empty());
-    join_control_groups(control_groups, *out_of_memory_score)?;
-    // Without it the container runs as well, only its neighbours wait longer for their turn.
-    let _ = syscalls::run_in_turns_of(TURN);
+    join_cgroups(control_groups, *out_of_memory_score)?;
+    // Optional: without it the container runs as well, only other containers wait longer for the CPU.
+    let _ = syscalls::set_time_slice(TIME_SLICE);
     let user_namespace = open(&pins.user)?;
     join(&pins.network, LinkNameSpaceType::Network)?;
     join(&pins.ipc, LinkNameSpaceType::InterProcessCommunication)?;
@@ -102,7 +102,7 @@ fn start(launch: &Launch, prepared: Prepared) -> Result<LaunchAnswer, Failure> {
     )
     .during("making mounts private")?;
     let shared_memory = mounts::open_shared_memory(launch)?;
-    // The pins of every other pod are mounts; a container's namespace must not keep them alive.
+    // The pins of all other pods are mounts; a container's mount namespace must not keep them alive.
     let _ = rustix::mount::unmount(&launch.hide, UnmountFlags::DETACH);
     let root = mounts::build(launch, user_namespace.as_fd(), shared_memory)?;
 
@@ -138,14 +138,14 @@ fn start(launch: &Launch, prepared: Prepared) -> Result<LaunchAnswer, Failure> {
         Side::Parent(pid) => {
             drop(status_write);
             let answer = await_start(status_read, pid.as_raw_nonzero().get());
-            // Closing mounts makes the kernel wait; that is left to the end of this process, after the answer.
+            // Closing mounts makes the kernel wait; leave that to the end of this process, after the response.
             std::mem::forget((root, files));
             Ok(answer)
         }
     }
 }
 
-/// The container's process says how far it came; the pipe closing without a word means that it died.
+/// Reads the container's process' report; if the pipe closes without one, the process died.
 fn await_start(status: OwnedFd, pid: i32) -> LaunchAnswer {
     let mut text = Vec::new();
     let read = File::from(status).read_to_end(&mut text);
@@ -179,10 +179,10 @@ pub fn join(pin: &Path, kind: LinkNameSpaceType) -> Result<(), Failure> {
         .during(format_args!("joining the namespace at {}", pin.display()))
 }
 
-fn join_control_groups(groups: &[PathBuf], out_of_memory_score: i32) -> Result<(), Failure> {
+fn join_cgroups(groups: &[PathBuf], out_of_memory_score: i32) -> Result<(), Failure> {
     for group in groups {
         fs::write(group.join("cgroup.procs"), "0")
-            .during(format_args!("joining control group {}", group.display()))?;
+            .during(format_args!("joining cgroup {}", group.display()))?;
     }
     if out_of_memory_score != 0 {
         fs::write("/proc/self/oom_score_adj", out_of_memory_score.to_string())
@@ -191,7 +191,7 @@ fn join_control_groups(groups: &[PathBuf], out_of_memory_score: i32) -> Result<(
     Ok(())
 }
 
-/// What the container's first process carries across its confinement, opened while the host can be seen.
+/// Files that the container's first process keeps across its confinement, opened while the host is visible.
 #[derive(Debug)]
 pub struct Files {
     pub null: OwnedFd,
@@ -222,7 +222,7 @@ fn open_files(launch: &Launch) -> Result<Files, Failure> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .during("opening /dev/null")?;
 
-    // A socket's address is at most 108 bytes long, so it is bound relative to its directory.
+    // A socket address is limited to 108 bytes, so it is bound relative to its directory.
     rustix::process::chdir(&launch.files.directory).during(format_args!(
         "entering {}",
         launch.files.directory.display()

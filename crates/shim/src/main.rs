@@ -1,15 +1,15 @@
-//! The shim: the one privileged, single-threaded program that makes containers.
+//! The shim: the only privileged, single-threaded program that creates containers.
 //!
-//! It has four lives, chosen by its first argument:
+//! It has four modes, selected by its first argument:
 //!
 //! ```text
-//! node ──spawns──► namespaces   make and pin a pod's namespaces, then exit
+//! node ──spawns──► namespaces   create and pin a pod's namespaces, then exit
 //!      ──spawns──► launch       build one container's root, clone its first process, then exit
 //!                    └─clone──► agent   PID 1 of the container: runs its command, reaps, serves exec
-//! cli ──becomes──► rootless     make an unprivileged user root of namespaces of its own, and become the cli again
+//! cli ──becomes──► rootless     make an unprivileged user root of its own namespaces, and execute the cli again
 //! ```
 //!
-//! It knows nothing of pods, images or Kubernetes: requests arrive ready-made on standard input.
+//! It contains no knowledge of pods, images or Kubernetes: requests arrive complete on standard input.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -30,18 +30,18 @@ use std::process::ExitCode;
 /// The name under which a container sees its PID 1.
 pub const AGENT_NAME: &str = "sandbox-init";
 
-/// Ends with the node that asked: the one that takes its place clears up what is unfinished and makes it anew, under the same names.
-/// Only for what the thread that started it waits for, since the kernel tells of the end of that thread. A launcher may wait much
-/// longer than it, and sees the end of its input instead.
-fn for_the_node(work: impl FnOnce() -> ExitCode) -> ExitCode {
-    if let Err(error) = end_with_the_node() {
-        eprintln!("cannot be told that the node has died: {error}");
+/// Ends when the node process that started it ends (`PR_SET_PDEATHSIG`): the next node process removes unfinished objects and
+/// creates them again under the same names. Only for work that the starting thread waits for, since the kernel sends the signal at
+/// the end of that thread. A launcher may wait much longer, and detects the end of its input instead.
+fn run_for_node(work: impl FnOnce() -> ExitCode) -> ExitCode {
+    if let Err(error) = die_with_node() {
+        eprintln!("cannot set the signal for the node's death: {error}");
         return ExitCode::FAILURE;
     }
     work()
 }
 
-fn end_with_the_node() -> rustix::io::Result<()> {
+fn die_with_node() -> rustix::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
 }
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     }
     match arguments.next().as_deref() {
         Some("rootless") => rootless::run(std::env::args_os().skip(2)),
-        Some("namespaces") => for_the_node(namespaces::run),
+        Some("namespaces") => run_for_node(namespaces::run),
         Some("launch") => launch::run(),
         _ => {
             eprintln!(

@@ -1,8 +1,8 @@
-//! Builds a container's root file system in the launcher's own mount namespace, as the host's root.
+//! Builds a container's root file system in the launcher's mount namespace, as the host's root user.
 //!
 //! Everything is attached through descriptors resolved inside the new root (`RESOLVE_IN_ROOT`), so that no symlink of an
-//! image or a volume can make the launcher touch the host. Mounts made here are locked once the container's user
-//! namespace copies them: nothing inside can take a mask or a read-only flag away.
+//! image or a volume can make the launcher touch the host. Mounts created here are locked once the container's user
+//! namespace copies them: a process inside cannot remove a mask or a read-only flag.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::sub_path::{self, Missing};
 use crate::syscalls;
 use crate::view::{Views, by_descriptor, open_path};
 
-/// The finished root: a mount whose attributes can still change, at a path of the launcher's mount namespace.
+/// The finished root: a mount whose attributes can still be changed, at a path of the launcher's mount namespace.
 #[derive(Debug)]
 pub struct BuiltRoot {
     pub path: PathBuf,
@@ -28,12 +28,12 @@ struct Builder<'a> {
     root: OwnedFd,
     user_namespace: BorrowedFd<'a>,
     shared_memory: Option<OwnedFd>,
-    /// Mounts that become read-only when everything below them is in place.
+    /// Mounts that become read-only when everything below them is mounted.
     seal: Vec<OwnedFd>,
     views: Views,
 }
 
-/// Detaches a view of the shared memory of a pod with several containers.
+/// Opens a detached mount of the shared memory of a pod with several containers.
 pub fn open_shared_memory(launch: &Launch) -> Result<Option<OwnedFd>, Failure> {
     let open = |path: &PathBuf| clone_tree(CWD, path, false);
     launch
@@ -64,7 +64,7 @@ pub fn build(
     for mount in &launch.mounts {
         builder.mount(mount)?;
     }
-    // An image may name a directory it does not have; a container starts in it all the same.
+    // An image may set a working directory that does not exist; the container starts nevertheless.
     let _ = builder.open_target(
         Path::new(&launch.process.working_directory),
         FileType::Directory,
@@ -81,7 +81,7 @@ pub fn build(
 fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, Failure> {
     let stage = match launch.outside {
         None => memory_file_system(64 << 10, 0o700, None),
-        // Another runtime finds its bundle here, keeps its notes here, and leaves them with the container.
+        // Another runtime finds its bundle here, and keeps its state here for the life of the container.
         Some(_) => memory_file_system(4 << 20, 0o700, Some(launch.identities)),
     }
     .during("making the stage")?;
@@ -94,7 +94,7 @@ fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd
             .during("making a layer's mount point")?;
         let tree = clone_tree(CWD, &layer.path, true)
             .during(format_args!("opening layer {}", layer.path.display()))?;
-        map_identities(
+        map_ids(
             tree.as_fd(),
             Some(user_namespace).filter(|_| !launch.identities.is_single()),
             READ_ONLY,
@@ -110,7 +110,7 @@ fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd
     Ok(overlay)
 }
 
-/// A parameter that a kernel before 6.5 takes in one piece may be this long.
+/// The largest parameter that a kernel before 6.5 accepts in one `fsconfig` call.
 const PARAMETER_BYTES_MAX: usize = 255;
 
 fn overlay(launch: &Launch, lower: &[String]) -> rustix::io::Result<OwnedFd> {
@@ -124,20 +124,20 @@ fn overlay(launch: &Launch, lower: &[String]) -> rustix::io::Result<OwnedFd> {
             rustix::mount::fsconfig_set_string(&context, "lowerdir+", layer.as_str())?;
         }
     }
-    // The container can read these words in its list of mounts, so they do not tell where the directories are.
+    // The container can read these options in its list of mounts, so they must not reveal where the directories are.
     let upper = open_path(&launch.root.upper)?;
     rustix::mount::fsconfig_set_string(&context, "upperdir", by_descriptor(&upper).as_str())?;
     let work = open_path(&launch.root.work)?;
     rustix::mount::fsconfig_set_string(&context, "workdir", by_descriptor(&work).as_str())?;
     if launch.identities.is_single() {
-        // Without root, an overlay keeps its notes where an ordinary user may write them.
+        // Without root, overlayfs keeps its metadata in user extended attributes.
         rustix::mount::fsconfig_set_flag(&context, "userxattr")?;
     }
-    // The layer goes with the container, so nothing is owed to a crash of the machine.
+    // The layer is deleted with the container, so it need not survive a crash of the machine.
     rustix::mount::fsconfig_set_flag(&context, "volatile")?;
     rustix::mount::fsconfig_create(&context)?;
-    // Set-user-ID programs of the image and of the container's layer count where privileges may be gained. Their owners are of the
-    // pod's own identities: a file of another owner changes nobody's user, whatever its mode.
+    // Set-user-ID programs of the image and of the container's layer work if privileges may be gained. Their owners are within the
+    // pod's UID range: the mode of a file with another owner changes no process' user.
     let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
     if launch.process.no_new_privileges {
         attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
@@ -147,8 +147,8 @@ fn overlay(launch: &Launch, lower: &[String]) -> rustix::io::Result<OwnedFd> {
 
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-/// File systems that cannot map identities still serve: their files then belong to nobody, and stay readable.
-fn map_identities(
+/// Maps IDs if the file system supports it. Otherwise its files appear as owned by the overflow UID, and stay readable.
+fn map_ids(
     tree: BorrowedFd<'_>,
     user_namespace: Option<BorrowedFd<'_>>,
     attributes: u64,
@@ -189,7 +189,7 @@ pub fn attach(
     rustix::mount::move_mount(mount, "", directory, path, flags)
 }
 
-/// A detached tmpfs, owned by the container's root when identities are given.
+/// Creates a detached tmpfs, owned by the container's root if a UID range is given.
 pub fn memory_file_system(
     size_bytes: u64,
     mode: u32,
@@ -229,10 +229,7 @@ impl Builder<'_> {
                         attributes,
                         Some(self.user_namespace),
                     )
-                    .during(format_args!(
-                        "mapping identities of {}",
-                        source.path.display()
-                    ))?;
+                    .during(format_args!("mapping IDs of {}", source.path.display()))?;
                 } else {
                     syscalls::mount_set_attributes(
                         tree.as_fd(),
@@ -287,8 +284,10 @@ impl Builder<'_> {
             .during(format_args!("opening {shown}"))?;
         let opened = match &source.sub_path {
             None => base,
-            Some(sub_path) => sub_path::open(base.as_fd(), sub_path, self.makes_missing(source))
-                .during(format_args!("opening {} below {shown}", sub_path.display()))?,
+            Some(sub_path) => {
+                sub_path::open(base.as_fd(), sub_path, self.missing_policy(source))
+                    .during(format_args!("opening {} below {shown}", sub_path.display()))?
+            }
         };
         let kind = FileType::from_raw_mode(
             rustix::fs::fstat(&opened)
@@ -300,17 +299,17 @@ impl Builder<'_> {
         Ok((tree, kind))
     }
 
-    fn makes_missing(&self, source: &BindSource) -> Missing {
+    fn missing_policy(&self, source: &BindSource) -> Missing {
         let identities = self.launch.identities;
         match (source.create_sub_path, source.identity_mapped) {
             (false, _) => Missing::IsAnError,
-            // Where identities are mapped, those of the container are on the disk as they are.
-            (true, true) if !identities.is_single() => Missing::IsMadeFor(0),
-            (true, _) => Missing::IsMadeFor(identities.base),
+            // With an ID-mapped mount, the container's IDs are on the disk unmapped.
+            (true, true) if !identities.is_single() => Missing::CreateFor(0),
+            (true, _) => Missing::CreateFor(identities.base),
         }
     }
 
-    /// Opens a mount target inside the root and makes what is missing of it.
+    /// Opens a mount target inside the root and creates its missing directories.
     fn target(&self, path: &Path, kind: FileType) -> Result<OwnedFd, Failure> {
         self.open_target(path, kind)
             .during(format_args!("making mount point {}", path.display()))
@@ -383,7 +382,7 @@ impl Builder<'_> {
         )
     }
 
-    /// A `/dev` with the devices every program expects and no other.
+    /// Mounts a `/dev` with the devices that every program expects and no others.
     fn mount_devices(&mut self) -> Result<(), Failure> {
         let devices = memory_file_system(64 << 10, 0o755, Some(self.launch.identities))
             .during("making /dev")?;
@@ -465,8 +464,8 @@ impl Builder<'_> {
         rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     }
 
-    /// Puts a bundle around the finished root. An image decides where a path of its root leads, so what another runtime has
-    /// to find of it is shown a second time, where no image has a say.
+    /// Creates a bundle around the finished root. An image decides where a path in its root leads, so paths that another runtime
+    /// must find are mounted a second time, outside the image's control.
     fn stage_bundle(&self, outside: &Outside) -> Result<(), Failure> {
         let path = Path::new("config.json");
         std::fs::write(path, &outside.configuration).during("writing the bundle")?;
@@ -513,7 +512,7 @@ const NODES: [(&str, u32, u32); 6] = [
     ("tty", 5, 0),
 ];
 
-/// Shows the machine's own devices where none may be made, as without root.
+/// Bind-mounts the host's devices if device nodes cannot be created, as without root.
 fn show_devices(devices: BorrowedFd<'_>) -> rustix::io::Result<()> {
     for (name, ..) in NODES {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
@@ -524,7 +523,7 @@ fn show_devices(devices: BorrowedFd<'_>) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// A detached instance of a file system without options, for this process's namespaces.
+/// Creates a detached instance of a file system without options, for this process' namespaces.
 pub fn plain_file_system(name: &str) -> rustix::io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, "source", name)?;
@@ -535,8 +534,8 @@ pub fn plain_file_system(name: &str) -> rustix::io::Result<OwnedFd> {
     rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
-/// Mounts of one empty directory. The first is attached as it is and the others are its clones: a mount that is closed
-/// without having been attached makes the kernel wait for all processors.
+/// Mounts of one empty directory. The first is attached directly and the others are its clones: closing a mount that was
+/// never attached makes the kernel wait for all CPUs.
 #[derive(Debug, Default)]
 struct EmptyDirectory {
     first: Option<OwnedFd>,
@@ -550,13 +549,13 @@ impl EmptyDirectory {
         let made = memory_file_system(4 << 10, 0o555, None)?;
         syscalls::mount_set_attributes(made.as_fd(), false, READ_ONLY, None)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        let kept = rustix::io::fcntl_dupfd_cloexec(&made, 3)?;
-        self.first = Some(kept);
+        let first = rustix::io::fcntl_dupfd_cloexec(&made, 3)?;
+        self.first = Some(first);
         Ok(made)
     }
 }
 
-/// Covers what the kernel shows of the host in a fresh `/proc`. Runs inside the container's namespaces, in its root.
+/// Masks what the kernel exposes of the host in a new `/proc`. Runs inside the container's namespaces, in its root.
 pub fn mask<'a>(
     masked: &[PathBuf],
     read_only: impl Iterator<Item = &'a PathBuf>,

@@ -1,11 +1,11 @@
-//! Makes a pod's network, IPC, hostname and user namespaces and pins them to files, so that they live as long as the
+//! Creates a pod's network, IPC, hostname and user namespaces and pins them to files, so that they live as long as the
 //! pod rather than as long as a process.
 //!
-//! None but the last belongs to the container's user namespace: whatever capability a container is given counts for nothing
-//! over its own network, so that it can neither forge addresses nor undo what the node configured. The network's belongs to a
-//! user namespace that no process is in, because the kernel tells every network of the host's about the host's devices.
+//! Only the last belongs to the container's user namespace: a container's capabilities do not apply to its own network,
+//! so it can neither forge addresses nor undo the node's configuration. The network namespace belongs to a
+//! user namespace without processes, because the kernel reports the host's devices to every network namespace of the host's user namespace.
 //!
-//! The user namespaces belong to the pod's first identity, so that the kernel's limits per user are limits per pod.
+//! The user namespaces belong to the first UID of the pod's range, so that the kernel's per-user limits are per-pod limits.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -59,8 +59,8 @@ fn make(request: &NamespacesRequest) -> Result<(), Failure> {
     })
 }
 
-/// Without capabilities over its network a container still binds port 80 and sends pings. Kernels that lack a setting
-/// only lack that convenience.
+/// Lets a container bind port 80 and send pings without capabilities over its network. On kernels without a setting
+/// only that convenience is missing.
 fn set_network_defaults(identities: IdentityRange) {
     let last = identities.base + identities.count - 1;
     let settings = [
@@ -87,7 +87,7 @@ fn pin(namespace: &Path, onto: &Path) -> Result<(), Failure> {
     ))
 }
 
-/// Does `work` with a process that is in new namespaces. They end with it unless they are pinned by then.
+/// Runs `work` with a process in new namespaces. The namespaces end with the process unless `work` pins them.
 fn with_namespaces(
     request: &NamespacesRequest,
     flags: libc::c_int,
@@ -101,8 +101,8 @@ fn with_namespaces(
         syscalls::clone_child(flags)
     } else {
         let cloned = syscalls::clone_child_for(identities.base, flags);
-        // A change of user makes the kernel forget it.
-        crate::end_with_the_node().during("following the node")?;
+        // The kernel clears the parent-death signal when the user changes.
+        crate::die_with_node().during("following the node")?;
         cloned
     };
     match cloned.during("making a user namespace")? {
@@ -123,7 +123,7 @@ fn with_namespaces(
     }
 }
 
-/// Where the node runs without root, all pods count for the user that runs it. Each gets a quarter of what that user may have.
+/// If the node runs without root, all pods count against the user that runs it. Each pod gets a quarter of that user's limit.
 fn limit_single_user() {
     let setting = "/proc/sys/user/max_inotify_instances";
     let all = fs::read_to_string("/proc/sys/fs/inotify/max_user_instances").ok();
@@ -147,7 +147,7 @@ fn map_and_pin(request: &NamespacesRequest, pid: Pid) -> Result<(), Failure> {
         let path = format!("/proc/{pid}/{file}");
         let mut file = File::options().write(true).open(&path).during(&path)?;
         file.write_all(map.as_bytes())
-            .during(format_args!("mapping identities in {path}"))?;
+            .during(format_args!("writing the ID mapping {path}"))?;
     }
     pin(
         Path::new(&format!("/proc/{pid}/ns/user")),

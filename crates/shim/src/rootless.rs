@@ -1,7 +1,7 @@
-//! Gives a program of an unprivileged user the powers of root over namespaces of its own, and over nothing else.
+//! Gives an unprivileged user's program root privileges over its own namespaces, and over nothing else.
 //!
-//! The program gets new user, mount and network namespaces. The user's own identity is the only one there is in them, as
-//! root. What it has open, listening sockets too, stays as it was.
+//! The program gets new user, mount and network namespaces. They map only the user's own UID and GID, as
+//! root. Open descriptors, including listening sockets, stay unchanged.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +14,7 @@ use rustix::thread::UnshareFlags;
 use crate::failure::{During, Failure};
 use crate::syscalls;
 
-/// Runs the program named by `arguments` in place of this one.
+/// Executes the program named by `arguments`.
 pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(program) = arguments.next() else {
         eprintln!("usage: agent-sandbox-shim rootless PROGRAM [ARGUMENT]…");
@@ -38,7 +38,7 @@ fn enter() -> Result<(), Failure> {
     let flags = UnshareFlags::NEWUSER | UnshareFlags::NEWNS | UnshareFlags::NEWNET;
     syscalls::unshare(flags).during("making user, mount and network namespaces")?;
     let maps = [
-        // Who cannot drop groups must not be able to, or a file that shuts a group out would let its members in.
+        // Without this, a process could drop a group and so gain access to files that deny it to that group.
         ("/proc/self/setgroups", "deny".to_owned()),
         ("/proc/self/uid_map", format!("0 {} 1", user.as_raw())),
         ("/proc/self/gid_map", format!("0 {} 1", group.as_raw())),

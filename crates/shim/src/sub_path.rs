@@ -1,4 +1,4 @@
-//! A path that a pod chose inside a volume, and that its containers may change at any moment.
+//! Opens a `subPath` of a volume, which containers may change concurrently (TOCTOU).
 //!
 //! Symlinks may point anywhere inside the volume and nowhere else.
 
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
-/// What becomes of a path that is not there.
+/// What to do with a path that does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     IsAnError,
-    /// Directories of this owner are made.
-    IsMadeFor(u32),
+    /// Create directories with this owner.
+    CreateFor(u32),
 }
 
 /// Opens a path below `base`.
@@ -24,7 +24,7 @@ pub fn open(base: BorrowedFd<'_>, path: &Path, missing: Missing) -> rustix::io::
         rustix::fs::openat2(base, path, flags, Mode::empty(), resolve)
     };
     let owner = match (open(path), missing) {
-        (Err(Errno::NOENT), Missing::IsMadeFor(owner)) => owner,
+        (Err(Errno::NOENT), Missing::CreateFor(owner)) => owner,
         (opened, _) => return opened,
     };
     let mut prefix = PathBuf::new();
@@ -45,15 +45,15 @@ pub fn open(base: BorrowedFd<'_>, path: &Path, missing: Missing) -> rustix::io::
     open(path)
 }
 
-/// Makes a directory that containers may use as they may use the one above: with its permissions and its group.
+/// Creates a directory with the permissions and group of its parent, so that containers may use it in the same way.
 fn make_like_parent(parent: BorrowedFd<'_>, name: &Path, owner: u32) -> rustix::io::Result<()> {
     let above = rustix::fs::fstat(parent)?;
     match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o700)) {
-        // Another container of the pod was faster.
+        // Another container of the pod created it first.
         Err(Errno::EXIST) => return Ok(()),
         other => other?,
     }
-    // Whatever has the name by now is the pod's own, and no link is followed to anything else.
+    // The pod may have replaced the directory; no link is followed to anything else.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let group = Gid::from_raw(above.st_gid);

@@ -36,12 +36,12 @@ pub fn clone_child(namespaces: u64) -> io::Result<Side> {
     )
 }
 
-/// The same, with namespaces that belong to another user than the root that makes them. What is taken in a user namespace
-/// (inotify instances, pending signals, message queues, locked memory) counts for its owner too, whose limits are those of
+/// As `clone_child`, with namespaces that belong to another user than root. Resources in a user namespace
+/// (inotify instances, pending signals, message queues, locked memory) also count against its owner, whose limits are those of
 /// one user of the machine.
 pub fn clone_child_for(owner: u32, namespaces: u64) -> io::Result<Side> {
     set_effective_user(owner)?;
-    // The capabilities that went with the user are still permitted; some machines let no one else make user namespaces.
+    // The capabilities dropped with the user are still permitted; some machines forbid other users to create user namespaces.
     let side = raise_permitted_capabilities().and_then(|()| clone_child(namespaces));
     if !matches!(side, Ok(Side::Child)) {
         set_effective_user(0)?;
@@ -84,8 +84,8 @@ fn clone_with(flags: u64, exit_signal: u64) -> io::Result<Side> {
     }
 }
 
-/// How long this process, and whoever descends from it, may go on while somebody else wants the processor. Kernels before 6.12 take no notice.
-pub fn run_in_turns_of(turn: std::time::Duration) -> io::Result<()> {
+/// Sets the scheduler's time slice for this process and its descendants. Kernels before 6.12 ignore it.
+pub fn set_time_slice(slice: std::time::Duration) -> io::Result<()> {
     const THIS_PROCESS: libc::pid_t = 0;
     const NO_FLAGS: libc::c_uint = 0;
     let size = u32::try_from(std::mem::size_of::<libc::sched_attr>()).expect("a small structure");
@@ -101,7 +101,7 @@ pub fn run_in_turns_of(turn: std::time::Duration) -> io::Result<()> {
             NO_FLAGS,
         )
     })?;
-    attributes.sched_runtime = u64::try_from(turn.as_nanos()).unwrap_or(u64::MAX);
+    attributes.sched_runtime = u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX);
     // SAFETY: the structure says its own size and outlives the call, which only reads it.
     check(unsafe {
         libc::syscall(
@@ -130,7 +130,7 @@ pub fn fork() -> io::Result<Side> {
     }
 }
 
-/// Changes attributes of a mount, optionally mapping its identities through a user namespace.
+/// Changes attributes of a mount, optionally with an ID mapping from a user namespace.
 pub fn mount_set_attributes(
     mount: BorrowedFd<'_>,
     recursive: bool,
@@ -180,7 +180,7 @@ pub fn join_new_session_keyring() -> io::Result<()> {
     .map(drop)
 }
 
-/// Installs one compiled seccomp program on this thread, for good.
+/// Installs one compiled seccomp program on this thread, permanently.
 pub fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
     let description = libc::sock_fprog {
         len: u16::try_from(program.len())
@@ -199,7 +199,7 @@ pub fn install_seccomp(program: &[libc::sock_filter]) -> io::Result<()> {
     .map(drop)
 }
 
-/// Reads a seccomp program as the node stores it: the kernel's own array, in native byte order.
+/// Parses a seccomp program in the node's file format: the kernel's array, in native byte order.
 pub fn parse_seccomp(bytes: &[u8]) -> Option<Vec<libc::sock_filter>> {
     let (instructions, rest) = bytes.as_chunks::<8>();
     rest.is_empty().then(|| {
@@ -215,12 +215,12 @@ pub fn parse_seccomp(bytes: &[u8]) -> Option<Vec<libc::sock_filter>> {
     })
 }
 
-/// Sets the three identity triples of this process, and its supplementary groups.
+/// Sets the real, effective and saved UID and GID of this process, and its supplementary groups.
 pub fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     // SAFETY: the slice outlives the call; raw system calls act on this, the only thread.
     let set = check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) });
     match set {
-        // Where the node runs without root, groups cannot be changed, and none are asked for.
+        // If the node runs without root, groups cannot be changed, and none are requested.
         Err(error) if groups.is_empty() && error.raw_os_error() == Some(libc::EPERM) => {}
         other => drop(other?),
     }
@@ -254,7 +254,7 @@ pub fn bring_loopback_up() -> io::Result<()> {
     check(result.into()).map(drop)
 }
 
-/// Drops every capability not in `keep` from the bounding set.
+/// Drops every capability that is not in `keep` from the bounding set.
 pub fn bound_capabilities(keep: u64) -> io::Result<()> {
     for capability in 0..64 {
         if keep & (1 << capability) != 0 {
@@ -274,8 +274,8 @@ pub fn bound_capabilities(keep: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes `keep` the effective and permitted sets, and empties the inheritable and ambient ones: a program that another user executes
-/// must not get capabilities that its file does not give it.
+/// Makes `keep` the effective and permitted sets, and clears the inheritable and ambient ones: a program that another user executes
+/// must not get capabilities that its file does not grant.
 pub fn set_capabilities(keep: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
@@ -315,7 +315,7 @@ pub fn set_capabilities(keep: u64) -> io::Result<()> {
     .map(drop)
 }
 
-/// Forbids this process and its descendants ever to gain privileges by executing a file.
+/// Forbids this process and its descendants to gain privileges by executing a file (`no_new_privs`).
 pub fn forbid_new_privileges() -> io::Result<()> {
     // SAFETY: prctl with integer arguments.
     check(libc::c_long::from(unsafe {
@@ -324,7 +324,7 @@ pub fn forbid_new_privileges() -> io::Result<()> {
     .map(drop)
 }
 
-/// Hides this process's memory and descriptors from its own user.
+/// Makes this process undumpable, which hides its memory and descriptors from its own user.
 pub fn forbid_inspection() -> io::Result<()> {
     // SAFETY: prctl with integer arguments.
     check(libc::c_long::from(unsafe {
@@ -351,12 +351,12 @@ pub fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
     .map(drop)
 }
 
-/// Puts `descriptors` at 3, 4, 5, … in order and closes everything above them; 0 to 2 become `/dev/null`.
+/// Moves `descriptors` to 3, 4, 5, … in order and closes everything above them; 0 to 2 become `/dev/null`.
 pub fn arrange_descriptors(null: OwnedFd, descriptors: Vec<OwnedFd>) -> io::Result<()> {
     const FREE: RawFd = 64;
     let mut raised = Vec::with_capacity(descriptors.len());
     for descriptor in &descriptors {
-        // SAFETY: duplicates an open descriptor to a number nobody owns.
+        // SAFETY: duplicates an open descriptor to a number that is not owned.
         let number = check(libc::c_long::from(unsafe {
             libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD, FREE)
         }))?;
@@ -368,7 +368,7 @@ pub fn arrange_descriptors(null: OwnedFd, descriptors: Vec<OwnedFd>) -> io::Resu
             libc::dup2(null.as_raw_fd(), standard)
         }))?;
     }
-    // The owned numbers are about to be reused or closed by number.
+    // The owned numbers are reused or closed by number below.
     std::mem::forget(descriptors);
     std::mem::forget(null);
     let mut next = 3;
@@ -382,11 +382,11 @@ pub fn arrange_descriptors(null: OwnedFd, descriptors: Vec<OwnedFd>) -> io::Resu
 
 /// Closes every descriptor from `first` on.
 pub fn close_from(first: RawFd) -> io::Result<()> {
-    // SAFETY: called only where nothing above `first` is used again.
+    // SAFETY: called only if nothing above `first` is used again.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) }).map(drop)
 }
 
-/// Takes ownership of a descriptor this process was started with.
+/// Takes ownership of a descriptor that this process inherited.
 pub fn inherited(number: RawFd) -> OwnedFd {
     // SAFETY: the agent calls this once per number its launcher arranged, and nothing else owns them.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
@@ -412,7 +412,7 @@ pub fn execute_file(file: BorrowedFd<'_>, name: &CStr) -> io::Error {
     io::Error::last_os_error()
 }
 
-/// Sets up standard streams, signals and session of a forked child, then executes `path`. Returns only on failure.
+/// The program, arguments and environment of an `execve`.
 #[derive(Debug)]
 pub struct ChildImage<'a> {
     pub path: &'a CStr,
@@ -435,7 +435,7 @@ pub fn execute(image: &ChildImage<'_>) -> io::Error {
     io::Error::last_os_error()
 }
 
-/// Gives a forked child default signal handling and three standard streams, and closes all else but `keep`.
+/// Gives a forked child default signal handling and three standard streams, and closes all other descriptors but `keep`.
 pub fn prepare_child(
     streams: [BorrowedFd<'_>; 3],
     keep: BorrowedFd<'_>,
@@ -480,7 +480,7 @@ pub fn prepare_child(
     Ok(())
 }
 
-/// Blocks every signal the agent handles and makes them readable.
+/// Blocks every signal that the agent handles, and returns a signalfd for them.
 pub fn signal_descriptor(signals: &[i32]) -> io::Result<OwnedFd> {
     // SAFETY: `set` is initialised by sigemptyset; the returned descriptor is new and unowned.
     unsafe {
@@ -505,7 +505,7 @@ pub fn signal_descriptor(signals: &[i32]) -> io::Result<OwnedFd> {
     }
 }
 
-/// The signal numbers waiting in a signal descriptor.
+/// Reads the pending signal numbers from a signalfd.
 pub fn pending_signals(descriptor: BorrowedFd<'_>) -> Vec<i32> {
     let mut signals = Vec::new();
     let mut record = [0_u8; std::mem::size_of::<libc::signalfd_siginfo>()];
@@ -520,7 +520,7 @@ pub fn pending_signals(descriptor: BorrowedFd<'_>) -> Vec<i32> {
     signals
 }
 
-/// Sends a signal number to a process, or to a group when `pid` is negative.
+/// Sends a signal to a process, or to a process group if `pid` is negative.
 pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: no pointer is passed.
     check(libc::c_long::from(unsafe { libc::kill(pid, signal) })).map(drop)

@@ -1,7 +1,7 @@
-//! Views of files of the host: read-only overlays, whose inodes are the container's own.
+//! Read-only overlay views of host files, so that a container gets its own inodes.
 //!
-//! On the inodes of the host a container could watch what others open (`inotify`), and lock what others want to lock (`flock`).
-//! Pages in memory stay shared, because an overlay reads through the inodes below.
+//! On the host's inodes a container could watch which files others open (`inotify`), and lock files that others want to lock
+//! (`flock`). The page cache stays shared, because an overlay reads through the lower inodes.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -13,25 +13,25 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use crate::failure::{During, Failure};
 use crate::mounts::{attach, clone_tree};
 
-/// An empty directory of the stage.
+/// An empty directory in the stage.
 const EMPTY: &str = "empty";
 
-/// The views of one container. The current directory has to be the stage.
+/// The views of one container. The current directory must be the stage.
 #[derive(Debug, Default)]
 pub struct Views {
     made: u32,
 }
 
 impl Views {
-    /// Detaches a view of a file or directory. What no overlay can be made of, by its file system or without root, is shown as it
-    /// is.
+    /// Creates a detached view of a file or directory. A path that cannot be an overlay layer, because of its file system or without
+    /// root, is bind-mounted directly.
     pub fn open(&mut self, path: &Path) -> Result<(OwnedFd, FileType), Failure> {
         let opening = format!("opening {}", path.display());
         let mode = rustix::fs::stat(path).during(&opening)?.st_mode;
         let kind = FileType::from_raw_mode(mode);
         let tree = self.make(path, kind).or_else(|error| {
             eprintln!(
-                "{} is shown as it is, and containers can watch and lock it for each other: {error}",
+                "{} is mounted without an overlay, so containers can watch and lock it for each other: {error}",
                 path.display()
             );
             clone_tree(CWD, path, true)
@@ -47,7 +47,7 @@ impl Views {
         if kind == FileType::Directory {
             return of_directory(path);
         }
-        // A file is taken out of a view of its directory, which has to be mounted for that.
+        // A file is cloned from a view of its directory, which must be mounted for that.
         let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Errno::INVAL);
         };
@@ -62,7 +62,7 @@ impl Views {
 fn of_directory(directory: &Path) -> rustix::io::Result<OwnedFd> {
     let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, "source", "overlay")?;
-    // Without a writable layer there have to be two others. The first one lends the root its owner and mode.
+    // An overlay without a writable layer needs two lower layers. The first provides the owner and mode of the root.
     let shown = open_path(directory)?;
     let layers = format!("{}:{EMPTY}", by_descriptor(&shown));
     rustix::mount::fsconfig_set_string(&context, "lowerdir", layers.as_str())?;
@@ -77,8 +77,8 @@ pub fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// A path to what a descriptor of this process stands for. Options of a mount can be read in the container, and such a path
-/// does not tell where the directory is.
+/// The `/proc/self/fd` path of a descriptor. A container can read its mount options, and such a path
+/// does not reveal where the directory is.
 pub fn by_descriptor(descriptor: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", descriptor.as_raw_fd())
 }

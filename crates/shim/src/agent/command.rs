@@ -1,4 +1,4 @@
-//! The container's own command: its streams, its log, and who is attached to it.
+//! The container's own command: its streams, its log, and its attached sessions.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,8 +10,8 @@ use super::log::{Log, Stream};
 use super::session::Session;
 use super::spawn::{self, Program, Refusal, Spawned};
 
-/// Input waiting for a command that does not read it; attached sessions are not read while there is more.
-const MOST_PENDING_INPUT: usize = 64 << 10;
+/// The limit of queued input for a command that does not read; above it, attached sessions are not read.
+const MAX_PENDING_INPUT: usize = 64 << 10;
 
 #[derive(Debug)]
 pub struct Command {
@@ -59,7 +59,7 @@ impl Command {
         self.log.replace(file);
     }
 
-    /// How long its output is left where it is, because the log has no room.
+    /// How long to stop reading the command's output, because the log file is full.
     pub fn pause(&self) -> Option<Duration> {
         self.log.pause(Instant::now())
     }
@@ -91,7 +91,7 @@ impl Command {
     }
 
     pub fn accepts_input(&self) -> bool {
-        self.pending_input.len() < MOST_PENDING_INPUT
+        self.pending_input.len() < MAX_PENDING_INPUT
     }
 
     pub fn feed(&mut self, data: &[u8]) {
@@ -101,7 +101,7 @@ impl Command {
         }
     }
 
-    /// An attached client's input has ended; the command sees that only where its pod said `stdinOnce`.
+    /// Handles the end of an attached client's input; the command sees it only if its pod sets `stdinOnce`.
     pub fn input_ended(&mut self) {
         if self.stdin_once {
             self.close_input = true;
@@ -147,18 +147,18 @@ impl Command {
                     }
                 }
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                // A terminal answers EIO when its last user is gone.
+                // Reading a terminal fails with EIO when its last user has closed it.
                 Err(_) => *output = None,
             }
         }
     }
 
-    /// Reads all that the ended command left in its pipes.
+    /// Reads everything that the ended command left in its pipes.
     pub fn drain(&mut self, buffer: &mut [u8], sessions: &mut [Session]) {
-        const MOST_BYTES: usize = 4 << 20;
+        const MAX_BYTES: usize = 4 << 20;
         let mut total = 0;
-        // A process the command left behind may write for ever; it is about to be killed, so its output is bounded.
-        while total < MOST_BYTES && self.has_output() {
+        // A background process of the command may write forever; it will be killed next, so its output is limited.
+        while total < MAX_BYTES && self.has_output() {
             self.read_output(buffer, sessions);
             total += buffer.len();
         }
@@ -175,13 +175,13 @@ impl Command {
                 tv_sec: 0,
                 tv_nsec: 0,
             };
-            // Where the kernel refuses to say, reading shows it.
+            // If polling fails, reading decides.
             rustix::event::poll(&mut set, Some(&none)).map_or(true, |ready| ready > 0)
         })
     }
 }
 
-/// Writes as much of `pending` as a descriptor takes; input nobody will read is dropped.
+/// Writes as much of `pending` as the descriptor accepts; input that no process will read is dropped.
 pub fn write_pending(descriptor: Option<&OwnedFd>, pending: &mut Vec<u8>) {
     let Some(descriptor) = descriptor else {
         pending.clear();

@@ -1,4 +1,4 @@
-//! The way into a container that another runtime has: whether it runs yet, and how a command is started in it.
+//! Starts commands in a container of another runtime (`runc`, `runsc`), and checks whether it runs.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 use serde_json::{Value, json};
 use shim_protocol::{Entrance, ExecRequest, Process};
 
-/// How long to wait before the runtime is asked again.
+/// The pause before the runtime is asked again.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The file that describes a command to the runtime; it goes with the command.
+/// The file that describes a command to the runtime; removed with the command.
 #[derive(Debug)]
 pub struct Description(PathBuf);
 
@@ -22,7 +22,7 @@ impl Drop for Description {
     }
 }
 
-/// The call that runs a command in the container.
+/// The runtime's command line that runs a command in the container.
 pub fn exec(entrance: &Entrance, request: &ExecRequest) -> io::Result<(Vec<String>, Description)> {
     let mut process: Value = serde_json::from_str(&entrance.process)?;
     process["args"] = json!(request.arguments);
@@ -32,10 +32,10 @@ pub fn exec(entrance: &Entrance, request: &ExecRequest) -> io::Result<(Vec<Strin
         let key = variable.as_str().and_then(|text| text.split_once('='));
         key.is_some_and(|(key, _)| request.environment.iter().any(|(other, _)| other == key))
     };
-    let kept = own.into_iter().filter(|variable| !replaced(variable));
+    let inherited = own.into_iter().filter(|variable| !replaced(variable));
     let added = request.environment.iter();
     let added = added.map(|(key, value)| json!(format!("{key}={value}")));
-    process["env"] = kept.chain(added).collect();
+    process["env"] = inherited.chain(added).collect();
     let number = (0..u32::MAX)
         .find(|number| !path(entrance, *number).exists())
         .unwrap_or_default();
@@ -50,7 +50,7 @@ fn path(entrance: &Entrance, number: u32) -> PathBuf {
     entrance.directory.join(format!("exec-{number}.json"))
 }
 
-/// Waits until the container runs. False if the runtime, which is `command`, ended without having started it.
+/// Waits until the container runs. False if the runtime, which is `command`, ended before it had started the container.
 pub fn await_container(entrance: &Entrance, process: &Process, command: i32) -> bool {
     let started = entrance.directory.join("pid");
     loop {
@@ -62,7 +62,7 @@ pub fn await_container(entrance: &Entrance, process: &Process, command: i32) -> 
     }
 }
 
-/// Whether a child has ended; it is left to be reaped.
+/// Whether a child has ended; does not reap it.
 fn has_ended(pid: i32) -> bool {
     let Some(pid) = Pid::from_raw(pid) else {
         return true;
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_described_with_its_own_words_and_variables_over_the_containers() {
+    fn a_commands_arguments_and_variables_override_the_containers() {
         let directory = std::env::temp_dir().join(format!("entrance-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let entrance = Entrance {
@@ -113,7 +113,7 @@ mod tests {
         };
         let (words, description) = exec(&entrance, &request).unwrap();
         let (other, second) = exec(&entrance, &request).unwrap();
-        assert_ne!(words[3], other[3], "two commands at once have two files");
+        assert_ne!(words[3], other[3], "two concurrent commands have two files");
         assert_eq!((words[0].as_str(), words[4].as_str()), ("runc", "c1"));
         let text = std::fs::read_to_string(&words[3]).unwrap();
         let described: Value = serde_json::from_str(&text).unwrap();

@@ -1,4 +1,4 @@
-//! A PID namespace that several containers share: the process that holds it, and how a container in it ends.
+//! A PID namespace shared by several containers: the process that holds it, and how a container in it ends.
 
 use std::os::fd::BorrowedFd;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use rustix::process::{Pid, WaitOptions, wait};
 
 use crate::syscalls;
 
-/// Is PID 1 for as long as the pod lives: reaps what nobody else does. The namespace, and all in it, ends with this
+/// Runs as PID 1 for the life of the pod, and reaps orphans. The namespace and all its processes end with this
 /// process.
 pub fn hold(signals: BorrowedFd<'_>) -> ExitCode {
     loop {
@@ -21,15 +21,15 @@ pub fn hold(signals: BorrowedFd<'_>) -> ExitCode {
     }
 }
 
-/// Kills what a container has left, which a namespace of its own would have taken with it. Whatever is started meanwhile
-/// becomes a child of this process when its parent ends, so it is found in the next round.
+/// Kills all processes that a container has left, as the end of its own PID namespace would. A process that is started
+/// meanwhile becomes a child of this process when its parent ends, so the next round finds it.
 pub fn end_descendants() {
-    const MOST_ROUNDS: u32 = 1000;
-    for _ in 0..MOST_ROUNDS {
+    const MAX_ROUNDS: u32 = 1000;
+    for _ in 0..MAX_ROUNDS {
         for child in children() {
             let _ = syscalls::send_signal(child, libc::SIGKILL);
         }
-        // No child is left when waiting for one fails.
+        // Waiting fails when no child is left.
         if wait(WaitOptions::empty()).is_err() {
             return;
         }
@@ -48,7 +48,7 @@ fn children() -> Vec<i32> {
 
 fn parent_of(pid: i32) -> Option<Pid> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name, which is in parentheses and may hold anything, come the state and the parent.
+    // The state and the parent PID follow the name, which is in parentheses and may contain anything.
     let (_, rest) = text.rsplit_once(')')?;
     rest.split_whitespace()
         .nth(1)?

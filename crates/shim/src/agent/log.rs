@@ -1,21 +1,21 @@
-//! The container's log: one line per line of output, in the format Kubernetes nodes keep (`time stream flag text`).
+//! The container's log: one line per line of output, in Kubernetes' CRI format (`time stream flag text`).
 //!
-//! Files are rotated by the node, which hands a new one over; a line is never split between two files. A container that writes
-//! faster than the node rotates waits for it. One whose node does not come loses lines instead of time, and the log says so.
+//! The node rotates files and passes a new one to the agent; a line is never split between two files. A container that writes
+//! faster than the node rotates is blocked until then. If the node does not rotate in time, lines are dropped, and the log reports that.
 
 use std::fs::File;
 use std::io::Write;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longer lines are written in pieces, all but the last marked partial.
-const LONGEST_PIECE: usize = 16 << 10;
+/// Longer lines are written in parts, all but the last marked as partial.
+const MAX_LINE_PART: usize = 16 << 10;
 
-/// No file grows past this: the disk is everybody's.
-const LARGEST_FILE: u64 = 16 << 20;
-/// What one read of output may become at most, if every line is empty.
-const LARGEST_WRITE: u64 = 2 << 20;
-/// How long a container waits for a new file. The node looks every second.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// The size limit of a file, because all containers share the disk.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+/// The largest log text for one read of output, if every line is empty.
+const MAX_WRITE_BYTES: u64 = 2 << 20;
+/// How long a container waits for a new file. The node checks every second.
+const ROTATION_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
@@ -27,7 +27,7 @@ pub enum Stream {
 pub struct Log {
     file: File,
     unfinished: [Vec<u8>; 2],
-    /// Bytes written to this file, and not written for want of room.
+    /// Bytes written to this file, and bytes dropped because it was full.
     written: u64,
     dropped: u64,
     full_since: Option<Instant>,
@@ -44,10 +44,10 @@ impl Log {
         }
     }
 
-    /// How long to leave output where it is, for want of room.
+    /// How long to stop reading output because the file is full.
     pub fn pause(&self, now: Instant) -> Option<Duration> {
         let waited = now.saturating_duration_since(self.full_since?);
-        PATIENCE
+        ROTATION_TIMEOUT
             .checked_sub(waited)
             .filter(|pause| !pause.is_zero())
     }
@@ -58,7 +58,9 @@ impl Log {
         self.full_since = None;
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
-            let note = format!("({dropped} bytes of log were dropped: they came too fast)");
+            let note = format!(
+                "({dropped} bytes of log were dropped: the container wrote faster than the log was rotated)"
+            );
             let mut text = Vec::new();
             push_line(&mut text, &now(), Stream::Stderr, b"F", note.as_bytes());
             self.append(&text);
@@ -67,12 +69,12 @@ impl Log {
 
     fn append(&mut self, text: &[u8]) {
         let length = u64::try_from(text.len()).unwrap_or(u64::MAX);
-        if self.written + length > LARGEST_FILE {
+        if self.written + length > MAX_FILE_BYTES {
             self.dropped += length;
             return;
         }
         self.written += length;
-        if self.written + LARGEST_WRITE > LARGEST_FILE {
+        if self.written + MAX_WRITE_BYTES > MAX_FILE_BYTES {
             self.full_since.get_or_insert_with(Instant::now);
         }
         // A full disk loses lines; it must not stop the container.
@@ -85,8 +87,8 @@ impl Log {
         let unfinished = &mut self.unfinished[stream as usize];
         for piece in data.split_inclusive(|&byte| byte == b'\n') {
             let mut rest = piece;
-            while unfinished.len() + rest.len() > LONGEST_PIECE {
-                let (head, tail) = rest.split_at(LONGEST_PIECE - unfinished.len());
+            while unfinished.len() + rest.len() > MAX_LINE_PART {
+                let (head, tail) = rest.split_at(MAX_LINE_PART - unfinished.len());
                 unfinished.extend_from_slice(head);
                 rest = tail;
                 push_line(&mut text, &stamp, stream, b"P", unfinished);
@@ -102,7 +104,7 @@ impl Log {
         self.append(&text);
     }
 
-    /// Writes what has no line end yet; the command has ended.
+    /// Writes an incomplete last line; called when the command has ended.
     pub fn flush(&mut self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             if !self.unfinished[stream as usize].is_empty() {
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_joined_across_writes_and_kept_apart_by_stream() {
+    fn lines_are_joined_across_writes_and_separate_by_stream() {
         let lines = logged(&[
             (Stream::Stdout, b"a\nb"),
             (Stream::Stderr, b"x\n"),
@@ -218,14 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_ends_at_the_largest_file_and_is_told_in_the_next() {
+    fn a_flood_stops_at_the_file_limit_and_is_reported_in_the_next_file() {
         let (first, second) = (tempfile(), tempfile());
         let mut log = Log::new(first.try_clone().unwrap());
         let line = [vec![b'z'; 8 << 10], b"\n".to_vec()].concat();
         for _ in 0..9 << 10 {
             log.write(Stream::Stdout, &line);
         }
-        assert!(first.metadata().unwrap().len() <= LARGEST_FILE);
+        assert!(first.metadata().unwrap().len() <= MAX_FILE_BYTES);
         assert!(log.dropped > 0);
         log.replace(second.try_clone().unwrap());
         log.write(Stream::Stdout, b"after\n");
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_is_waited_for_while_there_is_hope() {
+    fn output_pauses_at_a_full_file_until_the_rotation_timeout() {
         let mut log = Log::new(tempfile());
         let began = Instant::now();
         let empty_lines = vec![b'\n'; 32 << 10];
@@ -247,18 +249,18 @@ mod tests {
             log.write(Stream::Stdout, &empty_lines);
         }
         log.write(Stream::Stdout, &empty_lines);
-        assert_eq!(log.dropped, 0, "the last read still has room");
-        assert_eq!(log.pause(Instant::now() + PATIENCE), None);
+        assert_eq!(log.dropped, 0, "the last read still fits");
+        assert_eq!(log.pause(Instant::now() + ROTATION_TIMEOUT), None);
         log.replace(tempfile());
         assert_eq!(log.pause(began), None);
     }
 
     #[test]
-    fn a_long_line_is_written_in_partial_pieces() {
-        let long = vec![b'z'; LONGEST_PIECE + 10];
+    fn a_long_line_is_written_in_partial_lines() {
+        let long = vec![b'z'; MAX_LINE_PART + 10];
         let lines = logged(&[(Stream::Stdout, &long), (Stream::Stdout, b"\n")]);
         assert_eq!(lines.len(), 2);
-        assert_eq!(lines[0].len(), "stdout P ".len() + LONGEST_PIECE);
+        assert_eq!(lines[0].len(), "stdout P ".len() + MAX_LINE_PART);
         assert_eq!(lines[1], "stdout F zzzzzzzzzz");
     }
 }

@@ -1,10 +1,10 @@
 //! PID 1 of a container: runs its command, writes its log, reaps orphans, and serves exec and attach.
 //!
-//! The agent is already confined when it starts, so whatever it starts is confined alike: an exec never enters the
-//! container from outside. It is one thread around one `poll`. A peer that does not read stops being read from, and
-//! nothing grows without bound.
+//! The agent is already confined when it starts, so every process it starts is confined in the same way: an exec never enters
+//! the container from outside. It is one thread with one `poll` loop. A peer that does not read is no longer read from, so
+//! no buffer grows without bound.
 //!
-//! In a pod whose containers share their processes the agent is not PID 1: that is another one, which has no command and
+//! In a pod with a shared PID namespace the agent is not PID 1: that is another process, which has no command and
 //! only reaps ([`holder`]).
 //!
 //! ```text
@@ -37,7 +37,7 @@ use self::session::{Session, Watch};
 use crate::failure::{During, Failure};
 use crate::syscalls;
 
-/// The number under which the launcher leaves the agent's own binary; it closes on exec.
+/// The descriptor number of the agent's own binary, set by the launcher; close-on-exec.
 pub const AGENT_DESCRIPTOR: i32 = 8;
 
 const FORWARDED_SIGNALS: [i32; 7] = [
@@ -50,20 +50,20 @@ const FORWARDED_SIGNALS: [i32; 7] = [
     libc::SIGWINCH,
 ];
 
-/// How long the agent leaves a thing alone that the kernel refuses it, as a descriptor when it has as many as it may.
+/// How long the agent pauses after the kernel refused a resource, for example a descriptor at the limit.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// Waits where waiting for an event is refused, so that trying again does not become a loop without end.
+/// Pauses if `poll` fails, so that retrying does not become a busy loop.
 fn back_off(error: rustix::io::Errno) {
     if error != rustix::io::Errno::INTR {
         std::thread::sleep(BACK_OFF);
     }
 }
 
-/// What a container ends with that could not be started.
+/// The exit code of a container that could not be started.
 const START_FAILED: i32 = 128;
 
-/// What the launcher left open, in the order in which it arranged it.
+/// The descriptors that the launcher left open, in their order.
 struct Inheritance {
     configuration: OwnedFd,
     listener: OwnedFd,
@@ -132,12 +132,12 @@ pub fn run() -> ExitCode {
         command,
         sessions: Vec::new(),
         buffer: vec![0; 32 << 10],
-        rest: None,
+        accept_after: None,
     };
     agent.serve()
 }
 
-/// Another runtime could not start the container. Why is in the log, where the node looks for it.
+/// Reports that another runtime could not start the container. The reason is in the log, where the node looks for it.
 fn refused_outside(mut command: Command, status: &mut File) -> ExitCode {
     let mut buffer = vec![0; 32 << 10];
     command.drain(&mut buffer, &mut []);
@@ -152,7 +152,7 @@ fn refused_outside(mut command: Command, status: &mut File) -> ExitCode {
 
 fn prepare(configuration: OwnedFd) -> Result<(Process, OwnedFd), Failure> {
     syscalls::forbid_inspection().during("hiding the agent from its own user")?;
-    // In a PID namespace shared by the pod the agent is not PID 1, and must still reap what its container leaves.
+    // In a PID namespace shared by the pod the agent is not PID 1, and must still reap its container's orphans.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let mut text = String::new();
     let mut configuration = File::from(configuration);
@@ -177,11 +177,11 @@ struct Agent {
     command: Command,
     sessions: Vec<Session>,
     buffer: Vec<u8>,
-    /// Until when no connection is accepted, because the last one was refused to the agent.
-    rest: Option<Instant>,
+    /// Until when no connection is accepted, because the last accept failed.
+    accept_after: Option<Instant>,
 }
 
-/// Whose descriptor an entry of the poll set is.
+/// The owner of a descriptor in the poll set.
 #[derive(Clone, Copy)]
 enum Source {
     Signals,
@@ -208,7 +208,7 @@ impl Agent {
         let mut sources: Vec<(Source, BorrowedFd<'_>, PollFlags)> =
             vec![(Source::Signals, self.signals.as_fd(), PollFlags::IN)];
         let rest = self
-            .rest
+            .accept_after
             .map(|until| until.saturating_duration_since(Instant::now()))
             .filter(|rest| !rest.is_zero());
         if rest.is_none() {
@@ -241,7 +241,7 @@ impl Agent {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         if let Err(error) = poll(&mut set, timeout.as_ref()) {
             back_off(error);
-            // None of them blocks, so each shows by itself whether it is ready.
+            // All descriptors are non-blocking, so each can simply be tried.
             return sources
                 .into_iter()
                 .filter(|(_, _, events)| !events.is_empty())
@@ -281,7 +281,7 @@ impl Agent {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // The client stays in the queue, and the listener stays ready.
                 Err(_) => {
-                    self.rest = Instant::now().checked_add(BACK_OFF);
+                    self.accept_after = Instant::now().checked_add(BACK_OFF);
                     return;
                 }
             }
@@ -320,7 +320,7 @@ impl Agent {
         }
     }
 
-    /// The command has ended: keep the last of its output and its exit code, and take the container down.
+    /// Ends the container after its command: drains the output, reports the exit code, and ends all sessions.
     fn finish(mut self, exit: ExitReport) -> ExitCode {
         self.command.drain(&mut self.buffer, &mut self.sessions);
         let finished = std::time::SystemTime::now()

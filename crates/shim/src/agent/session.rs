@@ -18,14 +18,14 @@ use super::entrance::{self, Description};
 use super::spawn::{self, Program, Spawned};
 use crate::syscalls;
 
-/// An exec's output is not read while this much waits for its client.
-const MOST_PENDING_OUTPUT: usize = 256 << 10;
-/// An attached client that falls further behind is dropped: it must not hold the container's command up.
-const MOST_ATTACHED_OUTPUT: usize = 1 << 20;
-/// A client's input is not read while this much waits for its exec.
-const MOST_PENDING_INPUT: usize = 64 << 10;
+/// The limit of pending output: above it, an exec's output is not read.
+const MAX_PENDING_OUTPUT: usize = 256 << 10;
+/// An attached client with more pending output is disconnected, so that it does not block the container's command.
+const MAX_ATTACHED_OUTPUT: usize = 1 << 20;
+/// The limit of pending input: above it, a client's input is not read.
+const MAX_PENDING_INPUT: usize = 64 << 10;
 
-/// Which of a session's descriptors became ready.
+/// The descriptor of a session that became ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watch {
     Client,
@@ -38,7 +38,7 @@ enum Role {
     Undecided,
     Exec(Exec),
     Attached,
-    /// Nothing more to do but send what is pending.
+    /// Only pending output is left to send.
     Closing,
 }
 
@@ -47,7 +47,7 @@ struct Exec {
     spawned: Spawned,
     pending_input: Vec<u8>,
     input_ended: bool,
-    /// Kept as long as another runtime may read it.
+    /// Exists while another runtime may read the file.
     _description: Option<Description>,
 }
 
@@ -94,7 +94,7 @@ impl Session {
         self.client_gone || (matches!(self.role, Role::Closing) && self.pending.is_empty())
     }
 
-    /// Names every descriptor to wait for, and what for.
+    /// Lists every descriptor to poll, with its events.
     pub fn watch<'a>(
         &'a self,
         accepts_stdin: bool,
@@ -102,7 +102,7 @@ impl Session {
     ) {
         let mut client = PollFlags::empty();
         let has_room = match &self.role {
-            Role::Exec(exec) => exec.pending_input.len() < MOST_PENDING_INPUT,
+            Role::Exec(exec) => exec.pending_input.len() < MAX_PENDING_INPUT,
             _ => accepts_stdin,
         };
         if has_room {
@@ -118,7 +118,7 @@ impl Session {
         {
             add(Watch::ExecInput, input.as_fd(), PollFlags::OUT);
         }
-        if self.pending.len() < MOST_PENDING_OUTPUT {
+        if self.pending.len() < MAX_PENDING_OUTPUT {
             for output in [
                 &exec.spawned.stdout,
                 &exec.spawned.stderr,
@@ -183,7 +183,7 @@ impl Session {
             match decode(&mut self.received) {
                 Ok(None) => break,
                 Ok(Some(frame)) => {
-                    if let Err(error) = self.obey(&frame, process, command) {
+                    if let Err(error) = self.apply(&frame, process, command) {
                         self.refuse(&error.to_string(), 1);
                     }
                 }
@@ -199,7 +199,7 @@ impl Session {
         }
     }
 
-    fn obey(
+    fn apply(
         &mut self,
         frame: &Frame,
         process: &Process,
@@ -222,7 +222,7 @@ impl Session {
                     command.replace_log(File::from(file));
                     self.finish(FrameKind::Done, b"{}");
                 }
-                None => self.refuse("no file came with the request", 1),
+                None => self.refuse("the request has no file descriptor", 1),
             },
             (FrameKind::Stdin, Role::Exec(exec)) => {
                 exec.pending_input.extend_from_slice(&frame.payload);
@@ -240,15 +240,15 @@ impl Session {
             }
             (FrameKind::SignalExec, Role::Exec(exec)) => {
                 let SignalRequest { signal } = frame.parse()?;
-                // An exec leads its own session, and so its own process group.
+                // An exec is the leader of its own session, and so of its own process group.
                 let _ = syscalls::send_signal(-exec.spawned.pid, signal);
             }
             (FrameKind::Stdin, Role::Attached) => command.feed(&frame.payload),
             (FrameKind::StdinClosed, Role::Attached) => command.input_ended(),
             (FrameKind::Resize, Role::Attached) => command.resize(frame.parse()?),
-            // Late frames for an exec that has ended are normal; anything else is a broken client.
+            // Late frames for an exec that has ended are normal; anything else is a protocol error.
             (_, Role::Closing) => {}
-            (kind, _) => self.refuse(&format!("a {kind:?} frame is out of place"), 1),
+            (kind, _) => self.refuse(&format!("unexpected frame {kind:?}"), 1),
         }
         Ok(())
     }
@@ -314,18 +314,18 @@ impl Session {
         progress
     }
 
-    /// The exec has ended: whatever it wrote is in its pipes by now, and what its own children may write later is not
+    /// Handles the end of an exec: everything it wrote is in its pipes by now; later output of its own children is not
     /// waited for.
     pub fn exec_ended(&mut self, report: ExitReport, buffer: &mut [u8]) {
-        const MOST_BYTES: usize = 4 << 20;
+        const MAX_BYTES: usize = 4 << 20;
         let already = self.pending.len();
-        while self.pending.len() - already < MOST_BYTES && self.read_output(buffer) {}
+        while self.pending.len() - already < MAX_BYTES && self.read_output(buffer) {}
         self.send(FrameKind::Exit, &report);
         self.role = Role::Closing;
         self.flush();
     }
 
-    /// The container's command has ended, and with it the container.
+    /// Handles the end of the container's command, which ends the container.
     pub fn command_ended(&mut self, report: ExitReport) {
         if self.is_attached() {
             self.send(FrameKind::Exit, &report);
@@ -340,7 +340,7 @@ impl Session {
     }
 
     pub fn send_or_drop(&mut self, kind: FrameKind, data: &[u8]) {
-        if self.pending.len() > MOST_ATTACHED_OUTPUT {
+        if self.pending.len() > MAX_ATTACHED_OUTPUT {
             self.client_gone = true;
             return;
         }
@@ -349,7 +349,7 @@ impl Session {
     }
 
     fn send(&mut self, kind: FrameKind, message: &impl Serialize) {
-        // Reports are plain structs, which always serialise.
+        // Reports are plain structs, which always serialize.
         let payload = serde_json::to_vec(message).unwrap_or_default();
         encode(kind, &payload, &mut self.pending);
     }

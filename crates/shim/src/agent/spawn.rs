@@ -16,14 +16,14 @@ use crate::syscalls::{self, ChildImage, Side};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Why a command cannot run, with the exit code a shell would give.
+/// Why a command cannot run, with the exit code that a shell would return.
 #[derive(Debug)]
 pub struct Refusal {
     pub message: String,
     pub code: i32,
 }
 
-/// What to start.
+/// The program to start.
 #[derive(Debug)]
 pub struct Program<'a> {
     pub arguments: &'a [String],
@@ -34,14 +34,14 @@ pub struct Program<'a> {
     pub window: Option<WindowSize>,
 }
 
-/// A started process and the agent's ends of its streams, none of which block.
+/// A started process and the agent's ends of its streams, all non-blocking.
 #[derive(Debug)]
 pub struct Spawned {
     pub pid: i32,
     pub stdin: Option<OwnedFd>,
     pub stdout: Option<OwnedFd>,
     pub stderr: Option<OwnedFd>,
-    /// The terminal's other side; input and output both go through it.
+    /// The master side of the terminal, for input and output.
     pub terminal: Option<OwnedFd>,
 }
 
@@ -53,7 +53,7 @@ struct Streams {
     terminal: Option<OwnedFd>,
 }
 
-/// Starts `program` and waits until it has been executed or refused.
+/// Starts `program` and waits until it has been executed or has failed.
 pub fn spawn(program: &Program<'_>) -> Result<Spawned, Refusal> {
     let name = program
         .arguments
@@ -105,7 +105,7 @@ pub fn spawn(program: &Program<'_>) -> Result<Spawned, Refusal> {
             let pid = pid.as_raw_nonzero().get();
             let mut number = [0; 4];
             match File::from(report).read_exact(&mut number) {
-                // The pipe closed on exec: the program runs.
+                // The pipe was closed on exec: the program runs.
                 Err(_) => Ok(Spawned {
                     pid,
                     stdin: streams.stdin,
@@ -143,7 +143,7 @@ fn strings(values: impl Iterator<Item = String>) -> io::Result<Vec<CString>> {
         .collect()
 }
 
-/// The paths a command's name may stand for, in the order of `PATH`.
+/// The paths that a command's name may refer to, in the order of `PATH`.
 fn candidates(name: &str, environment: &[(String, String)]) -> io::Result<Vec<CString>> {
     if name.contains('/') || name.is_empty() {
         return strings(std::iter::once(name.to_owned()));
