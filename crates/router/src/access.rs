@@ -1,4 +1,4 @@
-//! Follows each request to the end of its answer: counts it, and logs it if asked to.
+//! Tracks each request until its response has ended: counts it, and writes the access log if that is enabled.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tracing::Span;
 use crate::metrics::Metrics;
 use crate::trace;
 
-/// A request on its way. When it is dropped, with its answer's body, the request is over.
+/// A request that is being served. It is dropped with the body of its response, which marks the end of the request.
 pub struct Tracked {
     metrics: Arc<Metrics>,
     started: Instant,
@@ -22,7 +22,7 @@ pub struct Tracked {
     span: Option<Span>,
 }
 
-/// What the access log says about a request.
+/// The fields of a request that the access log contains.
 #[derive(Debug)]
 pub struct LoggedRequest {
     pub method: Method,
@@ -66,7 +66,7 @@ impl Drop for Tracked {
     fn drop(&mut self) {
         self.metrics.active_requests.fetch_sub(1, Ordering::Relaxed);
         let duration = self.started.elapsed();
-        // 499 stands for a client that left before there was an answer.
+        // 499 (nginx's code): the client disconnected before there was a response.
         let status = if self.status == 0 { 499 } else { self.status };
         self.metrics.finished(status, duration, self.bytes);
         if let Some(span) = &self.span {

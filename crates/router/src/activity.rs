@@ -1,4 +1,4 @@
-//! Whether a client's connection is being used: what tells one that waits for an answer from one that only holds its place.
+//! Counts the requests of a client's connection, to tell a connection that waits for a response from an idle one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ pub struct Activity {
     ended: AtomicU64,
 }
 
-/// A request, from its head to the end of its answer.
+/// A request, from its head to the end of its response.
 #[derive(Debug)]
 pub struct InFlight(Arc<Activity>);
 
@@ -21,12 +21,12 @@ impl Activity {
         InFlight(Arc::clone(self))
     }
 
-    /// Completes when no request has been in flight for at least `patience`, and for at most twice as long.
-    pub async fn ceased_for(&self, patience: Duration) {
+    /// Completes when no request has been in flight for at least `timeout`, and for at most twice as long.
+    pub async fn idle_for(&self, timeout: Duration) {
         loop {
             let before = self.begun.load(Ordering::Relaxed);
             let idle_before = self.ended.load(Ordering::Relaxed) == before;
-            tokio::time::sleep(patience).await;
+            tokio::time::sleep(timeout).await;
             if idle_before && self.begun.load(Ordering::Relaxed) == before {
                 return;
             }
@@ -45,29 +45,29 @@ mod tests {
     use super::*;
     use tokio::time::Instant;
 
-    const PATIENCE: Duration = Duration::from_millis(30);
+    const TIMEOUT: Duration = Duration::from_millis(30);
 
     #[tokio::test]
-    async fn a_connection_without_requests_is_found_out() {
+    async fn a_connection_without_requests_is_idle() {
         let started = Instant::now();
-        Arc::new(Activity::default()).ceased_for(PATIENCE).await;
-        assert!(started.elapsed() >= PATIENCE);
+        Arc::new(Activity::default()).idle_for(TIMEOUT).await;
+        assert!(started.elapsed() >= TIMEOUT);
     }
 
     #[tokio::test]
-    async fn time_begins_anew_when_a_request_has_ended() {
+    async fn the_idle_time_starts_again_when_a_request_has_ended() {
         let activity = Arc::new(Activity::default());
         let request = activity.begin();
         let answering = async {
-            tokio::time::sleep(PATIENCE * 3).await;
+            tokio::time::sleep(TIMEOUT * 3).await;
             drop(request);
             Instant::now()
         };
         let ceasing = async {
-            activity.ceased_for(PATIENCE).await;
+            activity.idle_for(TIMEOUT).await;
             Instant::now()
         };
         let (ended, ceased) = tokio::join!(answering, ceasing);
-        assert!(ceased - ended >= PATIENCE);
+        assert!(ceased - ended >= TIMEOUT);
     }
 }

@@ -1,6 +1,6 @@
 //! Measures the router against nginx as a plain proxy to the same upstream, in one run on one machine. The upstream and
-//! the load are as cheap as they can be, each on a thread of its own, so that what differs is the proxy. The targets take turns
-//! in short rounds, so that a machine that is slow for a while is slow for all of them.
+//! the load generator are as cheap as possible, each on its own thread, so that the proxy makes the difference. The targets
+//! alternate in short rounds, so that a slow phase of the machine affects all of them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,18 +16,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Config, Router, RouterError};
 
-/// What to measure.
+/// Options of the benchmark.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Numbers of connections, each with one request in flight.
     pub connections: Vec<usize>,
-    /// How often the targets take turns.
+    /// How often each target is measured.
     pub rounds: usize,
-    /// How long a turn is.
+    /// The duration of one measurement.
     pub turn: Duration,
     /// The nginx to compare with; without one, only the router is measured.
     pub nginx: Option<PathBuf>,
-    /// Another router that is running, to be measured beside ours.
+    /// Another running router, measured beside ours.
     pub other: Option<SocketAddr>,
 }
 
@@ -49,13 +49,13 @@ impl Default for Options {
 
 const OTHER: &str = "other";
 
-/// What was measured of one target, with one number of connections.
+/// The results for one target and one number of connections.
 #[derive(Clone, Debug, Default)]
 pub struct Measurement {
     /// `direct`, `router`, `nginx` or `other`.
     pub target: &'static str,
     pub connections: usize,
-    /// Requests a second, of each round.
+    /// Requests per second, of each round.
     pub rates: Vec<f64>,
     pub failures: u64,
     /// In nanoseconds.
@@ -74,7 +74,7 @@ impl Measurement {
         Duration::from_nanos(latencies.get(index).copied().unwrap_or_default())
     }
 
-    /// The rate as a part of another's, which took turns with it: lowest, median, highest of all rounds.
+    /// The rate relative to another target's in the same rounds: lowest, median and highest of all rounds.
     pub fn against(&self, other: &Self) -> [f64; 3] {
         let rounds = self.rates.iter().zip(&other.rates);
         let mut ratios: Vec<f64> = rounds.map(|(ours, theirs)| ours / theirs).collect();
@@ -116,7 +116,7 @@ fn cannot(operation: &'static str) -> impl FnOnce(io::Error) -> BenchError {
     move |source| BenchError::Io { operation, source }
 }
 
-/// Runs the whole comparison. Blocks; to be called outside of any runtime.
+/// Runs the whole comparison. Blocks; call it outside of any runtime.
 pub fn run(options: &Options) -> Result<Vec<Measurement>, BenchError> {
     let stop = CancellationToken::new();
     let _stop_all = stop.clone().drop_guard();
@@ -150,7 +150,7 @@ pub fn run(options: &Options) -> Result<Vec<Measurement>, BenchError> {
     Ok(measurements)
 }
 
-/// Runs `serve` with a runtime of its own on a thread of its own, and returns the address it listens on.
+/// Runs `serve` on its own thread and runtime, and returns the address it listens on.
 fn on_thread<F, Serving>(
     name: &str,
     mut runtime: runtime::Builder,
@@ -183,7 +183,7 @@ where
         .map_err(|_| cannot("listen")(io::ErrorKind::AddrNotAvailable.into()))
 }
 
-/// Answers whatever ends with an empty line.
+/// Responds to every request that ends with an empty line.
 fn start_upstream(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
     const ANSWER: &[u8] =
         b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\n\r\nHello, world!";
@@ -214,7 +214,7 @@ fn start_upstream(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
     })
 }
 
-/// The router as it runs in production: on as many threads as there are processors.
+/// The router as it runs in production: one thread per CPU.
 fn start_router(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
     let router = Router::new(Config::default(), None).map_err(BenchError::Router)?;
     router.registry().insert(
@@ -225,7 +225,7 @@ fn start_router(stop: CancellationToken) -> Result<SocketAddr, BenchError> {
     let runtime = runtime::Builder::new_multi_thread();
     on_thread("router", runtime, move |listener| async move {
         let serving = async move { router.serve_on_threads(listener, stop).await };
-        // On the threads of the runtime, of which the one that started it is none.
+        // Spawned, so that it runs on the runtime's threads; the calling thread is not one of them.
         let _ = tokio::spawn(serving).await;
     })
 }
@@ -282,7 +282,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // SIGQUIT and SIGTERM reach the workers through the master; killing it outright would orphan them.
+        // SIGQUIT and SIGTERM reach the workers through the master; SIGKILL would orphan them.
         let _ = Command::new("kill")
             .arg("-TERM")
             .arg(self.process.id().to_string())
@@ -298,9 +298,9 @@ fn take_turn(
     port: u16,
     turn: Duration,
 ) -> Result<(), BenchError> {
-    /// To warm caches, at both ends.
+    /// Warms caches on both sides.
     const WARM_UP: Duration = Duration::from_millis(100);
-    // Another router may know sandboxes by name service alone, unless it is told the address.
+    // Another router may resolve sandboxes only by DNS, unless it is given the address.
     let pod_address = if measurement.target == OTHER {
         "X-Sandbox-Pod-IP: 127.0.0.1\r\n"
     } else {
@@ -349,7 +349,7 @@ async fn connect(address: SocketAddr, connections: usize) -> Result<Vec<TcpStrea
     Ok(streams)
 }
 
-/// What came of a load, and the connections to go on with.
+/// The result of a load phase, and its connections for the next phase.
 #[derive(Default)]
 struct Loaded {
     streams: Vec<TcpStream>,
@@ -401,7 +401,7 @@ async fn load(
     all
 }
 
-/// One request and its whole answer, which must be a 200 that ends as the upstream's does.
+/// Sends one request and reads its whole response, which must be a 200 that ends as the upstream's does.
 async fn exchange(stream: &mut TcpStream, request: &[u8], buffer: &mut [u8]) -> Option<()> {
     stream.write_all(request).await.ok()?;
     let mut filled = 0;

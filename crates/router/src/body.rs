@@ -1,5 +1,5 @@
-//! Bodies on their way through: what clients send, what sandboxes answer, and what the router says itself. Nothing is
-//! collected; a reader that is slow slows the writer.
+//! Streaming bodies: of requests, of responses, and of the router's own responses. No body is buffered whole; a slow
+//! reader slows the writer (back-pressure).
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,12 +20,12 @@ use crate::upstream::{Link, Upstream};
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What is known about a request's body while it passes.
+/// The progress of a request's body while it is forwarded.
 #[derive(Debug)]
-pub struct Passage {
+pub struct UploadProgress {
     began: Instant,
-    /// When the last piece passed, in microseconds after the beginning.
-    moved_micros: AtomicU64,
+    /// When the last chunk was forwarded, in microseconds after the start.
+    last_chunk_micros: AtomicU64,
     outcome: AtomicU8,
     awaits_client: AtomicBool,
 }
@@ -33,27 +33,27 @@ pub struct Passage {
 const TOO_LARGE: u8 = 1;
 const UNREADABLE: u8 = 2;
 
-impl Passage {
+impl UploadProgress {
     pub fn new() -> Self {
         Self {
             began: Instant::now(),
-            moved_micros: AtomicU64::new(0),
+            last_chunk_micros: AtomicU64::new(0),
             outcome: AtomicU8::new(0),
             awaits_client: AtomicBool::new(false),
         }
     }
 
-    /// The deadline that replaces one that has passed: a client that still sends is not a sandbox that does not answer. `None` when nothing has passed
-    /// since that deadline was set.
+    /// The deadline that replaces an expired one, if the client still sends: the wait for the sandbox starts after the last chunk of
+    /// the body. `None` if no chunk was forwarded since that deadline was set.
     pub fn later_deadline(&self, deadline: Instant, timeout: Duration) -> Option<Instant> {
-        let moved = Duration::from_micros(self.moved_micros.load(Ordering::Relaxed));
+        let moved = Duration::from_micros(self.last_chunk_micros.load(Ordering::Relaxed));
         let later = self.began.later_by(moved).later_by(timeout);
         (later > deadline).then_some(later)
     }
 
     pub fn note_progress(&self) {
         let micros = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.moved_micros.store(micros, Ordering::Relaxed);
+        self.last_chunk_micros.store(micros, Ordering::Relaxed);
     }
 
     pub fn was_too_large(&self) -> bool {
@@ -64,38 +64,38 @@ impl Passage {
         self.outcome.load(Ordering::Acquire) == UNREADABLE
     }
 
-    /// Whether the sandbox would take more, and the client does not send it.
+    /// Whether the sandbox is ready to read more of the body, but the client does not send it.
     pub fn awaits_client(&self) -> bool {
         self.awaits_client.load(Ordering::Acquire)
     }
 }
 
-/// A request's body, passed on piece by piece.
+/// A request's body, forwarded chunk by chunk.
 #[derive(Debug)]
 pub struct RequestBody {
     incoming: Incoming,
-    passage: Option<Arc<Passage>>,
+    progress: Option<Arc<UploadProgress>>,
     remaining: u64,
 }
 
 impl RequestBody {
-    /// `limit` 0 means none.
+    /// A `limit` of 0 means no limit.
     pub fn new(incoming: Incoming, limit: u64) -> Self {
-        let passage = if incoming.is_end_stream() {
+        let progress = if incoming.is_end_stream() {
             None
         } else {
-            Some(Arc::new(Passage::new()))
+            Some(Arc::new(UploadProgress::new()))
         };
         Self {
             incoming,
-            passage,
+            progress,
             remaining: if limit == 0 { u64::MAX } else { limit },
         }
     }
 
-    /// Nothing, if there is no body.
-    pub fn passage(&self) -> Option<Arc<Passage>> {
-        self.passage.clone()
+    /// `None` if there is no body.
+    pub fn progress(&self) -> Option<Arc<UploadProgress>> {
+        self.progress.clone()
     }
 }
 
@@ -108,24 +108,24 @@ impl Body for RequestBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let polled = Pin::new(&mut self.incoming).poll_frame(context);
-        let Some(passage) = &self.passage else {
+        let Some(progress) = &self.progress else {
             return polled.map_err(BoxError::from);
         };
-        passage
+        progress
             .awaits_client
             .store(polled.is_pending(), Ordering::Release);
         let frame = std::task::ready!(polled);
         match frame {
             None => Poll::Ready(None),
             Some(Err(error)) => {
-                passage.outcome.store(UNREADABLE, Ordering::Release);
+                progress.outcome.store(UNREADABLE, Ordering::Release);
                 Poll::Ready(Some(Err(error.into())))
             }
             Some(Ok(frame)) => {
-                passage.note_progress();
+                progress.note_progress();
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
                 if length > self.remaining {
-                    passage.outcome.store(TOO_LARGE, Ordering::Release);
+                    progress.outcome.store(TOO_LARGE, Ordering::Release);
                     return Poll::Ready(Some(Err("the request body is too large".into())));
                 }
                 self.remaining -= length;
@@ -152,7 +152,7 @@ pub struct ProxyBody {
 
 enum Content {
     Own(Option<Bytes>),
-    Answer(Box<AnswerBody>),
+    Response(Box<ResponseBody>),
 }
 
 impl ProxyBody {
@@ -165,20 +165,20 @@ impl ProxyBody {
         }
     }
 
-    /// The rest of an answer that came over a connection with a task of its own. A sandbox that is silent for longer than `patience`
-    /// breaks it off.
-    pub fn spawned(incoming: Incoming, patience: Duration) -> Self {
-        Self::answer(incoming, None, patience)
+    /// The rest of a response whose connection has a task of its own. The body fails if the sandbox sends nothing for longer than
+    /// `idle_timeout`.
+    pub fn spawned(incoming: Incoming, idle_timeout: Duration) -> Self {
+        Self::answer(incoming, None, idle_timeout)
     }
 
-    /// The rest of an answer that came over `link`, which goes back to `upstream` afterwards. The same holds for a sandbox that is
-    /// silent.
+    /// The rest of a response that came over `link`, which goes back to `upstream` afterwards. The body fails if the sandbox sends
+    /// nothing for longer than `idle_timeout`.
     pub fn driven(
         incoming: Incoming,
         link: Link,
         upstream: Arc<Upstream>,
         port: u16,
-        patience: Duration,
+        idle_timeout: Duration,
     ) -> Self {
         if incoming.is_end_stream() {
             upstream.give_back(port, link);
@@ -189,31 +189,31 @@ impl ProxyBody {
             upstream,
             port,
         };
-        Self::answer(incoming, Some(driven), patience)
+        Self::answer(incoming, Some(driven), idle_timeout)
     }
 
-    fn answer(incoming: Incoming, driven: Option<Driven>, patience: Duration) -> Self {
-        let body = AnswerBody {
+    fn answer(incoming: Incoming, driven: Option<Driven>, idle_timeout: Duration) -> Self {
+        let body = ResponseBody {
             incoming,
             driven,
-            patience,
-            silence: None,
-            is_silent: false,
+            idle_timeout,
+            idle_timer: None,
+            is_idle: false,
             failure: None,
         };
         Self {
-            content: Content::Answer(Box::new(body)),
+            content: Content::Response(Box::new(body)),
             tracked: None,
             in_flight: None,
         }
     }
 
-    /// Reports to `tracked` when the body has passed, or was given up.
+    /// Reports to `tracked` when the body has ended or was dropped.
     pub fn track(&mut self, tracked: Tracked) {
         self.tracked = Some(tracked);
     }
 
-    /// Keeps the request in flight until the body has passed, or was given up.
+    /// Keeps the request in flight until the body has ended or was dropped.
     pub fn hold(&mut self, in_flight: InFlight) {
         self.in_flight = Some(in_flight);
     }
@@ -235,7 +235,7 @@ impl Body for ProxyBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = match &mut self.content {
             Content::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Answer(body) => body.poll_frame(context),
+            Content::Response(body) => body.poll_frame(context),
         };
         if let (Poll::Ready(Some(Ok(frame))), Some(tracked)) = (&frame, &mut self.tracked) {
             tracked.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
@@ -246,7 +246,7 @@ impl Body for ProxyBody {
     fn is_end_stream(&self) -> bool {
         match &self.content {
             Content::Own(bytes) => bytes.is_none(),
-            Content::Answer(body) => body.incoming.is_end_stream(),
+            Content::Response(body) => body.incoming.is_end_stream(),
         }
     }
 
@@ -255,30 +255,30 @@ impl Body for ProxyBody {
             Content::Own(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Content::Answer(body) => body.incoming.size_hint(),
+            Content::Response(body) => body.incoming.size_hint(),
         }
     }
 }
 
-/// A connection that a body drives, and where it goes afterwards.
+/// A connection that is polled by the body it carries, and the sandbox it returns to afterwards.
 struct Driven {
     link: Link,
     upstream: Arc<Upstream>,
     port: u16,
 }
 
-struct AnswerBody {
+struct ResponseBody {
     incoming: Incoming,
-    /// Nothing, if the connection has a task of its own, or is of no use any more.
+    /// `None` if the connection has a task of its own, or can no longer be used.
     driven: Option<Driven>,
-    patience: Duration,
-    /// Runs while the sandbox is silent; made when it is silent for the first time.
-    silence: Option<Pin<Box<Sleep>>>,
-    is_silent: bool,
+    idle_timeout: Duration,
+    /// Runs while the sandbox sends nothing; created when the body first waits for it.
+    idle_timer: Option<Pin<Box<Sleep>>>,
+    is_idle: bool,
     failure: Option<BoxError>,
 }
 
-impl AnswerBody {
+impl ResponseBody {
     fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
@@ -294,41 +294,43 @@ impl AnswerBody {
             frame = Pin::new(&mut self.incoming).poll_frame(context);
         }
         match frame {
-            Poll::Pending => self.poll_silence(context),
+            Poll::Pending => self.poll_idle(context),
             Poll::Ready(None) => {
                 self.finish();
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Err(failure))) => self.fail(failure.into(), context),
             Poll::Ready(Some(Ok(frame))) => {
-                self.is_silent = false;
+                self.is_idle = false;
                 Poll::Ready(Some(Ok(frame)))
             }
         }
     }
 
-    fn poll_silence(
+    fn poll_idle(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let patience = self.patience;
-        let silence = self
-            .silence
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        if !self.is_silent {
-            // Silence begins when something is waited for: a client that does not read is not a sandbox that is silent.
-            silence.as_mut().reset(Instant::now().later_by(patience));
-            self.is_silent = true;
+        let idle_timeout = self.idle_timeout;
+        let idle_timer = self
+            .idle_timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(idle_timeout)));
+        if !self.is_idle {
+            // The timer starts when the router waits for the sandbox: time in which the client does not read does not count.
+            idle_timer
+                .as_mut()
+                .reset(Instant::now().later_by(idle_timeout));
+            self.is_idle = true;
         }
-        std::task::ready!(silence.as_mut().poll(context));
+        std::task::ready!(idle_timer.as_mut().poll(context));
         self.fail(
-            "the sandbox fell silent in the middle of its answer".into(),
+            "the sandbox stopped sending in the middle of its response".into(),
             context,
         )
     }
 
-    /// Breaks the answer off, one turn later: the server drops what it has not written yet when a body fails, and the
-    /// client should get what did come.
+    /// Fails the body, one poll later: when a body fails, the server drops what it has not written yet, and the client
+    /// should receive what the sandbox did send.
     fn fail(
         &mut self,
         failure: BoxError,
@@ -347,7 +349,7 @@ impl AnswerBody {
     }
 }
 
-impl Drop for AnswerBody {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
         // A body of known length is not read past its end.
         if self.incoming.is_end_stream() {

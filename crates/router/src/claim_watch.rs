@@ -1,5 +1,5 @@
-//! Keeps the registry in step with claims: which sandbox each is bound to. Where claims cannot be watched, because their kind is
-//! not installed or the router's role is older than this, sandboxes are routed by their own names all the same.
+//! Watches claims and records in the registry which sandbox each is bound to. If claims cannot be watched, because their kind is
+//! not installed or the router's role does not permit it, sandboxes are still routed by their own names.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::registry::Registry;
 use crate::watch::{cannot_watch, chain, key_of};
 
 /// The longest pause between two attempts at a watch that fails.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct WatchedClaimSpec {}
@@ -31,14 +31,14 @@ pub struct WatchedClaimStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct BoundSandbox {
-    /// Upstream's first releases wrote it in upper case.
+    /// Upstream's first releases wrote the field in upper case.
     #[serde(alias = "Name")]
     name: String,
 }
 
 pub type WatchedClaim = Object<WatchedClaimSpec, WatchedClaimStatus>;
 
-/// Watches for as long as it is polled.
+/// Watches until the future is dropped.
 pub async fn run(api: Api<Decoded<WatchedClaim>>, registry: &Registry) {
     let mut failures = 0_u32;
     let mut listed = HashSet::new();
@@ -57,7 +57,7 @@ pub async fn run(api: Api<Decoded<WatchedClaim>>, registry: &Registry) {
                 }
                 failures = failures.saturating_add(1);
                 let pause = Duration::from_millis(100 << failures.min(10));
-                tokio::time::sleep(pause.min(LONGEST_PAUSE)).await;
+                tokio::time::sleep(pause.min(MAX_BACKOFF)).await;
             }
         }
     }
@@ -86,7 +86,7 @@ fn observe(claim: &Decoded<WatchedClaim>, registry: &Registry) {
     }
 }
 
-/// What a claim is bound to. One that cannot be read is bound to nothing.
+/// The sandbox that a claim is bound to. A claim that cannot be decoded is bound to no sandbox.
 fn bound(claim: &Decoded<WatchedClaim>) -> Option<BoundClaim> {
     let status = claim.readable()?.status.as_ref()?;
     let sandbox = status.sandbox.as_ref()?.name.clone();
@@ -96,8 +96,8 @@ fn bound(claim: &Decoded<WatchedClaim>) -> Option<BoundClaim> {
 
 fn report(error: &watcher::Error) {
     if cannot_watch(error) {
-        tracing::info!(error = %chain(error), "claims cannot be watched; sandboxes are routed by their own names alone");
+        tracing::info!(error = %chain(error), "claims cannot be watched; sandboxes are routed only by their own names");
     } else {
-        tracing::warn!(error = %chain(error), "the watch on claims failed and is retried");
+        tracing::warn!(error = %chain(error), "the watch on claims failed and will be retried");
     }
 }

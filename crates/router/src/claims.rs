@@ -1,8 +1,8 @@
-//! Which sandbox the name of a claim stands for. It knows neither HTTP nor Kubernetes; `claim_watch` translates.
+//! Maps the name of a claim to its sandbox. Independent of HTTP and Kubernetes; `claim_watch` translates.
 //!
-//! A claim says by its status which sandbox it is bound to. That alone opens nothing: who may write a claim's status, or a
-//! sandbox's owner references, could otherwise have requests for one name end in a sandbox of another (confused deputy). Both
-//! objects must agree: the claim names the sandbox, and the sandbox's controller is that very claim, by its UID.
+//! A claim's status names the sandbox that it is bound to. That alone is not enough: a client that may write a claim's status, or a
+//! sandbox's owner references, could otherwise redirect requests for one name to a sandbox of another name (confused deputy). Both
+//! objects must agree: the claim names the sandbox, and the sandbox's controller is that claim, by its UID.
 
 use std::collections::HashSet;
 
@@ -16,21 +16,21 @@ pub struct BoundClaim {
     pub sandbox: String,
 }
 
-/// The claim that a sandbox names as its controller.
+/// The claim that is the controller of a sandbox, by its owner reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimOwner {
     pub name: String,
     pub uid: String,
 }
 
-/// The claims that are bound, by namespace and name.
+/// The bound claims, by namespace and name.
 #[derive(Debug, Default)]
 pub struct Claims {
     bound: papaya::HashMap<String, BoundClaim>,
 }
 
 impl Claims {
-    /// Takes note of what a claim is bound to. Whether that is news.
+    /// Records the sandbox that a claim is bound to. Returns whether that is a change.
     pub fn set(&self, key: &str, bound: Option<BoundClaim>) -> bool {
         let claims = self.bound.pin();
         match bound {
@@ -47,7 +47,7 @@ impl Claims {
         self.bound.pin().retain(|key, _| listed.contains(key));
     }
 
-    /// The sandbox that a claim owns. `owner_of` tells which claim a sandbox names as its controller.
+    /// The sandbox that a claim owns. `owner_of` returns the claim that is a sandbox's controller.
     pub fn sandbox_of(
         &self,
         claim: &SandboxKey,
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_leads_only_to_the_sandbox_that_it_owns() {
+    fn a_claim_resolves_only_to_the_sandbox_that_it_owns() {
         let claims = Claims::default();
         let bound = BoundClaim {
             uid: "1".into(),
@@ -87,15 +87,15 @@ mod tests {
             (
                 Some(owner("mine", "2")),
                 None,
-                "of an earlier claim of its name",
+                "owned by an earlier claim of the same name",
             ),
-            (Some(owner("theirs", "3")), None, "of another claim"),
+            (Some(owner("theirs", "3")), None, "owned by another claim"),
             (
                 Some(owner("theirs", "1")),
                 None,
-                "an owner that does not add up",
+                "an owner whose name and UID do not match",
             ),
-            (None, None, "of a pool, or of nothing"),
+            (None, None, "owned by a pool, or without an owner"),
         ];
         for (owner, expected, which) in table {
             let found = claims.sandbox_of(&SandboxKey::new("team", "mine"), |sandbox| {

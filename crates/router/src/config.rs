@@ -1,54 +1,54 @@
-//! What the router can be told, with its defaults, and how the words of flags and environment become values. Pure.
+//! The router's configuration with its defaults, and the parsers for the values of flags and environment variables. Pure.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How the router behaves. [`Config::default`] is upstream's router with no flags.
+/// The router's configuration. [`Config::default`] is that of upstream's router without flags.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub http_listen: ListenAddress,
-    /// Used only with `tls`.
+    /// Used only if `tls` is set.
     pub https_listen: ListenAddress,
     pub metrics_listen: ListenAddress,
     pub health_listen: ListenAddress,
     pub tls: Option<TlsConfig>,
-    /// The suffix of services' names, for resolution by DNS.
+    /// The DNS suffix of Service names, for resolution by DNS.
     pub cluster_domain: String,
-    /// How long a sandbox may be silent: before its answer begins, and between pieces of it.
+    /// The idle timeout of a sandbox: before its response begins, and between chunks of the response.
     pub proxy_timeout: Duration,
-    /// How long the head of a sandbox's answer may take, where that is less than it may be silent.
+    /// The timeout for the head of a sandbox's response, where it is shorter than `proxy_timeout`.
     pub response_header_timeout: Option<Duration>,
-    /// How often a failed dial is repeated.
+    /// How often a failed dial is retried.
     pub dial_retries: u32,
-    /// The pause before the first repeated dial; each next one is twice as long.
+    /// The pause before the first retry of a dial; each further pause is twice as long.
     pub dial_retry_delay: Duration,
-    /// The longest of these pauses.
+    /// The longest pause between two dials.
     pub dial_retry_longest_delay: Duration,
-    /// How long one dial may take.
+    /// The timeout of one dial.
     pub dial_timeout: Duration,
     /// Larger request bodies are refused; 0 means no limit.
     pub max_request_body_bytes: u64,
     pub access_log: bool,
-    /// How long connections are still taken once the router is told to stop, while `/readyz` already says no: what load balancers
-    /// need to notice.
+    /// How long the router still accepts connections after it was asked to stop, while `/readyz` already fails: the time that
+    /// load balancers need to notice.
     pub shutdown_delay: Duration,
-    /// What requests in flight get after that.
+    /// How long requests in flight may run after that.
     pub shutdown_timeout: Duration,
     /// Domains whose subdomains name sandboxes: `<port>-<sandbox>.<domain>`.
     pub host_domains: Vec<String>,
-    /// By which names the router itself may be called.
+    /// The host names by which clients may address the router itself.
     pub own_names: OwnNames,
-    /// Below which `<prefix>/<namespace>/<id>/<port>/…` is routed, as `/sandbox`; nothing is without one.
+    /// The prefix of routed paths, as in `/sandbox`: `<prefix>/<namespace>/<id>/<port>/…`. Without it no path is routed.
     pub path_prefix: Option<String>,
-    /// The one namespace whose sandboxes are watched, where not all may be.
+    /// The only namespace whose sandboxes are watched, if the router may not watch all.
     pub watch_namespace: Option<String>,
-    /// Whether the node of this machine forwards ports of mirror pods here, and says of each connection which namespace it is for.
+    /// Whether this machine's node forwards ports of mirror pods to the router, and prefixes each connection with its namespace.
     pub tunnels: bool,
     pub authorization: AuthorizationMode,
-    /// How long a sandbox that is not known, or has no address yet, is waited for.
+    /// How long a request waits for a sandbox that is unknown or has no address yet.
     pub resolve_wait: Duration,
-    /// How long a connection may be without a request, or with one whose head is not complete: at least this, and at most twice.
+    /// How long a connection may be idle, or have an incomplete request head: at least this long, and at most twice as long.
     pub header_timeout: Duration,
 }
 
@@ -83,11 +83,11 @@ impl Default for Config {
     }
 }
 
-/// Where to listen, or that one should not.
+/// The address to listen on, or `Off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
     Off,
-    /// Every address of the machine, of both families as far as it has them.
+    /// Every address of the machine, IPv4 and IPv6 if available.
     Any(u16),
     At(SocketAddr),
 }
@@ -97,7 +97,7 @@ impl ListenAddress {
         ListenAddress::Any(port)
     }
 
-    /// Go's spelling: `:8080`, `127.0.0.1:8080`, `[::1]:8080`, and empty or `0` for nowhere.
+    /// Parses Go's notation: `:8080`, `127.0.0.1:8080`, `[::1]:8080`, and empty or `0` to disable.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() || text == "0" {
             return Some(ListenAddress::Off);
@@ -121,51 +121,51 @@ pub struct TlsConfig {
     pub mutual: MutualTls,
 }
 
-/// Whether clients show a certificate.
+/// Whether clients must present a certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MutualTls {
     #[default]
     Off,
-    /// A certificate is asked for, and must be valid if it comes.
+    /// A certificate is requested, and must be valid if the client sends one.
     Optional,
     Required,
 }
 
-/// By which names a router may be called by whoever names the sandbox elsewhere than in the host.
+/// The host names under which the router accepts requests that name the sandbox by header or path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnNames {
     Any,
-    /// Addresses, routed domains, and names that nobody can have on the internet: `localhost`, single labels, names of services. For a router
-    /// that serves one machine. There a page whose own name comes to mean this machine is, to a browser, of the router's site, and
-    /// may send it any header (DNS rebinding).
+    /// IP addresses, routed domains, and names that cannot be registered on the internet: `localhost`, single labels, Service names.
+    /// For a router that serves one machine: a page whose domain resolves to this machine (DNS rebinding) would be same-origin with
+    /// the router, and could send it any header.
     Local,
 }
 
-/// Who may use a sandbox.
+/// Which clients may use a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthorizationMode {
-    /// Whoever reaches the router.
+    /// Every client that reaches the router.
     None,
-    /// Whoever has a bearer token that the Kubernetes API vouches for.
+    /// Clients with a bearer token that passes a Kubernetes TokenReview.
     TokenReview {
         audiences: Vec<String>,
         cache: ReviewCache,
     },
-    /// Whoever has a signed token that names the sandbox and the port.
+    /// Clients with a signed token for the sandbox and the port.
     ScopedToken { key_file: PathBuf },
-    /// These users of this machine, by their connections; others by a signed token or by that of an account which may forward ports
-    /// of the sandbox's pod. For a router that serves one machine.
+    /// These users of this machine, identified by the owner of the client's socket; other clients with a signed token, or with the
+    /// token of an account that may create `pods/portforward` for the sandbox's pod. For a router that serves one machine.
     LocalUsers {
         users: Vec<u32>,
-        /// The key of signed tokens.
+        /// The key that verifies signed tokens.
         key_file: Option<PathBuf>,
     },
 }
 
-/// How long and how many reviews of tokens are remembered.
+/// The lifetime and size of the cache of token reviews.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReviewCache {
-    /// How long a token that passed counts as valid.
+    /// How long a token that passed its review counts as valid.
     pub lifetime: Duration,
     pub size: usize,
 }
@@ -187,17 +187,17 @@ pub enum ConfigError {
         value: String,
         expected: &'static str,
     },
-    #[error("--{flag} is needed {when}")]
+    #[error("--{flag} is required {when}")]
     Needed {
         flag: &'static str,
         when: &'static str,
     },
 }
 
-/// The prefix of routed paths, unless a flag names another.
+/// The default prefix of routed paths.
 pub const DEFAULT_PATH_PREFIX: &str = "/sandbox";
 
-/// A prefix of paths, without the slash at its end.
+/// Parses a path prefix; a trailing slash is removed.
 pub fn parse_path_prefix(text: &str) -> Option<String> {
     let prefix = text.strip_suffix('/').unwrap_or(text);
     let is_segment = |segment: &str| {
@@ -213,7 +213,7 @@ pub fn parse_path_prefix(text: &str) -> Option<String> {
         .then(|| prefix.to_owned())
 }
 
-/// A duration in Go's spelling (`1m30s`, `500ms`), or a plain number of seconds. Zero and less are refused.
+/// Parses a duration in Go's notation (`1m30s`, `500ms`), or a plain number of seconds. Rejects zero and negative values.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     if let Ok(seconds) = text.parse::<f64>() {
         return positive_seconds(seconds);
@@ -243,7 +243,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     positive_seconds(total)
 }
 
-/// A number of seconds that is a time: finite, above zero, and no longer than a year.
+/// Converts a number of seconds that is finite, positive and at most a year.
 pub fn positive_seconds(seconds: f64) -> Option<Duration> {
     const LONGEST: f64 = 366.0 * 24.0 * 3600.0;
     (seconds.is_finite() && seconds > 0.0).then(|| Duration::from_secs_f64(seconds.min(LONGEST)))
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_follow_gos_spelling() {
+    fn durations_are_parsed_as_in_go() {
         let table = [
             ("180s", Some(180_000)),
             ("1m30s", Some(90_000)),
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn listen_addresses_follow_gos_spelling() {
+    fn listen_addresses_are_parsed_as_in_go() {
         assert_eq!(
             ListenAddress::parse(":8080"),
             Some(ListenAddress::Any(8080))

@@ -1,4 +1,4 @@
-//! HTTP with one client, from its first byte to its last: which version it speaks, and how the conversation ends.
+//! The HTTP connection of one client: detects the protocol version, serves requests, and ends the connection.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -16,30 +16,30 @@ use tokio::net::TcpStream;
 
 use crate::activity::Activity;
 use crate::body::ProxyBody;
-use crate::stopping::Moment;
+use crate::shutdown::ShutdownSignal;
 use crate::strict_http1::Strict;
 
-/// Heads larger than this are refused.
-const LARGEST_HEAD: usize = 128 * 1024;
-/// How a conversation in HTTP/2 begins.
+/// Request heads larger than this are refused.
+const MAX_HEAD_BYTES: usize = 128 * 1024;
+/// The first bytes of an HTTP/2 connection (RFC 9113, 3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0";
 
-/// How long a connection that is told to end may go on without a request.
-const LAST_CHANCE: Duration = Duration::from_secs(1);
+/// How long a connection may stay open without a request after it was asked to close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// When a conversation ends that does not end by itself.
+/// The limits that end a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<'a> {
-    /// How long a connection may be without a request: before the first one's head has come, and between two.
+    /// The idle timeout: before the first request's head is complete, and between two requests.
     pub header_timeout: Duration,
-    /// From here on, requests in flight are finished and no more are taken.
-    pub stop: &'a Moment,
-    /// From here on, nothing is.
-    pub cut: &'a Moment,
+    /// When triggered, requests in flight finish and no more are accepted.
+    pub stop: &'a ShutdownSignal,
+    /// When triggered, requests in flight are aborted too.
+    pub abort: &'a ShutdownSignal,
 }
 
-/// Converses over TCP. Nearly all clients speak HTTP/1.1, and for them nothing but the check of heads stands between the codec
-/// and the socket.
+/// Serves a TCP connection without TLS. Nearly all clients use HTTP/1.1, for which only the check of request heads
+/// sits between the codec and the socket.
 pub async fn plain<S>(stream: TcpStream, service: S, limits: Limits<'_>)
 where
     S: Service<Request<Incoming>, Response = Response<ProxyBody>, Error = Infallible>
@@ -51,7 +51,7 @@ where
     let peeking = tokio::time::timeout(limits.header_timeout, stream.peek(&mut first));
     let peeked = tokio::select! {
         peeked = peeking => peeked,
-        () = limits.stop.come() => return,
+        () = limits.stop.triggered() => return,
     };
     match peeked {
         Ok(Ok(length @ 1..)) if HTTP2_PREFACE.starts_with(&first[..length]) => {
@@ -62,7 +62,7 @@ where
             let mut builder = http1::Builder::new();
             builder
                 .header_read_timeout(None)
-                .max_buf_size(LARGEST_HEAD)
+                .max_buf_size(MAX_HEAD_BYTES)
                 .writev(false);
             let connection = builder
                 .serve_connection(
@@ -71,14 +71,14 @@ where
                 )
                 .with_upgrades();
             let finish = http1::UpgradeableConnection::graceful_shutdown;
-            converse(connection, finish, &activity, limits).await;
+            run(connection, finish, &activity, limits).await;
         }
-        // It left, or has nothing to say.
+        // The client disconnected or sent nothing.
         _ => {}
     }
 }
 
-/// Converses in whichever version the client begins with.
+/// Serves HTTP/1.1 or HTTP/2, as the first bytes decide.
 pub async fn either<S, I>(stream: I, service: S, limits: Limits<'_>)
 where
     S: Service<Request<Incoming>, Response = Response<ProxyBody>, Error = Infallible>
@@ -92,7 +92,7 @@ where
     builder
         .http1()
         .header_read_timeout(None)
-        .max_buf_size(LARGEST_HEAD);
+        .max_buf_size(MAX_HEAD_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -103,11 +103,11 @@ where
     let connection =
         builder.serve_connection_with_upgrades(TokioIo::new(Strict::new(stream)), service);
     let finish = auto::UpgradeableConnection::graceful_shutdown;
-    converse(connection, finish, &activity, limits).await;
+    run(connection, finish, &activity, limits).await;
 }
 
-/// The same service, with its requests counted. The codec has time limits of its own for heads in HTTP/1.1 alone, and sets a timer for
-/// each request; this covers every version, and sets one now and then.
+/// Wraps a service to count its requests. The codec has a head timeout only for HTTP/1.1, and sets a timer for each
+/// request; this covers every version, with one timer that is rarely reset.
 fn counted<S>(
     service: S,
     activity: &Arc<Activity>,
@@ -136,9 +136,9 @@ where
     })
 }
 
-/// Lets a connection run to its end. `finish` tells it to end after what is in flight, which happens when the router stops, or when
-/// the connection is not used. One that goes on all the same is dropped.
-async fn converse<Connection: Future>(
+/// Runs a connection to its end. `finish` asks it to close after the requests in flight, when the router stops or when
+/// the connection is idle. A connection that stays open after that is dropped.
+async fn run<Connection: Future>(
     connection: Connection,
     finish: impl FnOnce(Pin<&mut Connection>),
     activity: &Activity,
@@ -147,15 +147,15 @@ async fn converse<Connection: Future>(
     let mut connection = pin!(connection);
     tokio::select! {
         biased;
-        // How a connection ends is the client's affair.
+        // Errors of a client's connection need no handling here.
         _ = connection.as_mut() => return,
-        () = limits.cut.come() => return,
-        () = limits.stop.come() => finish(connection.as_mut()),
-        () = activity.ceased_for(limits.header_timeout) => finish(connection.as_mut()),
+        () = limits.abort.triggered() => return,
+        () = limits.stop.triggered() => finish(connection.as_mut()),
+        () = activity.idle_for(limits.header_timeout) => finish(connection.as_mut()),
     }
     tokio::select! {
         _ = connection => {}
-        () = limits.cut.come() => {}
-        () = activity.ceased_for(limits.header_timeout.min(LAST_CHANCE)) => {}
+        () = limits.abort.triggered() => {}
+        () = activity.idle_for(limits.header_timeout.min(CLOSE_TIMEOUT)) => {}
     }
 }

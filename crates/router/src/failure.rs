@@ -1,5 +1,5 @@
-//! Everything the router says in its own name: refusals and failures, in upstream's words where it has some, always as
-//! `{"detail": …}`. One function turns each into a response.
+//! Every response that the router itself produces for a refusal or failure, always as `{"detail": …}`. Messages that upstream
+//! defines are the same here. One function turns each failure into a response.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::body::ProxyBody;
 
-/// Why a request does not reach its sandbox, or its answer does not come back.
+/// Why a request does not reach its sandbox, or its response does not come back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     NoSandbox,
@@ -15,19 +15,19 @@ pub enum Failure {
     InvalidNamespace,
     InvalidPort,
     InvalidAddress,
-    /// What should name the host does not, or names two.
+    /// The Host header or the request target is not a valid host, or the two differ.
     InvalidHost,
-    /// A header that may come once came twice.
+    /// A header that must be unique was repeated.
     Repeated(&'static str),
-    /// The request calls the router by a name that is not its own.
+    /// The Host header is not a name of this router.
     Misdirected,
-    /// CONNECT, which would make this a proxy to anywhere.
+    /// CONNECT, which would make this an open proxy.
     MethodNotAllowed,
     Unauthenticated(&'static str),
-    /// Neither a token, nor a connection of a user whom the router serves.
+    /// The request has no token, and the connection is not of a user whom the router serves.
     NotALocalUser,
     Forbidden(&'static str),
-    /// The authority that vouches for tokens cannot be asked.
+    /// The Kubernetes API that reviews tokens cannot be reached.
     AuthorizationUnavailable,
     NotFound {
         namespace: String,
@@ -37,13 +37,13 @@ pub enum Failure {
         namespace: String,
         name: String,
     },
-    /// It exists, but has no address; the message of its Ready condition says why.
+    /// The sandbox exists, but has no address; the message of its Ready condition says why.
     NotReady {
         namespace: String,
         name: String,
         reason: String,
     },
-    /// It ended, and is not coming back by itself.
+    /// The sandbox finished and will not run again.
     Finished {
         namespace: String,
         name: String,
@@ -52,17 +52,17 @@ pub enum Failure {
     CannotConnect {
         name: String,
     },
-    /// The connection broke, or what came was not HTTP.
+    /// The connection broke, or the sandbox sent something that is not HTTP.
     BadAnswer {
         name: String,
     },
     TimedOut {
         name: String,
     },
-    /// The sandbox waits for a body that the client does not send.
+    /// The sandbox waits for a request body that the client does not send.
     ClientTimedOut,
     BodyTooLarge,
-    /// The client's own body was not readable.
+    /// The request body could not be read from the client.
     BadRequestBody,
 }
 
@@ -100,7 +100,7 @@ impl Failure {
         }
     }
 
-    /// What happened.
+    /// The text of `detail`: what happened.
     pub fn detail(&self) -> String {
         match self {
             Failure::NoSandbox => "X-Sandbox-ID header is required.".into(),
@@ -154,7 +154,7 @@ impl Failure {
         }
     }
 
-    /// What the user can do about it.
+    /// The text of `hint`: what the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Failure::Misdirected => {
@@ -206,7 +206,7 @@ impl Failure {
     }
 }
 
-/// An answer of JSON bytes.
+/// A response with a JSON body.
 pub fn json(status: StatusCode, bytes: impl Into<Bytes>) -> Response<ProxyBody> {
     let mut response = Response::new(ProxyBody::full(bytes));
     *response.status_mut() = status;

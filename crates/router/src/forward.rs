@@ -1,5 +1,5 @@
-//! Sends a request to its sandbox and brings the answer back. A dial that fails is repeated; a request that may have
-//! been seen is not.
+//! Sends a request to its sandbox and returns the response. A failed dial is retried; a request that the sandbox may
+//! have received is not.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,8 +13,8 @@ use saturating_time::SaturatingTime;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::answer::Failure;
-use crate::body::{Passage, ProxyBody, RequestBody};
+use crate::body::{ProxyBody, RequestBody, UploadProgress};
+use crate::failure::Failure;
 use crate::headers::{self, Origin};
 use crate::identify::Target;
 use crate::metrics::Metrics;
@@ -23,13 +23,13 @@ use crate::trace;
 use crate::tunnel::Tunnels;
 use crate::upstream::{Link, SendFailure, Upstream};
 
-/// How long a sandbox may take.
+/// The timeouts of one request.
 #[derive(Clone, Copy, Debug)]
 struct Timeouts {
-    /// Until the head of its answer is there.
+    /// Until the head of the response has arrived.
     answer: Duration,
-    /// Between pieces of the answer, and to be dialled.
-    silence: Duration,
+    /// Between chunks of the response, and for dialling.
+    idle: Duration,
 }
 
 #[derive(Debug)]
@@ -54,13 +54,13 @@ impl Forwarder {
         origin: &Origin,
     ) -> Result<Response<ProxyBody>, Failure> {
         self.check_length(&request)?;
-        let silence = target.timeout.map_or(self.proxy_timeout, |timeout| {
+        let idle = target.timeout.map_or(self.proxy_timeout, |timeout| {
             timeout.min(self.proxy_timeout)
         });
         let answer = self
             .response_header_timeout
-            .map_or(silence, |timeout| timeout.min(silence));
-        let timeouts = Timeouts { answer, silence };
+            .map_or(idle, |timeout| timeout.min(idle));
+        let timeouts = Timeouts { answer, idle };
         let upstream = self.resolver.resolve(&target.sandbox).await?;
         let upgrade = headers::requested_upgrade(request.headers())
             .filter(|_| request.version() == Version::HTTP_11);
@@ -73,7 +73,7 @@ impl Forwarder {
                 .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
             request.headers_mut().insert(header::UPGRADE, protocol);
             headers::replace_origin(request.headers_mut());
-            let (upstream, stream) = self.dial(upstream, target, silence).await?;
+            let (upstream, stream) = self.dial(upstream, target, idle).await?;
             return self
                 .tunnels
                 .open(&upstream, stream, request, client_side, answer, target)
@@ -120,7 +120,7 @@ impl Forwarder {
         });
         headers::prepare_request(&mut parts.headers, origin, original_host, host);
         if telemetry::spans::are_exported() {
-            trace::send_along(&mut parts.headers);
+            trace::inject_context(&mut parts.headers);
         }
         if parts.uri.authority().is_some() || target.consumed_path > 0 {
             parts.uri = origin_form(&parts.uri, target.consumed_path);
@@ -128,7 +128,7 @@ impl Forwarder {
         Request::from_parts(parts, RequestBody::new(body, self.max_request_body_bytes))
     }
 
-    /// Over a connection used before, if there is one; else over a new one.
+    /// Sends over an idle connection if there is one, or else over a new connection.
     async fn send(
         &self,
         upstream: Arc<Upstream>,
@@ -136,30 +136,30 @@ impl Forwarder {
         target: &Target,
         timeouts: Timeouts,
     ) -> Result<Response<ProxyBody>, Failure> {
-        let passage = request.body().passage();
+        let progress = request.body().progress();
         while let Some(mut link) = upstream.reuse(target.port) {
             match link.send(request, timeouts.answer).await {
-                None => return Err(timed_out(passage.as_deref(), target)),
+                None => return Err(timed_out(progress.as_deref(), target)),
                 Some(Ok(response)) => {
                     self.metrics
                         .reused_connections
                         .fetch_add(1, Ordering::Relaxed);
-                    return finish(response, link, upstream, target, timeouts.silence);
+                    return finish(response, link, upstream, target, timeouts.idle);
                 }
                 Some(Err(SendFailure::Unsent(unsent))) => request = *unsent,
-                Some(Err(SendFailure::Broken)) => return Err(broken(passage.as_deref(), target)),
+                Some(Err(SendFailure::Broken)) => return Err(broken(progress.as_deref(), target)),
             }
         }
-        let (upstream, stream) = self.dial(upstream, target, timeouts.silence).await?;
+        let (upstream, stream) = self.dial(upstream, target, timeouts.idle).await?;
         let mut link = Link::over(stream).await.map_err(|_| broken(None, target))?;
         match link.send(request, timeouts.answer).await {
-            None => Err(timed_out(passage.as_deref(), target)),
-            Some(Ok(response)) => finish(response, link, upstream, target, timeouts.silence),
-            Some(Err(_)) => Err(broken(passage.as_deref(), target)),
+            None => Err(timed_out(progress.as_deref(), target)),
+            Some(Ok(response)) => finish(response, link, upstream, target, timeouts.idle),
+            Some(Err(_)) => Err(broken(progress.as_deref(), target)),
         }
     }
 
-    /// gRPC needs HTTP/2 all the way.
+    /// Sends over HTTP/2, which gRPC needs end to end.
     async fn send_multiplexed(
         &self,
         upstream: Arc<Upstream>,
@@ -167,7 +167,7 @@ impl Forwarder {
         target: &Target,
         timeouts: Timeouts,
     ) -> Result<Response<ProxyBody>, Failure> {
-        let passage = request.body().passage();
+        let progress = request.body().progress();
         let mut request = request;
         let mut uri = request.uri().clone().into_parts();
         uri.scheme = Some(http::uri::Scheme::HTTP);
@@ -182,7 +182,7 @@ impl Forwarder {
         let mut sender = if let Some(sender) = upstream.multiplexed(target.port) {
             sender
         } else {
-            let (upstream, stream) = self.dial(upstream, target, timeouts.silence).await?;
+            let (upstream, stream) = self.dial(upstream, target, timeouts.idle).await?;
             upstream
                 .multiplex(target.port, stream)
                 .await
@@ -190,24 +190,24 @@ impl Forwarder {
         };
         let answered = within(
             timeouts.answer,
-            passage.as_deref(),
+            progress.as_deref(),
             sender.send_request(request),
         )
         .await;
         let response = answered
-            .ok_or_else(|| timed_out(passage.as_deref(), target))?
-            .map_err(|_| broken(passage.as_deref(), target))?;
-        Ok(response.map(|body| ProxyBody::spawned(body, timeouts.silence)))
+            .ok_or_else(|| timed_out(progress.as_deref(), target))?
+            .map_err(|_| broken(progress.as_deref(), target))?;
+        Ok(response.map(|body| ProxyBody::spawned(body, timeouts.idle)))
     }
 
-    /// Connects, repeating what fails with growing pauses. The sandbox is looked up again each time: it may have moved.
+    /// Connects, and retries with growing pauses. Each attempt looks the sandbox up again: its address may have changed.
     async fn dial(
         &self,
         mut upstream: Arc<Upstream>,
         target: &Target,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(Arc<Upstream>, TcpStream), Failure> {
-        let deadline = Instant::now().later_by(patience);
+        let deadline = Instant::now().later_by(timeout);
         let longest = self.dial_retry_longest_delay;
         let mut pause = self.dial_retry_delay.min(longest);
         for attempt in 0..=self.dial_retries {
@@ -225,7 +225,7 @@ impl Forwarder {
                 .dial(target.port, self.dial_timeout.min(remaining))
                 .await
             {
-                // While it was dialled, another sandbox may have got the address.
+                // During the dial, another sandbox may have received the address.
                 Ok(_) if upstream.is_retired() => {}
                 Ok(stream) => return Ok((upstream, stream)),
                 Err(error) => {
@@ -245,22 +245,22 @@ fn finish(
     link: Link,
     upstream: Arc<Upstream>,
     target: &Target,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Response<ProxyBody>, Failure> {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // Nobody asked for it, and the client would take what follows for another protocol.
+        // The client did not ask for an upgrade, and would read the following bytes as another protocol.
         return Err(broken(None, target));
     }
     headers::strip_hop_by_hop(response.headers_mut());
     *response.version_mut() = Version::HTTP_11;
     let port = target.port;
-    Ok(response.map(|body| ProxyBody::driven(body, link, upstream, port, patience)))
+    Ok(response.map(|body| ProxyBody::driven(body, link, upstream, port, timeout)))
 }
 
-/// Waits for an answer until `timeout` has passed since the request began and since the last piece of its body passed. `None` when it ran out.
+/// Waits for `answer` until `timeout` has passed since the request began and since the last chunk of its body. `None` after the timeout.
 pub async fn within<T>(
     timeout: Duration,
-    passage: Option<&Passage>,
+    progress: Option<&UploadProgress>,
     answer: impl Future<Output = T>,
 ) -> Option<T> {
     let mut answer = std::pin::pin!(answer);
@@ -269,25 +269,25 @@ pub async fn within<T>(
         if let Ok(answer) = tokio::time::timeout_at(deadline, answer.as_mut()).await {
             return Some(answer);
         }
-        deadline = passage?.later_deadline(deadline, timeout)?;
+        deadline = progress?.later_deadline(deadline, timeout)?;
     }
 }
 
-/// Who let the time pass: the client by its body, or the sandbox.
-pub fn timed_out(passage: Option<&Passage>, target: &Target) -> Failure {
-    match passage {
-        Some(passage) if passage.awaits_client() => Failure::ClientTimedOut,
+/// The failure after a timeout: the client's, if it stopped sending its body, or else the sandbox's.
+pub fn timed_out(progress: Option<&UploadProgress>, target: &Target) -> Failure {
+    match progress {
+        Some(progress) if progress.awaits_client() => Failure::ClientTimedOut,
         _ => Failure::TimedOut {
             name: target.sandbox.name().to_owned(),
         },
     }
 }
 
-/// Who broke it off: the client by its body, or the sandbox.
-pub fn broken(passage: Option<&Passage>, target: &Target) -> Failure {
-    match passage {
-        Some(passage) if passage.was_too_large() => Failure::BodyTooLarge,
-        Some(passage) if passage.was_unreadable() => Failure::BadRequestBody,
+/// The failure of a broken connection: the client's, if its body failed, or else the sandbox's.
+pub fn broken(progress: Option<&UploadProgress>, target: &Target) -> Failure {
+    match progress {
+        Some(progress) if progress.was_too_large() => Failure::BodyTooLarge,
+        Some(progress) if progress.was_unreadable() => Failure::BadRequestBody,
         _ => Failure::BadAnswer {
             name: target.sandbox.name().to_owned(),
         },
@@ -300,7 +300,7 @@ fn is_grpc(headers: &http::HeaderMap) -> bool {
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// Path and query alone, without the part of the path that named the sandbox.
+/// The URI in origin form (path and query), without the part of the path that named the sandbox.
 fn origin_form(uri: &Uri, consumed: usize) -> Uri {
     let whole = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     let rest = whole.get(consumed..).unwrap_or_default();
@@ -317,19 +317,19 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_timeout_counts_from_the_last_piece_of_the_body() {
+    async fn a_timeout_counts_from_the_last_chunk_of_the_body() {
         let timeout = Duration::from_secs(2);
-        let elapsed_after = async |progress: Option<Duration>| {
-            let (began, passage) = (Instant::now(), Passage::new());
+        let elapsed_after = async |chunk_after: Option<Duration>| {
+            let (began, progress) = (Instant::now(), UploadProgress::new());
             let never = async {
-                if let Some(progress) = progress {
-                    tokio::time::sleep(progress).await;
-                    passage.note_progress();
+                if let Some(chunk_after) = chunk_after {
+                    tokio::time::sleep(chunk_after).await;
+                    progress.note_progress();
                 }
                 std::future::pending::<()>().await;
             };
-            assert_eq!(within(timeout, Some(&passage), never).await, None);
-            // Tokio's clock has steps of a millisecond.
+            assert_eq!(within(timeout, Some(&progress), never).await, None);
+            // Tokio's clock has a resolution of one millisecond.
             Duration::from_millis(u64::try_from(began.elapsed().as_millis()).unwrap())
         };
         let at_once = elapsed_after(Some(Duration::ZERO)).await;
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_part_that_named_the_sandbox_is_left_out() {
+    fn the_path_prefix_that_names_the_sandbox_is_not_forwarded() {
         let form = |uri: &str, consumed| origin_form(&uri.parse().unwrap(), consumed).to_string();
         assert_eq!(form("/sandbox/a/b/1/x/y?q=1", 14), "/x/y?q=1");
         assert_eq!(form("/sandbox/a/b/1?q=1", 14), "/?q=1");

@@ -1,4 +1,4 @@
-//! Which headers cross the router, and which it sets. Pure.
+//! Decides which headers are forwarded, and which the router sets. Pure.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use crate::socket_owners::Client;
 
-/// Headers that concern one connection only (RFC 9110, 7.6.1). `Transfer-Encoding` is the codec's to write anew.
+/// Hop-by-hop headers (RFC 9110, 7.6.1). The codec writes `Transfer-Encoding` itself.
 const HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
     header::PROXY_AUTHENTICATE,
@@ -19,14 +19,14 @@ const HOP_BY_HOP: [HeaderName; 6] = [
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// Where a browser says that a request comes from.
+/// The header by which a browser reports the relation of the requesting page to the target.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// Carries a scoped token where `Authorization` is taken.
+/// Carries a scoped token if `Authorization` is in use for the sandbox itself.
 pub const SANDBOX_TOKEN: HeaderName = HeaderName::from_static("x-sandbox-token");
-/// Carries a scoped token where a browser can set no header.
+/// Carries a scoped token from a browser, which cannot set headers on navigation.
 pub const TOKEN_COOKIE: &str = "sandbox_token";
 
-/// Which protocol a client asks to change to, if it does.
+/// The protocol that the client wants to upgrade to, if any.
 pub fn requested_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asks =
         list(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
@@ -37,7 +37,7 @@ pub fn requested_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     }
 }
 
-/// Takes out what must not reach the other side of a request or response, upgrades included.
+/// Removes hop-by-hop headers of a request or response, including those of upgrades.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(header::CONNECTION) {
         let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
@@ -52,7 +52,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
     headers.remove(header::UPGRADE);
     if headers.contains_key(header::TE) {
-        // The one value that is meant for the far end.
+        // `TE: trailers` is the only value that is meant for the sandbox.
         let trailers =
             list(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
         headers.remove(header::TE);
@@ -62,15 +62,15 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Where requests on a connection come from.
+/// The origin of a connection's requests.
 #[derive(Clone, Debug)]
 pub struct Origin {
     pub address: IpAddr,
     forwarded_for: HeaderValue,
     forwarded_proto: HeaderValue,
-    /// Known where it matters which user of this machine connects.
+    /// Set if authorization depends on the local user that connects.
     client: Option<Arc<Client>>,
-    /// The namespace whose mirror pod the connection was forwarded for.
+    /// The namespace of the mirror pod for which the connection was port-forwarded.
     tunnel: Option<Arc<str>>,
 }
 
@@ -87,7 +87,7 @@ impl Origin {
         }
     }
 
-    /// The same, forwarded for a mirror pod of this namespace.
+    /// The same origin, port-forwarded for a mirror pod of this namespace.
     pub fn through(self, namespace: &str) -> Self {
         Self {
             tunnel: Some(namespace.into()),
@@ -95,21 +95,21 @@ impl Origin {
         }
     }
 
-    /// Whether the user at the other end may speak for sandboxes of a namespace. The node forwards connections of accounts that may forward ports in a namespace,
-    /// and connects as root (confused deputy): such a connection counts for its own namespace, that of the system for all.
+    /// Whether the connection's user may authorize requests for a namespace. The node connects as root on behalf of accounts that may
+    /// forward ports in a namespace (confused deputy): such a connection counts for its own namespace, that of the system for all.
     pub fn counts_for(&self, namespace: &str) -> bool {
         let tunnel = self.tunnel.as_deref();
         tunnel.is_none_or(|from| from == namespace || from == api::SYSTEM_NAMESPACE)
     }
 
-    /// The user of this machine whose process has connected.
+    /// The local user whose process has connected.
     pub fn user(&self) -> Option<u32> {
         self.client.as_ref()?.user()
     }
 }
 
-/// Makes a client's headers those of the request to the sandbox. The client's own `Host` becomes `X-Forwarded-Host`;
-/// credentials for the router stay here.
+/// Turns a client's headers into those of the request to the sandbox. The client's `Host` becomes `X-Forwarded-Host`;
+/// the router's credentials are removed.
 pub fn prepare_request(
     headers: &mut HeaderMap,
     origin: &Origin,
@@ -124,7 +124,7 @@ pub fn prepare_request(
         strip_token_cookie(headers);
     }
     headers.insert(header::HOST, host);
-    // What a client claims about whom it speaks for is not passed on as if the router had seen it.
+    // `X-Forwarded-*` of the client are not forwarded: the router cannot vouch for them.
     if let Some(original) = original_host {
         headers.insert(FORWARDED_HOST, original);
     } else {
@@ -134,8 +134,8 @@ pub fn prepare_request(
     headers.insert(FORWARDED_PROTO, origin.forwarded_proto.clone());
 }
 
-/// Takes off the `Origin` of an upgrade, which the sandbox would compare with a host it does not see, and says in its place what browsers say
-/// of other requests, though not of WebSockets: whether a page of this very host has sent it. To be called on prepared headers.
+/// Replaces the `Origin` of an upgrade by `Sec-Fetch-Site`. The sandbox would compare the origin with a host that it does not see.
+/// Browsers send `Sec-Fetch-Site` with other requests but not with WebSockets, so the router derives it. Call on prepared headers.
 pub fn replace_origin(headers: &mut HeaderMap) {
     let Some(origin) = headers.remove(header::ORIGIN) else {
         return;
@@ -158,10 +158,10 @@ fn strip_token_cookie(headers: &mut HeaderMap) {
     if !carries {
         return;
     }
-    let kept: Vec<&str> = list_by(headers, &header::COOKIE, ';')
+    let remaining: Vec<&str> = list_by(headers, &header::COOKIE, ';')
         .filter(|pair| !is_token(pair))
         .collect();
-    let joined = HeaderValue::from_str(&kept.join("; "));
+    let joined = HeaderValue::from_str(&remaining.join("; "));
     headers.remove(header::COOKIE);
     if let Ok(joined) = joined
         && !joined.is_empty()
@@ -170,7 +170,7 @@ fn strip_token_cookie(headers: &mut HeaderMap) {
     }
 }
 
-/// The token a client shows, wherever it can put one.
+/// The client's token, from any of the places that may carry it.
 pub fn shown_token(headers: &HeaderMap) -> Option<&str> {
     bearer_token(headers)
         .or_else(|| headers.get(SANDBOX_TOKEN)?.to_str().ok())
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_headers_and_credentials_stay_behind() {
+    fn connection_headers_and_credentials_are_not_forwarded() {
         let after = prepared(&[
             ("host", "public.example"),
             ("authorization", "Bearer secret"),
@@ -277,9 +277,9 @@ mod tests {
     }
 
     #[test]
-    fn the_origin_of_an_upgrade_becomes_what_browsers_say_of_other_requests() {
+    fn the_origin_of_an_upgrade_becomes_sec_fetch_site() {
         const HOST: (&str, &str) = ("host", "8888-mine.localhost:8080");
-        for (said, expected) in [
+        for (sent, expected) in [
             (vec![HOST], None),
             (
                 vec![HOST, ("origin", "http://8888-mine.localhost:8080")],
@@ -299,19 +299,19 @@ mod tests {
             ),
             (vec![HOST, ("origin", "null")], Some("cross-site")),
             (vec![("origin", "http://x")], Some("cross-site")),
-            // What the browser says itself is not corrected.
+            // A header of the browser itself is not changed.
             (
                 vec![HOST, ("origin", "null"), ("sec-fetch-site", "none")],
                 Some("none"),
             ),
         ] {
-            let mut headers = prepared(&said);
+            let mut headers = prepared(&sent);
             replace_origin(&mut headers);
             let site = headers.get("sec-fetch-site");
             assert_eq!(
                 site.map(HeaderValue::as_bytes),
                 expected.map(str::as_bytes),
-                "{said:?}"
+                "{sent:?}"
             );
             assert!(!headers.contains_key("origin"));
         }

@@ -1,7 +1,7 @@
-//! Which sandbox, port and time limit a request means. Pure: it reads the request's head and decides.
+//! Determines the sandbox, port and timeout of a request from its head. Pure.
 //!
-//! The host decides if it belongs to a routed domain, because a browser page chooses headers but not its host; then the
-//! path, if path routing is on; then the headers. For these two the host may have to be the router's own.
+//! The host decides if it is below a routed domain, because a browser page chooses headers but not its host; then the
+//! path, if path routing is enabled; then the headers. For path and headers the host may have to be one of the router's own names.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use api::addresses::is_a_pods;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Uri, header};
 
-use crate::answer::Failure;
 use crate::config::{Config, OwnNames, positive_seconds};
+use crate::failure::Failure;
 
 const SANDBOX_ID: HeaderName = HeaderName::from_static("x-sandbox-id");
 const SANDBOX_NAMESPACE: HeaderName = HeaderName::from_static("x-sandbox-namespace");
@@ -24,7 +24,7 @@ const E2B_SANDBOX_PORT: HeaderName = HeaderName::from_static("e2b-sandbox-port")
 const DEFAULT_NAMESPACE: &str = "default";
 const DEFAULT_PORT: u16 = 8888;
 
-/// A sandbox's namespace and name, joined for looking it up.
+/// A sandbox's namespace and name, joined as a lookup key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SandboxKey {
     joined: String,
@@ -57,23 +57,23 @@ impl SandboxKey {
     }
 }
 
-/// What a request means.
+/// The sandbox, port and timeout that a request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub sandbox: SandboxKey,
     pub port: u16,
     pub timeout: Option<Duration>,
-    /// How many bytes of the path named the sandbox and do not concern it.
+    /// The length of the path prefix that named the sandbox and is not forwarded.
     pub consumed_path: usize,
 }
 
-/// Finds the sandbox a request means. `Ok(None)` if it names none at all.
+/// Finds the sandbox that a request names. `Ok(None)` if it names no sandbox at all.
 pub fn identify(
     config: &Config,
     uri: &Uri,
     headers: &HeaderMap,
 ) -> Result<Option<Target>, Failure> {
-    // One that is no positive number is as good as none: existing routers take it so.
+    // An invalid timeout is ignored, as upstream's routers do.
     let timeout = single(headers, &SANDBOX_TIMEOUT, "X-Sandbox-Timeout")?
         .and_then(|text| text.trim().parse().ok())
         .and_then(positive_seconds);
@@ -115,7 +115,7 @@ pub fn identify(
     }))
 }
 
-/// The host that a request names, with its port. One that names two, or something else, has two meanings.
+/// The host that a request names, with its port. A request that names two hosts is ambiguous, and refused.
 fn named_host<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> Result<Option<&'r str>, Failure> {
     let in_target = uri.authority().map(Authority::as_str);
     let in_header = single(headers, &header::HOST, "Host")?;
@@ -131,7 +131,7 @@ fn named_host<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> Result<Option<&'r str
     }
 }
 
-/// Whether this is a name or an address, and a port if it has one. User information (`localhost@evil`) makes it neither.
+/// Whether the text is a host name or address with an optional port. User information (`localhost@evil`) is refused.
 fn is_host(host: &str) -> bool {
     let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     let (name, port) = match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
@@ -187,7 +187,7 @@ fn by_host(label: &str) -> Result<(SandboxKey, u16), Failure> {
     ))
 }
 
-/// `<namespace>/<id>/<port>/…`, and how long the part before the rest is.
+/// Parses `<namespace>/<id>/<port>/…`; also returns the length of the consumed part.
 fn by_path(path: &str) -> Result<(SandboxKey, u16, usize), Failure> {
     let mut rest = path.splitn(4, '/');
     let namespace = rest.next().ok_or(Failure::InvalidNamespace)?;
@@ -205,7 +205,7 @@ fn split_namespace(identifier: &str) -> (Option<&str>, &str) {
         })
 }
 
-/// A host without the port, and without the dot that ends a full name.
+/// The host without its port and without the trailing dot of a fully qualified name.
 fn without_port(host: &str) -> &str {
     let name = host
         .rsplit_once(':')
@@ -214,12 +214,12 @@ fn without_port(host: &str) -> &str {
     name.strip_suffix('.').unwrap_or(name)
 }
 
-/// The one label before a routed domain, if the host is below one.
+/// The label before a routed domain, if the host is directly below one.
 fn label_below<'h>(host: &'h str, domains: &[String]) -> Option<&'h str> {
     domains.iter().find_map(|domain| below(host, domain))
 }
 
-/// What stands before a domain that the host is below.
+/// The part of the host before `domain`, if the host is below it.
 fn below<'h>(host: &'h str, domain: &str) -> Option<&'h str> {
     let split = host.len().checked_sub(domain.len() + 1)?;
     let (label, suffix) = (host.get(..split)?, host.get(split..)?);
@@ -227,7 +227,7 @@ fn below<'h>(host: &'h str, domain: &str) -> Option<&'h str> {
     (is_below && !label.is_empty()).then_some(label)
 }
 
-/// Whether a host is an address, a routed domain, or a name that cannot be bought.
+/// Whether a host is an address, a routed domain, or a name that cannot be registered on the internet.
 fn is_local(host: &str, config: &Config) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']');
     !host.contains('.')
@@ -276,8 +276,8 @@ fn parse_port(text: &str) -> Result<u16, Failure> {
     port.filter(|port| *port != 0).ok_or(Failure::InvalidPort)
 }
 
-/// The address a client believes the sandbox to have is only a hint, and is never dialled. One that no sandbox can have
-/// is refused, so that a probe for the machine's own or the cloud's services gets the answer it deserves.
+/// Checks the client's `X-Sandbox-Pod-IP`. It is only a hint and never dialled. An address that no sandbox can have
+/// is refused, so that a probe for local or cloud-metadata services (SSRF) gets a clear error.
 fn check_address_hint(headers: &HeaderMap) -> Result<(), Failure> {
     let Some(text) =
         single(headers, &SANDBOX_POD_IP, "X-Sandbox-Pod-IP")?.filter(|text| !text.is_empty())
@@ -292,7 +292,7 @@ fn check_address_hint(headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
-/// A header's value, which may come once. One that is not text is like one that is wrong.
+/// The value of a header that must be unique. A value that is not text is an invalid value.
 fn single<'h>(
     headers: &'h HeaderMap,
     name: &HeaderName,

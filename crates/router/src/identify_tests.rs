@@ -1,4 +1,4 @@
-//! Tables over what requests mean, and what hostile ones get.
+//! Table tests of how requests name sandboxes, including hostile requests.
 
 use http::HeaderValue;
 use proptest::prelude::*;
@@ -63,7 +63,7 @@ fn headers_name_a_sandbox_with_defaults() {
 }
 
 #[test]
-fn values_that_make_no_sense_are_named() {
+fn invalid_values_are_named() {
     let wrong_names = [
         "a.b",
         "a/b",
@@ -149,7 +149,7 @@ fn addresses_that_no_sandbox_can_have_are_refused() {
 }
 
 #[test]
-fn timeouts_are_seconds_and_nonsense_is_passed_over() {
+fn timeouts_are_seconds_and_invalid_values_are_ignored() {
     let timeout = |text: &str| {
         let pairs = [("x-sandbox-id", "a"), ("x-sandbox-timeout", text)];
         identify_with("/", &pairs, &[], false)
@@ -181,7 +181,7 @@ fn hosts_below_a_routed_domain_name_a_sandbox() {
         by("3000-team--abc-1.Sandbox.Example:8443", &[]),
         found("team/abc-1", 3000)
     );
-    // A page cannot choose its host, but it can choose headers: the host wins.
+    // A page cannot choose its host, but it can choose headers: the host takes precedence.
     assert_eq!(
         by("3000-abc.sandbox.example", &[("x-sandbox-id", "victim")]),
         found("default/abc", 3000)
@@ -201,7 +201,7 @@ fn hosts_below_a_routed_domain_name_a_sandbox() {
 }
 
 #[test]
-fn paths_name_a_sandbox_only_when_asked_to() {
+fn paths_name_a_sandbox_only_with_path_routing() {
     let target = identify_with("/sandbox/team/abc/3000/a/b?q", &[], &[], true)
         .unwrap()
         .unwrap();
@@ -229,7 +229,7 @@ fn paths_name_a_sandbox_only_when_asked_to() {
 }
 
 #[test]
-fn a_router_of_one_machine_is_called_by_names_that_nobody_can_buy() {
+fn a_local_router_accepts_only_host_names_that_cannot_be_registered() {
     let local = Config {
         host_domains: vec!["box.example".to_owned()],
         own_names: OwnNames::Local,
@@ -316,7 +316,7 @@ fn a_request_names_one_host_without_user_information() {
 
 proptest! {
     #[test]
-    fn no_header_bytes_name_anything_but_labels(id in "[ -~]{0,40}", namespace in "[ -~]{0,40}", port in "[ -~]{0,8}") {
+    fn headers_name_only_valid_labels(id in "[ -~]{0,40}", namespace in "[ -~]{0,40}", port in "[ -~]{0,8}") {
         let pairs = [("x-sandbox-id", id.as_str()), ("x-sandbox-namespace", &namespace), ("x-sandbox-port", &port)];
         if let Ok(Some(target)) = identify_with("/", &pairs, &[], false) {
             prop_assert!(is_label(target.sandbox.name(), 253));

@@ -1,33 +1,33 @@
-//! The data plane: a request names a sandbox, and the router brings it there.
+//! The data plane: a proxy that forwards each request to the sandbox that it names.
 //!
 //! ```text
 //! request ─► identify ─► authorize ─► resolve ─► forward ─► sandbox
-//!            who is      may they?     where is    bytes, both ways,
-//!            meant?                    it now?     upgrades included
+//!            which         may the       where is    bytes, both ways,
+//!            sandbox?      client?       it now?     upgrades included
 //! ```
 //!
-//! Each step is a module. `identify` and `scoped_token` are pure; `registry` is what the watch knows; only `forward`
-//! and `upstream` touch a sandbox's sockets. The router knows nothing of templates or pools, and of claims only
-//! which sandbox they own (`claims`): a request may name either. Unclaimed warm sandboxes are not routable.
+//! Each step is a module. `identify` and `scoped_token` are pure; `registry` holds what the watch reported; only `forward`
+//! and `upstream` touch a sandbox's sockets. The router does not read templates or pools. Of a claim it reads only
+//! which sandbox it owns (`claims`): a request may name either. Unclaimed warm sandboxes are not routable.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod access;
 mod activity;
-mod answer;
 mod args;
 pub mod authorize;
 #[cfg(feature = "bench")]
 #[expect(
     clippy::arithmetic_side_effects,
-    reason = "a benchmark that panics says so to whoever runs it"
+    reason = "a benchmark may panic: the panic message reaches the person who runs it"
 )]
 pub mod bench;
 mod body;
 mod claim_watch;
 mod claims;
 mod config;
-mod conversation;
+mod connection;
+mod failure;
 mod forward;
 mod headers;
 mod identify;
@@ -36,9 +36,9 @@ mod metrics;
 mod registry;
 mod resolve;
 mod serve;
+mod shutdown;
 pub mod socket_owners;
 mod sockets;
-mod stopping;
 mod strict_http1;
 mod tls;
 mod trace;
@@ -56,7 +56,7 @@ pub use listen::run;
 pub use registry::Registry;
 pub use serve::{Router, RouterError};
 
-/// What a router may do on a cluster. Its role is generated from this.
+/// The permissions a router needs on a cluster. Its role is generated from this.
 pub const RBAC: &[&[api::rbac::Rule]] = &[watch::RBAC, authorize::RBAC];
 
 /// The examples of README.md.

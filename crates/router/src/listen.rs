@@ -1,4 +1,4 @@
-//! Every port of a router that runs as a process of its own.
+//! Listens on every port of a router that runs as its own process.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,11 +8,11 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Config, ListenAddress};
 use crate::serve::{Router, RouterError};
 
-/// Opens every port the configuration names and serves until some time after `told_to_stop`, as the configuration says.
+/// Opens every port of the configuration and serves until the shutdown that follows `stop_requested` is complete.
 pub async fn run(
     config: Config,
     client: Option<kube::Client>,
-    told_to_stop: CancellationToken,
+    stop_requested: CancellationToken,
 ) -> Result<(), RouterError> {
     let http = listen(config.http_listen).await?;
     let https = if config.tls.is_some() {
@@ -27,7 +27,7 @@ pub async fn run(
     let shutdown = CancellationToken::new();
     let (leaving, stop) = (router.clone(), shutdown.clone());
     tokio::spawn(async move {
-        told_to_stop.cancelled().await;
+        stop_requested.cancelled().await;
         leaving.leave();
         tokio::time::sleep(shutdown_delay).await;
         stop.cancel();

@@ -1,4 +1,4 @@
-//! What the router counts, and its text for Prometheus. Plain atomics: counting costs a request a few nanoseconds.
+//! The router's metrics, and their Prometheus text format. Plain atomics: counting costs a request a few nanoseconds.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ const BUCKETS: [f64; 14] = [
 /// The router's counters.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// By the first digit of the status.
+    /// By the first digit of the status code.
     requests: [AtomicU64; 6],
     buckets: [AtomicU64; BUCKETS.len()],
     duration_microseconds: AtomicU64,
@@ -38,22 +38,22 @@ impl Metrics {
         self.response_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Requests that are being answered.
+    /// The number of requests in flight.
     pub fn active_requests(&self) -> i64 {
         self.active_requests.load(Ordering::Relaxed)
     }
 
-    /// Upgraded connections that are open.
+    /// The number of open upgraded connections.
     pub fn active_tunnels(&self) -> i64 {
         self.active_tunnels.load(Ordering::Relaxed)
     }
 
-    /// Clients' connections that are open.
+    /// The number of open client connections.
     pub fn open_connections(&self) -> i64 {
         self.open_connections.load(Ordering::Relaxed)
     }
 
-    /// Everything, in Prometheus' text format. `sandboxes` is how many the registry knows, `in_step` whether the watch on them
+    /// All metrics in Prometheus' text format. `sandboxes` is the size of the registry, `in_step` whether the watch on sandboxes
     /// works, if there is one.
     pub fn render(&self, sandboxes: usize, in_step: Option<bool>) -> String {
         let mut text = String::new();
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_has_a_line_for_what_was_counted() {
+    fn the_text_format_has_a_line_for_each_metric() {
         let metrics = Metrics::default();
         metrics.finished(200, Duration::from_millis(2), 10);
         metrics.finished(502, Duration::from_secs(1000), 5);
@@ -195,7 +195,7 @@ mod tests {
         }
         assert!(
             !metrics.render(3, None).contains("watch_synced"),
-            "a router without a watch is not blind"
+            "a router without a watch does not report a broken one"
         );
     }
 }

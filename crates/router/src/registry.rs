@@ -1,12 +1,12 @@
-//! What the router knows about sandboxes: a map that requests read without a lock, kept by the watch. An event touches
-//! one entry, however many there are.
+//! The sandboxes that the router knows: a map that requests read without a lock and the watch writes. An event updates
+//! one entry, regardless of the size of the map.
 //!
 //! ```text
 //!             addresses            pod ended
 //! NotReady ──────────────► Routable ────────► NotReady      and from anywhere: Suspended, Finished, Unclaimed, gone
 //! ```
 //!
-//! It knows neither HTTP nor Kubernetes; `watch` translates.
+//! Independent of HTTP and Kubernetes; `watch` translates.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -20,36 +20,36 @@ use crate::claims::{BoundClaim, ClaimOwner, Claims};
 use crate::identify::SandboxKey;
 use crate::upstream::Upstream;
 
-/// How many addresses of ended pods a sandbox is known by. Its status names the last pod's, or lags behind by one; a sandbox that is
-/// suspended and resumed for years has had thousands.
-const REMEMBERED_ENDS: usize = 8;
+/// How many addresses of ended pods are remembered for a sandbox. Its status names the address of the last pod, or lags behind by
+/// one; a sandbox that is suspended and resumed for years has had thousands.
+const MAX_ENDED_ADDRESSES: usize = 8;
 
-/// What the API says about a sandbox.
+/// The state of a sandbox in the Kubernetes API, as far as routing needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
     pub uid: String,
     pub condition: Condition,
-    /// The claim that owns it.
+    /// The claim that owns the sandbox.
     pub claim: Option<ClaimOwner>,
-    /// The annotation by which it carries its trace, while traces are exported.
+    /// The trace context in the sandbox's annotation, if traces are exported.
     pub trace: Option<String>,
 }
 
-/// What a sandbox's state means for routing.
+/// A sandbox's state for routing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// It runs, and these are its pod's addresses.
+    /// The sandbox runs, and its pod has these addresses.
     At(Vec<IpAddr>),
     Suspended,
-    /// Why it has no address.
+    /// The sandbox has no address, for this reason.
     NotReady(String),
-    /// Why it ended.
+    /// The sandbox finished, for this reason.
     Finished(String),
-    /// It waits in a pool for a claim, and is nobody's to use.
+    /// The sandbox waits in a pool for a claim, and is not routable.
     Unclaimed,
 }
 
-/// What a request finds.
+/// The result of a lookup.
 #[derive(Clone, Debug)]
 pub enum Lookup {
     Routable(Arc<Upstream>),
@@ -64,16 +64,16 @@ pub enum Lookup {
 struct Record {
     observed: Observed,
     upstream: Option<Arc<Upstream>>,
-    /// Addresses of a pod that ended, which the sandbox's own status may still name.
+    /// Addresses of ended pods, which the sandbox's own status may still contain.
     ended: Vec<IpAddr>,
 }
 
-/// All sandboxes.
+/// All known sandboxes.
 #[derive(Debug, Default)]
 pub struct Registry {
     records: papaya::HashMap<String, Arc<Record>>,
     claims: Claims,
-    /// Updates come from two watches; each is a read and a write of one entry.
+    /// Serializes updates, which come from two watches and read before they write.
     updating: Mutex<()>,
     waiting: Mutex<HashMap<String, Waiting>>,
     waiting_count: AtomicUsize,
@@ -88,7 +88,7 @@ struct Waiting {
 }
 
 impl Registry {
-    /// Makes a sandbox known at fixed addresses, for a router that runs without a watch.
+    /// Adds a sandbox at fixed addresses, for a router that runs without a watch.
     pub fn insert(&self, namespace: &str, name: &str, addresses: Vec<IpAddr>) {
         let observed = Observed {
             uid: String::new(),
@@ -99,7 +99,7 @@ impl Registry {
         self.observe(&SandboxKey::new(namespace, name), observed);
     }
 
-    /// How many sandboxes are known.
+    /// The number of known sandboxes.
     pub fn len(&self) -> usize {
         self.records.len()
     }
@@ -108,17 +108,17 @@ impl Registry {
         self.len() == 0
     }
 
-    /// Whether a first list has come in, so that what is not here does not exist.
+    /// Whether a complete list has been received, so that a sandbox that is not here does not exist.
     pub fn is_synced(&self) -> bool {
         self.synced.load(Ordering::Acquire)
     }
 
-    /// Whether changes reach the registry: false until the first list has come in, and while the watch is broken.
+    /// Whether changes reach the registry: false before the first complete list, and while the watch is broken.
     pub fn is_in_step(&self) -> bool {
         self.in_step.load(Ordering::Acquire)
     }
 
-    /// A complete list has come in.
+    /// Records that a complete list has been received.
     pub(crate) fn set_synced(&self) {
         self.synced.store(true, Ordering::Release);
     }
@@ -142,7 +142,7 @@ impl Registry {
         }
     }
 
-    /// The sandbox that a name stands for: the one of that name, or else the one that the claim of that name is bound to and owns.
+    /// The sandbox that a name refers to: the sandbox of that name, or else the sandbox that the claim of that name is bound to and owns.
     pub(crate) fn named(&self, key: &SandboxKey) -> Option<SandboxKey> {
         let records = self.records.pin();
         if records.contains_key(key.as_str()) {
@@ -158,19 +158,19 @@ impl Registry {
         self.records.pin().contains_key(key.as_str())
     }
 
-    /// A claim is bound to a sandbox, or to none yet.
+    /// Records the sandbox that a claim is bound to, or that it is not bound yet.
     pub(crate) fn observe_claim(&self, key: &SandboxKey, bound: Option<BoundClaim>) {
         if self.claims.set(key.as_str(), bound) {
             self.wake(key.as_str());
         }
     }
 
-    /// Forgets every claim that a complete list did not have.
+    /// Removes every claim that a complete list did not contain.
     pub(crate) fn keep_only_claims(&self, listed: &std::collections::HashSet<String>) {
         self.claims.keep_only(listed);
     }
 
-    /// The trace that a sandbox carries.
+    /// The trace context that a sandbox carries.
     pub(crate) fn trace_of(&self, key: &SandboxKey) -> Option<TraceContext> {
         let records = self.records.pin();
         TraceContext::from_annotation(records.get(key.as_str())?.observed.trace.as_deref()?)
@@ -194,16 +194,16 @@ impl Registry {
         self.store(key, previous.as_deref(), observed, ended);
     }
 
-    /// A sandbox's pod with these addresses is gone: they are dropped at once, before its status says so.
+    /// Records that a sandbox's pod with these addresses ended: the addresses are removed at once, before the status changes.
     pub(crate) fn pod_ended(&self, key: &SandboxKey, addresses: &[IpAddr]) {
         self.with_pod(key, addresses, |ended| {
             ended.retain(|address| !addresses.contains(address));
             ended.extend_from_slice(addresses);
-            ended.drain(..ended.len().saturating_sub(REMEMBERED_ENDS));
+            ended.drain(..ended.len().saturating_sub(MAX_ENDED_ADDRESSES));
         });
     }
 
-    /// A sandbox's pod with these addresses runs, perhaps a new one on an old address.
+    /// Records that a sandbox's pod with these addresses runs; a new pod may have an old address.
     pub(crate) fn pod_runs(&self, key: &SandboxKey, addresses: &[IpAddr]) {
         self.with_pod(key, addresses, |ended| {
             ended.retain(|address| !addresses.contains(address));
@@ -240,7 +240,7 @@ impl Registry {
         self.wake(key);
     }
 
-    /// Forgets every sandbox that a complete list did not have.
+    /// Removes every sandbox that a complete list did not contain.
     pub(crate) fn keep_only(&self, listed: &std::collections::HashSet<String>) {
         let gone: Vec<String> = self
             .records
@@ -254,7 +254,7 @@ impl Registry {
         }
     }
 
-    /// Lets go of connections that nobody has used for a while.
+    /// Closes connections that have been idle for too long.
     pub(crate) fn close_idle(&self, now: tokio::time::Instant) {
         for record in self.records.pin().values() {
             if let Some(upstream) = &record.upstream {
@@ -263,13 +263,13 @@ impl Registry {
         }
     }
 
-    /// A ticket that is called when the sandbox changes.
-    pub(crate) fn wait_for<'r>(&'r self, key: &'r SandboxKey) -> Ticket<'r> {
+    /// A waiter that is woken when the sandbox changes.
+    pub(crate) fn wait_for<'r>(&'r self, key: &'r SandboxKey) -> Waiter<'r> {
         let mut waiting = lock(&self.waiting);
         let entry = waiting.entry(key.as_str().to_owned()).or_default();
         entry.count += 1;
         self.waiting_count.fetch_add(1, Ordering::AcqRel);
-        Ticket {
+        Waiter {
             registry: self,
             key,
             notify: Arc::clone(&entry.notify),
@@ -295,7 +295,7 @@ impl Registry {
                     previous.is_some_and(|previous| previous.observed.uid == observed.uid);
                 match &old {
                     _ if usable.is_empty() => None,
-                    // Connections to an address are kept only for the sandbox they were made for.
+                    // Connections to an address are reused only for the sandbox they were opened for.
                     Some(old) if same_sandbox && old.addresses() == usable => Some(Arc::clone(old)),
                     _ => Some(Arc::new(Upstream::new(usable))),
                 }
@@ -334,16 +334,16 @@ impl Registry {
     }
 }
 
-/// A place in the queue of those who wait for a sandbox to change.
+/// Waits for changes of one sandbox; removed from the registry on drop.
 #[derive(Debug)]
-pub(crate) struct Ticket<'r> {
+pub(crate) struct Waiter<'r> {
     registry: &'r Registry,
     key: &'r SandboxKey,
     notify: Arc<Notify>,
 }
 
-impl Ticket<'_> {
-    /// Completes at the next change after this call. Ask the registry again between calling and waiting.
+impl Waiter<'_> {
+    /// Completes at the next change after this call. Look the sandbox up again between this call and awaiting it.
     pub fn changed(&self) -> std::pin::Pin<Box<tokio::sync::futures::Notified<'_>>> {
         let mut notified = Box::pin(self.notify.notified());
         notified.as_mut().enable();
@@ -351,7 +351,7 @@ impl Ticket<'_> {
     }
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.registry.waiting_count.fetch_sub(1, Ordering::AcqRel);
         let mut waiting = lock(&self.registry.waiting);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_kept_for_the_same_sandbox_at_the_same_address_only() {
+    fn connections_are_reused_only_for_the_same_sandbox_at_the_same_address() {
         let registry = Registry::default();
         registry.observe(&key(), at("1", "10.0.0.1"));
         let first = upstream(&registry);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn of_pods_that_ended_only_the_last_are_remembered() {
+    fn only_the_last_addresses_of_ended_pods_are_remembered() {
         let registry = Registry::default();
         registry.observe(&key(), at("1", "10.0.0.1"));
         let ended = || {
@@ -456,11 +456,15 @@ mod tests {
         assert_eq!(ended(), last);
         registry.pod_ended(&key(), &last[..2]);
         assert_eq!(ended().len(), last.len(), "an address is remembered once");
-        assert_eq!(ended()[6..], last[..2], "and by when its last pod ended");
+        assert_eq!(
+            ended()[6..],
+            last[..2],
+            "ordered by the end of its last pod"
+        );
     }
 
     #[test]
-    fn a_complete_list_forgets_the_rest() {
+    fn a_complete_list_removes_the_rest() {
         let registry = Registry::default();
         registry.insert("default", "abc", vec!["10.0.0.1".parse().unwrap()]);
         registry.insert("default", "other", vec!["10.0.0.2".parse().unwrap()]);
@@ -472,7 +476,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_wait_are_called_and_leave_nothing_behind() {
+    async fn waiters_are_woken_and_leave_no_entry() {
         let registry = Registry::default();
         let sandbox = key();
         let ticket = registry.wait_for(&sandbox);

@@ -1,4 +1,4 @@
-//! Where a sandbox is now: from the registry, waiting a moment for a watch that lags, or by DNS where there is no watch.
+//! Finds a sandbox's current address: in the registry, with a short wait for a lagging watch, or by DNS if there is no watch.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use api::addresses::is_a_pods;
 use saturating_time::SaturatingTime;
 use tokio::time::Instant;
 
-use crate::answer::Failure;
+use crate::failure::Failure;
 use crate::identify::SandboxKey;
 use crate::registry::{Lookup, Registry};
 use crate::upstream::Upstream;
 
-/// A resumed sandbox may still look suspended for as long as the watch lags, which is not long.
+/// How long a sandbox that looks suspended is waited for: it may have been resumed, with the watch lagging briefly.
 const SUSPENDED_WAIT: Duration = Duration::from_millis(250);
-/// How long an answer of DNS is used.
+/// How long a DNS response is cached.
 const DNS_LIFETIME: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Resolver {
         }
     }
 
-    /// Whether to ask DNS for what the registry does not know.
+    /// Whether sandboxes that the registry does not know are resolved by DNS.
     pub fn set_by_name(&self, by_name: bool) {
         self.by_name.store(by_name, Ordering::Release);
     }
@@ -52,12 +52,12 @@ impl Resolver {
     pub async fn resolve(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
         match self.registry.lookup(key) {
             Lookup::Routable(upstream) => Ok(upstream),
-            Lookup::Unknown if self.is_by_name() => self.ask_dns(key).await,
+            Lookup::Unknown if self.is_by_name() => self.resolve_by_dns(key).await,
             _ => self.wait_for(key).await,
         }
     }
 
-    /// The sandbox that a name which no sandbox has stands for: that of a claim, which may be about to be bound.
+    /// The sandbox behind a name that no sandbox has: a claim of that name may be about to be bound.
     pub async fn wait_for_name(&self, key: &SandboxKey) -> Result<SandboxKey, Failure> {
         let deadline = Instant::now().later_by(self.wait);
         let ticket = self.registry.wait_for(key);
@@ -77,12 +77,12 @@ impl Resolver {
         let ticket = self.registry.wait_for(key);
         loop {
             let changed = ticket.changed();
-            let (failure, patience) = match self.registry.lookup(key) {
+            let (failure, timeout) = match self.registry.lookup(key) {
                 Lookup::Routable(upstream) => return Ok(upstream),
                 lookup => describe(key, lookup, self.wait),
             };
             let remaining = started
-                .later_by(patience)
+                .later_by(timeout)
                 .saturating_duration_since(Instant::now());
             if remaining.is_zero() || tokio::time::timeout(remaining, changed).await.is_err() {
                 return Err(failure);
@@ -90,13 +90,13 @@ impl Resolver {
         }
     }
 
-    /// What a sandbox's service is called in the cluster's DNS.
+    /// The DNS name of a sandbox's Service.
     fn service_name(&self, key: &SandboxKey) -> String {
         let (name, namespace) = (key.name(), key.namespace());
         format!("{name}.{namespace}.svc.{}", self.cluster_domain)
     }
 
-    async fn ask_dns(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
+    async fn resolve_by_dns(&self, key: &SandboxKey) -> Result<Arc<Upstream>, Failure> {
         let now = Instant::now();
         if let Some((upstream, until)) = self.named.pin().get(key.as_str())
             && now < *until
@@ -136,7 +136,7 @@ impl Resolver {
         Ok(upstream)
     }
 
-    /// Lets go of idle connections and of names nobody asks for any more.
+    /// Closes idle connections and removes unused DNS entries.
     pub fn close_idle(&self, now: Instant) {
         self.registry.close_idle(now);
         let named = self.named.pin();
@@ -147,7 +147,7 @@ impl Resolver {
     }
 }
 
-/// What to tell whoever asks for a sandbox in this state, and how long the state deserves to be doubted.
+/// The failure to report for a sandbox in this state, and how long to wait for the state to change.
 fn describe(key: &SandboxKey, lookup: Lookup, wait: Duration) -> (Failure, Duration) {
     let (namespace, name) = (key.namespace().to_owned(), key.name().to_owned());
     match lookup {
@@ -171,7 +171,7 @@ fn describe(key: &SandboxKey, lookup: Lookup, wait: Duration) -> (Failure, Durat
             },
             wait,
         ),
-        // Whether a name is taken by a sandbox in a pool is nobody's business.
+        // Clients must not learn whether a sandbox of this name waits in a pool.
         Lookup::Unknown | Lookup::Unclaimed | Lookup::Routable(_) => {
             (Failure::NotFound { namespace, name }, wait)
         }
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn services_are_asked_for_below_the_clusters_domain() {
+    fn service_names_end_with_the_cluster_domain() {
         let resolver = Resolver::new(Arc::default(), "corp.example".into(), Duration::ZERO);
         assert_eq!(
             resolver.service_name(&SandboxKey::new("team", "abc")),

@@ -1,4 +1,4 @@
-//! Accepts connections, takes each request through identify, authorize, resolve and forward, and drains when told to.
+//! Accepts connections, takes each request through identify, authorize, resolve and forward, and drains on shutdown.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,32 +21,32 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use crate::access::{LoggedRequest, Tracked};
-use crate::answer::{Failure, json};
 use crate::authorize::{Authorizer, AuthorizerError};
 use crate::body::ProxyBody;
 use crate::config::Config;
-use crate::conversation;
+use crate::connection;
+use crate::failure::{Failure, json};
 use crate::forward::Forwarder;
 use crate::headers::Origin;
 use crate::identify::{Target, identify};
 use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::resolve::Resolver;
+use crate::shutdown::ShutdownSignal;
 use crate::socket_owners::{self, SocketOwners};
-use crate::stopping::Moment;
 use crate::tls::{TlsError, TlsMaterial};
 use crate::tunnel::Tunnels;
-use crate::workers::{Arrival, Workers};
+use crate::workers::{Accepted, Workers};
 use crate::{sockets, trace, watch};
 
-/// How often idle connections to sandboxes are looked through.
+/// How often idle connections to sandboxes are checked.
 const IDLE_SWEEP: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RouterError {
     #[error("authorization cannot be set up")]
     Authorizer(#[source] AuthorizerError),
-    #[error("the kernel cannot be asked whose connections are (sock_diag)")]
+    #[error("the kernel cannot report the owners of sockets (sock_diag)")]
     SocketOwners(#[source] io::Error),
     #[error("TLS cannot be set up")]
     Tls(#[source] TlsError),
@@ -62,7 +62,7 @@ pub enum RouterError {
 #[derive(Clone, Debug)]
 pub struct Router {
     shared: Arc<Shared>,
-    /// Tells which user of this machine a client is, if that matters.
+    /// Identifies the local user of a client, if authorization needs that.
     owners: Option<Arc<SocketOwners>>,
 }
 
@@ -73,11 +73,11 @@ struct Shared {
     forwarder: Forwarder,
     metrics: Arc<Metrics>,
     started: AtomicBool,
-    /// Set when the router is told to stop.
+    /// Set when the router is asked to stop.
     leaving: AtomicBool,
     connections: TaskTracker,
-    /// Comes when requests in flight have had their time.
-    cut: Moment,
+    /// Triggered when the time for requests in flight is over.
+    abort: ShutdownSignal,
 }
 
 impl std::fmt::Debug for Shared {
@@ -90,7 +90,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Router {
-    /// A router that finds sandboxes through `client`, or by DNS and [`Router::registry`] without one.
+    /// A router that finds sandboxes through `client`; without a client, by DNS and [`Router::registry`].
     pub fn new(config: Config, client: Option<kube::Client>) -> Result<Self, RouterError> {
         let authorizer = Authorizer::new(&config.authorization, client.as_ref())
             .map_err(RouterError::Authorizer)?;
@@ -108,11 +108,11 @@ impl Router {
         );
         resolver.set_by_name(client.is_none());
         let connections = TaskTracker::new();
-        let cut = Moment::default();
+        let abort = ShutdownSignal::default();
         let tunnels = Tunnels {
             metrics: Arc::clone(&metrics),
             tasks: connections.clone(),
-            cut: cut.token().clone(),
+            abort: abort.token().clone(),
         };
         let forwarder = Forwarder {
             resolver: Arc::new(resolver),
@@ -136,7 +136,7 @@ impl Router {
             started,
             leaving: AtomicBool::new(false),
             connections,
-            cut,
+            abort,
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -144,7 +144,7 @@ impl Router {
         })
     }
 
-    /// The same router for listeners of another network namespace, whose sockets `owners` knows.
+    /// The same router for listeners of another network namespace, whose sockets `owners` can look up.
     #[must_use]
     pub fn with_socket_owners(&self, owners: SocketOwners) -> Self {
         Self {
@@ -153,7 +153,7 @@ impl Router {
         }
     }
 
-    /// The sandboxes the router knows.
+    /// The sandboxes that the router knows.
     pub fn registry(&self) -> &Arc<Registry> {
         &self.shared.forwarder.resolver.registry
     }
@@ -169,20 +169,20 @@ impl Router {
             .render(self.registry().len(), self.watch_in_step())
     }
 
-    /// Whether the watch on sandboxes brings what changes. `None` for a router that watches nothing.
+    /// Whether the watch on sandboxes works. `None` for a router without a watch.
     fn watch_in_step(&self) -> Option<bool> {
         let registry = self.registry();
         self.shared.client.as_ref().map(|_| registry.is_in_step())
     }
 
-    /// Whether requests should come here: sandboxes have been listed, or are found by their names, and the router is not about to
-    /// stop. A watch that breaks later does not count, because what was listed is still routed.
+    /// Whether load balancers should send requests here: sandboxes have been listed, or are found by DNS, and the router is not
+    /// stopping. A watch that breaks later does not count, because listed sandboxes are still routed.
     pub fn is_ready(&self) -> bool {
         let finds = self.registry().is_synced() || self.shared.forwarder.resolver.is_by_name();
         finds && !self.shared.leaving.load(Ordering::Acquire)
     }
 
-    /// From here on the router is not ready, though it serves: whoever spreads requests over several turns to the others.
+    /// Makes the router not ready while it still serves, so that load balancers send requests to other routers.
     pub fn leave(&self) {
         self.shared.leaving.store(true, Ordering::Release);
     }
@@ -195,14 +195,13 @@ impl Router {
         self.drain().await;
     }
 
-    /// As [`Router::serve`], with connections on threads of their own, as many as there are processors: what else this
-    /// process does cannot hold them up.
+    /// As [`Router::serve`], with connections on dedicated threads, one per CPU: other work of this process cannot delay them.
     pub async fn serve_on_threads(&self, listener: TcpListener, shutdown: CancellationToken) {
         self.start(&shutdown);
         let workers = match self.workers() {
             Ok(workers) => Some(workers),
             Err(error) => {
-                tracing::warn!(%error, "no threads for connections; they share those of the rest");
+                tracing::warn!(%error, "cannot start threads for connections; they share the process' other threads");
                 None
             }
         };
@@ -219,7 +218,7 @@ impl Router {
         let (router, connections) = (self.clone(), self.shared.connections.clone());
         Workers::start(
             count,
-            move |arrival| router.welcome(arrival),
+            move |connection| router.spawn_connection(connection),
             move || {
                 let connections = connections.clone();
                 async move { connections.wait().await }
@@ -227,7 +226,7 @@ impl Router {
         )
     }
 
-    /// The same over TLS.
+    /// As [`Router::serve`], over TLS.
     pub async fn serve_tls(
         &self,
         listener: TcpListener,
@@ -253,7 +252,7 @@ impl Router {
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => stream,
                     Err(error) => {
-                        pause_after(&error).await;
+                        pause_after_accept_error(&error).await;
                         continue;
                     }
                 },
@@ -261,7 +260,7 @@ impl Router {
             let (router, stop) = (self.clone(), shutdown.clone());
             tokio::spawn(async move {
                 let service = service_fn(move |request: Request<Incoming>| {
-                    let answer = router.administer(request.uri().path());
+                    let answer = router.admin_response(request.uri().path());
                     async move { Ok::<_, Infallible>(answer) }
                 });
                 let connection = hyper::server::conn::http1::Builder::new()
@@ -276,7 +275,7 @@ impl Router {
         }
     }
 
-    /// Starts what runs beside the listeners, once.
+    /// Starts the background tasks, once.
     fn start(&self, shutdown: &CancellationToken) {
         if self.shared.started.swap(true, Ordering::AcqRel) {
             return;
@@ -285,7 +284,7 @@ impl Router {
         if let Some(client) = self.shared.client.clone() {
             let (resolver, shutdown) = (Arc::clone(&resolver), shutdown.clone());
             let namespace = self.shared.config.watch_namespace.clone();
-            // Without it the router would go on with what it knew.
+            // If the watch task ended, the router would route by outdated state.
             tokio::spawn(async move {
                 let watch = || {
                     let namespace = namespace.clone();
@@ -311,7 +310,7 @@ impl Router {
         });
     }
 
-    /// Accepts connections until `shutdown`, and gives the threads back.
+    /// Accepts connections until `shutdown`, then closes the worker threads.
     async fn accept(
         &self,
         listener: TcpListener,
@@ -319,35 +318,35 @@ impl Router {
         mut workers: Option<Workers>,
         shutdown: CancellationToken,
     ) -> Option<Workers> {
-        let stop = Arc::new(Moment::default());
+        let stop = Arc::new(ShutdownSignal::default());
         if let Err(error) = sockets::tune(&listener) {
-            tracing::warn!(%error, "clients that vanish without a word will not be noticed");
+            tracing::warn!(%error, "cannot set TCP keep-alive; vanished clients will not be detected");
         }
         loop {
             let (stream, peer) = tokio::select! {
                 () = shutdown.cancelled() => {
-                    stop.set();
+                    stop.trigger();
                     return workers;
                 }
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        pause_after(&error).await;
+                        pause_after_accept_error(&error).await;
                         continue;
                     }
                 },
             };
-            let arrival = Arrival {
+            let connection = Accepted {
                 stream,
                 peer,
                 tls: tls.as_ref().map(|material| material.current()),
                 stop: Arc::clone(&stop),
             };
             match &mut workers {
-                None => self.welcome(arrival),
+                None => self.spawn_connection(connection),
                 Some(workers) => {
-                    if let Err(error) = workers.carry(arrival) {
-                        tracing::warn!(%error, "a connection is lost");
+                    if let Err(error) = workers.dispatch(connection) {
+                        tracing::warn!(%error, "an accepted connection was dropped");
                     }
                 }
             }
@@ -355,14 +354,14 @@ impl Router {
     }
 
     /// Serves a connection in a task of the current runtime.
-    fn welcome(&self, arrival: Arrival<TcpStream>) {
+    fn spawn_connection(&self, connection: Accepted<TcpStream>) {
         let router = self.clone();
-        let Arrival {
+        let Accepted {
             stream,
             peer,
             tls,
             stop,
-        } = arrival;
+        } = connection;
         self.shared.connections.spawn(async move {
             let _counted = Counted::open(&router.shared.metrics);
             let client = router.owners.as_ref().and_then(|owners| {
@@ -376,12 +375,12 @@ impl Router {
                 let reading = tokio::time::timeout(timeout, tunnel_namespace(&mut stream));
                 let read = tokio::select! {
                     read = reading => read,
-                    () = stop.come() => return,
+                    () = stop.triggered() => return,
                 };
                 match read {
                     Ok(Ok(None)) => {}
                     Ok(Ok(Some(namespace))) => origin = origin.through(&namespace),
-                    // It is not known which namespace it is for.
+                    // Without a valid header the namespace is unknown.
                     Ok(Err(_)) | Err(_) => return,
                 }
             }
@@ -392,17 +391,17 @@ impl Router {
                     async move { Ok::<_, Infallible>(router.handle(request, &origin).await) }
                 })
             };
-            let limits = conversation::Limits {
+            let limits = connection::Limits {
                 header_timeout: router.shared.config.header_timeout,
                 stop: &stop,
-                cut: &router.shared.cut,
+                abort: &router.shared.abort,
             };
             match tls {
-                None => conversation::plain(stream, service, limits).await,
+                None => connection::plain(stream, service, limits).await,
                 Some(tls) => {
-                    let patience = limits.header_timeout;
-                    if let Some(stream) = shake_hands(tls, stream, patience).await {
-                        conversation::either(stream, service, limits).await;
+                    let timeout = limits.header_timeout;
+                    if let Some(stream) = accept_tls(tls, stream, timeout).await {
+                        connection::either(stream, service, limits).await;
                     }
                 }
             }
@@ -418,7 +417,7 @@ impl Router {
         .await
         .is_err()
         {
-            self.shared.cut.set();
+            self.shared.abort.trigger();
             self.shared.connections.wait().await;
         }
     }
@@ -469,9 +468,9 @@ impl Router {
             });
         }
         let Some(mut target) = target else {
-            // Without a sandbox, a request can only be a question about the router itself.
+            // Without a sandbox, a request can only be for the router itself.
             return match request.uri().path() {
-                "/healthz" | "/readyz" => Ok(self.administer(request.uri().path())),
+                "/healthz" | "/readyz" => Ok(self.admin_response(request.uri().path())),
                 _ => Err(Failure::NoSandbox),
             };
         };
@@ -479,7 +478,7 @@ impl Router {
             .authorizer
             .check(request.headers(), &target, origin)
             .await?;
-        self.await_name(&mut target, request.headers(), origin)
+        self.wait_for_claim(&mut target, request.headers(), origin)
             .await?;
         let forward = &self.shared.forwarder;
         if !telemetry::spans::are_exported() {
@@ -495,9 +494,9 @@ impl Router {
         Ok(response)
     }
 
-    /// A name that stands for no sandbox yet may be that of a claim which is about to be bound. Whoever may use something of the
-    /// claim's name need not be allowed to use the sandbox, so that is judged again.
-    async fn await_name(
+    /// Waits for a name that refers to no sandbox yet: a claim of that name may be about to be bound. Permission to use the claim's
+    /// name does not imply permission to use the sandbox, so the caller authorizes again.
+    async fn wait_for_claim(
         &self,
         target: &mut Target,
         headers: &HeaderMap,
@@ -515,7 +514,7 @@ impl Router {
         self.shared.authorizer.check(headers, target, origin).await
     }
 
-    fn administer(&self, path: &str) -> Response<ProxyBody> {
+    fn admin_response(&self, path: &str) -> Response<ProxyBody> {
         match path {
             "/healthz" => json(StatusCode::OK, &br#"{"status":"ok"}"#[..]),
             "/readyz" if self.is_ready() => json(StatusCode::OK, &br#"{"status":"ok"}"#[..]),
@@ -535,11 +534,11 @@ impl Router {
     }
 }
 
-/// The namespace that a connection was forwarded for, taken off its beginning. `None` for one that was not forwarded.
+/// Reads the PROXY protocol header that names the namespace of a forwarded connection. `None` for a connection without it.
 async fn tunnel_namespace(stream: &mut TcpStream) -> std::io::Result<Option<String>> {
     let mut first = [0; proxy_header::SIGNATURE.len()];
     let length = stream.peek(&mut first).await?;
-    // The node writes a header at once, so that it arrives as one.
+    // The node writes the header in one call, so it arrives in one segment.
     if first[..length] != proxy_header::SIGNATURE[..] {
         return Ok(None);
     }
@@ -552,13 +551,13 @@ async fn tunnel_namespace(stream: &mut TcpStream) -> std::io::Result<Option<Stri
     Ok(Some(namespace.to_owned()))
 }
 
-async fn shake_hands(
+async fn accept_tls(
     tls: Arc<ServerConfig>,
     stream: TcpStream,
-    patience: Duration,
+    timeout: Duration,
 ) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
     let shaking = TlsAcceptor::from(tls).accept(stream);
-    match tokio::time::timeout(patience, shaking).await {
+    match tokio::time::timeout(timeout, shaking).await {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
             tracing::debug!(%error, "a TLS handshake failed");
@@ -568,9 +567,9 @@ async fn shake_hands(
     }
 }
 
-/// Out of descriptors, most likely: waiting is all there is to do.
-async fn pause_after(error: &io::Error) {
-    tracing::warn!(%error, "cannot accept a connection; raise the limit of open files if this goes on");
+/// Pauses after a failed accept, which most likely means too many open files.
+async fn pause_after_accept_error(error: &io::Error) {
+    tracing::warn!(%error, "cannot accept a connection; raise the limit of open files if this repeats");
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 

@@ -1,7 +1,7 @@
-//! The moments at which connections are told to come to an end, cheap to wait for beside every request.
+//! Shutdown signals for connections, cheap to poll beside every request.
 //!
-//! Asking a cancellation token takes a lock that all connections share, and a connection would do so each time it is woken. Here it
-//! asks only after an atomic flag says that something has changed, and once for each waker.
+//! Polling a cancellation token takes a lock that all connections share, on every wake-up of every connection. This type
+//! polls the token only after an atomic flag has changed, and once for each waker.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -10,17 +10,17 @@ use std::task::{Context, Poll, Waker};
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-/// A moment that comes once.
+/// A signal that is triggered once.
 #[derive(Debug, Default)]
-pub struct Moment {
-    come: AtomicBool,
+pub struct ShutdownSignal {
+    is_triggered: AtomicBool,
     token: CancellationToken,
 }
 
-impl Moment {
-    pub fn set(&self) {
-        // Before the wakers are called, so that whoever is woken sees it.
-        self.come.store(true, Ordering::Release);
+impl ShutdownSignal {
+    pub fn trigger(&self) {
+        // Before the wakers are called, so that every woken task sees it.
+        self.is_triggered.store(true, Ordering::Release);
         self.token.cancel();
     }
 
@@ -28,8 +28,8 @@ impl Moment {
         &self.token
     }
 
-    /// Waits for the moment.
-    pub async fn come(&self) {
+    /// Waits until the signal is triggered.
+    pub async fn triggered(&self) {
         let mut waiting = pin!(self.token.cancelled());
         let mut registered: Option<Waker> = None;
         poll_fn(|context| self.poll(context, waiting.as_mut(), &mut registered)).await;
@@ -41,7 +41,7 @@ impl Moment {
         waiting: Pin<&mut WaitForCancellationFuture<'_>>,
         registered: &mut Option<Waker>,
     ) -> Poll<()> {
-        if self.come.load(Ordering::Acquire) {
+        if self.is_triggered.load(Ordering::Acquire) {
             return Poll::Ready(());
         }
         if registered
@@ -61,20 +61,20 @@ mod tests {
     use std::sync::Arc;
 
     #[tokio::test]
-    async fn whoever_waits_is_woken_when_the_moment_comes() {
-        let moment = Arc::new(Moment::default());
+    async fn every_waiter_is_woken_by_the_signal() {
+        let signal = Arc::new(ShutdownSignal::default());
         let waiting: Vec<_> = (0..3)
             .map(|_| {
-                let moment = Arc::clone(&moment);
-                tokio::spawn(async move { moment.come().await })
+                let signal = Arc::clone(&signal);
+                tokio::spawn(async move { signal.triggered().await })
             })
             .collect();
         tokio::task::yield_now().await;
         assert!(waiting.iter().all(|task| !task.is_finished()));
-        moment.set();
+        signal.trigger();
         for task in waiting {
             task.await.unwrap();
         }
-        moment.come().await;
+        signal.triggered().await;
     }
 }

@@ -1,8 +1,8 @@
-//! Which user of this machine is at the other end of a TCP connection, asked of the kernel by `sock_diag` (netlink).
+//! Finds the local user at the other end of a TCP connection, by asking the kernel through `sock_diag` (netlink).
 //!
-//! TCP has no `SO_PEERCRED`. But a client on the same machine has a socket of its own, with the same two addresses the other way
-//! round, and the kernel knows whose that is. A client elsewhere, or in another network namespace, has none here. See
-//! `sock_diag(7)`.
+//! TCP has no `SO_PEERCRED`. But a client on the same machine has a socket with the same two addresses in reverse
+//! order, and the kernel knows its owner. A client on another machine, or in another network namespace, has no such socket here.
+//! See `sock_diag(7)`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,10 +13,10 @@ use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 const NETLINK_HEADER: usize = 16;
-/// `struct inet_diag_req_v2` and `struct inet_diag_msg` both have the two addresses at their end or near it.
+/// `struct inet_diag_req_v2` and `struct inet_diag_msg` both have the two addresses at or near their end.
 const REQUEST: usize = NETLINK_HEADER + 56;
 const ANSWER: usize = NETLINK_HEADER + 72;
-/// Where `struct inet_diag_sockid` begins in each, and what of it names a socket: two ports and two addresses.
+/// Where `struct inet_diag_sockid` begins in each, and the length of the part that identifies a socket: two ports and two addresses.
 const ID_IN_REQUEST: usize = NETLINK_HEADER + 8;
 const ID_IN_ANSWER: usize = NETLINK_HEADER + 4;
 const ID: usize = 36;
@@ -27,7 +27,7 @@ const IPPROTO_TCP: u8 = 6;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// States of a TCP socket that a process holds: established, and closed on one side only.
+/// States of a TCP socket that a process holds: established, or closed on one side only.
 const HELD: [u8; 4] = [
     1, // TCP_ESTABLISHED
     4, // TCP_FIN_WAIT1
@@ -35,7 +35,7 @@ const HELD: [u8; 4] = [
     8, // TCP_CLOSE_WAIT
 ];
 
-/// Asks about sockets of one network namespace: the one that its netlink socket was opened in.
+/// Looks up sockets of one network namespace: that in which its netlink socket was opened.
 #[derive(Debug)]
 pub struct SocketOwners {
     netlink: Mutex<OwnedFd>,
@@ -49,15 +49,15 @@ impl SocketOwners {
 
     /// For the network namespace and the user namespace in which this socket of [`open`] was opened.
     pub fn over(netlink: OwnedFd) -> io::Result<Self> {
-        // A connected netlink socket hears the kernel alone.
+        // A connected netlink socket receives messages of the kernel only.
         rustix::net::connect(&netlink, &SocketAddrNetlink::new(0, 0))?;
         Ok(Self {
             netlink: Mutex::new(netlink),
         })
     }
 
-    /// The user whose socket has `local` as its own address and `remote` as its peer's. `None` if no process here holds such a
-    /// socket.
+    /// The UID of the socket with `local` as its own address and `remote` as its peer's. `None` if no process in this network
+    /// namespace holds such a socket.
     pub fn owner(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u32>> {
         let Some(request) = request(local, remote) else {
             return Ok(None);
@@ -65,7 +65,7 @@ impl SocketOwners {
         let mut answer = [0; 512];
         let netlink = self.netlink.lock().unwrap_or_else(PoisonError::into_inner);
         rustix::net::send(&*netlink, &request, SendFlags::empty())?;
-        // The kernel answers within the call before, so there is nothing to wait for.
+        // The kernel responds within the send call, so there is nothing to wait for.
         let (_, length) = rustix::net::recv(&*netlink, &mut answer, RecvFlags::DONTWAIT)?;
         Ok(owner_in(&answer[..length.min(answer.len())], &request))
     }
@@ -81,9 +81,9 @@ pub fn open() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// The question about one socket. `None` if the addresses are of two families.
+/// The query for one socket. `None` if the addresses are of two families.
 fn request(local: SocketAddr, remote: SocketAddr) -> Option<[u8; REQUEST]> {
-    // A listener of both families shows clients by IPv4 with mapped addresses.
+    // A dual-stack listener reports IPv4 clients with mapped addresses.
     let (local_ip, remote_ip) = (local.ip().to_canonical(), remote.ip().to_canonical());
     let family = match (local_ip, remote_ip) {
         (IpAddr::V4(_), IpAddr::V4(_)) => AF_INET,
@@ -96,18 +96,18 @@ fn request(local: SocketAddr, remote: SocketAddr) -> Option<[u8; REQUEST]> {
     put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     put(6, &NLM_F_REQUEST.to_ne_bytes());
     put(NETLINK_HEADER, &[family, IPPROTO_TCP]);
-    // In every state; which ones count is decided by the answer.
+    // Query all states; the response decides which count.
     put(NETLINK_HEADER + 4, &u32::MAX.to_ne_bytes());
     put(ID_IN_REQUEST, &local.port().to_be_bytes());
     put(ID_IN_REQUEST + 2, &remote.port().to_be_bytes());
     put(ID_IN_REQUEST + 4, &octets(local_ip));
     put(ID_IN_REQUEST + 20, &octets(remote_ip));
-    // No particular socket: INET_DIAG_NOCOOKIE.
+    // Any socket: INET_DIAG_NOCOOKIE.
     put(ID_IN_REQUEST + 40, &[0xff; 8]);
     Some(request)
 }
 
-/// An address in the space of an IPv6 one, as the kernel has it.
+/// An address in 16 bytes, as the kernel encodes it.
 fn octets(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V6(address) => address.octets(),
@@ -119,8 +119,8 @@ fn octets(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The owner that the kernel names. The kernel gives uid 0 to sockets that no process holds any more (closed ones that still send,
-/// and `TIME_WAIT`), and answers with a listener when no connection fits. Neither may count as root's.
+/// The UID in the kernel's response. The kernel reports UID 0 for sockets that no process holds any more (closed ones that still
+/// send, and `TIME_WAIT`), and returns a listener if no connection matches. Neither may count as root's.
 fn owner_in(answer: &[u8], request: &[u8; REQUEST]) -> Option<u32> {
     let number = |at: usize| {
         let bytes = answer.get(at..at + 4)?;
@@ -140,11 +140,11 @@ fn owner_in(answer: &[u8], request: &[u8; REQUEST]) -> Option<u32> {
     (is_the_one && HELD.contains(&state) && inode != 0).then_some(uid)
 }
 
-/// The client of one connection. The kernel is asked when it first matters, and once.
+/// The client of one connection. The kernel is asked at most once, on first use.
 #[derive(Debug)]
 pub struct Client {
     owners: Arc<SocketOwners>,
-    /// As the router sees the connection.
+    /// The connection's address on the router's side.
     local: SocketAddr,
     remote: SocketAddr,
     owner: OnceLock<Option<u32>>,
@@ -160,14 +160,14 @@ impl Client {
         }
     }
 
-    /// The user of this machine whose process has connected; `None` for a client elsewhere, and when the kernel does not say.
+    /// The local user whose process has connected; `None` for a client elsewhere, and if the kernel does not answer.
     pub fn user(&self) -> Option<u32> {
         *self.owner.get_or_init(|| {
-            // The client's own address is the router's remote one.
+            // The client's own address is the router's remote address.
             self.owners
                 .owner(self.remote, self.local)
                 .unwrap_or_else(|error| {
-                    tracing::warn!(%error, "the kernel does not say whose connection it is; a token is needed");
+                    tracing::warn!(%error, "the kernel does not report the owner of a connection; the client needs a token");
                     None
                 })
         })
@@ -188,7 +188,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What the kernel would say of the socket that was asked for.
+    /// The kernel's response for the socket that was queried.
     fn answer(state: u8, uid: u32, inode: u32) -> Vec<u8> {
         let mut answer = vec![0; ANSWER];
         answer[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_no_process_holds_is_not_taken_for_roots() {
+    fn a_socket_without_a_process_does_not_count_as_roots() {
         let (established, fin_wait1, time_wait, listening) = (1, 4, 6, 10);
         for (state, uid, inode, owner) in [
             (established, 0, 77, Some(0)),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_knows_whose_a_connection_is() {
+    fn the_kernel_reports_the_owner_of_a_connection() {
         let owners = SocketOwners::of_this_network().unwrap();
         let own = rustix::process::geteuid().as_raw();
         for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {

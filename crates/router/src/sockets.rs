@@ -1,4 +1,4 @@
-//! How the kernel is to treat the router's sockets.
+//! Socket options: TCP keep-alive and `TCP_NODELAY`.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-/// A silent connection is asked for a sign of life after this time,
-const SILENCE: Duration = Duration::from_secs(30);
-/// then this often,
-const ASK_EVERY: Duration = Duration::from_secs(15);
-/// and is over when as many questions got no answer.
-const UNANSWERED: u32 = 4;
+/// The idle time after which the kernel sends the first keep-alive probe.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// The interval between probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// The connection is closed after this many probes without an acknowledgement.
+const KEEPALIVE_PROBES: u32 = 4;
 
-/// Has small pieces sent at once, and a peer noticed that vanished without a word: tunnels and streams have no time limit that
-/// would end them. Set on a listener, it holds for every connection that it accepts.
+/// Sends small writes at once, and detects vanished peers: tunnels and streams have no timeout that would end them. Options set
+/// on a listener apply to every connection that it accepts.
 pub fn tune(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(&socket, true)?;
     sockopt::set_socket_keepalive(&socket, true)?;
-    sockopt::set_tcp_keepidle(&socket, SILENCE)?;
-    sockopt::set_tcp_keepintvl(&socket, ASK_EVERY)?;
-    sockopt::set_tcp_keepcnt(&socket, UNANSWERED)?;
+    sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_PROBES)?;
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! Refuses HTTP/1 requests that another parser could read differently (request smuggling): a line that ends in LF without CR, and
-//! `Content-Length` beside `Transfer-Encoding`.
+//! Refuses HTTP/1 requests that another parser could read differently (request smuggling): lines that end in LF without CR, and
+//! `Content-Length` together with `Transfer-Encoding`.
 //!
-//! The codec reads on over a bare LF, and drops a `Content-Length` that follows `Transfer-Encoding` before anybody sees it; it has
-//! no setting for either. So the bytes are looked at on their way to it. Where a body ends is told by its framing, which is all
-//! that is understood here: the codec judges everything else.
+//! The codec accepts a bare LF, and drops a `Content-Length` that follows `Transfer-Encoding` without reporting it; it has
+//! no setting for either. So this module checks the bytes before the codec reads them. It parses only the framing, to find
+//! where a body ends; the codec validates everything else.
 //!
 //! ```text
 //! head ──► body, by length ──────────────► head …
@@ -17,8 +17,8 @@ use std::{io, mem};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What is kept of a line that comes in pieces: no header that matters here is longer.
-const KEPT: usize = 128;
+/// How much of a line is buffered if it arrives in several reads: no header that matters here is longer.
+const MAX_LINE_BUFFER: usize = 128;
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0";
 /// The line end of a chunk.
 const CRLF: u64 = 2;
@@ -34,13 +34,13 @@ enum State {
     Opaque,
 }
 
-/// What a head says about what follows it.
+/// The framing of the body that follows a head.
 #[derive(Debug, Default)]
 struct Framing {
     has_request_line: bool,
     length: Option<u64>,
     is_encoded: bool,
-    /// An upgrade, or a length that is none.
+    /// An upgrade, or an invalid length.
     is_opaque: bool,
 }
 
@@ -48,12 +48,12 @@ struct Framing {
 struct Requests {
     state: State,
     framing: Framing,
-    /// The beginning of a line whose end has not come yet, and its last byte.
+    /// The beginning of an incomplete line, and its last byte.
     line: Vec<u8>,
     last: u8,
 }
 
-/// Where in the bytes a request turned out to have two meanings.
+/// The position at which a request became ambiguous.
 #[derive(Debug, PartialEq, Eq)]
 struct Ambiguous {
     at: usize,
@@ -71,7 +71,7 @@ impl Default for Requests {
 }
 
 impl Requests {
-    /// Follows what has come.
+    /// Processes the next bytes.
     fn take(&mut self, bytes: &[u8]) -> Result<(), Ambiguous> {
         let mut at = 0;
         while at < bytes.len() {
@@ -116,16 +116,16 @@ impl Requests {
     }
 
     fn keep(&mut self, piece: &[u8]) {
-        let room = KEPT.saturating_sub(self.line.len());
+        let room = MAX_LINE_BUFFER.saturating_sub(self.line.len());
         self.line.extend_from_slice(&piece[..piece.len().min(room)]);
         self.last = piece.last().copied().unwrap_or(self.last);
     }
 
-    /// Follows a line, without its end. `None` if it gives the request two meanings.
+    /// Processes a line, without its line end. `None` if it makes the request ambiguous.
     fn take_line(&mut self, line: &[u8]) -> Option<()> {
         match self.state {
             State::Head if !self.framing.has_request_line => {
-                // Empty lines before a request are nothing.
+                // Empty lines before a request are ignored.
                 self.framing.has_request_line = !line.is_empty();
                 if line == HTTP2_PREFACE {
                     self.state = State::Opaque;
@@ -175,15 +175,15 @@ impl Requests {
     }
 }
 
-/// The size that a line before a chunk names; extensions follow a semicolon.
+/// Parses the size in a chunk header; extensions follow a semicolon.
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let digits = line.split(|byte| *byte == b';').next()?.trim_ascii();
     let digits = std::str::from_utf8(digits).ok()?;
     u64::from_str_radix(digits, 16).ok()
 }
 
-/// A connection from which the codec reads nothing ambiguous. In its place comes a byte that no head may have, so that the codec
-/// answers 400 and hangs up; what came before is read as it is.
+/// A connection from which the codec reads nothing ambiguous. An ambiguous byte is replaced by one that no head may contain, so
+/// that the codec responds 400 and closes the connection; the bytes before it are unchanged.
 #[derive(Debug)]
 pub struct Strict<I> {
     io: I,
@@ -271,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn bodies_are_skipped_and_heads_are_read_wherever_they_are_cut() {
+    fn bodies_are_skipped_and_heads_are_checked_at_every_split() {
         let get = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
         let bare = "GET / HTTP/1.1\nHost: x\r\n\r\n";
         let sized = "POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\na\nb\n";
         let chunked = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\n\n\n\r\n0\r\nA: b\r\n\r\n";
         let upgrade = "GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n\n\n";
         let both = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\ncontent-length: 0\r\n\r\n";
-        let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(2 * KEPT));
+        let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(2 * MAX_LINE_BUFFER));
         for (requests, expected) in [
             (vec![get, get, sized, chunked, &long, get], Ok(State::Head)),
             (vec![get, upgrade], Ok(State::Opaque)),
@@ -309,7 +309,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_verdict_does_not_depend_on_how_bytes_arrive(bytes in "[\r\n :a0GcT]{0,80}", piece in 1_usize..9) {
+        fn the_verdict_does_not_depend_on_the_split(bytes in "[\r\n :a0GcT]{0,80}", piece in 1_usize..9) {
             let whole = verdict(bytes.as_bytes(), usize::MAX);
             prop_assert_eq!(verdict(bytes.as_bytes(), piece), whole);
         }

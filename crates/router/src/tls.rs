@@ -1,4 +1,4 @@
-//! TLS for clients: the certificate is read again when its file changes, client certificates are checked if asked for.
+//! TLS for clients: reloads the certificate when its file changes, and verifies client certificates if configured.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{MutualTls, TlsConfig};
 
-/// How often the files are looked at. Rotated secrets are mounted with minutes to spare.
+/// How often the files are checked. Rotated secrets are mounted minutes before the old ones expire.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -30,13 +30,13 @@ pub enum TlsError {
         path: PathBuf,
         expected: &'static str,
     },
-    #[error("the certificate and key cannot be used")]
+    #[error("the certificate and key are not usable")]
     Certificate(#[source] rustls::Error),
-    #[error("the client CA cannot be used")]
+    #[error("the client CA is not usable")]
     ClientCa(#[source] rustls::server::VerifierBuilderError),
 }
 
-/// The configuration in use, which [`TlsMaterial::keep_fresh`] replaces.
+/// The current TLS configuration, which [`TlsMaterial::keep_fresh`] replaces.
 #[derive(Debug)]
 pub struct TlsMaterial {
     config: TlsConfig,
@@ -53,8 +53,7 @@ impl TlsMaterial {
         self.current.load_full()
     }
 
-    /// Reads the files again whenever one has changed. Files that cannot be used are complained about, and what worked
-    /// so far is used further.
+    /// Reloads the files whenever one has changed. Unusable files are logged, and the last usable configuration stays in use.
     pub async fn keep_fresh(&self, stop: CancellationToken) {
         let mut seen = self.stamps();
         let mut ticks = tokio::time::interval(RELOAD_INTERVAL);
@@ -74,7 +73,7 @@ impl TlsMaterial {
                     tracing::info!("the certificate was reloaded");
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the changed certificate cannot be used; the one before stays, so mend the files");
+                    tracing::warn!(%error, "the changed certificate is not usable; the previous one stays in use until the files are corrected");
                 }
             }
         }

@@ -1,8 +1,8 @@
-//! Each request as a span of its caller's trace, while spans are exported.
+//! Exports each request as a span of its caller's trace, if tracing is enabled.
 //!
-//! A caller that sends `traceparent` is the parent. One that does not is taken for part of the trace that made the sandbox,
-//! whose context the sandbox carries. The sandbox is sent the context of the router's own span. What runs in the sandbox cannot
-//! reach a collector, and is not to: it tells how long a command took by `Server-Timing`, and its span is exported from here.
+//! A caller that sends `traceparent` is the parent. Otherwise the request joins the trace that created the sandbox, whose context
+//! the sandbox carries. The sandbox receives the context of the router's own span. Processes in the sandbox must not reach a
+//! collector: the runtime reports the duration of a command by `Server-Timing`, and the router exports its span.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,10 +16,10 @@ use tracing::field::Empty;
 use crate::identify::Target;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// What the runtime calls the time that a command took.
+/// The name of a command's duration in `Server-Timing`.
 const EXECUTE: &str = "execute";
-/// Nothing that is answered takes longer; a sandbox that claims so is not believed.
-const LONGEST_EXECUTION: Duration = Duration::from_secs(86_400);
+/// A longer duration is implausible and ignored.
+const MAX_EXECUTION: Duration = Duration::from_secs(86_400);
 
 /// The span of a request to a sandbox. `carried` is the context that the sandbox carries.
 pub(crate) fn begin(
@@ -48,8 +48,8 @@ pub(crate) fn begin(
     span
 }
 
-/// Tells the sandbox of the span that the request is within.
-pub(crate) fn send_along(headers: &mut HeaderMap) {
+/// Sends the context of the current span to the sandbox.
+pub(crate) fn inject_context(headers: &mut HeaderMap) {
     let Some(context) = spans::current() else {
         return;
     };
@@ -61,14 +61,14 @@ pub(crate) fn send_along(headers: &mut HeaderMap) {
     }
 }
 
-/// Notes what the sandbox said of the command it ran.
+/// Records the command's duration as the sandbox reported it.
 pub(crate) fn answered<B>(span: &Span, response: &Response<B>) {
     if let Some(duration) = execution_in(response.headers()) {
         spans::export_child(span, "sandboxd.execute", SystemTime::now(), duration, []);
     }
 }
 
-/// Notes how a request ended.
+/// Records the status with which a request ended.
 pub(crate) fn ended(span: &Span, status: u16) {
     span.record("http.response.status_code", status);
     if status >= 500 {
@@ -93,7 +93,7 @@ fn execution_in(headers: &HeaderMap) -> Option<Duration> {
         .ok()?;
     Duration::try_from_secs_f64(milliseconds / 1_000.0)
         .ok()
-        .filter(|duration| *duration <= LONGEST_EXECUTION)
+        .filter(|duration| *duration <= MAX_EXECUTION)
 }
 
 #[cfg(test)]
@@ -101,14 +101,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_plausible_time_of_a_command_is_believed() {
-        let told = |value: &'static str| {
+    fn implausible_command_durations_are_ignored() {
+        let parsed = |value: &'static str| {
             let headers = HeaderMap::from_iter([(SERVER_TIMING, HeaderValue::from_static(value))]);
             execution_in(&headers)
         };
         let milliseconds = |number| Some(Duration::from_millis(number));
-        assert_eq!(told("execute;dur=12"), milliseconds(12));
-        assert_eq!(told("cache;dur=1, execute;desc=x;dur=3"), milliseconds(3));
+        assert_eq!(parsed("execute;dur=12"), milliseconds(12));
+        assert_eq!(parsed("cache;dur=1, execute;desc=x;dur=3"), milliseconds(3));
         for bad in [
             "",
             "execute",
@@ -119,7 +119,7 @@ mod tests {
             "execute;dur=90000000",
             "executed;dur=1",
         ] {
-            assert_eq!(told(bad), None, "{bad}");
+            assert_eq!(parsed(bad), None, "{bad}");
         }
     }
 }

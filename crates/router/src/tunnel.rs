@@ -1,5 +1,5 @@
-//! Upgraded connections: once both sides have agreed to change protocols, bytes pass both ways until one side ends, the
-//! sandbox goes away, or the router's time to stop is up. No time limit applies.
+//! Upgraded connections: after both sides have agreed to change protocols, bytes are copied both ways until one side closes, the
+//! sandbox goes away, or the shutdown timeout passes. No other timeout applies.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use crate::answer::Failure;
 use crate::body::{ProxyBody, RequestBody};
+use crate::failure::Failure;
 use crate::forward::{broken, timed_out, within};
 use crate::headers;
 use crate::identify::Target;
@@ -28,41 +28,41 @@ const COPY_BUFFER: usize = 16 * 1024;
 pub struct Tunnels {
     pub metrics: Arc<Metrics>,
     pub tasks: TaskTracker,
-    /// Cancelled when requests in flight have had their time.
-    pub cut: CancellationToken,
+    /// Cancelled when the time for requests in flight is over.
+    pub abort: CancellationToken,
 }
 
 impl Tunnels {
-    /// Asks the sandbox to change protocols, and joins both sides if it agrees. What it says otherwise is the answer.
+    /// Asks the sandbox to change protocols, and joins both sides if it agrees. Otherwise returns the sandbox's response.
     pub async fn open(
         &self,
         upstream: &Upstream,
         stream: TcpStream,
         request: Request<RequestBody>,
         client_side: OnUpgrade,
-        patience: Duration,
+        timeout: Duration,
         target: &Target,
     ) -> Result<Response<ProxyBody>, Failure> {
-        let passage = request.body().passage();
+        let progress = request.body().progress();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|_| broken(None, target))?;
         let gone = upstream.gone();
-        let (watching, cut) = (gone.clone(), self.cut.clone());
+        let (watching, abort) = (gone.clone(), self.abort.clone());
         self.tasks.spawn(async move {
             tokio::select! {
                 _ = connection.with_upgrades() => {}
                 () = watching.cancelled() => {}
-                () = cut.cancelled() => {}
+                () = abort.cancelled() => {}
             }
         });
-        let answered = within(patience, passage.as_deref(), sender.send_request(request)).await;
+        let answered = within(timeout, progress.as_deref(), sender.send_request(request)).await;
         let mut response = answered
-            .ok_or_else(|| timed_out(passage.as_deref(), target))?
-            .map_err(|_| broken(passage.as_deref(), target))?;
+            .ok_or_else(|| timed_out(progress.as_deref(), target))?
+            .map_err(|_| broken(progress.as_deref(), target))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             headers::strip_hop_by_hop(response.headers_mut());
-            return Ok(response.map(|body| ProxyBody::spawned(body, patience)));
+            return Ok(response.map(|body| ProxyBody::spawned(body, timeout)));
         }
         self.join(client_side, hyper::upgrade::on(&mut response), gone);
         let protocol = response.headers().get(header::UPGRADE).cloned();
@@ -80,7 +80,7 @@ impl Tunnels {
 
     fn join(&self, client_side: OnUpgrade, sandbox_side: OnUpgrade, gone: CancellationToken) {
         let open = Open::count(&self.metrics);
-        let cut = self.cut.clone();
+        let abort = self.abort.clone();
         let tunnel = async move {
             let _open = open;
             let joined = async {
@@ -98,7 +98,7 @@ impl Tunnels {
             tokio::select! {
                 _ = joined => {}
                 () = gone.cancelled() => {}
-                () = cut.cancelled() => {}
+                () = abort.cancelled() => {}
             }
         };
         // The span of the request, if there is one, lasts as long as the tunnel.

@@ -1,8 +1,8 @@
-//! Connections to one sandbox. Idle ones belong to the sandbox they were made for and end with it, so that an address
-//! which passes to another sandbox never gets a request over an old connection.
+//! Connections to one sandbox. Idle connections belong to the sandbox they were opened for and close with it, so that an address
+//! that passes to another sandbox never receives a request over an old connection.
 //!
-//! An HTTP/1.1 connection ([`Link`]) has no task of its own: whoever uses it drives it, in the task of the client's
-//! connection. That saves two wake-ups between threads per request.
+//! An HTTP/1.1 connection ([`Link`]) has no task of its own: the task of the client's connection polls it.
+//! That saves two wake-ups between threads per request.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -24,12 +24,12 @@ use tokio_util::sync::CancellationToken;
 use crate::body::RequestBody;
 use crate::{sockets, workers};
 
-/// Idle connections kept for one sandbox.
-const MOST_IDLE: usize = 512;
-/// How long one is kept. Shorter than servers' usual keep-alive, so that it is us who hang up.
-const LONGEST_IDLE: Duration = Duration::from_secs(50);
-/// Heads larger than this are garbage.
-const LARGEST_HEAD: usize = 128 * 1024;
+/// The largest number of idle connections to one sandbox.
+const MAX_IDLE: usize = 512;
+/// Shorter than the usual keep-alive timeout of servers, so that the router closes first.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
+/// Response heads larger than this are refused.
+const MAX_HEAD_BYTES: usize = 128 * 1024;
 
 /// One sandbox at its addresses.
 #[derive(Debug)]
@@ -38,14 +38,14 @@ pub struct Upstream {
     idle: Mutex<Vec<Idle>>,
     multiplexed: Mutex<Vec<(u16, http2::SendRequest<RequestBody>)>>,
     gone: CancellationToken,
-    /// The `Host` of the port that was asked for first, which is nearly always the only one.
+    /// The `Host` header for the port that was requested first, which is nearly always the only one.
     first_host: OnceLock<(u16, HeaderValue)>,
 }
 
 #[derive(Debug)]
 struct Idle {
     port: u16,
-    /// The thread it was made on, where its events arrive.
+    /// The worker thread that opened it, which receives its I/O events.
     worker: usize,
     since: Instant,
     link: Link,
@@ -66,7 +66,7 @@ impl Upstream {
         &self.addresses
     }
 
-    /// What requests to a port have as their `Host`.
+    /// The `Host` header of requests to a port.
     pub fn host(&self, port: u16) -> HeaderValue {
         let spelled = || {
             let address = self
@@ -84,7 +84,7 @@ impl Upstream {
         }
     }
 
-    /// The sandbox is not here any more: idle connections go, and tunnels end.
+    /// Marks that the sandbox is no longer at these addresses: idle connections are closed, and tunnels end.
     pub fn retire(&self) {
         self.gone.cancel();
         lock(&self.idle).clear();
@@ -95,12 +95,12 @@ impl Upstream {
         self.gone.is_cancelled()
     }
 
-    /// Completes when the sandbox is not here any more.
+    /// Cancelled when the sandbox is no longer at these addresses.
     pub fn gone(&self) -> CancellationToken {
         self.gone.clone()
     }
 
-    /// A connection that was used before and still works.
+    /// An idle connection that still works.
     pub fn reuse(&self, port: u16) -> Option<Link> {
         let worker = workers::current();
         loop {
@@ -116,13 +116,13 @@ impl Upstream {
         }
     }
 
-    /// Keeps a connection for later, if it can be used again.
+    /// Returns a connection to the pool, if it can be reused.
     pub fn give_back(&self, port: u16, mut link: Link) {
         if self.is_retired() || !link.is_ready() {
             return;
         }
         let mut idle = lock(&self.idle);
-        if idle.len() >= MOST_IDLE {
+        if idle.len() >= MAX_IDLE {
             idle.remove(0);
         }
         idle.push(Idle {
@@ -135,11 +135,11 @@ impl Upstream {
 
     pub fn close_idle(&self, now: Instant) {
         lock(&self.idle).retain_mut(|idle| {
-            now.duration_since(idle.since) < LONGEST_IDLE && idle.link.is_ready()
+            now.duration_since(idle.since) < IDLE_TIMEOUT && idle.link.is_ready()
         });
     }
 
-    /// Opens a connection to the first address that answers.
+    /// Opens a connection to the first address that accepts.
     pub async fn dial(&self, port: u16, timeout: Duration) -> io::Result<TcpStream> {
         let mut failure = io::Error::new(
             io::ErrorKind::AddrNotAvailable,
@@ -150,7 +150,7 @@ impl Upstream {
                 .await
             {
                 Ok(Ok(stream)) => {
-                    // A connection that cannot be tuned still works.
+                    // A connection without these options still works.
                     let _ = sockets::tune(&stream);
                     return Ok(stream);
                 }
@@ -161,7 +161,7 @@ impl Upstream {
         Err(failure)
     }
 
-    /// An HTTP/2 connection that is open already.
+    /// The open HTTP/2 connection, if there is one.
     pub fn multiplexed(&self, port: u16) -> Option<http2::SendRequest<RequestBody>> {
         let mut open = lock(&self.multiplexed);
         open.retain(|(_, sender)| !sender.is_closed());
@@ -170,7 +170,7 @@ impl Upstream {
             .map(|(_, sender)| sender.clone())
     }
 
-    /// Speaks HTTP/2 over a new connection, which others may share from now on.
+    /// Starts HTTP/2 on a new connection, which concurrent requests then share.
     pub async fn multiplex(
         &self,
         port: u16,
@@ -196,12 +196,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a request got no answer.
+/// Why a request got no response.
 #[derive(Debug)]
 pub enum SendFailure {
-    /// No byte of it left: it may go over another connection.
+    /// No byte was sent: the request may be sent over another connection.
     Unsent(Box<Request<RequestBody>>),
-    /// It may have been seen, so it is not repeated.
+    /// The sandbox may have received it, so it is not repeated.
     Broken,
 }
 
@@ -211,16 +211,16 @@ pub struct Link {
     sender: http1::SendRequest<RequestBody>,
     connection: Pin<Box<http1::Connection<TokioIo<TcpStream>, RequestBody>>>,
     ended: bool,
-    /// Rings when an answer has been waited for long enough. One for all requests of the connection: moving a timer that is set
-    /// already further away takes no lock.
-    alarm: Pin<Box<Sleep>>,
+    /// The response timeout. One timer for all requests of the connection: moving a timer that is already set further
+    /// into the future takes no lock.
+    timer: Pin<Box<Sleep>>,
 }
 
 impl Link {
     pub async fn over(stream: TcpStream) -> hyper::Result<Self> {
         let (sender, connection) = http1::Builder::new()
-            .max_buf_size(LARGEST_HEAD)
-            // Heads and small bodies leave in one piece, which costs the kernel less than two in one call.
+            .max_buf_size(MAX_HEAD_BYTES)
+            // Heads and small bodies are written from one buffer, which costs the kernel less than a vectored write of two.
             .writev(false)
             .handshake(TokioIo::new(stream))
             .await?;
@@ -228,34 +228,34 @@ impl Link {
             sender,
             connection: Box::pin(connection),
             ended: false,
-            alarm: Box::pin(tokio::time::sleep(LONGEST_IDLE)),
+            timer: Box::pin(tokio::time::sleep(IDLE_TIMEOUT)),
         })
     }
 
-    /// Lets the connection read and write what it can. It must be called by whoever waits for anything from it.
+    /// Polls the connection's I/O. Every task that waits for a result of this connection must call it.
     pub fn drive(&mut self, context: &mut Context<'_>) {
         if !self.ended && self.connection.as_mut().poll(context).is_ready() {
             self.ended = true;
         }
     }
 
-    /// Whether another request can be sent. Notices a server that hung up meanwhile.
+    /// Whether another request can be sent. Detects a server that has closed the connection.
     pub fn is_ready(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
         !self.ended && self.sender.is_ready()
     }
 
-    /// Sends a request, and its body as it comes, until the answer's head is here. `None` if that takes longer than `timeout`, which begins anew
-    /// whenever a piece of the request's body passes.
+    /// Sends a request and its body until the response's head has arrived. `None` after `timeout`, which restarts
+    /// with each chunk of the request's body.
     pub async fn send(
         &mut self,
         request: Request<RequestBody>,
         timeout: Duration,
     ) -> Option<Result<Response<Incoming>, SendFailure>> {
-        let passage = request.body().passage();
+        let progress = request.body().progress();
         let mut answer = std::pin::pin!(self.sender.try_send_request(request));
-        let (connection, ended, alarm) = (&mut self.connection, &mut self.ended, &mut self.alarm);
-        alarm.as_mut().reset(Instant::now().later_by(timeout));
+        let (connection, ended, timer) = (&mut self.connection, &mut self.ended, &mut self.timer);
+        timer.as_mut().reset(Instant::now().later_by(timeout));
         let answered = poll_fn(|context| {
             if !*ended && connection.as_mut().poll(context).is_ready() {
                 *ended = true;
@@ -265,14 +265,14 @@ impl Link {
                 Poll::Pending => {}
                 Poll::Ready(answer) => return Poll::Ready(Some(Some(answer))),
             }
-            while alarm.as_mut().poll(context).is_ready() {
-                let later = passage
+            while timer.as_mut().poll(context).is_ready() {
+                let later = progress
                     .as_deref()
-                    .and_then(|passage| passage.later_deadline(alarm.deadline(), timeout));
+                    .and_then(|progress| progress.later_deadline(timer.deadline(), timeout));
                 let Some(deadline) = later else {
                     return Poll::Ready(None);
                 };
-                alarm.as_mut().reset(deadline);
+                timer.as_mut().reset(deadline);
             }
             Poll::Pending
         });

@@ -1,6 +1,5 @@
-//! Keeps the registry in step with the Kubernetes API: one watch on Sandboxes, one on their pods; that on claims is
-//! `claim_watch`'s. Only the few fields
-//! that routing needs are read; pod templates are skipped unparsed.
+//! Keeps the registry in sync with the Kubernetes API: one watch on Sandboxes and one on their pods; `claim_watch` watches
+//! claims. Only the few fields that routing needs are decoded; pod templates are skipped unparsed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -31,10 +30,10 @@ use crate::identify::SandboxKey;
 use crate::registry::{Condition, Observed, Registry};
 use crate::resolve::Resolver;
 
-/// How long a watch that failed is quiet before the API is asked whether it answers.
-const QUIET: Duration = Duration::from_secs(2);
+/// How long to wait after a watch failed before testing whether the API responds.
+const PROBE_DELAY: Duration = Duration::from_secs(2);
 
-/// What the watches need.
+/// The permissions that the watches need.
 pub const RBAC: &[Rule] = &[
     Rule {
         groups: &[api::CORE_GROUP],
@@ -82,7 +81,7 @@ struct PodAddress {
 
 type WatchedPod = Object<WatchedPodSpec, WatchedPodStatus>;
 
-/// Watches until `stop`: everything, or one namespace.
+/// Watches until `stop`: all namespaces, or one.
 pub async fn run(
     client: kube::Client,
     namespace: Option<String>,
@@ -95,7 +94,7 @@ pub async fn run(
     let claims = watched::<SandboxClaim, _>(&client, namespace);
     let (all_known, known) = oneshot::channel();
     let following_pods = async {
-        // What is heard of the pod of a sandbox that is not known yet is lost.
+        // An event for the pod of a sandbox that is not known yet would be lost.
         let _ = known.await;
         watch_pods(pods, &resolver.registry).await;
     };
@@ -107,7 +106,7 @@ pub async fn run(
     }
 }
 
-/// The API of a kind, of which only the fields of `Fields` are read.
+/// The API of a kind, of which only the fields of `Fields` are decoded.
 fn watched<Kind, Fields>(client: &kube::Client, namespace: Option<&str>) -> Api<Fields>
 where
     Kind: Resource<DynamicType = ()>,
@@ -128,10 +127,10 @@ async fn watch_sandboxes(
     let mut all_known = Some(all_known);
     let registry = &resolver.registry;
     let mut listed = HashSet::new();
-    let mut complaint = Complaint::default();
+    let mut log = WatchLog::default();
     let mut events = std::pin::pin!(watcher(api.clone(), watcher::Config::default()));
     while let Some(event) = next_event(events.as_mut(), &api, resolver).await {
-        // A list that has only begun says nothing yet about what is not in it.
+        // A list that has only begun does not show yet which sandboxes are missing.
         if matches!(
             event,
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_))
@@ -139,7 +138,7 @@ async fn watch_sandboxes(
             in_step(resolver);
         }
         if registry.is_in_step() {
-            complaint.settle("sandboxes");
+            log.recovered("sandboxes");
         }
         match event {
             Ok(Event::Init) => listed.clear(),
@@ -171,15 +170,15 @@ async fn watch_sandboxes(
                 if cannot_watch(&error) {
                     resolver.set_by_name(true);
                 }
-                complaint.raise("sandboxes", &error);
-                tokio::time::sleep(complaint.pause()).await;
+                log.failed("sandboxes", &error);
+                tokio::time::sleep(log.pause()).await;
             }
         }
     }
 }
 
-/// The next event. A watch that has been taken up again says nothing while nothing changes, so after a failure and a quiet while
-/// the API is asked whether it answers.
+/// The next event. A resumed watch sends no event while nothing changes, so after a failure and a pause this
+/// tests whether the API responds.
 async fn next_event(
     mut events: Pin<&mut impl Stream<Item = watcher::Result<Event<Decoded<WatchedSandbox>>>>>,
     api: &Api<Decoded<WatchedSandbox>>,
@@ -187,57 +186,57 @@ async fn next_event(
 ) -> Option<watcher::Result<Event<Decoded<WatchedSandbox>>>> {
     let registry = &resolver.registry;
     while registry.is_synced() && !registry.is_in_step() {
-        if let Ok(event) = tokio::time::timeout(QUIET, events.next()).await {
+        if let Ok(event) = tokio::time::timeout(PROBE_DELAY, events.next()).await {
             return event;
         }
         let one = ListParams::default().limit(1);
         let question = api.list(&one);
-        if matches!(tokio::time::timeout(QUIET, question).await, Ok(Ok(_))) {
+        if matches!(tokio::time::timeout(PROBE_DELAY, question).await, Ok(Ok(_))) {
             in_step(resolver);
         }
     }
     events.next().await
 }
 
-/// The watch works: what it does not know does not exist, so DNS need not be asked.
+/// Records that the watch works: an unknown sandbox does not exist, so DNS is not needed.
 fn in_step(resolver: &Resolver) {
     resolver.registry.set_in_step(true);
     resolver.set_by_name(false);
 }
 
 async fn watch_pods(api: Api<Decoded<WatchedPod>>, registry: &Registry) {
-    let mut complaint = Complaint::default();
+    let mut log = WatchLog::default();
     let mut pods = KnownPods::default();
     let config = watcher::Config::default().labels(api::labels::SANDBOX_NAME_HASH);
     let mut events = std::pin::pin!(watcher(api, config));
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
-                // A watch that was taken up again begins with no list.
+                // A resumed watch does not begin with a list.
                 if !matches!(event, Event::Init) {
-                    complaint.settle("pods");
+                    log.recovered("pods");
                 }
                 pods.take(event, registry);
             }
             Err(error) => {
-                // Without pods the sandboxes' own status still tells where they are, a little later.
-                complaint.raise("pods", &error);
-                tokio::time::sleep(complaint.pause()).await;
+                // Without the watch on pods, the sandboxes' own status still has the addresses, a little later.
+                log.failed("pods", &error);
+                tokio::time::sleep(log.pause()).await;
             }
         }
     }
 }
 
-/// Pods of sandboxes that have not ended, by UID: whose they are, and where.
+/// Pods of sandboxes that have not ended, by UID, with their sandbox and addresses.
 #[derive(Debug, Default)]
 struct KnownPods {
     running: HashMap<String, (SandboxKey, Vec<IpAddr>)>,
-    /// Those that the list which is being read has had so far.
+    /// UIDs that the list in progress has contained so far.
     listed: HashSet<String>,
 }
 
 impl KnownPods {
-    /// A pod that cannot be read stays what it was known as.
+    /// Processes an event. A pod that cannot be decoded keeps its last known state.
     fn take(&mut self, event: Event<Decoded<WatchedPod>>, registry: &Registry) {
         match event {
             Event::Init => self.listed.clear(),
@@ -249,7 +248,7 @@ impl KnownPods {
                 let listed = std::mem::take(&mut self.listed);
                 let gone = self.running.extract_if(|uid, _| !listed.contains(uid));
                 for (key, mut addresses) in gone.map(|(_, pod)| pod).collect::<Vec<_>>() {
-                    // Another pod of the sandbox's may be there by now.
+                    // The sandbox may already have another pod.
                     let others = self.running.values().filter(|(other, _)| *other == key);
                     let used: Vec<IpAddr> = others.flat_map(|(_, used)| used).copied().collect();
                     addresses.retain(|address| !used.contains(address));
@@ -291,7 +290,7 @@ impl KnownPods {
     }
 }
 
-/// What a sandbox's state means for routing. Pure.
+/// A sandbox's state for routing. Pure.
 fn observe(sandbox: &Decoded<WatchedSandbox>) -> Observed {
     let metadata = sandbox.meta();
     Observed {
@@ -396,7 +395,7 @@ fn addresses_of(status: &WatchedPodStatus) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Whether the API will not let us watch, as opposed to not being there right now.
+/// Whether the API refuses the watch, as opposed to being unreachable.
 pub(crate) fn cannot_watch(error: &watcher::Error) -> bool {
     let cause = match error {
         watcher::Error::InitialListFailed(cause)
@@ -408,22 +407,22 @@ pub(crate) fn cannot_watch(error: &watcher::Error) -> bool {
     matches!(cause, kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404))
 }
 
-/// Says once that a watch does not work, and once that it works again.
+/// Logs once that a watch failed, and once that it works again.
 #[derive(Debug, Default)]
-struct Complaint {
+struct WatchLog {
     failures: u32,
 }
 
-impl Complaint {
-    fn raise(&mut self, what: &str, error: &watcher::Error) {
+impl WatchLog {
+    fn failed(&mut self, what: &str, error: &watcher::Error) {
         if self.failures == 0 {
             let forbidden = cannot_watch(error);
-            tracing::warn!(what, error = %chain(error), forbidden, "cannot watch; names that are not known are asked of DNS where the API refuses");
+            tracing::warn!(what, error = %chain(error), forbidden, "cannot watch; if the API refuses the watch, unknown names are resolved by DNS");
         }
         self.failures = self.failures.saturating_add(1);
     }
 
-    fn settle(&mut self, what: &str) {
+    fn recovered(&mut self, what: &str) {
         if self.failures > 0 {
             tracing::info!(what, "watching again");
         }
@@ -513,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_that_cannot_be_read_is_not_ready_and_says_which_field() {
+    fn a_sandbox_that_cannot_be_decoded_is_not_ready_and_names_the_field() {
         let object = r#"{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
             "metadata": {"name": "abc", "namespace": "default", "uid": "1"}, "spec": {"replicas": 3000000000}}"#;
         let observed = observe(&Decoded::from_json(object));
@@ -525,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_in_a_pool_is_nobodys() {
+    fn a_sandbox_in_a_pool_is_not_routable() {
         for labels in [
             json!({"agents.x-k8s.io/warm-pool-sandbox": "h"}),
             json!({"agents.kruise.io/sandbox-claimed": "false"}),
@@ -553,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_without_a_usable_address_says_why() {
+    fn a_sandbox_without_a_usable_address_reports_the_reason() {
         let ready = json!([{"type": "Ready", "status": "False", "reason": "DependenciesNotReady", "message": "Pod is pending",
             "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
         let status =

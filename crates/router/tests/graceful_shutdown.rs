@@ -1,8 +1,5 @@
-//! How the router comes to an end: what is in flight finishes, and nobody is sent to a router that is about to go.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! Graceful shutdown: requests in flight finish, and load balancers are told early to send no more requests.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -27,7 +24,7 @@ async fn requests_in_flight_finish_before_the_router_stops() {
 }
 
 #[tokio::test]
-async fn a_request_that_outlasts_the_shutdown_is_cut() {
+async fn a_request_that_outlasts_the_shutdown_is_aborted() {
     let running =
         Running::start(|config| config.shutdown_timeout = Duration::from_millis(100)).await;
     running.know("abc");
@@ -46,7 +43,7 @@ async fn a_request_that_outlasts_the_shutdown_is_cut() {
     );
 }
 
-/// Asks `/readyz` on a port of this machine; nothing if nobody listens there.
+/// Requests `/readyz` on a port of this machine; `None` if nothing listens there.
 async fn readiness(port: u16) -> Option<u16> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
     let request = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
@@ -56,7 +53,7 @@ async fn readiness(port: u16) -> Option<u16> {
 }
 
 #[tokio::test]
-async fn a_router_that_leaves_serves_until_others_have_noticed() {
+async fn a_stopping_router_serves_during_the_shutdown_delay() {
     let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let held = [free(), free()];
     let [proxy, health] = held
@@ -88,7 +85,7 @@ async fn a_router_that_leaves_serves_until_others_have_noticed() {
     assert_eq!(
         readiness(proxy.port()).await,
         Some(503),
-        "connections are still taken"
+        "connections are still accepted"
     );
     tokio::time::timeout(support::DEADLINE, running)
         .await

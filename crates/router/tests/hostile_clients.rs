@@ -1,8 +1,5 @@
-//! Clients that mean harm, or know no better: each gets a clear answer, and nothing is left behind.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! Malicious and faulty clients: each gets a clear error, and leaves no connection or task behind.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -18,16 +15,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Sends everything a client has to say, and reads what the router says until it hangs up.
-async fn say(running: &Running, bytes: &[u8]) -> String {
+/// Sends the client's bytes, and reads the router's response until it closes the connection.
+async fn send(running: &Running, bytes: &[u8]) -> String {
     let mut stream = running.connect().await;
-    // A router that refuses early may hang up before all is sent.
+    // A router that refuses early may close before everything is sent.
     let _ = stream.write_all(bytes).await;
     String::from_utf8_lossy(&read_all(&mut stream).await).into_owned()
 }
 
 #[tokio::test]
-async fn requests_that_smuggle_are_refused_and_nothing_is_forwarded() {
+async fn request_smuggling_is_refused_and_nothing_is_forwarded() {
     let running = Running::start(|config| {
         config.header_timeout = Duration::from_millis(100);
         config.proxy_timeout = Duration::from_millis(100);
@@ -59,15 +56,15 @@ async fn requests_that_smuggle_are_refused_and_nothing_is_forwarded() {
         "CONNECT 169.254.169.254:80 HTTP/1.1\r\nHost: 169.254.169.254:80\r\n\r\n".to_owned(),
         "\0\0\0\0\r\n\r\n".to_owned(),
     ] {
-        let answer = say(&running, head.as_bytes()).await;
+        let answer = send(&running, head.as_bytes()).await;
         assert!(!answer.contains("HTTP/1.1 200"), "{head:?} got {answer:?}");
     }
-    // A body with both lengths is chunked by the standard; what follows the chunks must not become a request of its own.
+    // A body with both lengths is chunked by the standard; the bytes after the chunks must not become a request.
     for both in [
         "Content-Length: 3\r\nTransfer-Encoding: chunked",
         "Transfer-Encoding: chunked\r\nContent-Length: 3",
     ] {
-        say(
+        send(
             &running,
             format!("{begin}{both}\r\n\r\n0\r\n\r\n{smuggled}").as_bytes(),
         )
@@ -75,18 +72,18 @@ async fn requests_that_smuggle_are_refused_and_nothing_is_forwarded() {
     }
     let smuggled_in = |request: &String| request.contains("/smuggled");
     assert!(!seen.lock().unwrap().iter().any(smuggled_in), "{seen:?}");
-    // The same bytes after a request that is in order are a request in order, if they come in time.
+    // The same bytes after a valid request are a valid request, if they arrive in time.
     let in_order = format!("{begin}Content-Length: 5\r\n\r\nhello{smuggled}");
     let deadline = tokio::time::Instant::now() + support::DEADLINE;
     while !seen.lock().unwrap().iter().any(smuggled_in) {
         assert!(tokio::time::Instant::now() < deadline, "{seen:?}");
-        say(&running, in_order.as_bytes()).await;
+        send(&running, in_order.as_bytes()).await;
     }
     running.stop().await;
 }
 
 #[tokio::test]
-async fn nobody_is_connected_to_anywhere() {
+async fn connect_requests_are_refused() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let (port, seen) = recording().await;
@@ -101,30 +98,30 @@ async fn nobody_is_connected_to_anywhere() {
 }
 
 #[tokio::test]
-async fn line_ends_within_a_header_name_nothing() {
+async fn line_ends_within_a_header_name_no_sandbox() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let (port, seen) = recording().await;
     let port_line = format!("Connection: close\r\nX-Sandbox-Port: {port}\r\n");
     for head in [
-        // A carriage return alone, a line's continuation, a NUL.
+        // A bare carriage return, a continuation line, a NUL.
         format!("GET / HTTP/1.1\r\nHost: x\r\n{port_line}X-Split: a\rX-Sandbox-ID: abc\r\n\r\n"),
         format!("GET / HTTP/1.1\r\nHost: x\r\n{port_line}X-Split: a\r\n X-Sandbox-ID: abc\r\n\r\n"),
         format!("GET / HTTP/1.1\r\nHost: x\r\n{port_line}X-Sandbox-ID: abc\0\r\n\r\n"),
         format!("GET / HTTP/1.1\r\nHost: x\r\n{port_line}X-Sandbox-ID: abc%0d%0aX-A: b\r\n\r\n"),
-        // A line feed alone ends a line, so this names two sandboxes.
+        // A bare line feed ends a line, so this names two sandboxes.
         format!(
             "GET / HTTP/1.1\r\nHost: x\r\n{port_line}X-Sandbox-ID: other\nX-Sandbox-ID: abc\r\n\r\n"
         ),
     ] {
-        let answer = say(&running, head.as_bytes()).await;
+        let answer = send(&running, head.as_bytes()).await;
         assert_eq!(status(&answer), 400, "{head:?} got {answer:?}");
     }
     assert_eq!(seen.lock().unwrap().len(), 0);
     running.stop().await;
 }
 
-/// A frame of HTTP/2.
+/// An HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut bytes = length[1..].to_vec();
@@ -133,12 +130,12 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A `GET /` in HTTP/2, whose headers are whatever bytes a test wants.
+/// A `GET /` in HTTP/2 with arbitrary header bytes.
 fn http2_request(headers: &[(&str, &str)]) -> Vec<u8> {
     http2_request_to("x", headers)
 }
 
-/// The same to an authority of the test's choice.
+/// The same with an arbitrary authority.
 fn http2_request_to(authority: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     // From the static table: GET, http, `/`; then `:authority` and the headers as literals.
     let mut block = vec![0x82, 0x86, 0x84, 0x01];
@@ -161,14 +158,14 @@ fn http2_request_to(authority: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     .concat()
 }
 
-/// Sends a request and reads until a frame of its stream, or the end of the connection, has come. Says which kind of frame it was.
+/// Sends a request and reads until a frame of its stream has arrived, or the connection ends. Returns the frame's type.
 async fn http2_outcome(running: &Running, request: &[u8]) -> Option<u8> {
     let mut stream = running.connect().await;
     stream.write_all(request).await.unwrap();
     loop {
         let mut head = [0; 9];
         let reading = tokio::time::timeout(support::DEADLINE, stream.read_exact(&mut head));
-        reading.await.expect("a frame comes").ok()?;
+        reading.await.expect("a frame arrives").ok()?;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let mut payload = vec![0; usize::try_from(length).unwrap()];
         stream.read_exact(&mut payload).await.ok()?;
@@ -180,7 +177,7 @@ async fn http2_outcome(running: &Running, request: &[u8]) -> Option<u8> {
 }
 
 #[tokio::test]
-async fn http2_carries_no_line_ends_or_lengths_to_a_sandbox_that_speaks_http1() {
+async fn http2_headers_inject_no_lines_or_lengths_into_http1() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let (port, seen) = recording().await;
@@ -216,7 +213,7 @@ async fn http2_carries_no_line_ends_or_lengths_to_a_sandbox_that_speaks_http1() 
 }
 
 #[tokio::test]
-async fn heads_beyond_any_reason_are_refused() {
+async fn oversized_heads_are_refused() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let before = Holdings::now();
@@ -226,18 +223,18 @@ async fn heads_beyond_any_reason_are_refused() {
         format!("GET / HTTP/1.1\r\nHost: x\r\nX-Filler: {filler}\r\n\r\n"),
         format!("GET / HTTP/1.1\r\nHost: x\r\n{many}\r\n"),
     ] {
-        let answer = say(&running, head.as_bytes()).await;
+        let answer = send(&running, head.as_bytes()).await;
         assert_eq!(status(&answer), 431, "{answer}");
     }
     let long = format!("GET /{filler} HTTP/1.1\r\nHost: x\r\n\r\n");
-    let answer = say(&running, long.as_bytes()).await;
+    let answer = send(&running, long.as_bytes()).await;
     assert!([414, 431].contains(&status(&answer)), "{answer}");
     before.are_all(&running).await;
     running.stop().await;
 }
 
 #[tokio::test]
-async fn clients_that_only_hold_their_place_are_hung_up_on() {
+async fn idle_clients_are_disconnected() {
     let running = Running::start(|config| config.header_timeout = Duration::from_millis(150)).await;
     running.know("abc");
     let before = Holdings::now();
@@ -259,7 +256,7 @@ async fn clients_that_only_hold_their_place_are_hung_up_on() {
 }
 
 #[tokio::test]
-async fn a_head_that_trickles_in_has_no_more_time_than_others() {
+async fn a_slowly_sent_head_gets_no_extra_time() {
     let running = Running::start(|config| config.header_timeout = Duration::from_millis(200)).await;
     let before = Holdings::now();
     let mut stream = running.connect().await;
@@ -277,14 +274,14 @@ async fn a_head_that_trickles_in_has_no_more_time_than_others() {
     };
     tokio::time::timeout(support::DEADLINE, trickling)
         .await
-        .expect("the router hangs up");
+        .expect("the router closes the connection");
     drop(stream);
     before.are_all(&running).await;
     running.stop().await;
 }
 
 #[tokio::test]
-async fn a_body_that_stops_coming_is_the_clients_fault() {
+async fn a_stalled_request_body_is_the_clients_timeout() {
     let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(200)).await;
     running.know("abc");
     let port = silent().await;
@@ -303,7 +300,7 @@ async fn a_body_that_stops_coming_is_the_clients_fault() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_takes_its_request_along() {
+async fn a_client_that_disconnects_cancels_its_request() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let (gone, mut left) = tokio::sync::mpsc::channel(1);
@@ -334,10 +331,10 @@ async fn a_client_that_leaves_takes_its_request_along() {
     running.stop().await;
 }
 
-/// Two sandboxes of two tenants listen on the same port of this machine's two addresses. What a client says about addresses does
-/// not bring it to the other's.
+/// Two sandboxes of two tenants listen on the same port of this machine's two addresses. A client cannot reach the other one
+/// by naming its address.
 #[tokio::test]
-async fn another_sandboxs_address_is_never_dialled() {
+async fn a_clients_address_hint_is_never_dialled() {
     let running = Running::start(|_| {}).await;
     let (own, seen_by_own) = recording().await;
     running.know("abc");
@@ -370,7 +367,7 @@ async fn another_sandboxs_address_is_never_dialled() {
 }
 
 #[tokio::test]
-async fn peers_that_vanish_without_a_word_are_noticed() {
+async fn tcp_keepalive_is_enabled_on_both_sides() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = silent().await;
@@ -382,7 +379,7 @@ async fn peers_that_vanish_without_a_word_are_noticed() {
         running.router.metrics().active_requests() == 1
     })
     .await;
-    // The kernel tells of each connection which timer runs on it; 02 is that of keeping it alive.
+    // The kernel lists the active timer of each connection; 02 is the keep-alive timer.
     let is_watched = |local: Option<u16>, remote: Option<u16>| {
         let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let port_of = |address: &str| u16::from_str_radix(&address[9..], 16).unwrap();
@@ -395,11 +392,11 @@ async fn peers_that_vanish_without_a_word_are_noticed() {
                 && fields[5].starts_with("02:")
         })
     };
-    wait_for("the client's connection to be watched", || {
+    wait_for("keep-alive on the client's connection", || {
         is_watched(Some(running.address.port()), None)
     })
     .await;
-    wait_for("the sandbox's connection to be watched", || {
+    wait_for("keep-alive on the sandbox's connection", || {
         is_watched(None, Some(port))
     })
     .await;
@@ -407,7 +404,7 @@ async fn peers_that_vanish_without_a_word_are_noticed() {
     running.stop().await;
 }
 
-/// Opens connections, says so, and closes them when its input ends.
+/// Opens connections, prints a line, and closes them when its standard input ends.
 const HOLD_CONNECTIONS: &str = "
 import resource, select, socket, sys
 address, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -431,7 +428,7 @@ sys.stdin.read()
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_idle_connections_cost_little_and_leave_nothing() {
+async fn ten_thousand_idle_connections_cost_little_and_leak_nothing() {
     const COUNT: i64 = 10_000;
     let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     limit.current = limit.maximum;
@@ -445,7 +442,7 @@ async fn ten_thousand_idle_connections_cost_little_and_leave_nothing() {
     let port = echo().await;
     let before = Holdings::now();
     let resident_before = resident_kib();
-    // Their far ends are in a process of their own, so that neither runs into its limit of descriptors.
+    // The clients are in another process, so that neither process reaches its limit of file descriptors.
     let mut clients = Command::new("python3")
         .args(["-c", HOLD_CONNECTIONS])
         .args(["127.0.0.1", &running.address.port().to_string()])
@@ -454,11 +451,11 @@ async fn ten_thousand_idle_connections_cost_little_and_leave_nothing() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(clients.stdout.take().unwrap());
+    let mut stdout = BufReader::new(clients.stdout.take().unwrap());
     let mut line = String::new();
-    said.read_line(&mut line).unwrap();
+    stdout.read_line(&mut line).unwrap();
     assert_eq!(line, "held\n");
-    wait_for("all of them", || {
+    wait_for("all connections", || {
         running.router.metrics().open_connections() == COUNT
     })
     .await;
@@ -467,18 +464,18 @@ async fn ten_thousand_idle_connections_cost_little_and_leave_nothing() {
     assert_eq!(
         status(&running.get(port, "/", "").await),
         200,
-        "others are served meanwhile"
+        "other clients are served meanwhile"
     );
     clients.stdin.take().unwrap().flush().unwrap();
     clients.wait().unwrap();
     running.move_away("abc");
-    drop(said);
+    drop(stdout);
     before.are_all(&running).await;
     running.stop().await;
 }
 
 #[tokio::test]
-async fn an_expectation_of_the_unknown_is_passed_over() {
+async fn an_unknown_expect_header_is_ignored() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let (port, seen) = recording().await;
@@ -506,9 +503,9 @@ fn resident_kib() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// What names the router's own host in an ambiguous way: two servers would read it differently.
+/// Requests with an ambiguous host, which two servers would read differently.
 #[tokio::test]
-async fn requests_with_two_meanings_are_refused_and_nothing_is_forwarded() {
+async fn ambiguous_requests_are_refused_and_nothing_is_forwarded() {
     let running = Running::start(|config| {
         config.host_domains = vec!["localhost".to_owned()];
     })
@@ -571,32 +568,32 @@ async fn requests_with_two_meanings_are_refused_and_nothing_is_forwarded() {
             ),
         ),
         (
-            "a host that is none",
+            "an invalid host",
             format!("GET / HTTP/1.1\r\nHost: a b\r\n{named}\r\n"),
         ),
         (
-            "a path for a host",
+            "a path as host",
             format!("GET / HTTP/1.1\r\nHost: localhost/evil\r\n{named}\r\n"),
         ),
         (
-            "a port that is none",
+            "an invalid port",
             format!("GET / HTTP/1.1\r\nHost: localhost:evil\r\n{named}\r\n"),
         ),
         ("no host", format!("GET / HTTP/1.1\r\n{named}\r\n")),
     ] {
-        let answer = say(&running, head.as_bytes()).await;
+        let answer = send(&running, head.as_bytes()).await;
         if status(&answer) != 400 || !seen.lock().unwrap().is_empty() {
             passed.push((attack, answer));
         }
         seen.lock().unwrap().clear();
     }
     assert!(passed.is_empty(), "{passed:#?}");
-    // The second of two requests in one piece is read as strictly as the first.
+    // The second of two pipelined requests is checked as strictly as the first.
     let first = format!(
         "GET /first HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n"
     );
     let second = format!("GET /second HTTP/1.1\r\nHost: x\r\n{named}\n");
-    say(&running, format!("{first}{second}").as_bytes()).await;
+    send(&running, format!("{first}{second}").as_bytes()).await;
     let second = |request: &String| request.contains("/second");
     assert!(!seen.lock().unwrap().iter().any(second), "{seen:?}");
     running.stop().await;
@@ -623,7 +620,7 @@ async fn http2_requests_with_two_hosts_or_user_information_are_refused() {
             "x",
             &["localhost@evil.example"],
         ),
-        ("an authority that is none", "a b", &[]),
+        ("an invalid authority", "a b", &[]),
     ] {
         let hosts = hosts.iter().map(|host| ("host", *host));
         let headers: Vec<_> = named.into_iter().chain(hosts).collect();
@@ -639,7 +636,7 @@ async fn http2_requests_with_two_hosts_or_user_information_are_refused() {
     assert_eq!(
         seen.lock().unwrap().len(),
         1,
-        "the same host twice over is one"
+        "a host that equals the authority is accepted"
     );
     running.stop().await;
 }

@@ -1,9 +1,6 @@
-//! Sandboxes that mean harm, or are ill: whoever asks them gets a clear answer in time, others notice nothing, and nothing is left
-//! behind.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! Malicious and faulty sandboxes: their clients get a clear error in time, other requests are not affected, and no connection or
+//! task is left behind.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -24,16 +21,16 @@ use support::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// How long a sandbox may be silent where others must answer in time: longer than a busy machine holds this process up, as a rule.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The idle timeout of a sandbox in tests where others must respond in time: usually longer than a busy machine delays this process.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Hangs up with a reset, as a crashed process' kernel may.
+/// Closes with a reset, as the kernel may for a crashed process.
 fn reset(stream: &TcpStream) {
     stream.set_zero_linger().unwrap();
 }
 
-/// A sandbox that reads a request's head, says `answer`, and hangs up.
-async fn saying(answer: &'static [u8]) -> u16 {
+/// A sandbox that reads a request's head, sends `answer`, and closes the connection.
+async fn respond(answer: &'static [u8]) -> u16 {
     upstream(move |mut stream| async move {
         read_until(&mut stream, "\r\n\r\n").await;
         let _ = stream.write_all(answer).await;
@@ -41,8 +38,8 @@ async fn saying(answer: &'static [u8]) -> u16 {
     .await
 }
 
-/// A sandbox that reads a request's head, says `answer`, and then nothing until the router has enough.
-async fn saying_and_stalling(answer: &'static [u8]) -> u16 {
+/// A sandbox that reads a request's head, sends `answer`, and then nothing until the router closes the connection.
+async fn respond_and_stall(answer: &'static [u8]) -> u16 {
     upstream(move |mut stream| async move {
         read_until(&mut stream, "\r\n\r\n").await;
         let _ = stream.write_all(answer).await;
@@ -53,7 +50,7 @@ async fn saying_and_stalling(answer: &'static [u8]) -> u16 {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_answers_garbage_resets_or_hangs_up_is_a_bad_gateway() {
+async fn a_garbage_response_a_reset_or_a_closed_connection_is_a_bad_gateway() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     for answer in [
@@ -68,7 +65,7 @@ async fn a_sandbox_that_answers_garbage_resets_or_hangs_up_is_a_bad_gateway() {
         b"",
         b"HTTP/1.1 200",
     ] {
-        let port = saying(answer).await;
+        let port = respond(answer).await;
         let before = Holdings::now();
         let got = running.get(port, "/", "").await;
         assert_eq!(status(&got), 502, "{answer:?} gave {got:?}");
@@ -103,12 +100,12 @@ async fn a_sandbox_that_stalls_is_a_timeout() {
     let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(200)).await;
     running.know("abc");
     for beginning in [&b""[..], b"HTTP/1.1 200 OK\r\nX-Half: "] {
-        let port = saying_and_stalling(beginning).await;
+        let port = respond_and_stall(beginning).await;
         let before = Holdings::now();
         assert_eq!(status(&running.get(port, "/", "").await), 504);
         before.are_all(&running).await;
     }
-    // It takes the connection and reads nothing, so that the fault is not the client's, who would send.
+    // It accepts the connection and reads nothing, so that the sandbox is at fault and not the client, which would send.
     let (refuse, refusing) = tokio::sync::watch::channel(false);
     let deaf = upstream(move |stream| {
         let mut refusing = refusing.clone();
@@ -129,7 +126,7 @@ async fn a_sandbox_that_stalls_is_a_timeout() {
     let sending = async move {
         let piece = vec![b'x'; 64 * 1024];
         while writer.write_all(&piece).await.is_ok() {}
-        // Once it has answered, the router takes no more; the answer is still to be read.
+        // After the response the router reads no more; the response is still to be read.
         std::future::pending::<()>().await;
     };
     let mut answer = Vec::new();
@@ -143,8 +140,8 @@ async fn a_sandbox_that_stalls_is_a_timeout() {
         }
     };
     tokio::select! {
-        () = sending => unreachable!("it sends for as long as it is let"),
-        answered = tokio::time::timeout(support::DEADLINE, reading) => answered.expect("an answer comes"),
+        () = sending => unreachable!("it sends until the connection closes"),
+        answered = tokio::time::timeout(support::DEADLINE, reading) => answered.expect("a response arrives"),
     }
     assert_eq!(status(&String::from_utf8_lossy(&answer)), 504);
     refuse.send(true).unwrap();
@@ -154,7 +151,7 @@ async fn a_sandbox_that_stalls_is_a_timeout() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_keeps_promising_an_answer_is_a_timeout() {
+async fn informational_responses_do_not_extend_the_timeout() {
     let running = Running::start(|config| config.proxy_timeout = Duration::from_millis(300)).await;
     running.know("abc");
     let port = upstream(|mut stream| async move {
@@ -175,18 +172,18 @@ async fn a_sandbox_that_keeps_promising_an_answer_is_a_timeout() {
 }
 
 #[tokio::test]
-async fn an_answer_cut_short_is_cut_short_for_the_client_too() {
-    let running = Running::start(|config| config.proxy_timeout = PATIENCE).await;
+async fn a_truncated_response_is_truncated_for_the_client() {
+    let running = Running::start(|config| config.proxy_timeout = IDLE_TIMEOUT).await;
     running.know("abc");
     let half = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf";
     let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n";
-    let (cut, stalling) = (saying(half).await, saying_and_stalling(half).await);
+    let (cut, stalling) = (respond(half).await, respond_and_stall(half).await);
     for port in [cut, stalling] {
         let before = Holdings::now();
         assert_eq!(body(&running.get(port, "/", "").await), "half");
         before.are_all(&running).await;
     }
-    // The client has what was said before the reset, so that the reset cannot overtake it.
+    // The client has read the first part before the reset, so that the reset cannot overtake it.
     let (is_read, was_read) = tokio::sync::watch::channel(false);
     let resetting = upstream(move |mut stream| {
         let mut was_read = was_read.clone();
@@ -209,7 +206,7 @@ async fn an_answer_cut_short_is_cut_short_for_the_client_too() {
     assert_eq!(read_all(&mut client).await, b"");
     drop(client);
     before.are_all(&running).await;
-    for port in [saying(chunked).await, saying_and_stalling(chunked).await] {
+    for port in [respond(chunked).await, respond_and_stall(chunked).await] {
         let before = Holdings::now();
         let answer = running.get(port, "/", "").await;
         assert!(
@@ -221,12 +218,12 @@ async fn an_answer_cut_short_is_cut_short_for_the_client_too() {
     running.stop().await;
 }
 
-/// What a sandbox says beyond its answer is not the answer to the next request.
+/// Bytes that a sandbox sends after its response must not become the response to the next request (response splitting).
 #[tokio::test]
-async fn an_answer_that_nobody_asked_for_reaches_nobody() {
+async fn an_unsolicited_response_reaches_no_client() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
-    let port = saying_and_stalling(
+    let port = respond_and_stall(
         b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfirstHTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\npoisoned",
     )
     .await;
@@ -238,12 +235,12 @@ async fn an_answer_that_nobody_asked_for_reaches_nobody() {
     running.stop().await;
 }
 
-/// A sandbox cannot set what concerns the router's own connection with the client.
+/// A sandbox cannot set headers for the connection between the router and the client.
 #[tokio::test]
-async fn hop_by_hop_headers_of_an_answer_stay_behind() {
+async fn hop_by_hop_headers_of_a_response_are_not_forwarded() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
-    let port = saying(
+    let port = respond(
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive, X-Private\r\nX-Private: 1\r\nKeep-Alive: timeout=1\r\nProxy-Authenticate: Basic\r\nUpgrade: h2c\r\nX-Public: 2\r\n\r\nok",
     )
     .await;
@@ -256,10 +253,10 @@ async fn hop_by_hop_headers_of_an_answer_stay_behind() {
 }
 
 #[tokio::test]
-async fn one_sandboxs_troubles_are_not_anothers() {
+async fn one_stuck_sandbox_does_not_delay_another() {
     let running = Running::start(|config| config.proxy_timeout = support::DEADLINE).await;
     running.know("abc");
-    let stalling = saying_and_stalling(b"").await;
+    let stalling = respond_and_stall(b"").await;
     let (healthy, _) = recording().await;
     let before = Holdings::now();
     let mut stuck = Vec::new();
@@ -271,7 +268,7 @@ async fn one_sandboxs_troubles_are_not_anothers() {
         stream.write_all(request.as_bytes()).await.unwrap();
         stuck.push(stream);
     }
-    support::wait_for("all to be stuck", || {
+    support::wait_for("all requests to be stuck", || {
         running.router.metrics().active_requests() == 100
     })
     .await;
@@ -283,7 +280,7 @@ async fn one_sandboxs_troubles_are_not_anothers() {
 }
 
 #[tokio::test]
-async fn nothing_leaks_over_a_hundred_failures() {
+async fn a_hundred_failures_leak_nothing() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = upstream(|stream| async move { drop(stream) }).await;
@@ -297,9 +294,9 @@ async fn nothing_leaks_over_a_hundred_failures() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_holds_the_sandbox_back_and_not_the_answer_in_memory() {
+async fn a_slow_client_slows_the_sandbox_and_fills_no_memory() {
     const LENGTH: u64 = 256 * 1024 * 1024;
-    let running = Running::start(|config| config.proxy_timeout = PATIENCE).await;
+    let running = Running::start(|config| config.proxy_timeout = IDLE_TIMEOUT).await;
     running.know("abc");
     let written = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let counting = std::sync::Arc::clone(&written);
@@ -322,18 +319,15 @@ async fn a_slow_reader_holds_the_sandbox_back_and_not_the_answer_in_memory() {
         format!("GET / HTTP/1.1\r\nHost: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n\r\n");
     client.write_all(request.as_bytes()).await.unwrap();
     read_until(&mut client, "\r\n\r\n").await;
-    // Longer than a sandbox may be silent: it is the client that does not read, so the answer goes on afterwards.
-    tokio::time::sleep(PATIENCE * 3 / 2).await;
+    // Longer than the idle timeout: the client does not read, so the response must continue afterwards.
+    tokio::time::sleep(IDLE_TIMEOUT * 3 / 2).await;
     let held = written.load(std::sync::atomic::Ordering::Relaxed);
-    assert!(
-        held < LENGTH / 4,
-        "{held} bytes were taken from the sandbox"
-    );
+    assert!(held < LENGTH / 4, "{held} bytes were read from the sandbox");
     let mut buffer = vec![0; 1024 * 1024];
     let mut read = 0;
     while read < LENGTH / 2 {
         let count = client.read(&mut buffer).await.unwrap();
-        assert!(count > 0, "the answer ended after {read} bytes");
+        assert!(count > 0, "the response ended after {read} bytes");
         read += count as u64;
     }
     drop(client);
@@ -343,7 +337,7 @@ async fn a_slow_reader_holds_the_sandbox_back_and_not_the_answer_in_memory() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_hangs_up_on_an_upload_is_a_bad_gateway() {
+async fn a_sandbox_that_closes_during_an_upload_is_a_bad_gateway() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = upstream(|mut stream| async move {
@@ -364,7 +358,7 @@ async fn a_sandbox_that_hangs_up_on_an_upload_is_a_bad_gateway() {
     running.stop().await;
 }
 
-/// How a sandbox treats a connection once it has read what it wanted.
+/// What a sandbox does with a connection after it has read a request.
 #[derive(Clone, Copy, Debug)]
 enum Manner {
     HangsUp,
@@ -372,7 +366,7 @@ enum Manner {
 }
 
 #[tokio::test]
-async fn a_request_that_was_read_is_not_sent_again_over_another_connection() {
+async fn a_request_that_the_sandbox_read_is_not_sent_again() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     for manner in [Manner::HangsUp, Manner::Resets] {
@@ -421,9 +415,9 @@ async fn a_request_that_was_read_is_not_sent_again_over_another_connection() {
         assert_eq!(ask("GET", "").await, 200);
         let reused_before = reused();
         assert_eq!(ask("GET", "").await, 200);
-        assert_eq!(reused(), reused_before + 1, "the connection is kept");
+        assert_eq!(reused(), reused_before + 1, "the connection is reused");
         assert_eq!(ask("POST", "pay 10").await, 502, "{manner:?}");
-        assert_eq!(ask("GET", "").await, 200, "others are not held back");
+        assert_eq!(ask("GET", "").await, 200, "other requests are not delayed");
         assert_eq!(posts.load(Ordering::SeqCst), 1, "{manner:?}");
         drop(client);
         running.move_away("abc");
@@ -434,8 +428,8 @@ async fn a_request_that_was_read_is_not_sent_again_over_another_connection() {
 }
 
 #[tokio::test]
-async fn an_upgrade_that_a_sandbox_stalls_or_breaks_off_is_told_and_given_back() {
-    let running = Running::start(|config| config.proxy_timeout = PATIENCE).await;
+async fn a_stalled_or_broken_upgrade_is_reported_and_leaks_nothing() {
+    let running = Running::start(|config| config.proxy_timeout = IDLE_TIMEOUT).await;
     running.know("abc");
     let resetting = upstream(|mut stream| async move {
         read_until(&mut stream, "\r\n\r\n").await;
@@ -444,12 +438,12 @@ async fn an_upgrade_that_a_sandbox_stalls_or_breaks_off_is_told_and_given_back()
     .await;
     let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\n";
     for (port, expected) in [
-        (saying_and_stalling(b"").await, 504),
+        (respond_and_stall(b"").await, 504),
         (
-            saying_and_stalling(b"HTTP/1.1 101 Switching Proto").await,
+            respond_and_stall(b"HTTP/1.1 101 Switching Proto").await,
             504,
         ),
-        (saying(b"").await, 502),
+        (respond(b"").await, 502),
         (resetting, 502),
     ] {
         let before = Holdings::now();
@@ -457,14 +451,14 @@ async fn an_upgrade_that_a_sandbox_stalls_or_breaks_off_is_told_and_given_back()
         assert_eq!(status(&answer), expected, "{answer}");
         before.are_all(&running).await;
     }
-    // It refuses, and falls silent in the middle of saying why.
+    // It refuses, and stops sending in the middle of the response.
     let refusing =
-        saying_and_stalling(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 10\r\n\r\nhalf").await;
+        respond_and_stall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 10\r\n\r\nhalf").await;
     let before = Holdings::now();
     let answer = running.get(refusing, "/", upgrade).await;
     assert_eq!((status(&answer), body(&answer)), (403, "half"));
     before.are_all(&running).await;
-    // It agrees, and breaks off.
+    // It agrees, and closes the connection.
     let agreeing = upstream(|mut stream| async move {
         read_until(&mut stream, "\r\n\r\n").await;
         let agreed = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
@@ -488,7 +482,7 @@ async fn an_upgrade_that_a_sandbox_stalls_or_breaks_off_is_told_and_given_back()
     running.stop().await;
 }
 
-/// A sandbox that begins an answer to each gRPC call and says no more.
+/// A sandbox that begins a response to each gRPC call and then sends nothing.
 async fn grpc_that_stalls() -> u16 {
     grpc(|_| async {
         let half = Ok(Frame::data(Bytes::from_static(b"half")));
@@ -498,8 +492,8 @@ async fn grpc_that_stalls() -> u16 {
 }
 
 #[tokio::test]
-async fn a_grpc_call_that_a_sandbox_stalls_or_breaks_off_ends() {
-    let running = Running::start(|config| config.proxy_timeout = PATIENCE).await;
+async fn a_stalled_or_broken_grpc_call_ends() {
+    let running = Running::start(|config| config.proxy_timeout = IDLE_TIMEOUT).await;
     running.know("abc");
     let silent = silent().await;
     let resetting = upstream(|mut stream| async move {
@@ -537,10 +531,10 @@ async fn a_grpc_call_that_a_sandbox_stalls_or_breaks_off_ends() {
     assert_eq!(first, "half");
     let end = tokio::time::timeout(support::DEADLINE, body.frame())
         .await
-        .expect("the answer ends");
+        .expect("the response ends");
     assert!(
         end.unwrap().is_err(),
-        "an answer cut short must not look whole"
+        "a truncated response must not look complete"
     );
     drop((body, sender));
     connection.abort();

@@ -1,8 +1,5 @@
-//! A router that knows the users of this machine by their connections.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! A router that identifies local users by the owner of their socket.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -41,7 +38,7 @@ async fn a_user_whom_the_router_serves_needs_no_token() {
     let (running, port, _directory) = start(vec![own_user()]).await;
     let answer = running.get(port, "/", "").await;
     assert_eq!(status(&answer), 200, "{answer}");
-    // A connection is known by its first request, and serves those after it.
+    // The user is looked up at the first request, and applies to all requests of the connection.
     let mut stream = running.connect().await;
     let line = format!("Host: x\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n");
     for _ in 0..2 {
@@ -57,17 +54,17 @@ async fn a_user_whom_the_router_serves_needs_no_token() {
 }
 
 #[tokio::test]
-async fn another_user_of_the_machine_needs_a_token_and_is_told_so() {
+async fn another_local_user_needs_a_token_and_gets_a_hint() {
     let (running, port, _directory) = start(vec![own_user() + 1]).await;
     let answer = running.get(port, "/", "").await;
     assert_eq!(status(&answer), 401, "{answer}");
-    for told in [
+    for text in [
         "WWW-Authenticate: Bearer",
         "agent-sandbox token",
         "--router-authz",
     ] {
         assert!(
-            answer.to_lowercase().contains(&told.to_lowercase()),
+            answer.to_lowercase().contains(&text.to_lowercase()),
             "{answer}"
         );
     }
@@ -88,7 +85,7 @@ async fn another_user_of_the_machine_needs_a_token_and_is_told_so() {
         .get(port, "/", "Authorization: Bearer guessed\r\n")
         .await;
     assert_eq!(status(&answer), 401, "{answer}");
-    // About itself the router tells everybody.
+    // The router's own endpoints need no authorization.
     let answer = running
         .raw("GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .await;
@@ -97,7 +94,7 @@ async fn another_user_of_the_machine_needs_a_token_and_is_told_so() {
 }
 
 #[tokio::test]
-async fn what_a_proxy_passes_on_is_not_judged_by_the_proxys_user() {
+async fn a_proxied_request_is_not_authorized_by_the_proxys_user() {
     let (running, port, _directory) = start(vec![own_user()]).await;
     for line in [
         "X-Forwarded-For: 192.0.2.1\r\n",
@@ -127,7 +124,7 @@ async fn a_forwarded_connection_counts_for_its_own_namespace_only() {
         let answer = running.raw(bytes).await;
         assert_eq!(status(&answer), expected, "{namespace}: {answer}");
     }
-    // One that does not say for whom it is gets no answer at all.
+    // A connection without a namespace gets no response at all.
     let unnamed = [
         &api::proxy_header::SIGNATURE[..],
         &[0x20, 0, 0, 0],
@@ -137,9 +134,9 @@ async fn a_forwarded_connection_counts_for_its_own_namespace_only() {
     running.stop().await;
 }
 
-/// A client by the machine's own address has a socket here like one by loopback.
+/// A client that connects to the machine's own address has a local socket, as one on loopback has.
 #[tokio::test]
-async fn a_client_by_another_address_of_this_machine_is_known() {
+async fn a_client_on_another_address_of_this_machine_is_identified() {
     let own = own_address();
     let (running, port, _directory) = start(vec![own_user()]).await;
     let listener = tokio::net::TcpListener::bind((own, 0)).await.unwrap();

@@ -1,8 +1,5 @@
-//! What must come out as it went in: WebSockets, large bodies in bounded memory, HTTP/2 and gRPC.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! Protocols that must pass unchanged: WebSockets, large bodies in bounded memory, HTTP/2 and gRPC.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -36,9 +33,11 @@ async fn websocket_echo() -> u16 {
         let Ok(mut socket) = tokio_tungstenite::accept_hdr_async(stream, noting).await else {
             return;
         };
-        // The page's origin is another than the router's, and the sandbox is told so in other words.
+        // The page's origin differs from the router's; the sandbox learns this from `Sec-Fetch-Site`.
         if origin.is_some() || site.is_none_or(|site| site != "cross-site") {
-            let complaint = Message::text(format!("an origin came, or nothing: {origin:?}"));
+            let complaint = Message::text(format!(
+                "an Origin header, or no Sec-Fetch-Site: {origin:?}"
+            ));
             let _ = socket.send(complaint).await;
         }
         let (sink, stream) = socket.split();
@@ -50,7 +49,7 @@ async fn websocket_echo() -> u16 {
     .await
 }
 
-/// Opens a WebSocket to the sandbox `abc`, as a page of a browser would: with an origin.
+/// Opens a WebSocket to the sandbox `abc` as a browser page does: with an `Origin` header.
 async fn websocket(running: &Running, port: u16) -> WebSocketStream<TcpStream> {
     let mut request = format!("ws://{}/socket", running.address)
         .into_client_request()
@@ -85,7 +84,7 @@ async fn websockets_pass_and_end_with_either_side() {
         socket.send(message.clone()).await.unwrap();
         assert_eq!(socket.next().await.unwrap().unwrap(), message);
     }
-    // Longer than the proxy timeout, which does not apply here.
+    // Longer than the proxy timeout, which does not apply to tunnels.
     tokio::time::sleep(std::time::Duration::from_secs(6)).await;
     socket.send(Message::text("still here")).await.unwrap();
     assert_eq!(
@@ -115,7 +114,7 @@ async fn a_tunnel_ends_when_its_sandbox_goes_away() {
 }
 
 #[tokio::test]
-async fn a_tunnel_has_the_shutdowns_time_and_no_more() {
+async fn a_tunnel_ends_with_the_shutdown_timeout() {
     let running = Running::start(|config| {
         config.shutdown_timeout = std::time::Duration::from_secs(10);
     })
@@ -136,7 +135,7 @@ async fn a_tunnel_has_the_shutdowns_time_and_no_more() {
 }
 
 #[tokio::test]
-async fn an_upgrade_the_sandbox_refuses_is_its_answer() {
+async fn a_refused_upgrade_returns_the_sandboxs_response() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = echo().await;
@@ -148,12 +147,12 @@ async fn an_upgrade_the_sandbox_refuses_is_its_answer() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(
         answer.to_ascii_lowercase().contains("upgrade: websocket"),
-        "the sandbox saw the wish: {answer}"
+        "the sandbox received the upgrade request: {answer}"
     );
     running.stop().await;
 }
 
-/// A server that counts what it gets on POST, and sends a gibibyte on GET.
+/// A server that counts the bytes of a POST, and sends a gibibyte on GET.
 async fn bulk() -> u16 {
     upstream(|stream| async move {
         let service = service_fn(|request: Request<Incoming>| async move {
@@ -181,7 +180,7 @@ async fn bulk() -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gibibyte_each_way_passes_in_little_memory() {
+async fn a_gibibyte_each_way_passes_in_bounded_memory() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = bulk().await;
@@ -214,7 +213,7 @@ async fn a_gibibyte_each_way_passes_in_little_memory() {
     }
     let answer = String::from_utf8_lossy(&support::read_all(&mut upload).await).into_owned();
     assert!(answer.ends_with(&GIBIBYTE.to_string()), "{answer}");
-    // The peak of this whole process, the test's own two ends included.
+    // The peak of this whole process, including the test's client and server.
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
         .lines()

@@ -1,8 +1,5 @@
-//! The router's rules as clients see them: raw HTTP in, raw HTTP at the sandbox.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! The router's rules from the client's side: raw HTTP in, raw HTTP at the sandbox.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -14,7 +11,7 @@ use support::{
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
-async fn a_request_reaches_its_sandbox_with_the_headers_it_should_have() {
+async fn a_request_reaches_its_sandbox_with_the_right_headers() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = echo().await;
@@ -59,7 +56,7 @@ async fn every_method_and_a_body_pass() {
 }
 
 #[tokio::test]
-async fn refusals_use_upstreams_words() {
+async fn refusals_use_upstreams_messages() {
     const ID: &str = "Invalid sandbox ID format.";
     const NAMESPACE: &str = "Invalid namespace format.";
     const PORT: &str = "Invalid port format.";
@@ -149,7 +146,7 @@ async fn refusals_use_upstreams_words() {
 
 #[tokio::test]
 async fn namespace_and_port_have_defaults() {
-    // An address of its own, so that the default port is free there.
+    // A separate address, so that the default port is free there.
     const ADDRESS: &str = "127.88.88.1";
     let listener = tokio::net::TcpListener::bind((ADDRESS, 8888))
         .await
@@ -185,7 +182,7 @@ async fn namespace_and_port_have_defaults() {
 }
 
 #[tokio::test]
-async fn health_is_answered_on_the_proxy_port() {
+async fn the_proxy_port_serves_healthz() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let answer = running
@@ -198,13 +195,13 @@ async fn health_is_answered_on_the_proxy_port() {
     let through = running.get(echo().await, "/healthz", "").await;
     assert!(
         body(&through).starts_with("GET /healthz"),
-        "a sandbox's own health is its own"
+        "a sandbox's /healthz goes to the sandbox"
     );
     running.stop().await;
 }
 
 #[tokio::test]
-async fn connections_are_kept_and_used_again() {
+async fn connections_are_reused() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let accepted = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -227,7 +224,7 @@ async fn connections_are_kept_and_used_again() {
 }
 
 #[tokio::test]
-async fn a_connection_that_died_while_idle_is_replaced_without_a_word() {
+async fn a_dead_idle_connection_is_replaced_without_an_error() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = upstream(|mut stream| async move {
@@ -242,7 +239,7 @@ async fn a_connection_that_died_while_idle_is_replaced_without_a_word() {
 }
 
 #[tokio::test]
-async fn failed_dials_are_repeated_before_anything_is_sent() {
+async fn failed_dials_are_retried_before_anything_is_sent() {
     let running = Running::start(|config| config.dial_retries = 3).await;
     running.know("abc");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -272,7 +269,7 @@ async fn failed_dials_are_repeated_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_silent_sandbox_runs_into_the_requests_timeout() {
+async fn a_sandbox_that_sends_nothing_meets_the_requests_timeout() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = silent().await;
@@ -281,7 +278,7 @@ async fn a_silent_sandbox_runs_into_the_requests_timeout() {
     assert_eq!(status(&answer), 504);
     assert!(
         body(&answer).contains("X-Sandbox-Timeout"),
-        "the body says what to do"
+        "the body contains a hint"
     );
     assert!(started.elapsed() < Duration::from_secs(20));
     running.stop().await;
@@ -320,7 +317,7 @@ async fn bodies_beyond_the_limit_are_refused() {
 }
 
 #[tokio::test]
-async fn expect_continue_is_answered_once_there_is_someone_to_read() {
+async fn expect_continue_is_answered_once_the_sandbox_is_connected() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let port = echo().await;
@@ -337,14 +334,14 @@ async fn expect_continue_is_answered_once_there_is_someone_to_read() {
     stream.write_all(b"hello").await.unwrap();
     let answer = String::from_utf8_lossy(&support::read_all(&mut stream).await).into_owned();
     assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
-    // A request that goes nowhere is refused before its body is asked for.
+    // A request without a sandbox is refused before its body is requested.
     let refused = running.raw(head.replace("abc", "not.a.name")).await;
     assert!(!refused.contains("100 Continue"), "{refused}");
     running.stop().await;
 }
 
 #[tokio::test]
-async fn events_pass_as_they_come() {
+async fn server_sent_events_pass_immediately() {
     let running = Running::start(|_| {}).await;
     running.know("abc");
     let (sender, receiver) = tokio::sync::watch::channel(0);
@@ -377,7 +374,7 @@ async fn events_pass_as_they_come() {
 }
 
 #[tokio::test]
-async fn the_environment_bounds_the_time_of_a_request() {
+async fn the_environment_sets_the_proxy_timeout() {
     use clap::Parser;
     #[derive(Parser)]
     struct Line {
@@ -431,7 +428,7 @@ async fn trailers_pass() {
 }
 
 #[tokio::test]
-async fn hosts_and_paths_route_when_configured() {
+async fn hosts_and_paths_are_routed_if_configured() {
     let running = Running::start(|config| {
         config.host_domains = vec!["sandbox.example".into()];
         config.path_prefix = Some("/sandbox".to_owned());
@@ -451,7 +448,7 @@ async fn hosts_and_paths_route_when_configured() {
 }
 
 #[tokio::test]
-async fn scoped_tokens_open_their_sandbox_only() {
+async fn scoped_tokens_permit_only_their_sandbox() {
     use router::authorize::scoped_token::{Scope, TokenKey};
     let directory = tempfile::tempdir().unwrap();
     let key_file = directory.path().join("key");
@@ -532,7 +529,7 @@ async fn scoped_tokens_open_their_sandbox_only() {
     assert_eq!(status(&cookie), 200);
     assert!(
         !cookie.contains("sandbox_token"),
-        "the token stays with the router"
+        "the token is not forwarded to the sandbox"
     );
     running.stop().await;
 }

@@ -1,8 +1,5 @@
-//! TLS as clients see it: HTTP/2 by negotiation, client certificates, and a certificate that is replaced while serving.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! TLS from the client's side: HTTP/2 by ALPN, client certificates, and a certificate that is replaced while serving.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -110,7 +107,7 @@ async fn start_with(
     (address, shutdown)
 }
 
-/// A router whose certificate is about to be replaced, and clients that trust one of the two alone.
+/// A router whose certificate is about to be replaced, and clients that trust only one of the two.
 struct Rotation {
     directory: tempfile::TempDir,
     second: Issued,
@@ -141,14 +138,14 @@ impl Rotation {
         answer.is_ok_and(|answer| answer.contains("200 OK"))
     }
 
-    /// Replaces the certificate, and waits until it is used.
+    /// Replaces the certificate, and waits until the new one is in use.
     async fn finish(self) {
         write(self.directory.path(), &self.second);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         while !self.serves(&self.trusts_second).await {
             assert!(
                 tokio::time::Instant::now() < deadline,
-                "the second certificate never came"
+                "the second certificate was never used"
             );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -190,11 +187,11 @@ async fn client_certificates_are_asked_for_and_checked() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_makes_no_sense_leaves_the_one_before() {
+async fn an_invalid_certificate_leaves_the_previous_one_in_use() {
     let rotation = Rotation::start().await;
     assert!(rotation.serves(&rotation.trusts_first).await);
     std::fs::write(rotation.directory.path().join("tls.crt"), "nonsense").unwrap();
-    // Past the interval at which the files are looked at.
+    // Past the interval at which the files are checked.
     let looked_at = tokio::time::Instant::now() + Duration::from_secs(6);
     while tokio::time::Instant::now() < looked_at {
         assert!(rotation.serves(&rotation.trusts_first).await);
@@ -204,7 +201,7 @@ async fn a_certificate_that_makes_no_sense_leaves_the_one_before() {
 }
 
 #[tokio::test]
-async fn http2_is_negotiated_and_sandboxes_are_told_of_https() {
+async fn http2_is_negotiated_and_x_forwarded_proto_is_https() {
     use http_body_util::BodyExt;
     let sandbox = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = sandbox.local_addr().unwrap().port();
@@ -252,7 +249,7 @@ async fn http2_is_negotiated_and_sandboxes_are_told_of_https() {
 }
 
 #[tokio::test]
-async fn clients_that_only_hold_their_place_are_hung_up_on() {
+async fn idle_clients_are_disconnected() {
     let directory = tempfile::tempdir().unwrap();
     let server = self_signed();
     write(directory.path(), &server);
@@ -266,7 +263,7 @@ async fn clients_that_only_hold_their_place_are_hung_up_on() {
         let reading = stream.read_to_end(&mut sink);
         tokio::time::timeout(Duration::from_secs(30), reading)
             .await
-            .expect("the router hangs up")
+            .expect("the router closes the connection")
     };
     let no_handshake = TcpStream::connect(address).await.unwrap();
     let _ = until_hung_up(Box::new(no_handshake)).await;
@@ -274,7 +271,7 @@ async fn clients_that_only_hold_their_place_are_hung_up_on() {
         let mut config = (**client(server.certificate.der(), None).config()).clone();
         config.alpn_protocols = protocols;
         let connector = TlsConnector::from(Arc::new(config));
-        // A handshake that is held up with this process comes too late.
+        // On a busy machine a handshake may miss the timeout.
         let mut attempts = 0;
         let silent = loop {
             let name = ServerName::try_from("router.example").unwrap();

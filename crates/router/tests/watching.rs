@@ -1,9 +1,6 @@
-//! The router against a Kubernetes API: what a watch makes routable, and what happens without one. The API is a small
-//! server that lists and streams exactly what a test says.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
-)]
+//! The router with a Kubernetes API: what a watch makes routable, and how the router behaves without one. The API is a small
+//! server that lists and streams exactly the objects that a test gives it.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -30,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
-/// What the API has and says.
+/// The objects and watchers of the API.
 #[derive(Default)]
 struct Api {
     sandboxes: Mutex<Vec<Value>>,
@@ -121,7 +118,7 @@ impl Api {
         }
     }
 
-    fn tell(watchers: &Mutex<Vec<mpsc::UnboundedSender<Bytes>>>, kind: &str, object: &Value) {
+    fn send_event(watchers: &Mutex<Vec<mpsc::UnboundedSender<Bytes>>>, kind: &str, object: &Value) {
         let line = Bytes::from(format!("{}\n", json!({"type": kind, "object": object})));
         watchers
             .lock()
@@ -130,10 +127,10 @@ impl Api {
     }
 
     fn sandbox_event(&self, kind: &str, object: &Value) {
-        Self::tell(&self.sandbox_watchers, kind, object);
+        Self::send_event(&self.sandbox_watchers, kind, object);
     }
 
-    /// Says that the claim `mine` with this UID is bound to a sandbox.
+    /// Sends an event: the claim `mine` with this UID is bound to a sandbox.
     fn claim_event(&self, kind: &str, uid: &str, sandbox: Option<&str>) {
         let mut claim = json!({
             "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
@@ -143,7 +140,7 @@ impl Api {
         if let Some(sandbox) = sandbox {
             claim["status"] = json!({"sandbox": {"name": sandbox}});
         }
-        Self::tell(&self.claim_watchers, kind, &claim);
+        Self::send_event(&self.claim_watchers, kind, &claim);
     }
 }
 
@@ -191,10 +188,10 @@ struct Running {
 
 impl Running {
     async fn start(client: kube::Client, authorization: AuthorizationMode) -> Self {
-        Self::start_patiently(client, authorization, Duration::from_millis(50)).await
+        Self::start_with_resolve_wait(client, authorization, Duration::from_millis(50)).await
     }
 
-    async fn start_patiently(
+    async fn start_with_resolve_wait(
         client: kube::Client,
         authorization: AuthorizationMode,
         resolve_wait: Duration,
@@ -293,7 +290,7 @@ async fn a_sandbox_is_routed_as_its_state_allows() {
     assert_eq!(
         status(&running.get(port, "").await),
         404,
-        "unclaimed sandboxes are nobody's"
+        "unclaimed sandboxes are not routable"
     );
     api.sandbox_event("MODIFIED", &sandbox(3, |_| {}));
     running.until(port, 200).await;
@@ -323,7 +320,7 @@ async fn a_sandbox_is_routed_as_its_state_allows() {
 }
 
 #[tokio::test]
-async fn a_pod_that_ends_takes_its_address_along_at_once() {
+async fn the_address_of_an_ended_pod_is_removed_at_once() {
     let (api, client) = Api::start().await;
     api.sandboxes.lock().unwrap().push(sandbox(1, |_| {}));
     let running = Running::start(client, AuthorizationMode::None).await;
@@ -339,10 +336,10 @@ async fn a_pod_that_ends_takes_its_address_along_at_once() {
             "ownerReferences": [{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "abc", "uid": "u1"}]},
         "spec": {}, "status": {"phase": "Running", "podIPs": [{"ip": own_address()}]}
     });
-    Api::tell(&api.pod_watchers, "DELETED", &pod);
+    Api::send_event(&api.pod_watchers, "DELETED", &pod);
     let answer = running.until(port, 503).await;
     assert!(body(&answer).contains("pod has ended"), "{answer}");
-    Api::tell(&api.pod_watchers, "ADDED", &pod);
+    Api::send_event(&api.pod_watchers, "ADDED", &pod);
     running.until(port, 200).await;
     running.stop.cancel();
 }
@@ -352,7 +349,7 @@ async fn without_permission_to_watch_names_go_to_dns() {
     let (api, client) = Api::start().await;
     api.forbidden.store(true, Ordering::SeqCst);
     let running = Running::start(client, AuthorizationMode::None).await;
-    // There is no such name, so DNS mode shows as a failure to connect rather than an unknown sandbox.
+    // There is no such name, so DNS mode shows as a failure to connect rather than as an unknown sandbox.
     let answer = running.until(80, 502).await;
     assert!(
         body(&answer).contains("Could not connect to the backend sandbox: abc"),
@@ -360,7 +357,7 @@ async fn without_permission_to_watch_names_go_to_dns() {
     );
     assert!(
         running.router.is_ready(),
-        "names are found, so requests may come"
+        "names are resolved by DNS, so the router is ready"
     );
     api.sandboxes.lock().unwrap().push(sandbox(1, |_| {}));
     api.forbidden.store(false, Ordering::SeqCst);
@@ -370,8 +367,8 @@ async fn without_permission_to_watch_names_go_to_dns() {
 }
 
 #[tokio::test]
-async fn a_router_that_cannot_know_sandboxes_yet_is_not_ready() {
-    // Nobody listens there.
+async fn a_router_without_a_list_of_sandboxes_is_not_ready() {
+    // Nothing listens there.
     let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();
     let running = Running::start(client, AuthorizationMode::None).await;
@@ -381,7 +378,7 @@ async fn a_router_that_cannot_know_sandboxes_yet_is_not_ready() {
 }
 
 #[tokio::test]
-async fn a_watch_that_breaks_shows_and_so_does_one_that_is_mended() {
+async fn a_broken_watch_and_its_recovery_are_reported() {
     let (api, client) = Api::start().await;
     api.sandboxes.lock().unwrap().push(sandbox(1, |_| {}));
     let running = Running::start(client, AuthorizationMode::None).await;
@@ -403,17 +400,23 @@ async fn a_watch_that_breaks_shows_and_so_does_one_that_is_mended() {
         api.sandbox_watchers.lock().unwrap().clear();
     };
     break_off();
-    wait_for("the break to show", || in_step(0)).await;
-    assert!(running.router.is_ready(), "what was listed is still routed");
+    wait_for("the broken watch to be reported", || in_step(0)).await;
+    assert!(
+        running.router.is_ready(),
+        "listed sandboxes are still routed"
+    );
     api.forbidden.store(false, Ordering::SeqCst);
-    wait_for("the mended watch to show, without a change", || in_step(1)).await;
+    wait_for("the resumed watch to be reported, without an event", || {
+        in_step(1)
+    })
+    .await;
     break_off();
-    wait_for("the second break to show", || in_step(0)).await;
+    wait_for("the second break to be reported", || in_step(0)).await;
     running.stop.cancel();
 }
 
 #[tokio::test]
-async fn reviewed_tokens_open_the_router_and_are_remembered() {
+async fn reviewed_tokens_are_accepted_and_cached() {
     let (api, client) = Api::start().await;
     api.sandboxes.lock().unwrap().push(sandbox(1, |_| {}));
     let running = Running::start(
@@ -436,7 +439,7 @@ async fn reviewed_tokens_open_the_router_and_are_remembered() {
         assert_eq!(status(&answer), 200);
         assert!(
             !body(&answer).contains("good"),
-            "the token stays with the router"
+            "the token is not forwarded to the sandbox"
         );
     }
     assert_eq!(api.reviews.load(Ordering::SeqCst), 2, "one for each token");
@@ -449,7 +452,7 @@ async fn reviewed_tokens_open_the_router_and_are_remembered() {
 }
 
 #[tokio::test]
-async fn a_token_for_another_audience_opens_nothing() {
+async fn a_token_for_another_audience_is_refused() {
     let (api, client) = Api::start().await;
     api.sandboxes.lock().unwrap().push(sandbox(1, |_| {}));
     let running = Running::start(
@@ -462,7 +465,7 @@ async fn a_token_for_another_audience_opens_nothing() {
     .await;
     let port = echo_on_own_address().await;
     wait_for("the list", || running.router.is_ready()).await;
-    // The API knows the bearer of `good`, and says that the token was made for nobody in particular.
+    // The API knows the bearer of `good`, and reports that the token has no particular audience.
     for (token, expected) in [("good", 401), ("good-for-the-router", 200)] {
         let answer = running
             .get(port, &format!("Authorization: Bearer {token}\r\n"))
@@ -476,7 +479,7 @@ async fn a_token_for_another_audience_opens_nothing() {
 async fn a_sandbox_that_appears_in_time_is_waited_for() {
     let (api, client) = Api::start().await;
     let running =
-        Running::start_patiently(client, AuthorizationMode::None, support::DEADLINE).await;
+        Running::start_with_resolve_wait(client, AuthorizationMode::None, support::DEADLINE).await;
     let port = echo_on_own_address().await;
     wait_for("the watch", || {
         !api.sandbox_watchers.lock().unwrap().is_empty()
@@ -506,7 +509,7 @@ async fn wait_for_claims_watch(api: &Api) {
 }
 
 #[tokio::test]
-async fn a_claims_name_leads_to_the_sandbox_that_it_owns_and_to_no_other() {
+async fn a_claims_name_resolves_only_to_the_sandbox_that_it_owns() {
     let (api, client) = Api::start().await;
     let owned = sandbox(1, |object| owned_by(object, "mine", "c1"));
     api.sandboxes.lock().unwrap().push(owned);
@@ -517,7 +520,7 @@ async fn a_claims_name_leads_to_the_sandbox_that_it_owns_and_to_no_other() {
     assert_eq!(status(&running.get_from("mine", port, "").await), 404);
     api.claim_event("ADDED", "c1", Some("abc"));
     running.until_from("mine", port, 200).await;
-    // A claim of the same name that came later, and says that it has the first one's sandbox.
+    // A later claim of the same name, whose status names the first claim's sandbox.
     api.claim_event("MODIFIED", "c2", Some("abc"));
     running.until_from("mine", port, 404).await;
     api.claim_event("MODIFIED", "c1", Some("abc"));
@@ -534,7 +537,7 @@ async fn a_claims_name_leads_to_the_sandbox_that_it_owns_and_to_no_other() {
         &sandbox(3, |object| owned_by(object, "mine", "c1")),
     );
     running.until_from("mine", port, 200).await;
-    // A sandbox's own name wins over a claim's.
+    // A sandbox's own name takes precedence over a claim's.
     let named_alike = |object: &mut Value| {
         object["metadata"]["name"] = json!("mine");
         object["spec"]["replicas"] = json!(0);
@@ -552,7 +555,7 @@ async fn a_claims_name_leads_to_the_sandbox_that_it_owns_and_to_no_other() {
 async fn a_request_for_a_claim_waits_until_it_is_bound() {
     let (api, client) = Api::start().await;
     let running =
-        Running::start_patiently(client, AuthorizationMode::None, support::DEADLINE).await;
+        Running::start_with_resolve_wait(client, AuthorizationMode::None, support::DEADLINE).await;
     let port = echo_on_own_address().await;
     wait_for_claims_watch(&api).await;
     wait_for("the list", || running.router.is_ready()).await;
@@ -583,7 +586,7 @@ async fn a_request_by_a_claims_name_is_authorized_for_the_sandbox() {
     std::fs::write(&key_file, "0123456789abcdef0123456789abcdef").unwrap();
     let key = TokenKey::parse(&std::fs::read(&key_file).unwrap()).unwrap();
     let (api, client) = Api::start().await;
-    let running = Running::start_patiently(
+    let running = Running::start_with_resolve_wait(
         client,
         AuthorizationMode::ScopedToken { key_file },
         support::DEADLINE,
@@ -598,7 +601,7 @@ async fn a_request_by_a_claims_name_is_authorized_for_the_sandbox() {
         format!("Authorization: Bearer {}\r\n", key.mint(&scope).unwrap())
     };
     let for_the_claims_name = bearer("mine");
-    // It may wait for something called `mine`; what comes is a sandbox of another name.
+    // The token permits waiting for `mine`; the claim is then bound to a sandbox of another name.
     let early = running.get_from("mine", port, &for_the_claims_name);
     let binding = async {
         wait_for("the request", || {

@@ -1,12 +1,12 @@
-//! `--config FILE`: flags from a YAML file whose keys are the names of flags. They are put before those of the command line, which
-//! therefore win.
+//! `--config FILE`: flags from a YAML file whose keys are the names of flags. They are inserted before those of the command
+//! line, which therefore take precedence.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use serde_yaml_ng::Value;
 
-/// The variable that names the file where no flag does.
+/// The environment variable that names the file if the flag is not given.
 const VARIABLE: &str = "SANDBOX_ROUTER_CONFIG";
 
 #[derive(Debug, thiserror::Error)]
@@ -26,12 +26,12 @@ pub enum ConfigFileError {
     #[error("{path}: the router has no flag --{key}")]
     Unknown { path: PathBuf, key: String },
     #[error(
-        "{path}: the value of {key} is neither a text, a number, a boolean nor a list of these"
+        "{path}: the value of {key} is neither a string, a number, a boolean nor a list of these"
     )]
     Value { path: PathBuf, key: String },
 }
 
-/// Adds the flags of the file that `arguments` or the environment name. `arguments` begin with the program and the command.
+/// Adds the flags of the file that `arguments` or the environment names. `arguments` begin with the program and the command.
 pub fn with_config_file(
     arguments: Vec<OsString>,
     variable: impl Fn(&str) -> Option<String>,
@@ -59,7 +59,7 @@ pub fn with_config_file(
     Ok(all)
 }
 
-/// The flags of a file, as a command line spells them.
+/// The flags of a file, in command-line notation.
 fn flags_of(path: &Path, content: &str) -> Result<Vec<(String, String)>, ConfigFileError> {
     let entries: Option<std::collections::BTreeMap<String, Value>> =
         serde_yaml_ng::from_str(content).map_err(|source| ConfigFileError::Malformed {
@@ -109,7 +109,7 @@ fn known_flags() -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Whether a command line gives a flag, with its value in the same word or in the next.
+/// Whether a command line contains a flag, with its value in the same argument or in the next.
 fn is_given(arguments: &[OsString], name: &str) -> bool {
     arguments
         .iter()
@@ -126,7 +126,7 @@ fn flag_value(arguments: &[OsString], name: &str) -> Option<OsString> {
     }
 }
 
-/// What follows a flag's name in a word: nothing, or `=` and the value.
+/// The rest of an argument after a flag's name: empty, or `=` and the value.
 fn after_flag<'a>(argument: &'a OsStr, name: &str) -> Option<&'a str> {
     let rest = argument.to_str()?.strip_prefix("--")?.strip_prefix(name)?;
     (rest.is_empty() || rest.starts_with('=')).then_some(rest)

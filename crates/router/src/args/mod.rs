@@ -1,4 +1,4 @@
-//! The router's command line, in upstream's spelling, and the environment variables of its first releases.
+//! The router's command line, with upstream's flag names, and the environment variables of upstream's first releases.
 //!
 //! [`ProxyArgs`] is shared with `agent-sandbox up`. [`UpstreamArgs`] are upstream's flags that have no effect here.
 
@@ -17,7 +17,7 @@ pub use config_file::{ConfigFileError, with_config_file};
 pub use proxy::ProxyArgs;
 pub use upstream::{Ignored, UpstreamArgs};
 
-/// Who may use a sandbox.
+/// Which clients may use a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AuthzMode {
     #[value(alias = "allow-all")]
@@ -32,38 +32,38 @@ pub enum AuthzMode {
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// A YAML file of flags: names without the dashes, and their values. Flags on the command line win [env: SANDBOX_ROUTER_CONFIG]
+    /// A YAML file of flags: names without the dashes, and their values. Flags on the command line take precedence [env: SANDBOX_ROUTER_CONFIG]
     // Read by `with_config_file`, before the command line is parsed.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Kubeconfig to use; otherwise KUBECONFIG, or the pod's service account
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Where to serve HTTP/1.1 and HTTP/2 without TLS; empty or 0 for nowhere
+    /// Address for HTTP/1.1 and HTTP/2 without TLS; empty or 0 disables it
     #[arg(long, value_name = "ADDRESS", default_value = ":8080")]
     pub http_bind_address: String,
-    /// Where to serve HTTPS, once a certificate is given
+    /// Address for HTTPS, used if a certificate is given
     #[arg(long, value_name = "ADDRESS", default_value = ":8443")]
     pub https_bind_address: String,
-    /// Where to serve /metrics; 0 for nowhere
+    /// Address for /metrics; 0 disables it
     #[arg(long, value_name = "ADDRESS", default_value = ":9090")]
     pub metrics_bind_address: String,
-    /// Where to serve /healthz and /readyz; 0 for nowhere
+    /// Address for /healthz and /readyz; 0 disables it
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     pub health_probe_bind_address: String,
-    /// Export traces by OTLP over gRPC, to where OTEL_EXPORTER_OTLP_ENDPOINT says
+    /// Export traces by OTLP over gRPC to OTEL_EXPORTER_OTLP_ENDPOINT
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(), action = clap::ArgAction::Set)]
     pub enable_tracing: bool,
-    /// How long connections are still taken when the router stops, while /readyz already says no [default: none]
+    /// How long the router still accepts connections after SIGTERM, while /readyz already fails [default: 0s]
     #[arg(long, value_name = "DURATION", value_parser = proxy::duration)]
     pub shutdown_delay: Option<Duration>,
     /// Route <port>-<sandbox>.<domain> and <port>-<namespace>--<sandbox>.<domain>; may be repeated
     #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
     pub host_domain: Vec<String>,
-    /// Watch sandboxes of this namespace only, where the router may not watch them all
+    /// Watch sandboxes of this namespace only, if the router may not watch all
     #[arg(long, value_name = "NAMESPACE")]
     pub cache_namespace: Option<String>,
-    /// Who may use a sandbox
+    /// Which clients may use a sandbox
     #[arg(long, value_enum, value_name = "MODE", default_value = "none")]
     pub authz_mode: AuthzMode,
     /// The key of scoped tokens: a secret of at least 32 bytes, or an Ed25519 key as PEM
@@ -83,8 +83,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// The configuration these flags mean. `variable` looks an environment variable up; a value there that makes no
-    /// sense is warned about and passed over, as the first releases did, while a flag that makes none is an error.
+    /// The configuration that these flags mean. `variable` looks up an environment variable; an invalid value there is ignored
+    /// with a warning, as in upstream's first releases, while an invalid flag is an error.
     pub fn into_config(
         self,
         variable: impl Fn(&str) -> Option<String>,

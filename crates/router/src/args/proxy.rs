@@ -1,5 +1,5 @@
-//! How requests are proxied: the flags that `agent-sandbox router` and `agent-sandbox up` share. `up` takes each with the
-//! prefix `router-`. Pure, but for a warning about an environment variable that makes no sense.
+//! The flags for proxying requests that `agent-sandbox router` and `agent-sandbox up` share. `up` takes each with the
+//! prefix `router-`. Pure, except for a warning about an invalid environment variable.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::config::{
     parse_duration, parse_path_prefix, positive_seconds,
 };
 
-/// Whether clients show a certificate.
+/// Whether clients must present a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MtlsMode {
     #[value(aliases = ["disabled", "none"])]
@@ -23,7 +23,7 @@ pub enum MtlsMode {
     Required,
 }
 
-/// Flags about requests. What is not given is as [`Config::default`] has it.
+/// Flags for proxying requests. Flags that are not given leave [`Config::default`] unchanged.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
 pub struct ProxyArgs {
@@ -33,31 +33,31 @@ pub struct ProxyArgs {
     /// The certificate's private key
     #[arg(long, value_name = "FILE")]
     pub tls_key_file: Option<PathBuf>,
-    /// Who signs client certificates
+    /// The CA that signs client certificates
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca_file: Option<PathBuf>,
-    /// Whether clients must show a certificate; with a client CA, `required` unless said otherwise
+    /// Whether clients must present a certificate; with a client CA the default is `required`
     #[arg(long, value_enum, value_name = "MODE")]
     pub mtls_mode: Option<MtlsMode>,
-    /// The suffix of services' names, for resolution by DNS [default: cluster.local] [env: CLUSTER_DOMAIN]
+    /// The DNS suffix of Service names, for resolution by DNS [default: cluster.local] [env: CLUSTER_DOMAIN]
     #[arg(long, value_name = "DOMAIN")]
     pub cluster_domain: Option<String>,
-    /// How long a sandbox may be silent [default: 180s] [env: PROXY_TIMEOUT_SECONDS]
+    /// Idle timeout of a sandbox: before and between parts of its response [default: 180s] [env: PROXY_TIMEOUT_SECONDS]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub proxy_timeout: Option<Duration>,
-    /// How long the head of a sandbox's answer may take [default: as long as --proxy-timeout]
+    /// Timeout for the head of a sandbox's response [default: as --proxy-timeout]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub response_header_timeout: Option<Duration>,
-    /// How often a failed dial is repeated [default: 3]
+    /// How often a failed dial is retried [default: 3]
     #[arg(long, value_name = "COUNT")]
     pub upstream_max_retries: Option<u32>,
-    /// The pause before a failed dial is repeated; each next one is twice as long [default: 200ms]
+    /// The pause before the first retry of a dial; each further pause is twice as long [default: 200ms]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub upstream_retry_initial_delay: Option<Duration>,
-    /// The longest of these pauses [default: 800ms]
+    /// The longest pause between two dials [default: 800ms]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub upstream_retry_max_delay: Option<Duration>,
-    /// How long one dial may take [default: 5s]
+    /// Timeout of one dial [default: 5s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub upstream_dial_timeout: Option<Duration>,
     /// Larger request bodies are refused; 0 means no limit [default: 0]
@@ -66,16 +66,16 @@ pub struct ProxyArgs {
     /// Log every request
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     pub access_log: bool,
-    /// What requests in flight get when the router stops [default: 30s]
+    /// How long requests in flight may run after the router stops accepting [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub shutdown_timeout: Option<Duration>,
     /// Route /sandbox/<namespace>/<id>/<port>/…
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     pub path_routing: bool,
-    /// Route <prefix>/<namespace>/<id>/<port>/…; empty for nothing
+    /// Route <prefix>/<namespace>/<id>/<port>/…; empty routes no path
     #[arg(long, value_name = "PREFIX")]
     pub path_routing_prefix: Option<String>,
-    /// Audiences a reviewed token must be for
+    /// Audiences for which a reviewed token must be valid
     #[arg(
         long,
         value_name = "AUDIENCE",
@@ -83,19 +83,19 @@ pub struct ProxyArgs {
         visible_alias = "authz-tokenreview-audiences"
     )]
     pub authz_token_audience: Vec<String>,
-    /// How long a token that passed its review is not reviewed again [default: 10s]
+    /// How long the result of a successful token review is cached [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub authz_tokenreview_ttl: Option<Duration>,
-    /// How many reviewed tokens are remembered [default: 20000]
+    /// The largest number of cached token reviews [default: 20000]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub authz_tokenreview_cache_size: Option<u32>,
-    /// How long a sandbox that is not known, or not up yet, is waited for [default: 2s]
+    /// How long a request waits for a sandbox that is unknown or not ready yet [default: 2s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub resolve_wait: Option<Duration>,
 }
 
 impl ProxyArgs {
-    /// Changes what these flags name. `variable` looks an environment variable up.
+    /// Applies these flags to `config`. `variable` looks up an environment variable.
     pub fn apply(
         &self,
         config: &mut Config,
@@ -138,7 +138,7 @@ impl ProxyArgs {
         Ok(())
     }
 
-    /// Authorization by reviewed tokens, as these flags narrow it.
+    /// Authorization by TokenReview, with the options of these flags.
     pub fn token_review(&self) -> AuthorizationMode {
         let defaults = ReviewCache::default();
         let size = self.authz_tokenreview_cache_size;

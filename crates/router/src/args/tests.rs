@@ -33,7 +33,7 @@ fn no_flags_mean_the_defaults() {
 }
 
 #[test]
-fn upstreams_flags_are_understood() {
+fn upstreams_flags_set_the_configuration() {
     let config = config(
         &[
             "--http-bind-address=127.0.0.1:1",
@@ -61,11 +61,11 @@ fn upstreams_flags_are_understood() {
     assert!(config.access_log);
 }
 
-/// What a flag of upstream's does here.
+/// The effect of an upstream flag here.
 enum Effect {
     /// It changes the configuration.
     Config(fn(&mut Config)),
-    /// It asks for what the router does in any case, or is read before the configuration is made.
+    /// None: the router does this in any case, or the flag is read before the configuration is built.
     Silent,
     /// A warning says that it has no effect.
     Warned,
@@ -218,7 +218,7 @@ fn every_flag_of_upstreams_router_is_honoured_or_warned_about() {
 }
 
 #[test]
-fn token_reviews_are_narrowed_and_remembered_as_flags_say() {
+fn flags_set_the_audiences_and_the_cache_of_token_reviews() {
     let flags = [
         "--authz-mode=tokenreview",
         "--authz-tokenreview-ttl=1m",
@@ -247,7 +247,7 @@ fn token_reviews_are_narrowed_and_remembered_as_flags_say() {
 }
 
 #[test]
-fn environment_variables_fall_back_when_they_make_no_sense() {
+fn invalid_environment_variables_leave_the_default() {
     let from = |name, value| config(&[], &[(name, value)]).unwrap();
     assert_eq!(
         from("PROXY_TIMEOUT_SECONDS", "12.5").proxy_timeout,
@@ -273,7 +273,7 @@ fn environment_variables_fall_back_when_they_make_no_sense() {
 }
 
 #[test]
-fn flags_that_need_another_say_so() {
+fn flags_that_require_another_are_refused_without_it() {
     for (arguments, flag) in [
         (&["--tls-cert-file=c"][..], "tls-key-file"),
         (&["--tls-client-ca-file=c"], "tls-cert-file"),
@@ -295,7 +295,7 @@ fn flags_that_need_another_say_so() {
 }
 
 #[test]
-fn a_value_that_makes_no_sense_names_its_flag() {
+fn an_invalid_value_is_refused_with_its_flag() {
     let error = parse(&["--proxy-timeout=never"]).unwrap_err().to_string();
     assert!(error.contains("--proxy-timeout"), "{error}");
     for prefix in ["boxes", "/", "/a//b", "/a?b", "/a b"] {
@@ -326,7 +326,7 @@ fn with_file(content: &str, arguments: &[&str]) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn flags_of_a_file_come_first_and_those_of_the_command_line_win() {
+fn flags_of_the_command_line_override_those_of_a_file() {
     let content = "proxy-timeout: 5s\naccess-log: true\nupstream-max-retries: 7\nauthz-tokenreview-audiences: [a, b]\n";
     assert_eq!(
         with_file(
@@ -346,7 +346,7 @@ fn flags_of_a_file_come_first_and_those_of_the_command_line_win() {
 }
 
 #[test]
-fn a_file_that_makes_no_sense_says_what() {
+fn an_invalid_file_is_refused_with_the_reason() {
     let error = with_file("proxy-timeot: 5s", &[]).unwrap_err();
     assert!(
         error.ends_with("the router has no flag --proxy-timeot"),

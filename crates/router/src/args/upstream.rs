@@ -1,5 +1,5 @@
-//! Flags of upstream's router that have no effect here. They are accepted, so that a deployment written for upstream starts, and
-//! each that asks for something this router does not do is named in a warning.
+//! Upstream's router flags that have no effect here. They are accepted, so that a deployment written for upstream starts. A
+//! warning names each flag that asks for something this router does not do.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap::builder::BoolishValueParser;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
 pub struct UpstreamArgs {
-    /// The router always watches sandboxes where it may
+    /// The router always watches sandboxes if it may
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     pub cache_enabled: Option<bool>,
     /// Metrics are served at --metrics-bind-address
@@ -54,7 +54,7 @@ impl fmt::Display for Ignored {
 }
 
 impl UpstreamArgs {
-    /// The flags that ask for something that does not happen. One that asks for what the router does anyway is not among them.
+    /// The flags that ask for something the router does not do. Flags for what the router does anyway are not included.
     pub fn ignored(&self) -> Vec<Ignored> {
         const NO_COOKIE: &str =
             "the router takes a token from the cookie sandbox_token, and sets no cookie itself";
@@ -63,7 +63,7 @@ impl UpstreamArgs {
             (
                 "cache-enabled",
                 self.cache_enabled == Some(false),
-                "the router watches sandboxes wherever it may, and asks DNS only where it may not",
+                "the router watches sandboxes if it may, and uses DNS only if it may not",
             ),
             (
                 "enable-otel-metrics",
@@ -73,7 +73,7 @@ impl UpstreamArgs {
             (
                 "allow-loopback-pod-ip",
                 self.allow_loopback_pod_ip == Some(true),
-                "the router dials the address that the API names, never that of X-Sandbox-Pod-IP",
+                "the router dials the address that the API reports, never that of X-Sandbox-Pod-IP",
             ),
             (
                 "authz-tokenreview-require-token",
@@ -104,12 +104,12 @@ impl UpstreamArgs {
             (
                 "authz-cookie-allowed-origins",
                 given(&self.authz_cookie_allowed_origins),
-                "sandboxes judge the origin of requests, by the header Sec-Fetch-Site that the router sets",
+                "sandboxes check the origin of requests, by the header Sec-Fetch-Site that the router sets",
             ),
             (
                 "authz-trust-forwarded-proto",
                 self.authz_trust_forwarded_proto == Some(true),
-                "the router judges no origin by X-Forwarded-Proto",
+                "the router checks no origin by X-Forwarded-Proto",
             ),
             (
                 "config-configmap-name",

@@ -1,7 +1,7 @@
-//! Who may use a sandbox of a router that serves one machine: the users it trusts, known by their connections, and others by a
-//! token for the sandbox or of an account that may reach the sandbox's pod by the API as well.
+//! Authorization for a router that serves one machine: trusted local users are identified by the owner of their socket; other
+//! clients need a token for the sandbox, or the token of an account that may also reach the sandbox's pod through the API.
 //!
-//! The published clients send no credential, so the user at the other end of the connection has to be one.
+//! The published clients send no credential, so the owner of the connection has to serve as one.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,17 +16,17 @@ use tokio::time::Instant;
 
 use super::scoped_token::{TokenError, TokenKey};
 use super::token_review::{Digest, ReviewError, digest};
-use crate::answer::Failure;
+use crate::failure::Failure;
 use crate::headers::{Origin, shown_token};
 use crate::identify::{SandboxKey, Target};
 
-const REMEMBER_ALLOWED: Duration = Duration::from_secs(10);
-const REMEMBER_REFUSED: Duration = Duration::from_secs(2);
-/// Beyond this the memory is emptied: guesses must not fill it.
-const MOST_REMEMBERED: usize = 20_000;
+const CACHE_ALLOWED_FOR: Duration = Duration::from_secs(10);
+const CACHE_REFUSED_FOR: Duration = Duration::from_secs(2);
+/// The cache is cleared when it is full, so that guessed tokens cannot fill the memory.
+const MAX_CACHED: usize = 20_000;
 
-/// By these a proxy says that it speaks for somebody else.
-const PASSED_ON: [HeaderName; 3] = [
+/// Headers by which a proxy reports that it forwards a request for another client.
+const FORWARDING_HEADERS: [HeaderName; 3] = [
     header::FORWARDED,
     header::VIA,
     HeaderName::from_static("x-forwarded-for"),
@@ -36,7 +36,7 @@ const PASSED_ON: [HeaderName; 3] = [
 pub struct LocalUsers {
     pub users: Vec<u32>,
     pub key: Option<TokenKey>,
-    /// Without a Kubernetes API there is nobody to ask about tokens.
+    /// `None` without a Kubernetes API, which could review tokens.
     pub accounts: Option<Accounts>,
 }
 
@@ -47,7 +47,7 @@ impl LocalUsers {
         target: &Target,
         origin: &Origin,
     ) -> Result<(), Failure> {
-        if !is_passed_on(headers)
+        if !is_forwarded(headers)
             && origin.counts_for(target.sandbox.namespace())
             && origin.user().is_some_and(|user| self.users.contains(&user))
         {
@@ -58,7 +58,7 @@ impl LocalUsers {
             match key.verify(token, SystemTime::now()) {
                 Ok(opened) => return super::permit(&opened, target),
                 Err(TokenError::Expired) => return Err(super::EXPIRED),
-                // It may be an account's.
+                // It may be an account's token.
                 Err(_) => {}
             }
         }
@@ -76,20 +76,22 @@ impl LocalUsers {
     }
 }
 
-/// Whether a proxy passed the request on. Then the connection is the proxy's, and says nothing about who asks (confused deputy).
-fn is_passed_on(headers: &HeaderMap) -> bool {
-    PASSED_ON.iter().any(|name| headers.contains_key(name))
+/// Whether a proxy forwarded the request. Then the connection is the proxy's and does not identify the client (confused deputy).
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    FORWARDING_HEADERS
+        .iter()
+        .any(|name| headers.contains_key(name))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
     Allowed,
     Forbidden,
-    /// The API knows no account by this token.
+    /// The API knows no account with this token.
     Unknown,
 }
 
-/// What accounts of the Kubernetes API may do, remembered for some seconds.
+/// The permissions of Kubernetes accounts, cached for some seconds.
 pub struct Accounts {
     tokens: Api<TokenReview>,
     access: Api<SubjectAccessReview>,
@@ -129,12 +131,12 @@ impl Accounts {
                 }
             }
         };
-        if self.remembered.len() >= MOST_REMEMBERED {
+        if self.remembered.len() >= MAX_CACHED {
             self.remembered.pin().clear();
         }
         let lasting = match access {
-            Access::Allowed => REMEMBER_ALLOWED,
-            Access::Forbidden | Access::Unknown => REMEMBER_REFUSED,
+            Access::Allowed => CACHE_ALLOWED_FOR,
+            Access::Forbidden | Access::Unknown => CACHE_REFUSED_FOR,
         };
         let until = now.later_by(lasting);
         self.remembered.pin().insert(question, (access, until));
@@ -156,7 +158,7 @@ impl Accounts {
             .and_then(|status| status.user))
     }
 
-    /// Whoever may forward ports of a pod reaches every port of it by the API. The router gives no more than that.
+    /// Whether an account may forward ports of a pod, and so reach every port of it through the API. The router grants no more than that.
     async fn may_reach(
         &self,
         account: UserInfo,

@@ -1,5 +1,5 @@
-//! Who may use a sandbox. One of four answers, chosen once: anybody, whoever the Kubernetes API vouches for, whoever holds a token
-//! signed for that sandbox, or some users of this machine and whoever else has a token.
+//! Decides which clients may use a sandbox. One of four modes: every client; clients whose token passes a Kubernetes TokenReview;
+//! clients with a token signed for that sandbox; or some users of this machine, and other clients with a token.
 
 mod local_users;
 pub mod scoped_token;
@@ -10,8 +10,8 @@ use std::time::SystemTime;
 
 use http::HeaderMap;
 
-use crate::answer::Failure;
 use crate::config::AuthorizationMode;
+use crate::failure::Failure;
 use crate::headers::{Origin, bearer_token, shown_token};
 use crate::identify::Target;
 use local_users::{Accounts, LocalUsers};
@@ -21,7 +21,7 @@ use token_review::{ReviewError, TokenReviewer};
 
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorizerError {
-    #[error("token review needs a connection to a Kubernetes API")]
+    #[error("token review requires a connection to a Kubernetes API")]
     NoClient,
     #[error("cannot read the key of scoped tokens from {path}")]
     ReadKey {
@@ -29,7 +29,7 @@ pub enum AuthorizerError {
         #[source]
         source: std::io::Error,
     },
-    #[error("{path} holds no usable key")]
+    #[error("{path} contains no usable key")]
     Key {
         path: PathBuf,
         #[source]
@@ -77,7 +77,7 @@ impl Authorizer {
         }
     }
 
-    /// Whether it has to know which user of this machine a client is.
+    /// Whether the authorizer needs the local user of a client.
     pub fn asks_for_users(&self) -> bool {
         matches!(self, Authorizer::Local(_))
     }
@@ -138,6 +138,6 @@ fn permit(opened: &Opened, target: &Target) -> Result<(), Failure> {
 }
 
 fn unavailable(ReviewError(error): &ReviewError) -> Failure {
-    tracing::warn!(%error, "a token cannot be reviewed; this account needs `create` on tokenreviews, and the API server must be reachable");
+    tracing::warn!(%error, "a token cannot be reviewed; the router's account needs `create` on tokenreviews, and the API server must be reachable");
     Failure::AuthorizationUnavailable
 }

@@ -1,5 +1,5 @@
-//! Tokens that open one sandbox on some ports until a time: compact JSON web tokens, signed with a shared secret (HS256)
-//! or with Ed25519 (EdDSA). The key decides the algorithm; what the token says about it must merely agree.
+//! Scoped tokens: they permit some ports of one sandbox until an expiry time. Compact JSON web tokens, signed with a shared
+//! secret (HS256) or with Ed25519 (EdDSA). The key decides the algorithm; the token's header must only match it.
 //!
 //! ```text
 //! {"ns": "default", "sandbox": "abc", "ports": [8888], "exp": 1767225600}
@@ -13,14 +13,14 @@ use ring::hmac;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
-/// A shorter secret can be guessed.
+/// A shorter secret could be guessed.
 const SHORTEST_SECRET: usize = 32;
-/// What precedes the 32 bytes of an Ed25519 public key in its standard encoding (RFC 8410).
+/// The bytes before the 32 bytes of an Ed25519 public key in its standard encoding (RFC 8410).
 const PUBLIC_KEY_PREFIX: [u8; 12] = [
     0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
 ];
 
-/// What a token opens.
+/// The sandbox, ports and expiry time of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scope {
     #[serde(rename = "ns")]
@@ -28,7 +28,7 @@ pub struct Scope {
     pub sandbox: String,
     /// At least one.
     pub ports: Vec<u16>,
-    /// Seconds since 1970.
+    /// Seconds since the Unix epoch.
     #[serde(rename = "exp")]
     pub expires: u64,
 }
@@ -56,10 +56,10 @@ impl Scope {
     }
 }
 
-/// What a genuine token opens.
+/// What a verified token permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// The ports that it names.
+    /// The ports in the scope.
     Ports(Scope),
     /// Every port of a sandbox. Tokens that upstream's minter signs name no ports.
     Sandbox { namespace: String, name: String },
@@ -113,7 +113,7 @@ struct UpstreamClaims {
     expires: u64,
 }
 
-/// A key that checks tokens, and mints them unless it is only the public half.
+/// A key that verifies tokens, and signs them unless it is only a public key.
 pub struct TokenKey(Key);
 
 enum Key {
@@ -133,8 +133,8 @@ impl std::fmt::Debug for TokenKey {
 }
 
 impl TokenKey {
-    /// Reads a key file: an Ed25519 private or public key as PEM, or else a secret, whose surrounding white space does
-    /// not count.
+    /// Parses a key file: an Ed25519 private or public key as PEM, or else a secret, of which surrounding white space is
+    /// removed.
     pub fn parse(bytes: &[u8]) -> Result<Self, KeyError> {
         let text = bytes.trim_ascii();
         if text.starts_with(b"-----BEGIN ") {
@@ -198,7 +198,7 @@ impl TokenKey {
         Ok(format!("{signed}.{signature}"))
     }
 
-    /// What a token opens, if it is genuine and has not expired.
+    /// Verifies a token's signature and expiry, and returns what it permits.
     pub fn verify(&self, token: &str, now: SystemTime) -> Result<Opened, TokenError> {
         let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
         let Some((header, scope)) = signed.split_once('.') else {
@@ -227,7 +227,7 @@ impl TokenKey {
         }
     }
 
-    /// A token of upstream's minter. What it signs has no dot, so that neither format's signature is one of the other.
+    /// Verifies a token of upstream's minter. Its signed part contains no dot, so a signature of one format is never valid in the other.
     fn verify_upstream(
         &self,
         payload: &str,
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_opens_its_sandbox_on_its_ports_until_its_time() {
+    fn a_token_permits_its_ports_of_its_sandbox_until_it_expires() {
         let secret = TokenKey::parse(SECRET).unwrap();
         let (private, public) = pair();
         for (minting, checking) in [
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn another_key_or_algorithm_opens_nothing() {
+    fn a_token_of_another_key_or_algorithm_is_refused() {
         let secret = TokenKey::parse(SECRET).unwrap();
         let other = TokenKey::parse(b"ffffffffffffffffffffffffffffffff").unwrap();
         let (private, public) = pair();
@@ -340,7 +340,7 @@ mod tests {
             secret.verify(&private.mint(&scope()).unwrap(), now()),
             Err(TokenError::Signature)
         );
-        // The classic: no signature, and a header that says so.
+        // The classic attack: `alg: none`, without a signature.
         let unsigned = format!(
             "{}.{}.",
             URL_SAFE_NO_PAD.encode(br#"{"alg":"none"}"#),
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_lies_about_its_algorithm_is_refused() {
+    fn a_token_whose_header_names_another_algorithm_is_refused() {
         let key = TokenKey::parse(SECRET).unwrap();
         let scope = serde_json::to_vec(&scope()).unwrap();
         for (algorithm, genuine) in [("HS256", true), ("none", false), ("EdDSA", false)] {
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_upstreams_minter_opens_every_port_of_its_sandbox_until_its_time() {
+    fn a_token_of_upstreams_minter_permits_every_port_of_its_sandbox_until_it_expires() {
         let key = TokenKey::parse(SECRET).unwrap();
         let sign = |secret: &[u8], claims: &str| {
             let payload = URL_SAFE_NO_PAD.encode(claims);
@@ -404,12 +404,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_changed_token_is_genuine(at in 0usize..200, with in "[A-Za-z0-9._-]") {
+        fn every_changed_token_is_refused(at in 0usize..200, with in "[A-Za-z0-9._-]") {
             let key = TokenKey::parse(SECRET).unwrap();
             let token = key.mint(&scope()).unwrap();
             let at = at % token.len();
             let changed = format!("{}{with}{}", &token[..at], &token[at + 1..]);
-            // The last character of the signature has bits that do not count.
+            // The last character of the signature has unused bits.
             prop_assume!(changed != token && at + 1 != token.len());
             prop_assert!(key.verify(&changed, now()).is_err());
         }

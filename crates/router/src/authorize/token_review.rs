@@ -1,5 +1,5 @@
-//! Asks the Kubernetes API whether it knows the bearer of a token, and remembers the answer for some seconds. Tokens
-//! are remembered by their digest only.
+//! Asks the Kubernetes API whether a bearer token is valid (TokenReview), and caches the result for some seconds. The
+//! cache holds digests of tokens only.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use tokio::time::Instant;
 
 use crate::config::ReviewCache;
 
-const REMEMBER_INVALID: Duration = Duration::from_secs(2);
+const CACHE_INVALID_FOR: Duration = Duration::from_secs(2);
 
-/// What `--authz-mode=tokenreview` needs.
+/// The permissions that `--authz-mode=tokenreview` needs.
 pub const RBAC: &[Rule] = &[Rule {
     groups: &["authentication.k8s.io"],
     resources: &["tokenreviews"],
@@ -83,14 +83,14 @@ impl TokenReviewer {
                     .any(|audience| self.audiences.contains(audience));
             status.authenticated == Some(true) && meant_for_us
         });
-        // Emptied when it is full: guesses must not fill it.
+        // Cleared when it is full, so that guessed tokens cannot fill the memory.
         if self.remembered.len() >= self.cache.size {
             self.remembered.pin().clear();
         }
         let lasting = if valid {
             self.cache.lifetime
         } else {
-            REMEMBER_INVALID.min(self.cache.lifetime)
+            CACHE_INVALID_FOR.min(self.cache.lifetime)
         };
         self.remembered
             .pin()

@@ -1,9 +1,9 @@
-//! A router in this process, upstreams that do exactly what a test wants, and raw HTTP between them.
-#![allow(dead_code, reason = "each test file uses its own part of this")]
+//! A router in this process, upstream servers with scripted behaviour, and raw HTTP between them.
 #![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands"
+    dead_code,
+    reason = "each test file uses a different part of this module"
 )]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -27,10 +27,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 pub const DEADLINE: Duration = Duration::from_secs(60);
-/// What is not given back by then is not going to be; idle connections would end by themselves after some more time.
+/// What has not been released by then counts as leaked; idle connections would close by themselves some time later.
 const LEAK_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What a test looks for after itself, others in the same process must not change meanwhile.
+/// Serializes tests: other tests of the process must not change the number of sockets and tasks while one is checked for leaks.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 pub struct Running {
@@ -42,7 +42,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// A router that serves, with all its tasks started. Only one test at a time has one.
+    /// Starts a router with all its tasks. Only one test at a time has one.
     pub async fn start(change: impl FnOnce(&mut Config)) -> Self {
         let alone = ONE_AT_A_TIME.lock().await;
         let mut config = Config {
@@ -72,7 +72,7 @@ impl Running {
             if answer.starts_with("HTTP/1.1 200") {
                 break;
             }
-            // Where heads have little time, one that is held up with this process comes too late.
+            // Where the head timeout is short, a busy machine may miss it.
             assert!(tokio::time::Instant::now() < deadline, "{answer:?}");
         }
         wait_for("the first connection to end", || {
@@ -89,7 +89,7 @@ impl Running {
             .insert("default", name, vec!["127.0.0.1".parse().unwrap()]);
     }
 
-    /// Makes sandbox `default/<name>` known where nothing listens, which ends what goes to where it was.
+    /// Moves sandbox `default/<name>` to an address where nothing listens, which ends its connections.
     pub fn move_away(&self, name: &str) {
         self.router
             .registry()
@@ -107,7 +107,7 @@ impl Running {
         String::from_utf8_lossy(&read_all(&mut stream).await).into_owned()
     }
 
-    /// A GET of `/path` of sandbox `abc` at an upstream's port, with more header lines.
+    /// Sends a GET for `/path` of sandbox `abc` at an upstream's port, with additional header lines.
     pub async fn get(&self, port: u16, path: &str, more: &str) -> String {
         self.raw(format!(
             "GET {path} HTTP/1.1\r\nHost: public.example\r\nConnection: close\r\nX-Sandbox-ID: abc\r\nX-Sandbox-Port: {port}\r\n{more}\r\n"
@@ -115,7 +115,7 @@ impl Running {
         .await
     }
 
-    /// Waits for a request, stops taking more, and only then lets `release` have the sandbox answer.
+    /// Waits for a request, stops accepting, and only then lets `release` make the sandbox respond.
     pub async fn stop_with_a_request_in_flight(&self, release: &watch::Sender<bool>) {
         let metrics = self.router.metrics();
         wait_for("the request", || metrics.active_requests() == 1).await;
@@ -153,7 +153,7 @@ pub async fn read_all(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Reads until `marker` has come.
+/// Reads until `marker` has arrived.
 pub async fn read_until(stream: &mut TcpStream, marker: &str) -> String {
     let mut bytes = Vec::new();
     let reading = async {
@@ -170,11 +170,11 @@ pub async fn read_until(stream: &mut TcpStream, marker: &str) -> String {
     };
     tokio::time::timeout(DEADLINE, reading)
         .await
-        .expect("the marker comes");
+        .expect("the marker arrives");
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A server that treats every connection as `serve` says.
+/// A server that handles every connection with `serve`.
 pub async fn upstream<F, Served>(serve: F) -> u16
 where
     F: Fn(TcpStream) -> Served + Send + 'static,
@@ -190,7 +190,7 @@ where
     port
 }
 
-/// A server that takes what it is sent and never says a word.
+/// A server that reads everything and never responds.
 pub async fn silent() -> u16 {
     upstream(|mut stream| async move {
         let mut sink = Vec::new();
@@ -199,7 +199,7 @@ pub async fn silent() -> u16 {
     .await
 }
 
-/// A server that answers with `done` once it is released.
+/// A server that responds with `done` once it is released.
 pub async fn held_back() -> (u16, watch::Sender<bool>) {
     let (release, released) = watch::channel(false);
     let port = upstream(move |mut stream| {
@@ -214,7 +214,7 @@ pub async fn held_back() -> (u16, watch::Sender<bool>) {
     (port, release)
 }
 
-/// A server of HTTP/2 that answers each call with the frames that `frames` makes of it.
+/// An HTTP/2 server that responds to each call with the frames from `frames`.
 pub async fn grpc<F, Framing, Frames>(frames: F) -> u16
 where
     F: Fn(Request<Incoming>) -> Framing + Clone + Send + 'static,
@@ -240,14 +240,14 @@ where
     .await
 }
 
-/// Says 200, and a body.
+/// Sends a 200 response with a body.
 pub async fn answer(stream: &mut TcpStream, body: &str) -> std::io::Result<()> {
     let length = body.len();
     let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
     stream.write_all(answer.as_bytes()).await
 }
 
-/// A server that answers each request with the request itself, head and body, and keeps the connection.
+/// A server that responds to each request with the request itself, head and body, and keeps the connection open.
 pub async fn echo() -> u16 {
     upstream(|mut stream| async move {
         let mut pending = Vec::new();
@@ -266,7 +266,7 @@ pub async fn echo() -> u16 {
     .await
 }
 
-/// A server that answers each request with `ok`, and remembers what it was sent.
+/// A server that responds to each request with `ok`, and records the requests.
 pub async fn recording() -> (u16, Arc<Mutex<Vec<String>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let noting = Arc::clone(&seen);
@@ -287,7 +287,7 @@ pub async fn recording() -> (u16, Arc<Mutex<Vec<String>>>) {
     (port, seen)
 }
 
-/// An address of this machine that is not loopback, which clients may name. Nothing is sent to find it.
+/// An address of this machine that is not loopback, which clients may name. Finding it sends no packet.
 pub fn own_address() -> IpAddr {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     socket
@@ -296,7 +296,7 @@ pub fn own_address() -> IpAddr {
     socket.local_addr().unwrap().ip()
 }
 
-/// One request with a content length, or none.
+/// Reads one request, with a content length or without a body.
 pub async fn next_request(stream: &mut TcpStream, pending: &mut Vec<u8>) -> Option<Vec<u8>> {
     let mut buffer = vec![0; 65536];
     loop {
@@ -341,8 +341,8 @@ pub async fn wait_for(what: &str, condition: impl Fn() -> bool) {
         .unwrap_or_else(|_| panic!("waited too long for {what}"));
 }
 
-/// How many sockets of the network this process has open. Other descriptors, and a Unix socket for signals, belong to runtimes,
-/// which the test harness makes when it likes.
+/// The number of open network sockets of this process. Other descriptors, and a Unix socket for signals, belong to runtimes,
+/// which the test harness creates at any time.
 fn open_sockets() -> usize {
     let unix = std::fs::read_to_string("/proc/net/unix").unwrap();
     let unix: HashSet<String> = unix
@@ -358,7 +358,7 @@ fn open_sockets() -> usize {
         .count()
 }
 
-/// What the process holds: what a test leaves behind shows here.
+/// The resources that the process holds, to detect leaks of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct Holdings {
     sockets: usize,
@@ -375,7 +375,7 @@ impl Holdings {
         }
     }
 
-    /// Waits until no request or connection is left, and no more sockets and tasks than at this time.
+    /// Waits until no request or connection is left, and no more sockets and tasks than at the time of `now`.
     pub async fn are_all(self, running: &Running) {
         let metrics = running.router.metrics();
         let are_given_back = || {
