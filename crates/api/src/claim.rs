@@ -28,7 +28,7 @@ use crate::template::SandboxTemplateRef;
     status = "SandboxClaimStatus",
     derive = "PartialEq",
     derive = "Default",
-    doc = "A wish for one sandbox, met from a warm pool or by a cold start.",
+    doc = "A request for one sandbox, fulfilled from a warm pool or by a cold start.",
     printcolumn(
         name = "Ready",
         type_ = "string",
@@ -62,7 +62,7 @@ use crate::template::SandboxTemplateRef;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxClaimSpec {
-    /// The template to make or choose a sandbox by. Exactly one of this and `warmPoolRef` is set.
+    /// The template of the sandbox. Exactly one of this and `warmPoolRef` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_template_ref: Option<SandboxTemplateRef>,
 
@@ -79,17 +79,17 @@ pub struct SandboxClaimSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub additional_pod_metadata: Option<PodMetadata>,
 
-    /// Environment variables to inject, as far as the template allows.
+    /// Environment variables to inject, if the template allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub env: Option<Vec<EnvVar>>,
 
-    /// Volumes of the claim's own, as far as the template allows.
+    /// Additional volumes of this claim, if the template allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub volume_claim_templates: Option<Vec<PersistentVolumeClaimTemplate>>,
 
-    /// When the claim ends, and how.
+    /// When the claim expires, and what happens then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,
 }
@@ -106,7 +106,7 @@ pub struct SandboxClaimStatus {
     )]
     pub conditions: Vec<Condition>,
 
-    /// The sandbox that meets the claim.
+    /// The sandbox of the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<ClaimedSandbox>,
 }
@@ -144,7 +144,7 @@ pub struct EnvVar {
     /// The variable's value.
     pub value: String,
 
-    /// The container or init container to set it in; the first container unless set.
+    /// The container or init container that gets it; the default is the first container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_name: Option<String>,
 }

@@ -77,7 +77,7 @@ pub struct SandboxSetSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_ref: Option<TemplateRef>,
 
-    /// Volumes that each sandbox gets for itself.
+    /// Volumes that are created for each sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub volume_claim_templates: Option<Vec<PersistentVolumeClaimTemplate>>,
@@ -86,7 +86,7 @@ pub struct SandboxSetSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_strategy: Option<ScaleStrategy>,
 
-    /// How fast the set moves to a new revision.
+    /// How fast the set is updated to a new revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_strategy: Option<SetUpdateStrategy>,
 }
@@ -112,11 +112,11 @@ pub struct SandboxSetStatus {
     #[serde(default)]
     pub updated_available_replicas: i32,
 
-    /// The revision the set moves to.
+    /// The revision to which the set is updated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_revision: Option<String>,
 
-    /// The revision all sandboxes had when the last update was complete.
+    /// The revision of all sandboxes when the last update was complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_revision: Option<String>,
 
@@ -132,7 +132,7 @@ pub struct SandboxSetStatus {
     )]
     pub conditions: Vec<Condition>,
 
-    /// The generation this status was computed from.
+    /// The generation from which this status was computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
@@ -192,7 +192,7 @@ pub struct SetUpdateStrategy {
     status = "SandboxClaimStatus",
     derive = "PartialEq",
     derive = "Default",
-    doc = "A wish for some sandboxes of a SandboxSet.",
+    doc = "A request for some sandboxes of a SandboxSet.",
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Template", type_ = "string", json_path = ".spec.templateName"),
     printcolumn(name = "Desired", type_ = "integer", json_path = ".spec.replicas"),
@@ -235,12 +235,12 @@ pub struct SandboxClaimSpec {
     )]
     pub shutdown_time: Option<Time>,
 
-    /// How long to go on claiming, such as 10m. Then the claim is Completed with what it has.
+    /// How long to claim sandboxes, such as 10m. Then the claim is Completed with the sandboxes it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("pattern" = DURATION_PATTERN)))]
     pub claim_timeout: Option<Duration>,
 
-    /// How long the claim object lasts once Completed, such as 1h. The sandboxes stay.
+    /// How long the claim object exists after it is Completed, such as 1h. The sandboxes stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("pattern" = DURATION_PATTERN)))]
     pub ttl_after_completed: Option<Duration>,
@@ -253,11 +253,11 @@ pub struct SandboxClaimSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Option<BTreeMap<String, String>>,
 
-    /// Environment variables for later commands, handed to each sandbox's init endpoint.
+    /// Environment variables for later commands, sent to each sandbox's init endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars: Option<BTreeMap<String, String>>,
 
-    /// Whether to make sandboxes when the set has none left. False unless set.
+    /// Whether to create sandboxes when the set has none left. The default is false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub create_on_no_stock: Option<bool>,
 
@@ -265,12 +265,12 @@ pub struct SandboxClaimSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve_failed_sandbox: Option<bool>,
 
-    /// How long to wait for a sandbox to answer its initialisation, such as 30s.
+    /// How long to wait for a sandbox's response to its initialisation, such as 30s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("pattern" = DURATION_PATTERN)))]
     pub wait_ready_timeout: Option<Duration>,
 
-    /// Whether to leave out the call to the init endpoint.
+    /// Whether to skip the call to the init endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_init_runtime: Option<bool>,
 }
@@ -290,15 +290,15 @@ pub(crate) const AMOUNT_PATTERN: &str = r"^([0-9]{1,9}|(100|[0-9]{1,2})%)$";
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxClaimStatus {
-    /// The generation this status was computed from.
+    /// The generation from which this status was computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// How far the claim is.
+    /// The progress of the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<ClaimPhase>,
 
-    /// What the phase means here, for people.
+    /// A description of the phase for users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 
@@ -310,12 +310,12 @@ pub struct SandboxClaimStatus {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failed_replicas: i32,
 
-    /// The sandboxes that are being claimed at this moment. No other is ever claimed until it is known what became of these.
+    /// The sandboxes that are currently being claimed. No other sandbox is claimed until the result for these is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub claiming: Vec<String>,
 
-    /// The sandboxes that are being made for the claim because the set has none left.
+    /// The sandboxes that are being created for the claim because the set has none left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub creating: Vec<String>,

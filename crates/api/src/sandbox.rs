@@ -77,7 +77,7 @@ pub struct SandboxSpec {
     /// The pod that the sandbox runs. It is named after the sandbox.
     pub pod_template: PodTemplate,
 
-    /// Volumes the pod may mount by name. Each becomes a claim named `<template>-<sandbox>`, kept while the sandbox exists.
+    /// Volumes the pod may mount by name. Each becomes a claim named `<template>-<sandbox>`, which exists as long as the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "schema",
@@ -96,7 +96,7 @@ pub struct SandboxSpec {
     )]
     pub shutdown_time: Option<Time>,
 
-    /// What happens to the Sandbox object when it expires. Its pod and service always go.
+    /// What happens to the Sandbox object when it expires. Its pod and service are always deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("default" = "Retain")))]
     pub shutdown_policy: Option<ShutdownPolicy>,
@@ -106,11 +106,11 @@ pub struct SandboxSpec {
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1), extend("default" = 1)))]
     pub replicas: Option<i32>,
 
-    /// Whether the sandbox runs or is suspended. The sandbox is suspended if this or `replicas` says so.
+    /// Whether the sandbox runs or is suspended. The sandbox is suspended if this is `Suspended` or `replicas` is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operating_mode: Option<OperatingMode>,
 
-    /// True creates a headless service named after the sandbox, false removes it; unset leaves an existing one alone.
+    /// True creates a headless service named after the sandbox, false removes it; unset does not change an existing one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<bool>,
 }
@@ -128,7 +128,7 @@ pub struct SandboxStatus {
     )]
     pub service_fqdn: Option<String>,
 
-    /// The name of the service, when one exists.
+    /// The name of the service, if it exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
 
@@ -200,7 +200,7 @@ impl PodMetadata {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct PersistentVolumeClaimTemplate {
-    /// The template's name, which pods mount it by, and labels and annotations of the claim.
+    /// The template's name, by which pods mount it, and labels and annotations of the claim.
     #[serde(default)]
     pub metadata: EmbeddedObjectMetadata,
 

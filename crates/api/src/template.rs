@@ -23,7 +23,7 @@ use crate::sandbox::{PersistentVolumeClaimTemplate, PodTemplate};
     namespaced,
     derive = "PartialEq",
     derive = "Default",
-    doc = "A blueprint for sandboxes.",
+    doc = "A template for sandboxes.",
     printcolumn(
         name = "Age",
         type_ = "date",
@@ -35,18 +35,17 @@ pub struct SandboxTemplateSpec {
     /// The pod that each sandbox runs.
     pub pod_template: PodTemplate,
 
-    /// Volumes that each sandbox gets for itself.
+    /// Volumes that are created for each sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub volume_claim_templates: Option<Vec<PersistentVolumeClaimTemplate>>,
 
-    /// Whether a claim may bring volume claim templates of its own.
+    /// Whether a claim may add its own volume claim templates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("default" = "Disallowed")))]
     pub volume_claim_templates_policy: Option<VolumeClaimTemplatesPolicy>,
 
-    /// Ingress and egress rules of all sandboxes of this template. Unset means the secure default: only the router gets in,
-    /// only public addresses are reachable.
+    /// Ingress and egress rules of all sandboxes of this template. Unset means the secure default: only the router may connect, and only public addresses are reachable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkPolicyRules>,
 
@@ -60,7 +59,7 @@ pub struct SandboxTemplateSpec {
     #[cfg_attr(feature = "schema", schemars(extend("default" = "Disallowed")))]
     pub env_vars_injection_policy: Option<EnvVarsInjectionPolicy>,
 
-    /// Passed on to each sandbox: true makes a headless service, false removes it, unset leaves it alone.
+    /// Copied to each sandbox: true creates a headless service, false removes it, unset does not change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<bool>,
 }
@@ -73,12 +72,12 @@ pub struct SandboxTemplateSpec {
     schemars(rename = "NetworkPolicySpec")
 )]
 pub struct NetworkPolicyRules {
-    /// Who may connect to the sandboxes. Nobody else can.
+    /// Which clients may connect to the sandboxes. All others are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub ingress: Option<Vec<NetworkPolicyIngressRule>>,
 
-    /// What the sandboxes may connect to. Nothing else is reachable.
+    /// Which destinations the sandboxes may connect to. All others are unreachable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub egress: Option<Vec<NetworkPolicyEgressRule>>,

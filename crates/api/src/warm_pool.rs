@@ -26,7 +26,7 @@ use crate::template::SandboxTemplateRef;
     status = "SandboxWarmPoolStatus",
     derive = "PartialEq",
     derive = "Default",
-    doc = "A pool of sandboxes made in advance.",
+    doc = "A pool of sandboxes created in advance.",
     scale(
         spec_replicas_path = ".spec.replicas",
         status_replicas_path = ".status.replicas",
@@ -59,7 +59,7 @@ pub struct SandboxWarmPoolSpec {
     #[cfg_attr(feature = "schema", schemars(range(min = 0), extend("default" = 1)))]
     pub replicas: Option<i32>,
 
-    /// The template the sandboxes are made from.
+    /// The template of the sandboxes.
     pub sandbox_template_ref: SandboxTemplateRef,
 
     /// What happens to sandboxes of an older template revision.
@@ -88,11 +88,11 @@ pub struct SandboxWarmPoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
 
-    /// The generation this status was computed from.
+    /// The generation from which this status was computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// How far a rolling update is.
+    /// The progress of a rolling update.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "schema",
@@ -111,7 +111,7 @@ pub struct UpdateStrategy {
     #[cfg_attr(feature = "schema", schemars(extend("default" = "OnReplenish")))]
     pub kind: Option<UpdateStrategyKind>,
 
-    /// For RollingUpdate: how many may be missing at a time, as a number or a percentage. 20% unless set.
+    /// For RollingUpdate: how many may be missing at a time, as a number or a percentage. The default is 20%.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "schema",
