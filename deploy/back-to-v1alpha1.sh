@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prepares a cluster for definitions that know only v1alpha1: makes that the version in which objects are stored, writes every object
-# once more, and forgets that there ever was another. Stop the controller first; apply the older definitions and start the older
-# controller afterwards. Sandboxes go on running meanwhile.
+# Prepares a cluster for definitions that serve only v1alpha1: makes it the storage version, rewrites every object, and removes
+# v1beta1 from status.storedVersions. Stop the controller first; apply the older definitions and start the older
+# controller afterwards. Sandboxes keep running meanwhile.
 set -eu
 
 # Which version the API server stores, in its own cipher.
@@ -15,7 +15,7 @@ sandboxclaims.extensions.agents.x-k8s.io
 sandboxtemplates.extensions.agents.x-k8s.io
 sandboxwarmpools.extensions.agents.x-k8s.io"
 
-# Only v1beta1 knows a claim that names a pool: with the older definitions it would name nothing.
+# Only v1beta1 has claims that name a pool: with the older definitions they would be empty.
 by_pool=$(kubectl get sandboxclaims.v1beta1.extensions.agents.x-k8s.io --all-namespaces \
     -o go-template='{{range .items}}{{if .spec.warmPoolRef}}{{.metadata.namespace}}/{{.metadata.name}} {{end}}{{end}}')
 if [ -n "$by_pool" ]; then
@@ -39,7 +39,7 @@ for kind in $kinds; do
         kubectl patch crd "$kind" --type=json --patch "[$patch]"
         until [ "$(stored "$kind")" != "$before" ]; do sleep 1; done
     fi
-    # A patch that changes nothing is stored all the same, because it is stored in another version.
+    # An empty patch still writes the object, because the storage version has changed.
     versioned="${kind%%.*}.v1alpha1.${kind#*.}"
     kubectl get "$versioned" --all-namespaces -o go-template='{{range .items}}{{.metadata.namespace}} {{.metadata.name}}
 {{end}}' | xargs -r -n 2 -P 8 sh -c 'kubectl patch "$0" "$2" --namespace "$1" --type=merge --patch "{}"' "$versioned"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prepares definitions that are converted by a webhook, as those of release 0.5 of the other implementation are, for ours, which need none:
-# while the webhook is named, the API server refuses to do without it. Stop that controller first, because it names the webhook again;
-# apply our definitions afterwards. Objects are stored in v1beta1 before and after, so none has to be written anew.
+# Removes the conversion webhook from definitions of upstream's release 0.5, so that ours, which need none, can be applied:
+# while the definitions name the webhook, the API server refuses definitions without it. Stop upstream's controller first, because it
+# adds the webhook again; apply our definitions afterwards. Objects are stored in v1beta1 before and after, so none is rewritten.
 set -eu
 
 for kind in sandboxes.agents.x-k8s.io sandboxclaims.extensions.agents.x-k8s.io sandboxtemplates.extensions.agents.x-k8s.io \

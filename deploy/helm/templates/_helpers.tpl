@@ -1,14 +1,14 @@
-{{/* The chart's name, or what it is to be called instead. */}}
+{{/* The chart's name, or its override. */}}
 {{- define "agent-sandbox.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Where every object is put. */}}
+{{/* The namespace of every object. */}}
 {{- define "agent-sandbox.namespace" -}}
 {{- default .Release.Namespace .Values.namespace.name }}
 {{- end }}
 
-{{/* What the Deployment and the Service select by: nothing that changes with a release, since a selector cannot. */}}
+{{/* The selector labels of the Deployment and the Service: none that changes with a release, since a selector is immutable. */}}
 {{- define "agent-sandbox.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "agent-sandbox.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -28,7 +28,7 @@ app.kubernetes.io/version: {{ . | quote }}
 {{- printf "%s:%s" $repository (required "image.tag is required: set it to the release to run" .Values.image.tag) }}
 {{- end }}
 
-{{/* Labels of what a monitoring stack picks up, with those that it picks by; the chart's own win. */}}
+{{/* Labels of monitoring objects, including those by which a monitoring stack selects them; the chart's own take precedence. */}}
 {{- define "agent-sandbox.monitoringLabels" -}}
 {{- toYaml (merge (dict) (include "agent-sandbox.labels" .root | fromYaml) (default (dict) .labels)) }}
 {{- end }}
