@@ -20,6 +20,7 @@ mod schema;
 mod test_clients;
 mod test_leaks;
 mod tidy;
+mod vocabulary;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
