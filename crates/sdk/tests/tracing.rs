@@ -133,5 +133,5 @@ async fn operations_are_children_of_the_lifecycle_and_failures_are_marked() {
     let (_, (fields, parent)) = named("my-agent.list");
     assert_eq!(*parent, Some(*lifecycle));
     assert_eq!(fields["otel.status_code"], "ERROR");
-    assert!(fields["error"].contains("not understood"), "{fields:?}");
+    assert!(fields["error"].contains("cannot be decoded"), "{fields:?}");
 }
