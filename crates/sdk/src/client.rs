@@ -261,7 +261,7 @@ impl Client {
 struct Tracking<'a> {
     client: &'a Client,
     sandbox: Sandbox,
-    keep_tracking: bool,
+    is_permanent: bool,
 }
 
 impl<'a> Tracking<'a> {
@@ -275,20 +275,20 @@ impl<'a> Tracking<'a> {
         Self {
             client,
             sandbox,
-            keep_tracking: false,
+            is_permanent: false,
         }
     }
 
     fn keep(mut self) {
         let (key, sandbox) = (self.sandbox.key().clone(), self.sandbox.clone());
         self.client.tracked().insert(key, sandbox);
-        self.keep_tracking = true;
+        self.is_permanent = true;
     }
 }
 
 impl Drop for Tracking<'_> {
     fn drop(&mut self) {
-        if self.keep_tracking {
+        if self.is_permanent {
             return;
         }
         let mut tracked = self.client.tracked();

@@ -65,7 +65,7 @@ fn a_signal_deletes_a_sandbox_that_is_not_ready_yet() {
     );
 }
 
-fn stop_when_it_prints(text: &str, stage: Stage, test: &str) {
+fn stop_when_it_prints(line: &str, stage: Stage, test: &str) {
     if std::env::var_os(ROLE).is_some() {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -83,7 +83,7 @@ fn stop_when_it_prints(text: &str, stage: Stage, test: &str) {
     let mut lines = BufReader::new(child.stdout.take().unwrap())
         .lines()
         .map(Result::unwrap);
-    let expected = format!("{text} {ID}");
+    let expected = format!("{line} {ID}");
     lines.find(|line| line.contains(&expected)).unwrap();
     let signalled = Command::new("kill")
         .args(["-TERM", &child.id().to_string()])
