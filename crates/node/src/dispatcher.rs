@@ -1,44 +1,34 @@
-//! Hands every pod that is bound to the node to a worker of its own, and clears away what is left of those that are gone.
-//!
-//! ```text
-//!  API: pod bound ──► worker ──► pod removed, worker ends
-//!                     ▲    │ panics
-//!                     │    ▼
-//!                     └─ recovered from the API's pod and what the runtime finds running
-//!
-//!  every so often:  on this machine, but no worker's, twice in a row ──► processes ended, files removed
-//! ```
+//! Watches the node's pods and carries out the commands of the [`PodRegistry`]: a task for every pod, and one for every removal.
 
 mod unreadable;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::decoding::Decoded;
 use futures::{FutureExt, StreamExt};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{self, Event};
-use kube::{Api, ResourceExt};
+use kube::runtime::watcher;
+use kube::{Api, Resource};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::pod_lifecycle::{BACK_OFF_FORGET, EventReason, FailureReason, Verdict, back_off};
+use crate::pod_lifecycle::{EventReason, Verdict};
+use crate::pod_registry::{Command, PodRegistry};
 use crate::pod_uid::PodUid;
 use crate::pod_worker::{self, End, PodWorker, Shared};
 use crate::runtime::{RecoveredContainer, RecoveredPod, Runtime};
 use api::errors::chain;
 use event_recorder::Severity;
 
-use unreadable::UnreadablePods;
-
-/// How long a node that stops still clears away pods that are gone from the API.
+/// How long a node that stops still removes pods that are gone from the API.
 const CLEARING_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long actions of a worker that panicked may go on before the next one looks at what they left.
@@ -47,86 +37,49 @@ const ACTIONS_DEADLINE: Duration = Duration::from_secs(30);
 /// How long to wait before the runtime is asked again what runs of a pod.
 const RECOVERY_PAUSE: Duration = Duration::from_secs(2);
 
-fn phase(pod: &Pod) -> Option<&str> {
-    pod.status.as_ref()?.phase.as_deref()
-}
-
-/// Whether a pod has ended; its worker is needed only to delete it.
-fn is_over(pod: &Pod) -> bool {
-    matches!(phase(pod), Some("Succeeded" | "Failed"))
-}
-
-/// Whether nothing of a pod has run yet.
-fn is_new(pod: &Pod) -> bool {
-    matches!(phase(pod), None | Some("Pending")) && pod.metadata.deletion_timestamp.is_none()
-}
-
-/// The UID of an object, as a pod's.
-fn uid_of(object: &impl ResourceExt) -> Option<PodUid> {
-    PodUid::of(object.meta())
-}
-
-/// A pod's worker, as the dispatcher knows it.
-struct Worker {
-    updates: watch::Sender<Option<Pod>>,
-    began: Instant,
-    /// How often it panicked in a row, each time too soon to forget the time before.
-    panics: u32,
-}
-
 /// How a task of the dispatcher ended.
 enum Ended {
     /// Nothing is left of the pod.
     Gone(PodUid),
-    /// The pod's worker, or the removal of the pod, panicked. Actions of the worker may still be under way.
     Panicked {
         /// Absent where a sweep panicked: the next one finds what it would have found.
         uid: Option<PodUid>,
-        actions: TaskTracker,
         message: String,
     },
-    /// What the runtime found of a pod whose worker had panicked.
+    /// What the API and the runtime have of a pod whose worker had panicked.
     Recovered {
         uid: PodUid,
+        status: Option<Box<PodStatus>>,
         pod: Option<RecoveredPod>,
     },
     /// The pods of which something is on this machine.
     Swept(Vec<PodUid>),
 }
 
-/// The workers of the node's pods.
+/// The channels to a pod's worker.
+struct Worker {
+    updates: watch::Sender<Option<Arc<Pod>>>,
+    /// Actions of the worker. They may go on when it has panicked.
+    actions: TaskTracker,
+}
+
+/// The tasks of the node's pods.
 pub struct Dispatcher<R> {
     shared: Arc<Shared<R>>,
-    recovered: HashMap<PodUid, RecoveredPod>,
+    registry: PodRegistry,
     workers: HashMap<PodUid, Worker>,
-    /// Pods that are gone from the API, and that an earlier run left: they are being removed.
-    strays: HashSet<PodUid>,
-    /// What the last sweep found of pods without a worker. What the next one finds again is a stray.
-    suspects: HashSet<PodUid>,
     running: JoinSet<Ended>,
-    /// Pods seen since the last relist began.
-    listed: Vec<PodUid>,
-    /// Every pod of this node was seen at least once.
-    is_complete: bool,
-    unreadable: UnreadablePods,
 }
 
 impl<R: Runtime> Dispatcher<R> {
     pub fn new(shared: Arc<Shared<R>>, recovered: Vec<RecoveredPod>) -> Self {
-        let recovered = recovered
-            .into_iter()
-            .filter_map(|pod| Some((PodUid::parse(&pod.identity.uid)?, pod)))
-            .collect();
+        let capacity = usize::try_from(shared.config.maximum_pods).unwrap_or(usize::MAX);
+        let registry = PodRegistry::new(&shared.config.node_name, capacity, recovered);
         Self {
             shared,
-            recovered,
+            registry,
             workers: HashMap::new(),
-            strays: HashSet::new(),
-            suspects: HashSet::new(),
             running: JoinSet::new(),
-            listed: Vec::new(),
-            is_complete: false,
-            unreadable: UnreadablePods::default(),
         }
     }
 
@@ -142,15 +95,51 @@ impl<R: Runtime> Dispatcher<R> {
                 () = shutdown.cancelled() => return self.clear_departed().await,
                 event = events.next() => match event {
                     None => return,
-                    Some(Ok(event)) => self.handle(event),
+                    Some(Ok(event)) => {
+                        let volumes = &self.shared.volumes;
+                        let now = self.shared.clock.now();
+                        self.registry.observe(event, || volumes.pods_in_memory(), now);
+                    }
                     Some(Err(error)) => {
                         tracing::warn!(error = %chain(&error), "the watch of this node's pods failed and is retried");
                         tokio::time::sleep(Duration::from_millis(200)).await;
                     }
                 },
                 Some(Ok(ended)) = self.running.join_next() => self.ended(ended),
-                _ = sweeps.tick(), if self.is_complete => self.sweep(),
+                _ = sweeps.tick(), if self.registry.is_complete() => self.sweep(),
             }
+            self.perform_commands();
+        }
+    }
+
+    fn perform_commands(&mut self) {
+        for command in self.registry.take_commands() {
+            self.perform(command);
+        }
+    }
+
+    fn perform(&mut self, command: Command) {
+        match command {
+            Command::StartWorker {
+                uid,
+                pod,
+                recovered,
+                refusal,
+            } => self.start_worker(uid, &pod, recovered, refusal),
+            Command::UpdateWorker { uid, pod } => {
+                if let Some(worker) = self.workers.get(&uid) {
+                    worker.updates.send_replace(pod);
+                }
+            }
+            Command::Recover { uid, pod, pause } => self.recover(uid, pod, pause),
+            Command::RemoveOrphan { uid, containers } => self.remove_orphan(uid, containers),
+            Command::EndUnreadable {
+                uid,
+                recovered,
+                object,
+            } => self.end_unreadable(uid, recovered, *object),
+            Command::ReportUnreadable(object) => self.report_unreadable(*object),
+            Command::AllAttached => self.shared.enforcer.all_are_attached(),
         }
     }
 
@@ -158,243 +147,118 @@ impl<R: Runtime> Dispatcher<R> {
         match ended {
             Ended::Gone(uid) => {
                 self.workers.remove(&uid);
-                self.strays.remove(&uid);
+                self.registry.worker_ended(&uid);
             }
-            Ended::Panicked {
-                uid,
-                actions,
-                message,
-            } => {
+            Ended::Panicked { uid, message } => {
                 tracing::error!(
                     uid = uid.as_ref().map(PodUid::as_str),
                     panic = message,
                     "the task of a pod panicked; this is a bug, please report it"
                 );
                 if let Some(uid) = uid {
-                    // The next sweep finds a stray again.
-                    self.strays.remove(&uid);
-                    self.recover(uid, actions);
+                    self.registry.panicked(&uid, self.shared.clock.now());
                 }
             }
-            Ended::Recovered { uid, pod } => self.resume(uid, pod),
-            Ended::Swept(found) => self.swept(found),
+            Ended::Recovered { uid, status, pod } => {
+                self.workers.remove(&uid);
+                let (status, now) = (status.map(|status| *status), self.shared.clock.now());
+                self.registry.recovered(uid, status, pod, now);
+            }
+            Ended::Swept(found) => self.registry.swept(found),
         }
     }
 
-    /// Runs a task for a pod. A panic in it ends nothing but itself, and does not go unnoticed.
-    fn spawn(
-        &mut self,
-        uid: Option<PodUid>,
-        actions: TaskTracker,
-        task: impl Future<Output = Ended> + Send + 'static,
-    ) {
+    /// Runs a task for a pod. A panic in it ends nothing but itself, and is reported.
+    fn spawn(&mut self, uid: Option<PodUid>, task: impl Future<Output = Ended> + Send + 'static) {
         let guarded = AssertUnwindSafe(task).catch_unwind();
         self.running.spawn(async move {
             guarded.await.unwrap_or_else(|panic| Ended::Panicked {
                 uid,
-                actions,
                 message: telemetry::panics::message(&*panic).to_owned(),
             })
         });
     }
 
-    /// Finds out what runs of a pod whose worker has panicked, for another worker to go on with. One that panics again and again
-    /// is tried as seldom as a container that crashes.
-    fn recover(&mut self, uid: PodUid, actions: TaskTracker) {
-        let Some(worker) = self.workers.get_mut(&uid) else {
-            return;
-        };
-        if worker.began.elapsed() >= BACK_OFF_FORGET {
-            worker.panics = 0;
-        }
-        worker.panics = worker.panics.saturating_add(1);
-        let pause = back_off(worker.panics);
-        telemetry::panics::worker_restarted();
-        if let Some(pod) = &*worker.updates.borrow() {
-            let note = "The node failed while it worked on this pod, and goes on from what runs of it. Its log says why".to_owned();
-            let events = &self.shared.events;
-            events.tell(
-                pod,
-                None,
-                Severity::Warning,
-                EventReason::PodWorkerPanicked,
-                note,
-            );
-        }
-        let (shared, of_pod) = (self.shared.clone(), uid.clone());
-        self.spawn(Some(of_pod), TaskTracker::new(), async move {
-            tokio::time::sleep(pause).await;
-            actions.close();
-            let _ = tokio::time::timeout(ACTIONS_DEADLINE, actions.wait()).await;
-            let pod = recover_pod(&shared, &uid).await;
-            Ended::Recovered { uid, pod }
-        });
-    }
-
-    /// Gives a pod another worker, or removes the pod if it is gone from the API by now.
-    fn resume(&mut self, uid: PodUid, recovered: Option<RecoveredPod>) {
-        let Some(worker) = self.workers.get(&uid) else {
-            return;
-        };
-        let pod = worker.updates.borrow().clone();
-        if let Some(pod) = pod {
-            self.start(&uid, &pod, recovered, None);
-        } else {
-            self.workers.remove(&uid);
-            self.remove_stray(uid, recovered.map(|pod| pod.containers));
-        }
-    }
-
-    /// Looks for what is on this machine of pods that have no worker.
-    fn sweep(&mut self) {
-        let shared = self.shared.clone();
-        self.spawn(None, TaskTracker::new(), async move {
-            let found = shared.runtime.sweep().await;
-            Ended::Swept(found.iter().filter_map(|uid| PodUid::parse(uid)).collect())
-        });
-    }
-
-    /// A pod may have been removed while the sweep looked, so it takes two sweeps to find a stray.
-    fn swept(&mut self, found: Vec<PodUid>) {
-        let mut unknown: HashSet<PodUid> = found.into_iter().collect();
-        unknown.retain(|uid| !self.is_known(uid) && !self.strays.contains(uid));
-        let before = std::mem::replace(&mut self.suspects, unknown.clone());
-        for uid in unknown.into_iter().filter(|uid| before.contains(uid)) {
-            tracing::warn!(%uid, "ending processes and removing files of no known pod");
-            self.remove_stray(uid, None);
-        }
-    }
-
-    /// Whether the API has this pod, whether it can be read or not.
-    fn is_known(&self, uid: &PodUid) -> bool {
-        self.workers.contains_key(uid) || self.unreadable.contains(uid)
-    }
-
-    fn handle(&mut self, event: Event<Decoded<Pod>>) {
-        match event {
-            Event::Init => self.listed.clear(),
-            Event::InitApply(pod) => {
-                self.listed.extend(uid_of(&pod));
-                self.observe(pod);
-            }
-            Event::InitDone => {
-                let gone: Vec<PodUid> = self
-                    .workers
-                    .keys()
-                    .filter(|uid| !self.listed.contains(uid))
-                    .cloned()
-                    .collect();
-                for uid in gone {
-                    self.forget(&uid);
-                }
-                self.shared.enforcer.all_are_attached();
-                self.remove_strays();
-                self.is_complete = true;
-            }
-            Event::Apply(pod) => self.observe(pod),
-            Event::Delete(pod) => {
-                if let Some(uid) = uid_of(&pod) {
-                    self.forget(&uid);
-                }
-            }
-        }
-    }
-
-    fn observe(&mut self, pod: Decoded<Pod>) {
-        match pod {
-            Decoded::Readable(pod) => self.apply(pod),
-            Decoded::Unreadable(left) => self.apply_unreadable(*left),
-        }
-    }
-
-    fn apply(&mut self, pod: Pod) {
-        // The field selector is a wish; what is not bound here is not ours.
-        let Some(uid) = PodUid::of(&pod.metadata) else {
-            return;
-        };
-        if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref())
-            != Some(&self.shared.config.node_name)
-        {
-            return;
-        }
-        self.unreadable.forget(&uid);
-        // Stands for something that is not the node's to run or to end.
-        if api::labels::is_mirror(&pod) {
-            return;
-        }
-        if let Some(worker) = self.workers.get(&uid) {
-            worker.updates.send_replace(Some(pod));
-            return;
-        }
-        let recovered = self.recovered.remove(&uid);
-        let refusal = if recovered.is_none() && is_new(&pod) {
-            self.refusal()
-        } else {
-            None
-        };
-        let worker = Worker {
-            updates: watch::Sender::new(Some(pod.clone())),
-            began: Instant::now(),
-            panics: 0,
-        };
-        self.workers.insert(uid.clone(), worker);
-        self.start(&uid, &pod, recovered, refusal);
-    }
-
-    /// Starts the worker of a pod.
-    fn start(
+    fn start_worker(
         &mut self,
-        uid: &PodUid,
-        pod: &Pod,
+        uid: PodUid,
+        pod: &Arc<Pod>,
         recovered: Option<RecoveredPod>,
         refusal: Option<Verdict>,
     ) {
-        let Some(known) = self.workers.get_mut(uid) else {
-            return;
+        let (sender, updates) = watch::channel(Some(pod.clone()));
+        let actions = TaskTracker::new();
+        let worker = Worker {
+            updates: sender,
+            actions: actions.clone(),
         };
-        known.began = Instant::now();
-        let updates = known.updates.subscribe();
-        let (shared, actions) = (self.shared.clone(), TaskTracker::new());
-        let of_worker = actions.clone();
+        self.workers.insert(uid.clone(), worker);
+        let (shared, of_worker) = (self.shared.clone(), uid.clone());
         // Here and not in the task: the pod is attached to the network's rules when this returns.
-        let of_pod = uid.clone();
-        let new = || PodWorker::new(shared, of_pod, pod, recovered, refusal, of_worker);
+        let new = || PodWorker::new(shared, of_worker, pod, recovered, refusal, actions);
         let made = std::panic::catch_unwind(AssertUnwindSafe(new));
-        let (uid, lost) = (uid.clone(), actions.clone());
-        self.spawn(Some(uid.clone()), actions, async move {
+        self.spawn(Some(uid.clone()), async move {
             let worker = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             match worker.run(updates).await {
                 End::Gone => Ended::Gone(uid),
                 End::Panicked(message) => Ended::Panicked {
                     uid: Some(uid),
-                    actions: lost,
                     message,
                 },
             }
         });
     }
 
-    /// Why the node takes no other pod, when it has as many as it takes; in a kubelet's words.
-    fn refusal(&self) -> Option<Verdict> {
-        let capacity = usize::try_from(self.shared.config.maximum_pods).unwrap_or(usize::MAX);
-        if self.workers.len() < capacity {
-            return None;
+    fn recover(&mut self, uid: PodUid, pod: Option<Arc<Pod>>, pause: Duration) {
+        telemetry::panics::worker_restarted();
+        if let Some(pod) = &pod {
+            let note = "The node failed while it worked on this pod, and goes on from what runs of it. Its log says why".to_owned();
+            let (events, reason) = (&self.shared.events, EventReason::PodWorkerPanicked);
+            events.tell(pod, None, Severity::Warning, reason, note);
         }
-        let used = self.workers.values().filter(|worker| {
-            let pod = worker.updates.borrow();
-            pod.as_ref().is_some_and(|pod| !is_over(pod))
+        let worker = self.workers.get(&uid);
+        let actions = worker.map(|worker| worker.actions.clone());
+        let shared = self.shared.clone();
+        self.spawn(Some(uid.clone()), async move {
+            tokio::time::sleep(pause).await;
+            if let Some(actions) = actions {
+                actions.close();
+                let _ = tokio::time::timeout(ACTIONS_DEADLINE, actions.wait()).await;
+            }
+            let status = match pod {
+                Some(pod) => reported_status(&shared, &uid, &pod).await.map(Box::new),
+                None => None,
+            };
+            let pod = recover_pod(&shared, &uid).await;
+            Ended::Recovered { uid, status, pod }
         });
-        let used = used.count();
-        (used >= capacity).then(|| Verdict {
-            reason: FailureReason::OutOfPods,
-            message: format!(
-                "Pod was rejected: Node didn't have enough resource: pods, requested: 1, used: {used}, capacity: {capacity}"
-            ),
-        })
     }
 
-    /// Finishes with pods that the API has forgotten, whether the watch has said so yet or not: after the last of them the node
-    /// may be told to give everything back. All others go on without it.
+    /// Looks for what is on this machine of pods that have no worker.
+    fn sweep(&mut self) {
+        let shared = self.shared.clone();
+        self.spawn(None, async move {
+            let found = shared.runtime.sweep().await;
+            Ended::Swept(found.iter().filter_map(|uid| PodUid::parse(uid)).collect())
+        });
+    }
+
+    fn remove_orphan(&mut self, uid: PodUid, containers: Option<Vec<RecoveredContainer>>) {
+        let shared = self.shared.clone();
+        self.spawn(Some(uid.clone()), async move {
+            let containers = match containers {
+                Some(containers) => containers,
+                None => recover_pod(&shared, &uid)
+                    .await
+                    .map_or_else(Vec::new, |pod| pod.containers),
+            };
+            end_and_remove(&shared, &uid, containers).await;
+            Ended::Gone(uid)
+        });
+    }
+
+    /// Removes pods that the API does not have, whether the watch has reported their deletion or not: after the last of them the node
+    /// may be dismantled. All other pods go on without the node.
     async fn clear_departed(mut self) {
         let pods = Api::<Decoded<PartialObjectMeta<Pod>>>::all(self.shared.client.clone());
         let own = ListParams::default()
@@ -402,13 +266,10 @@ impl<R: Runtime> Dispatcher<R> {
         let Ok(listed) = pods.list(&own).await else {
             return;
         };
-        let there: HashSet<PodUid> = listed.iter().filter_map(uid_of).collect();
-        let mut departed: HashSet<PodUid> = self.workers.keys().cloned().collect();
-        departed.retain(|uid| !there.contains(uid));
-        for uid in &departed {
-            self.forget(uid);
-        }
-        departed.extend(self.strays.drain());
+        let listed = listed.iter().filter_map(|pod| PodUid::of(pod.meta()));
+        let listed: BTreeSet<PodUid> = listed.collect();
+        let mut departed = self.registry.remove_departed(&listed);
+        self.perform_commands();
         let cleared = async {
             while !departed.is_empty()
                 && let Some(ended) = self.running.join_next().await
@@ -428,52 +289,28 @@ impl<R: Runtime> Dispatcher<R> {
             tracing::warn!("pods that are gone from the API are left for the next start to remove");
         }
     }
+}
 
-    fn forget(&mut self, uid: &PodUid) {
-        self.unreadable.forget(uid);
-        if let Some(worker) = self.workers.get(uid) {
-            worker.updates.send_replace(None);
-        }
-    }
-
-    /// Removes what an earlier run left of pods that are gone from the API.
-    fn remove_strays(&mut self) {
-        let mut left: HashMap<PodUid, Vec<RecoveredContainer>> = HashMap::new();
-        for uid in self.shared.volumes.pods_in_memory() {
-            if !self.is_known(&uid) && !self.strays.contains(&uid) {
-                left.insert(uid, Vec::new());
+/// A pod's status in the API, as soon as the API answers; absent if the API has no such pod any more.
+async fn reported_status<R: Runtime>(
+    shared: &Shared<R>,
+    uid: &PodUid,
+    pod: &Pod,
+) -> Option<PodStatus> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let pods = Api::<Decoded<Pod>>::namespaced(shared.client.clone(), namespace);
+    loop {
+        match pods.get_opt(name).await {
+            Ok(Some(Decoded::Readable(pod))) if PodUid::of(&pod.metadata).as_ref() == Some(uid) => {
+                return pod.status;
+            }
+            Ok(_) => return None,
+            Err(error) => {
+                tracing::warn!(%uid, error = %chain(&error), "cannot read the status of a pod");
+                tokio::time::sleep(RECOVERY_PAUSE).await;
             }
         }
-        let unreadable = &self.unreadable;
-        for (uid, pod) in self
-            .recovered
-            .extract_if(|uid, _| !unreadable.contains(uid))
-        {
-            left.insert(uid, pod.containers);
-        }
-        for (uid, containers) in left {
-            tracing::info!(
-                %uid,
-                "removing what is left of a pod that is gone from the API"
-            );
-            self.remove_stray(uid, Some(containers));
-        }
-    }
-
-    /// Ends and removes a pod that is gone from the API; which containers it has is for the runtime to find out, unless that is known.
-    fn remove_stray(&mut self, uid: PodUid, containers: Option<Vec<RecoveredContainer>>) {
-        self.strays.insert(uid.clone());
-        let shared = self.shared.clone();
-        self.spawn(Some(uid.clone()), TaskTracker::new(), async move {
-            let containers = match containers {
-                Some(containers) => containers,
-                None => recover_pod(&shared, &uid)
-                    .await
-                    .map_or_else(Vec::new, |pod| pod.containers),
-            };
-            end_and_remove(&shared, &uid, containers).await;
-            Ended::Gone(uid)
-        });
     }
 }
 

@@ -9,6 +9,7 @@ mod api_objects;
 mod awaited_objects;
 #[cfg(feature = "bench")]
 pub mod bench;
+pub mod clock;
 pub mod config;
 mod container_spec;
 mod dispatcher;
@@ -22,6 +23,8 @@ pub mod kubelet;
 mod node;
 mod pod_images;
 pub mod pod_lifecycle;
+pub mod pod_machine;
+pub mod pod_registry;
 mod pod_resources;
 mod pod_sandbox_spec;
 pub mod pod_uid;

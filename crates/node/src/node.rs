@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::SystemClock;
 use crate::config::{Config, image_directory};
 use crate::dispatcher::Dispatcher;
 use crate::environment::Surroundings;
@@ -131,6 +132,7 @@ impl Node {
         let events = EventSink::new(client.clone(), "kubelet", &config.node_name);
         let (handlers, probed) = Handlers::unprobed();
         let shared = Arc::new(Shared {
+            clock: Arc::new(SystemClock),
             runtime: runtime.clone(),
             handlers,
             images: PodImages {

@@ -249,6 +249,21 @@ pub fn ephemeral_containers(spec: &PodSpec) -> Vec<Container> {
         .collect()
 }
 
+/// The definition of a container, of whichever kind.
+pub fn container_of(pod: &Pod, name: &str) -> Option<Container> {
+    let spec = pod.spec.as_ref()?;
+    let ephemeral = || {
+        let mut ephemeral = ephemeral_containers(spec).into_iter();
+        ephemeral.find(|container| container.name == name)
+    };
+    spec.containers
+        .iter()
+        .chain(spec.init_containers.iter().flatten())
+        .find(|container| container.name == name)
+        .cloned()
+        .or_else(ephemeral)
+}
+
 /// Decides what to do about a pod.
 pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
     static EMPTY: LazyLock<PodSpec> = LazyLock::new(PodSpec::default);

@@ -1,45 +1,20 @@
 //! What a pod and its containers need before they can start, and what of it follows the API while they run.
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
 use super::Shared;
 use crate::awaited_objects::Awaited;
 use crate::container_spec::{self, Parts};
 use crate::pod_images::ImageRefusal;
-use crate::pod_lifecycle::{EventReason, WaitingReason, ephemeral_containers};
+use crate::pod_lifecycle::{EventReason, WaitingReason, container_of};
+use crate::pod_machine::{NotPrepared, StartFailure};
 use crate::pod_uid::PodUid;
 use crate::runtime::{ContainerSpec, PodSandbox, Runtime, StartError};
 use crate::runtime_class::{self, HandlerError};
 use crate::volumes::{Remedy, Tokens, VolumeError, Volumes, service_account};
 use crate::{api_objects, environment, pod_sandbox_spec};
 use api::errors::chain;
-
-pub(super) fn container_of(pod: &Pod, name: &str) -> Option<Container> {
-    let spec = pod.spec.as_ref()?;
-    let ephemeral = || {
-        let mut ephemeral = ephemeral_containers(spec).into_iter();
-        ephemeral.find(|container| container.name == name)
-    };
-    spec.containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten())
-        .find(|container| container.name == name)
-        .cloned()
-        .or_else(ephemeral)
-}
-
-/// Why a pod cannot have what it needs yet.
-#[derive(Debug)]
-pub(super) struct NotPrepared {
-    /// The reason of the event; without one there is nothing to warn of.
-    pub event: Option<EventReason>,
-    /// The reason in the pod's status.
-    pub reason: WaitingReason,
-    pub message: String,
-    /// The objects whose change is the moment to try again; otherwise it is tried again after a while.
-    pub awaits: Option<Awaited>,
-}
 
 impl NotPrepared {
     fn new(event: EventReason, reason: WaitingReason, message: String) -> Self {
@@ -198,35 +173,6 @@ pub(super) async fn refresh_volumes<R: Runtime>(
 fn addresses_of(sandbox: &PodSandbox) -> Vec<String> {
     let addresses = sandbox.addresses().into_iter();
     addresses.map(|address| address.to_string()).collect()
-}
-
-/// Why a container did not start.
-#[derive(Debug)]
-pub enum StartFailure {
-    /// Its image is not available.
-    Image {
-        reason: WaitingReason,
-        message: String,
-    },
-    Start(StartError),
-}
-
-impl StartFailure {
-    pub fn message(&self) -> String {
-        match self {
-            Self::Image { message, .. } => message.clone(),
-            Self::Start(error) => chain(error),
-        }
-    }
-
-    /// Why the container waits for the next attempt.
-    pub fn waiting_reason(&self) -> WaitingReason {
-        match self {
-            Self::Image { reason, .. } => *reason,
-            Self::Start(StartError::Configuration(_)) => WaitingReason::CreateContainerConfigError,
-            Self::Start(_) => WaitingReason::CreateContainerError,
-        }
-    }
 }
 
 /// Why a container was not started, and which objects could change that.

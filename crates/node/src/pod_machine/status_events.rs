@@ -1,29 +1,21 @@
-//! What of a change of a pod's status is told as an event besides. Pure.
+//! Which changes of a pod's status are reported as events too. Pure.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
 
+use super::{PodEvent, Severity};
 use crate::pod_lifecycle::status::CPU_THROTTLED;
-use crate::pod_lifecycle::{EventReason, WaitingReason};
+use crate::pod_lifecycle::{EventReason, WaitingReason, container_of};
 use crate::pod_uid::PodUid;
-use event_recorder::Severity;
 
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct News {
-    pub container: Option<String>,
-    pub severity: Severity,
-    pub reason: EventReason,
-    pub note: String,
-}
-
-/// What became so between two statuses.
+/// The events for what changed between two statuses.
 pub(super) fn between(
     uid: &PodUid,
     pod: &Pod,
     before: Option<&PodStatus>,
     now: &PodStatus,
-) -> Vec<News> {
-    let mut news = Vec::new();
+) -> Vec<PodEvent> {
+    let mut events = Vec::new();
     for status in containers(now) {
         let was = before
             .into_iter()
@@ -50,7 +42,7 @@ pub(super) fn between(
             ),
             _ => continue,
         };
-        news.push(News {
+        events.push(PodEvent {
             container: Some(status.name.clone()),
             severity,
             reason: EventReason::BackOff,
@@ -66,14 +58,14 @@ pub(super) fn between(
     if let Some(note) = throttled(now)
         && before.and_then(throttled).is_none()
     {
-        news.push(News {
+        events.push(PodEvent {
             container: None,
             severity: Severity::Warning,
             reason: EventReason::CPUThrottled,
             note,
         });
     }
-    news
+    events
 }
 
 fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
@@ -86,7 +78,7 @@ fn waiting_for(status: &ContainerStatus) -> Option<WaitingReason> {
 }
 
 fn image_of(pod: &Pod, container: &str) -> String {
-    super::preparing::container_of(pod, container)
+    container_of(pod, container)
         .and_then(|container| container.image)
         .unwrap_or_default()
 }
@@ -105,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_back_off_and_a_throttled_container_are_told_when_they_begin_and_not_again() {
+    fn a_back_off_and_a_throttled_container_are_reported_when_they_begin_and_not_again() {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"containers": [{"name": "c", "image": "r/i:v1"}]}
@@ -117,8 +109,8 @@ mod tests {
         let hot = status(&json!({"running": {}}), Some("container c wants more"));
         let notes = |before: Option<&PodStatus>, now: &PodStatus| -> Vec<(EventReason, String)> {
             let uid = PodUid::of(&pod.metadata).unwrap();
-            let news = between(&uid, &pod, before, now).into_iter();
-            news.map(|news| (news.reason, news.note)).collect()
+            let events = between(&uid, &pod, before, now).into_iter();
+            events.map(|event| (event.reason, event.note)).collect()
         };
         let restarting = "Back-off restarting failed container c in pod p_n(u)".to_owned();
         assert_eq!(

@@ -1,0 +1,18 @@
+//! The time of day, as a parameter: nothing but [`SystemClock`] reads the machine's clock for a pod.
+
+use jiff::Timestamp;
+
+/// What tells the time.
+pub trait Clock: Send + Sync + std::fmt::Debug {
+    fn now(&self) -> Timestamp;
+}
+
+/// The clock of the machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+}
