@@ -23,6 +23,9 @@ pub(super) async fn publish<R: Runtime>(
     match write(shared, pod, status).await {
         Ok(()) => Answer::Written,
         Err(kube::Error::Api(status)) if is_of_another(&status) => Answer::NoSuchPod,
+        Err(kube::Error::Api(status)) if status.code == CONFLICT => {
+            after_conflict(shared, pod).await
+        }
         Err(error) => {
             tracing::warn!(pod = pod.name, error = %chain(&error), "cannot report a pod's status");
             Answer::Failed
@@ -30,11 +33,26 @@ pub(super) async fn publish<R: Runtime>(
     }
 }
 
+const CONFLICT: u16 = 409;
+
+/// A conflict means that another pod has the name by now, or that other writers were faster. Only the former is no pod of ours: its
+/// end must not go unpublished for the latter.
+async fn after_conflict<R: Runtime>(shared: &Shared<R>, pod: &ObjectMeta) -> Answer {
+    let namespace = pod.namespace.as_deref().unwrap_or_default();
+    let api = Api::<Pod>::namespaced(shared.client.clone(), namespace);
+    let name = pod.name.as_deref().unwrap_or_default();
+    match api.get_metadata_opt(name).await {
+        Ok(Some(found)) if found.metadata.uid == pod.uid => Answer::Failed,
+        Ok(_) => Answer::NoSuchPod,
+        Err(_) => Answer::Failed,
+    }
+}
+
 /// Whether the API has no such pod any more. A patch with another UID than the pod's tries to change an immutable field.
 fn is_of_another(status: &kube::core::Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {
-        404 | 409 => true,
+        404 => true,
         422 => causes.any(|cause| cause.field == "metadata.uid"),
         _ => false,
     }
