@@ -104,7 +104,9 @@ async fn client(address: SocketAddr, until: Instant) -> Result<Vec<Duration>, Be
                 .await
                 .map_err(failed("read an answer"))?;
             if count == 0 {
-                return Err(BenchError::Answer("the server hung up".into()));
+                return Err(BenchError::Answer(
+                    "the server closed the connection".into(),
+                ));
             }
             filled += count;
         }

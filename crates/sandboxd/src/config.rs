@@ -7,22 +7,22 @@ use std::time::Duration;
 
 /// The help text of the small binary.
 pub const USAGE: &str = "\
-sandboxd: runs commands and moves files inside a sandbox
+sandboxd: runs commands and transfers files inside a sandbox
 
 Usage: sandboxd [FLAGS]
 
-  --base-dir DIR              files and commands live here            [/app]          SANDBOX_BASE_DIR
+  --base-dir DIR              directory of files and commands         [/app]          SANDBOX_BASE_DIR
   --listen ADDRESS            the SDK API; may be repeated            [0.0.0.0:8888]  SANDBOX_LISTEN
   --init-listen ADDRESS|none  the initialisation port                 [0.0.0.0:49983] SANDBOX_INIT_LISTEN
   --rest-listen ADDRESS|none  the newer API's files (port 8080)       [none]          SANDBOX_REST_LISTEN
   --grpc-listen ADDRESS|none  the newer API's processes (port 9090)   [none]          SANDBOX_GRPC_LISTEN
   --exec-timeout SECONDS      time limit of a command                 [300]           SANDBOX_EXEC_TIMEOUT_SECONDS
-  --max-output-bytes BYTES    kept of each output stream              [16777216]      SANDBOX_MAX_OUTPUT_BYTES
-  --shutdown-grace SECONDS    what running commands get on SIGTERM    [10]            SANDBOX_SHUTDOWN_GRACE_SECONDS
-  --log-format text|json      how lines on standard error look        [text]          SANDBOX_LOG_FORMAT
+  --max-output-bytes BYTES    limit of each collected output stream   [16777216]      SANDBOX_MAX_OUTPUT_BYTES
+  --shutdown-grace SECONDS    time for running commands after SIGTERM [10]            SANDBOX_SHUTDOWN_GRACE_SECONDS
+  --log-format text|json      format of log lines on standard error   [text]          SANDBOX_LOG_FORMAT
   --help, --version
 
-The address 0.0.0.0 stands for every address of the machine, IPv6 included.
+The address 0.0.0.0 means every address of the machine, including IPv6.
 ";
 
 /// The server's configuration. [`Config::default`] applies without flags and variables.

@@ -86,7 +86,7 @@ async fn answer<H: Handler>(handler: Arc<H>, request: Request<Incoming>) -> Resp
     if is_cross_site(request.method(), request.headers()) {
         return message(
             StatusCode::FORBIDDEN,
-            "a page of another site has sent this request (Origin, Sec-Fetch-Site), and may not",
+            "cross-site requests of browser pages are refused (Origin, Sec-Fetch-Site)",
         );
     }
     handler.handle(request).await
