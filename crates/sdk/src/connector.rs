@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::readiness::{self, Bound};
 use crate::retry::{self, is_retryable};
-use crate::route::{self, Entrance, Route};
+use crate::route::{self, Route, RouterAddress};
 use crate::trace;
 use crate::transport::{Body, HttpClient, body};
 
@@ -119,10 +119,10 @@ impl Connector {
         }
     }
 
-    pub(crate) fn open(&self, entrance: &Entrance, bound: &Bound) {
+    pub(crate) fn open(&self, router: &RouterAddress, bound: &Bound) {
         let route = &self.access.route;
         let port = self.access.options.server_port;
-        let base_url = route.base_url(entrance, bound, &self.key.namespace, port);
+        let base_url = route.base_url(router, bound, &self.key.namespace, port);
         tracing::debug!(sandbox = %self.key, url = base_url.as_deref(), mode = route.label(), "connected");
         *self.lock() = Some(Link {
             base_url,

@@ -21,11 +21,11 @@ pub(crate) struct Route {
     tunnel: Option<Arc<Tunnel>>,
 }
 
-/// The result of discovery, before the sandbox is known.
+/// The router that discovery found, before the sandbox is known.
 #[derive(Clone, Debug)]
-pub(crate) enum Entrance {
+pub(crate) enum RouterAddress {
     /// The URL of a router, for every sandbox.
-    Router(String),
+    Url(String),
     /// No router: each sandbox has its own URL.
     PerSandbox,
 }
@@ -60,9 +60,9 @@ impl Route {
         cluster: &Cluster,
         options: &Options,
         namespace: &str,
-    ) -> Result<Entrance, ErrorKind> {
+    ) -> Result<RouterAddress, ErrorKind> {
         match &self.connection {
-            Connection::Direct { url } => Ok(Entrance::Router(url.clone())),
+            Connection::Direct { url } => Ok(RouterAddress::Url(url.clone())),
             Connection::Gateway {
                 name,
                 namespace,
@@ -73,7 +73,7 @@ impl Route {
                 span.record("sandbox.gateway.namespace", namespace);
                 let limit = options.gateway_ready_timeout;
                 let found = gateway::discover(cluster.client(), name, namespace, *scheme, limit);
-                trace::within(span, found).await.map(Entrance::Router)
+                trace::within(span, found).await.map(RouterAddress::Url)
             }
             Connection::Tunnel | Connection::TunnelIn { .. } => {
                 let namespaces = match &self.connection {
@@ -84,9 +84,9 @@ impl Route {
                     let span = trace::step(&options.trace_service_name, "port_forward");
                     trace::within(span, tunnel.establish(&namespaces)).await?;
                 }
-                Ok(Entrance::Router(TUNNEL_URL.into()))
+                Ok(RouterAddress::Url(TUNNEL_URL.into()))
             }
-            Connection::InCluster(_) => Ok(Entrance::PerSandbox),
+            Connection::InCluster(_) => Ok(RouterAddress::PerSandbox),
         }
     }
 
@@ -94,12 +94,12 @@ impl Route {
     /// no pod.
     pub(crate) fn base_url(
         &self,
-        entrance: &Entrance,
+        router: &RouterAddress,
         bound: &Bound,
         namespace: &str,
         port: u16,
     ) -> Option<String> {
-        if let Entrance::Router(url) = entrance {
+        if let RouterAddress::Url(url) = router {
             return Some(url.trim_end_matches('/').to_owned());
         }
         match &self.connection {
@@ -156,7 +156,7 @@ pub(crate) fn pod_url(addresses: &[String], port: u16) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn base(connection: Connection, entrance: &Entrance, pod_ips: &[&str]) -> Option<String> {
+    fn base(connection: Connection, router: &RouterAddress, pod_ips: &[&str]) -> Option<String> {
         let route = Route {
             connection,
             tunnel: None,
@@ -165,26 +165,31 @@ mod tests {
             sandbox: "s".into(),
             pod_ips: pod_ips.iter().map(|ip| (*ip).to_owned()).collect(),
         };
-        route.base_url(entrance, &bound, "team", 8888)
+        route.base_url(router, &bound, "team", 8888)
     }
 
     #[test]
     fn every_connection_mode_has_its_url() {
-        let router = Entrance::Router("http://router:8080/p/".into());
+        let router = RouterAddress::Url("http://router:8080/p/".into());
         let direct = Connection::Direct {
             url: "unused".into(),
         };
         assert_eq!(base(direct, &router, &[]).unwrap(), "http://router:8080/p");
         let by_ip = || Connection::InCluster(InClusterAddress::PodIp);
-        let url = base(by_ip(), &Entrance::PerSandbox, &["10.0.0.3", "fd00::3"]).unwrap();
+        let url = base(
+            by_ip(),
+            &RouterAddress::PerSandbox,
+            &["10.0.0.3", "fd00::3"],
+        )
+        .unwrap();
         assert_eq!(url, "http://10.0.0.3:8888");
-        let url = base(by_ip(), &Entrance::PerSandbox, &["fd00::3"]).unwrap();
+        let url = base(by_ip(), &RouterAddress::PerSandbox, &["fd00::3"]).unwrap();
         assert_eq!(url, "http://[fd00::3]:8888");
-        assert_eq!(base(by_ip(), &Entrance::PerSandbox, &[]), None);
+        assert_eq!(base(by_ip(), &RouterAddress::PerSandbox, &[]), None);
         let by_name = Connection::InCluster(InClusterAddress::Service {
             cluster_domain: "cluster.local".into(),
         });
-        let url = base(by_name, &Entrance::PerSandbox, &[]).unwrap();
+        let url = base(by_name, &RouterAddress::PerSandbox, &[]).unwrap();
         assert_eq!(url, "http://s.team.svc.cluster.local:8888");
     }
 }

@@ -38,7 +38,7 @@ use crate::options::Options;
 use crate::process::Processes;
 use crate::readiness::{self, Bound, Verdict};
 use crate::rollback::Rollback;
-use crate::route::Entrance;
+use crate::route::RouterAddress;
 use crate::status::{self, Status};
 use crate::trace;
 use crate::waiting::Waiting;
@@ -355,12 +355,12 @@ impl Sandbox {
             found
         };
         let both = async { tokio::try_join!(waiting, Box::pin(discovering)) };
-        let (bound, entrance): (Bound, Entrance) = tokio::select! {
+        let (bound, router): (Bound, RouterAddress) = tokio::select! {
             biased;
             () = cancel.cancelled() => return Err(ErrorKind::Cancelled),
             result = both => result?,
         };
-        self.shared.connector.open(&entrance, &bound);
+        self.shared.connector.open(&router, &bound);
         Ok(bound)
     }
 
