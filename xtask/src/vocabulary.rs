@@ -111,7 +111,8 @@ mod tests {
             ("x:65534:nobody:/nonexistent", None),
             ("a host that is none", Some("is none")),
             ("value.is_none()", None),
-            ("this nonexistent", None),
+            ("of this none is left", None),
+            ("there is nonexistent", None),
             ("goes untold", Some("untold")),
         ] {
             let found = refused_words(line);
