@@ -47,7 +47,7 @@ impl World {
         !init.is_empty()
     }
 
-    /// Every probe that has not passed yet passes. False if there is none.
+    /// Every probe that has not passed yet passes. False if all have passed.
     fn pass_probes(&mut self) -> bool {
         let mut passing = Vec::new();
         for (uid, worker) in &mut self.node.workers {
