@@ -11,7 +11,7 @@
 //! | [`runtime`], [`context`] | composing them; what a reconciler is given |
 //! | `objects` | the driver of every pass: answers the requests of [`planner::pass`] |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
-//! | `not_ready` | objects that cannot be read, or whose dependencies cannot be looked up |
+//! | `unreadable` | objects that cannot be decoded |
 //! | `starting` | what is not worth a write yet |
 //! | [`throttle`] | a limit on requests |
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
@@ -47,7 +47,6 @@ pub mod key;
 pub mod kruise;
 pub mod manager;
 pub mod metrics;
-mod not_ready;
 mod objects;
 pub mod pod_specs;
 mod pool;
@@ -61,6 +60,7 @@ mod starting;
 pub mod template;
 pub mod throttle;
 mod trace;
+mod unreadable;
 pub mod warm_pool;
 pub mod warm_supply;
 mod watch;

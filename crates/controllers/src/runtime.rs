@@ -32,9 +32,8 @@ use crate::events::Recorder;
 use crate::initialise::{Initialise, OverHttp};
 use crate::instrumentation::{Instrumentation, ReconcileResult, Silent};
 use crate::key::ObjectKey;
-use crate::not_ready::Subject;
 use crate::queue::{Queue, Settings, Urgency, Verdict};
-use crate::{trace, watch};
+use crate::{trace, unreadable, watch};
 
 /// How long a stop waits for reconciles that have begun.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -168,13 +167,7 @@ impl Runtime {
                 let Some(object) = object else {
                     if let Some(left) = objects.unreadable(&key) {
                         let span = info_span!("reconcile", controller = name, object = %key);
-                        let subject = Subject {
-                            context: &context,
-                            controller: name,
-                            cache: &objects,
-                            key: &key,
-                        };
-                        let report = subject.unreadable(&left);
+                        let report = unreadable::report(&context, name, &objects, &key, &left);
                         return supervise(name, &context, span, report).await;
                     }
                     let (took, result) = (Duration::ZERO, ReconcileResult::Success);

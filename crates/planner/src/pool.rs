@@ -16,7 +16,8 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
-pub use pass::{Environment, Memory, Pool, reconcile, template};
+pub(crate) use pass::template;
+pub use pass::{Environment, Memory, Pool, reconcile};
 
 use crate::pacing::{Allowance, Demand, Pacing, elapsed};
 use crate::version::Version;

@@ -2,6 +2,8 @@
 //! conflicts, caches that lag behind, crashes between any two writes, sandboxes that refuse to be initialised, and users who
 //! delete and lock things by hand.
 //!
+//! The passes are those that the controller runs, over the environment of [`kruise_model`].
+//!
 //! What must hold at every moment: a sandbox never goes from one claim to another, and no claim holds more than it asked for. What
 //! must hold when a claim is Completed: its count is what it holds. What must hold once the dust has settled: every claim is
 //! Completed, by its timeout if it has one.
@@ -14,7 +16,7 @@
 mod kruise_model;
 
 use agent_sandbox_planner::owner::controller_of;
-use kruise_model::{Process, Server, Wish, is_completed};
+use kruise_model::{Cluster, Process, Server, Wish, is_completed};
 use kube::ResourceExt;
 use proptest::prelude::*;
 
@@ -76,12 +78,12 @@ fn perform(server: &mut Server, processes: &mut [Process; 2], step: &Step) {
         Step::CreateClaim(claim, wish) => server.create_claim(&format!("c{claim}"), wish),
         Step::DeleteClaim(claim) => {
             server.claims.remove(&format!("c{claim}"));
-            server.collect();
+            server.collect_ownerless();
         }
         Step::AddMember(is_broken) => server.add_member(is_broken),
         Step::DeleteSet => {
-            server.set = None;
-            server.collect();
+            server.sets.clear();
+            server.collect_ownerless();
         }
         Step::MarkReady(index) => {
             if let Some(name) = nth(server, index) {
@@ -150,6 +152,8 @@ proptest! {
         }
         // The others end when there is enough to claim.
         for _ in 0..12 {
+            // Longer than a claim pauses after sandboxes failed it.
+            server.time += 61;
             for _ in 0..4 {
                 server.add_member(false);
             }

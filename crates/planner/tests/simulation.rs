@@ -20,7 +20,7 @@ use api::claim::ClaimShutdownPolicy;
 use api::conditions::{self, ConditionType, Reason};
 use api::{SandboxClaim, labels};
 use kube::ResourceExt;
-use model::{Faults, Process, Server};
+use model::{Cluster, Faults, Process, Server};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]

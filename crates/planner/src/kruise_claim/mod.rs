@@ -21,6 +21,7 @@
 //! - A claim with a timeout is Completed by then, as far as the API server answers.
 
 mod entry;
+mod pass;
 mod status;
 mod validation;
 
@@ -34,6 +35,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 pub use entry::{Entry, Initialisation, Next, next};
+pub use pass::{Environment, reconcile};
 pub use status::status;
 pub use validation::{Invalid, validate};
 
@@ -355,11 +357,7 @@ pub fn life(claim: &SandboxClaim, now: Timestamp) -> Life {
     if claim.metadata.deletion_timestamp.is_some() {
         return Life::Going;
     }
-    let is_completed = claim
-        .status
-        .as_ref()
-        .is_some_and(|status| status.phase == Some(ClaimPhase::Completed));
-    if !is_completed {
+    if !is_completed(claim) {
         return Life::Active;
     }
     match removal(claim).map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default()) {
@@ -367,6 +365,11 @@ pub fn life(claim: &SandboxClaim, now: Timestamp) -> Life {
         Some(left) if left.is_zero() => Life::Outlived,
         Some(left) => Life::Completed(Some(left)),
     }
+}
+
+pub fn is_completed(claim: &SandboxClaim) -> bool {
+    let status = claim.status.as_ref();
+    status.is_some_and(|status| status.phase == Some(ClaimPhase::Completed))
 }
 
 /// When the object of a Completed claim goes, if it does.

@@ -1,27 +1,33 @@
-//! What a process knows, and the passes that it makes over claims.
+//! What a process knows, and the environment of its passes over claims.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use agent_sandbox_planner::kruise_claim::{
-    Entry, Initialisation, Life, Next, NextBatch, Outcome, Pick, Surroundings, Verdict,
-    agrees_with_status, batch, decide, held_besides, life, next, progress, status,
-};
+use agent_sandbox_planner::kruise_claim::{Environment, Initialisation, reconcile};
+use agent_sandbox_planner::pass::{Event, Objects};
 use agent_sandbox_planner::sandbox_set::candidate;
 use agent_sandbox_planner::warm_queue::{Request, WarmQueue};
-use api::Sandbox;
-use api::kruise::SandboxClaim;
-use kube::ResourceExt;
+use api::kruise::{SandboxClaim, SandboxSet};
+use api::{Sandbox, SandboxTemplate};
+use futures::FutureExt;
+use k8s_openapi::jiff::Timestamp;
 
-use super::server::{SET_UID, Server};
-use super::writes::{Crash, NAMESPACE, key_of};
+use super::objects::{Cluster, Faults, ModelledObjects, RequestFailed, Requests};
+use super::server::Server;
+use super::writes::{Crash, Reserved, key_of};
 
 /// What a process knows, and loses when it ends.
 #[derive(Default)]
 pub struct Process {
-    claims: BTreeMap<String, SandboxClaim>,
-    sandboxes: BTreeMap<String, Sandbox>,
-    queue: WarmQueue,
-    names_made: u32,
+    pub(super) claims: BTreeMap<String, SandboxClaim>,
+    pub(super) sandboxes: BTreeMap<String, Sandbox>,
+    /// Shared with the reservations of claims.
+    queue: Arc<Mutex<WarmQueue>>,
+    /// The reservations of each claim's batch.
+    reservations: BTreeMap<String, Vec<Reserved>>,
+    pauses: BTreeMap<String, Timestamp>,
 }
 
 impl Process {
@@ -44,8 +50,8 @@ impl Process {
     pub fn see(&mut self, server: &Server, name: &str) {
         let sandbox = server.sandboxes.get(name);
         match sandbox.and_then(candidate) {
-            Some(candidate) => self.queue.observe(candidate),
-            None => self.queue.withdraw(&key_of(name)),
+            Some(candidate) => self.queue().observe(candidate),
+            None => self.queue().withdraw(&key_of(name)),
         }
         match sandbox {
             Some(sandbox) => self.sandboxes.insert(name.to_owned(), sandbox.clone()),
@@ -60,145 +66,128 @@ impl Process {
         };
     }
 
-    /// One reconcile, as the controller makes it, in a process that ends after so many writes.
+    /// One pass over a claim, in a process that ends after so many writes.
     pub fn reconcile(
         &mut self,
         server: &mut Server,
         name: &str,
-        mut writes: usize,
+        crash_after: usize,
     ) -> Result<(), Crash> {
-        for _ in 0..4 {
-            let Some(claim) = self.claims.get(name).cloned() else {
-                return Ok(());
-            };
-            if life(&claim, server.now()) != Life::Active {
-                return Ok(());
-            }
-            let mut outcomes = Vec::new();
-            for pick in batch(&claim) {
-                let outcome = self.settle(server, &claim, &pick, &mut writes)?;
-                outcomes.push((pick, outcome));
-            }
-            let seen = self.sandboxes.values().map(|sandbox| &sandbox.metadata);
-            let mut held = held_besides(&claim, seen);
-            if !agrees_with_status(&claim, held) {
-                let listed = server.sandboxes.values().map(|sandbox| &sandbox.metadata);
-                held = held_besides(&claim, listed);
-            }
-            let progress = progress(&claim, held, outcomes);
-            if progress.unsettled.is_empty() {
-                for pick in batch(&claim) {
-                    self.queue.release(&key_of(&pick.name));
-                }
-            }
-            let surroundings = Surroundings {
-                set_exists: server.set.is_some(),
-                paused_until: None,
-                max_batch: 2,
-                now: server.now(),
-            };
-            let verdict = decide(&claim, &progress, &surroundings);
-            let next = match verdict {
-                Verdict::Claim(count) => self.pick(&claim, count),
-                _ => NextBatch::default(),
-            };
-            let status = status(&claim, &progress, &verdict, &next, server.now());
-            let is_new = claim.status.as_ref() != Some(&status);
-            if is_new {
-                spend(&mut writes)?;
-                let written = server.write_status(&claim, status);
-                server.check();
-                if written.is_err() {
-                    for name in &next.claiming {
-                        self.queue.release(&key_of(name));
-                    }
-                    self.see_claim(server, name);
-                    continue;
-                }
-                self.see_claim(server, name);
-            }
-            if next.is_empty() {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    fn pick(&mut self, claim: &SandboxClaim, count: usize) -> NextBatch {
-        let request = Request {
-            namespace: NAMESPACE.into(),
-            template_hash: SET_UID.into(),
-            pool_hash: None,
+        let Some(claim) = self.claims.get(name).cloned() else {
+            return Ok(());
         };
-        let taken = std::iter::from_fn(|| self.queue.take(&request).map(|taken| taken.key.name));
-        let claiming: Vec<String> = taken.take(count).collect();
-        let mut creating = Vec::new();
-        if claim.spec.create_on_no_stock == Some(true) {
-            for _ in claiming.len()..count {
-                self.names_made += 1;
-                creating.push(format!("made-{}-{}", claim.uid().unwrap(), self.names_made));
-            }
-        }
-        NextBatch { claiming, creating }
+        let faults = Faults {
+            crash_after,
+            ..Faults::NONE
+        };
+        let pass = ClaimPass {
+            requests: Requests::new(server, self, faults),
+            claim: name,
+        };
+        // A request that is never answered ends the process.
+        let ended = reconcile(&pass, Arc::new(claim)).now_or_never();
+        ended.map(|_| ()).ok_or(Crash)
     }
 
-    fn settle(
-        &mut self,
-        server: &mut Server,
-        claim: &SandboxClaim,
-        pick: &Pick,
-        writes: &mut usize,
-    ) -> Result<Outcome, Crash> {
-        let mut initialisation = Initialisation::Untried;
-        if !self.sandboxes.contains_key(&pick.name) {
-            self.see(server, &pick.name);
-        }
-        let mould = (server.set.clone(), server.mould.clone());
-        for _ in 0..8 {
-            let sandbox = self.sandboxes.get(&pick.name).cloned();
-            let entry = Entry {
-                name: &pick.name,
-                origin: pick.origin,
-                sandbox: sandbox.as_ref(),
-                initialisation: &initialisation,
-                mould: mould.0.as_ref().map(|set| (set, &mould.1)),
-                token: "token",
-            };
-            match next(claim, &entry, server.now()) {
-                Next::Settled(outcome) => return Ok(outcome),
-                Next::Initialise { .. } => {
-                    initialisation = if server.broken.contains(&pick.name) {
-                        Initialisation::Refused("broken".into())
-                    } else {
-                        Initialisation::Done
-                    };
-                }
-                Next::Take { sandbox, patch } | Next::SetAside { sandbox, patch, .. } => {
-                    spend(writes)?;
-                    let _ = server.patch(&sandbox, &patch);
-                }
-                Next::Make { sandbox } => {
-                    spend(writes)?;
-                    let _ = server.create(*sandbox);
-                }
-                Next::Release { sandbox, .. } => {
-                    spend(writes)?;
-                    let released = server.delete(&sandbox).is_ok();
-                    if released {
-                        self.see(server, &pick.name);
-                        return Ok(Outcome::Failed);
-                    }
-                }
-            }
-            server.check();
-            self.see(server, &pick.name);
-        }
-        Ok(Outcome::Unsettled)
+    fn queue(&self) -> MutexGuard<'_, WarmQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts a write of a process that ends after so many.
-fn spend(writes_left: &mut usize) -> Result<(), Crash> {
-    *writes_left = writes_left.checked_sub(1).ok_or(Crash)?;
-    Ok(())
+struct ClaimPass<'a> {
+    requests: Requests<'a, Server>,
+    claim: &'a str,
+}
+
+impl<'a> ClaimPass<'a> {
+    fn objects<K>(&self) -> ModelledObjects<'_, 'a, Server, K> {
+        ModelledObjects::new(&self.requests)
+    }
+}
+
+impl Environment for ClaimPass<'_> {
+    type Error = RequestFailed;
+    type Reservation = Reserved;
+    type Acquiring = ();
+
+    fn now(&self) -> Timestamp {
+        self.requests.server().now()
+    }
+
+    fn claims(&self) -> impl Objects<SandboxClaim, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn claims_as_reporter(&self) -> impl Objects<SandboxClaim, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn sandboxes(&self) -> impl Objects<Sandbox, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn sandbox_sets(&self) -> impl Objects<SandboxSet, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn templates(&self) -> impl Objects<SandboxTemplate, Error = RequestFailed> {
+        self.objects()
+    }
+
+    fn max_batch(&self) -> usize {
+        2
+    }
+
+    fn acquiring(&self) {}
+
+    fn reserve(&self, request: &Request) -> Option<Reserved> {
+        let process = self.requests.process();
+        let key = process.queue().take(request)?.key;
+        let sandbox = process.sandboxes.get(&key.name).cloned();
+        Some(Reserved::new(&process.queue, key, sandbox.unwrap()))
+    }
+
+    fn hold(&self, reservations: Vec<Reserved>) {
+        let mut process = self.requests.process();
+        process
+            .reservations
+            .insert(self.claim.to_owned(), reservations);
+    }
+
+    fn wait_in_line(&self, _: &str) {}
+
+    fn pause(&self, now: Timestamp, pause: Duration) {
+        let until = now.checked_add(pause).unwrap();
+        let mut process = self.requests.process();
+        process.pauses.insert(self.claim.to_owned(), until);
+    }
+
+    fn paused_until(&self) -> Option<Timestamp> {
+        self.requests.process().pauses.get(self.claim).copied()
+    }
+
+    /// No two processes draw the same number.
+    fn random_number(&self) -> u64 {
+        let revision = self.requests.server().next_revision();
+        revision.parse().unwrap()
+    }
+
+    fn random_token(&self) -> String {
+        "token".to_owned()
+    }
+
+    async fn initialise(
+        &self,
+        address: IpAddr,
+        _: &BTreeMap<String, String>,
+        _: &str,
+    ) -> Initialisation {
+        if self.requests.server().is_broken(address) {
+            Initialisation::Refused("broken".into())
+        } else {
+            Initialisation::Done
+        }
+    }
+
+    fn emit(&self, _: &SandboxClaim, _: Event) {}
 }

@@ -1,32 +1,23 @@
 //! The API server, with one set and the claims of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use agent_sandbox_planner::owner::{controller_of, controller_reference, is_controlled_by};
 use agent_sandbox_planner::sandbox_set::{Mould, candidate};
-use agent_sandbox_planner::version::Version;
-use api::Sandbox;
 use api::conditions::{self, ConditionType, Finding, Reason};
-use api::kruise::{
-    ClaimPhase, SandboxClaim, SandboxClaimSpec, SandboxClaimStatus, SandboxSet, SandboxSetSpec,
-};
+use api::kruise::{ClaimPhase, SandboxClaim, SandboxClaimSpec, SandboxSet, SandboxSetSpec};
 use api::labels::kruise as keys;
 use api::sandbox::PodTemplate;
+use api::{Sandbox, SandboxTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use serde_json::Value;
 
-use super::writes::{NAMESPACE, patched};
-
-/// A write that did not happen.
-#[derive(Debug, PartialEq)]
-pub enum Refused {
-    Conflict,
-    NotFound,
-    AlreadyExists,
-}
+use super::objects::{Cluster, Modelled};
+use super::process::Process;
+use super::writes::NAMESPACE;
 
 pub(super) const SET_UID: &str = "set-uid";
 
@@ -44,12 +35,14 @@ pub struct Server {
     revision: u64,
     /// The time, in seconds.
     pub time: i64,
-    pub set: Option<SandboxSet>,
-    pub(super) mould: Mould,
+    pub sets: BTreeMap<String, SandboxSet>,
+    /// Sets of the model name none.
+    templates: BTreeMap<String, SandboxTemplate>,
+    mould: Mould,
     pub claims: BTreeMap<String, SandboxClaim>,
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// Sandboxes whose runtime refuses to be initialised.
-    pub(super) broken: BTreeSet<String>,
+    broken: BTreeSet<String>,
     /// How many sandboxes of each claim somebody else has deleted, by the claim's UID.
     bereaved: BTreeMap<String, usize>,
 }
@@ -68,7 +61,8 @@ impl Server {
             revision: 1,
             time: 1_000,
             mould: Mould::new(&set, None).unwrap(),
-            set: Some(set),
+            sets: BTreeMap::from([("set".to_owned(), set)]),
+            templates: BTreeMap::new(),
             claims: BTreeMap::new(),
             sandboxes: BTreeMap::new(),
             broken: BTreeSet::new(),
@@ -76,18 +70,11 @@ impl Server {
         }
     }
 
-    pub(super) fn now(&self) -> Timestamp {
-        Timestamp::from_second(self.time).unwrap()
-    }
-
-    fn next_revision(&mut self) -> String {
-        self.revision += 1;
-        self.revision.to_string()
-    }
-
     /// A sandbox of the set becomes Ready.
     pub fn add_member(&mut self, is_broken: bool) {
-        let Some(set) = self.set.clone() else { return };
+        let Some(set) = self.sets.get("set").cloned() else {
+            return;
+        };
         let revision = self.next_revision();
         let name = format!("set-{revision}");
         let mut sandbox = self.mould.sandbox(&set);
@@ -98,8 +85,6 @@ impl Server {
         sandbox
             .labels_mut()
             .insert(keys::SANDBOX_CLAIMED.into(), "false".into());
-        let status = sandbox.status.get_or_insert_default();
-        status.pod_ips = vec!["10.0.0.1".into()];
         self.sandboxes.insert(name.clone(), sandbox);
         self.mark_ready(&name);
         if is_broken {
@@ -110,8 +95,9 @@ impl Server {
     pub fn mark_ready(&mut self, name: &str) {
         let (revision, now) = (self.next_revision(), self.now());
         if let Some(sandbox) = self.sandboxes.get_mut(name) {
+            let address = address_of(sandbox);
             let status = sandbox.status.get_or_insert_default();
-            status.pod_ips = vec!["10.0.0.1".into()];
+            status.pod_ips = vec![address];
             let ready = Finding::new(ConditionType::Ready, true, Reason::DependenciesReady, "");
             conditions::merge(&mut status.conditions, &ready, None, &Time(now));
             sandbox.metadata.resource_version = Some(revision);
@@ -142,29 +128,6 @@ impl Server {
         self.claims.insert(name.into(), claim);
     }
 
-    pub(super) fn write_status(
-        &mut self,
-        seen: &SandboxClaim,
-        status: SandboxClaimStatus,
-    ) -> Result<SandboxClaim, Refused> {
-        let revision = self.next_revision();
-        let claim = self
-            .claims
-            .get_mut(&seen.name_any())
-            .ok_or(Refused::NotFound)?;
-        if Version::of(claim) != Version::of(seen) {
-            return Err(Refused::Conflict);
-        }
-        assert!(!is_completed(claim), "a Completed claim does not change");
-        claim.status = Some(status);
-        claim.metadata.resource_version = Some(revision);
-        let claim = claim.clone();
-        if is_completed(&claim) {
-            self.check_count(&claim);
-        }
-        Ok(claim)
-    }
-
     /// What a Completed claim says it holds is what it holds, and what somebody took away before it could know.
     fn check_count(&self, claim: &SandboxClaim) {
         let uid = claim.uid().unwrap();
@@ -177,61 +140,19 @@ impl Server {
         );
     }
 
+    /// Whether the runtime at this address refuses to be initialised.
+    pub(super) fn is_broken(&self, address: IpAddr) -> bool {
+        let address = address.to_string();
+        self.sandboxes
+            .iter()
+            .any(|(name, sandbox)| self.broken.contains(name) && address_of(sandbox) == address)
+    }
+
     pub fn held(&self, uid: &str) -> usize {
         let sandboxes = self.sandboxes.values();
         sandboxes
             .filter(|sandbox| is_controlled_by(&sandbox.metadata, uid))
             .count()
-    }
-
-    pub(super) fn create(&mut self, mut sandbox: Sandbox) -> Result<Sandbox, Refused> {
-        let (name, revision) = (sandbox.name_any(), self.next_revision());
-        if self.sandboxes.contains_key(&name) {
-            return Err(Refused::AlreadyExists);
-        }
-        sandbox.metadata.uid = Some(format!("sandbox-{revision}"));
-        sandbox.metadata.resource_version = Some(revision);
-        self.sandboxes.insert(name, sandbox.clone());
-        self.collect();
-        Ok(sandbox)
-    }
-
-    pub(super) fn patch(&mut self, version: &Version, patch: &Value) -> Result<Sandbox, Refused> {
-        let revision = self.next_revision();
-        let current = self.sandboxes.get(&version.name).ok_or(Refused::NotFound)?;
-        if Version::of(current) != *version {
-            return Err(Refused::Conflict);
-        }
-        let mut sandbox = patched(current, patch);
-        let before = controller_of(&current.metadata).unwrap();
-        assert_eq!(
-            before.kind, "SandboxSet",
-            "a claimed sandbox is taken again"
-        );
-        assert_eq!(sandbox.owner_references().len(), 1);
-        sandbox.metadata.resource_version = Some(revision);
-        self.sandboxes.insert(version.name.clone(), sandbox.clone());
-        self.collect();
-        Ok(sandbox)
-    }
-
-    pub(super) fn delete(&mut self, version: &Version) -> Result<(), Refused> {
-        let current = self.sandboxes.get(&version.name).ok_or(Refused::NotFound)?;
-        if Version::of(current) != *version {
-            return Err(Refused::Conflict);
-        }
-        self.sandboxes.remove(&version.name);
-        Ok(())
-    }
-
-    /// Garbage collection: what belongs to an owner that no longer exists goes.
-    pub fn collect(&mut self) {
-        let mut owners: BTreeSet<String> =
-            self.claims.values().filter_map(ResourceExt::uid).collect();
-        owners.extend(self.set.as_ref().and_then(ResourceExt::uid));
-        self.sandboxes.retain(|_, sandbox| {
-            controller_of(&sandbox.metadata).is_none_or(|owner| owners.contains(&owner.uid))
-        });
     }
 
     pub fn delete_by_hand(&mut self, name: &str) {
@@ -251,14 +172,113 @@ impl Server {
             sandbox.metadata.resource_version = Some(revision);
         }
     }
+}
 
-    pub fn check(&self) {
+impl Cluster for Server {
+    type Process = Process;
+
+    fn now(&self) -> Timestamp {
+        Timestamp::from_second(self.time).unwrap()
+    }
+
+    fn next_revision(&mut self) -> String {
+        self.revision += 1;
+        self.revision.to_string()
+    }
+
+    fn collect_ownerless(&mut self) {
+        let mut owners: BTreeSet<String> =
+            self.claims.values().filter_map(ResourceExt::uid).collect();
+        owners.extend(self.sets.values().filter_map(ResourceExt::uid));
+        self.sandboxes.retain(|_, sandbox| {
+            controller_of(&sandbox.metadata).is_none_or(|owner| owners.contains(&owner.uid))
+        });
+    }
+
+    fn check(&self) {
         for claim in self.claims.values() {
             let held = self.held(&claim.uid().unwrap());
             let desired = usize::try_from(claim.spec.desired_replicas()).unwrap();
             assert!(held <= desired, "{} holds {held}", claim.name_any());
         }
     }
+}
+
+impl Modelled<Server> for Sandbox {
+    fn stored(server: &Server) -> &BTreeMap<String, Self> {
+        &server.sandboxes
+    }
+
+    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
+        &mut server.sandboxes
+    }
+
+    fn cached<'a>(_: &'a Server, process: &'a Process) -> &'a BTreeMap<String, Self> {
+        &process.sandboxes
+    }
+
+    fn learn(process: &mut Process, server: &Server, name: &str) {
+        process.see(server, name);
+    }
+
+    /// A sandbox never goes from one claim to another.
+    fn check_write(before: &Self, after: &Self, _: &Server, _: &Process) {
+        let owner = controller_of(&before.metadata).unwrap();
+        assert_eq!(owner.kind, "SandboxSet", "a claimed sandbox is taken again");
+        assert_eq!(after.owner_references().len(), 1);
+    }
+}
+
+impl Modelled<Server> for SandboxClaim {
+    fn stored(server: &Server) -> &BTreeMap<String, Self> {
+        &server.claims
+    }
+
+    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
+        &mut server.claims
+    }
+
+    fn cached<'a>(_: &'a Server, process: &'a Process) -> &'a BTreeMap<String, Self> {
+        &process.claims
+    }
+
+    fn learn(process: &mut Process, server: &Server, name: &str) {
+        process.see_claim(server, name);
+    }
+
+    fn check_write(before: &Self, after: &Self, server: &Server, _: &Process) {
+        assert!(!is_completed(before), "a Completed claim does not change");
+        if is_completed(after) {
+            server.check_count(after);
+        }
+    }
+}
+
+impl Modelled<Server> for SandboxSet {
+    fn stored(server: &Server) -> &BTreeMap<String, Self> {
+        &server.sets
+    }
+
+    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
+        &mut server.sets
+    }
+}
+
+impl Modelled<Server> for SandboxTemplate {
+    fn stored(server: &Server) -> &BTreeMap<String, Self> {
+        &server.templates
+    }
+
+    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
+        &mut server.templates
+    }
+}
+
+/// The address of a sandbox's pod: its own, by the number in its UID.
+fn address_of(sandbox: &Sandbox) -> String {
+    let uid = sandbox.uid().unwrap();
+    let number: u32 = uid.rsplit('-').next().unwrap().parse().unwrap();
+    Ipv4Addr::from_bits(0x0a00_0000 + number).to_string()
 }
 
 pub fn is_completed(claim: &SandboxClaim) -> bool {

@@ -1,20 +1,20 @@
 //! The environment of a pass over a claim, and of the faults in it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_sandbox_planner::claim::{Announcement, Environment, reconcile, unfinished_binding};
 use agent_sandbox_planner::pass::Objects;
-use agent_sandbox_planner::warm_queue::{Request, Reservation, SandboxKey, WarmQueue};
+use agent_sandbox_planner::warm_queue::Request;
 use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use futures::FutureExt;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::jiff::Timestamp;
 
-use super::objects::{Faults, Modelled, ModelledObjects, RequestFailed, Requests};
+use super::objects::{Cluster, Faults, ModelledObjects, RequestFailed, Requests};
 use super::process::Process;
 use super::server::Server;
-use super::writes::Crash;
+use super::writes::{Crash, Reserved};
 
 impl Process {
     /// One pass over a claim, with these faults.
@@ -34,10 +34,10 @@ impl Process {
     }
 }
 
-struct ClaimPass<'a>(Requests<'a>);
+struct ClaimPass<'a>(Requests<'a, Server>);
 
 impl<'b> ClaimPass<'b> {
-    fn objects<K: Modelled>(&self) -> ModelledObjects<'_, 'b, K> {
+    fn objects<K>(&self) -> ModelledObjects<'_, 'b, Server, K> {
         ModelledObjects::new(&self.0)
     }
 }
@@ -79,11 +79,7 @@ impl Environment for ClaimPass<'_> {
         let process = self.0.process();
         let key = process.queue().take(request)?.key;
         let sandbox = process.sandboxes.get(&key.name).cloned();
-        Some(Reserved {
-            queue: Arc::clone(&process.queue),
-            sandbox: Arc::new(sandbox.unwrap()),
-            key: Some(key),
-        })
+        Some(Reserved::new(&process.queue, key, sandbox.unwrap()))
     }
 
     fn claims_bound_to(&self, sandbox: &str) -> Vec<Arc<SandboxClaim>> {
@@ -133,30 +129,4 @@ impl Environment for ClaimPass<'_> {
 
 fn uid(claim: &SandboxClaim) -> String {
     claim.metadata.uid.clone().unwrap()
-}
-
-/// A sandbox that was taken from the queue of a process.
-pub struct Reserved {
-    queue: Arc<Mutex<WarmQueue>>,
-    key: Option<SandboxKey>,
-    sandbox: Arc<Sandbox>,
-}
-
-impl Reservation for Reserved {
-    fn sandbox(&self) -> &Arc<Sandbox> {
-        &self.sandbox
-    }
-
-    fn keep(mut self) {
-        self.key = None;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if let Some(key) = self.key.take() {
-            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-            queue.release(&key);
-        }
-    }
 }

@@ -5,20 +5,17 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use agent_sandbox_planner::claim::unfinished_binding;
 use agent_sandbox_planner::owner::is_controlled_by;
 use agent_sandbox_planner::pass::{Failure, Objects, Precondition, Propagation, RequestError};
 use api::decoding::Unreadable;
-use api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
-use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::process::Process;
-use super::server::Server;
+use super::writes::patched;
 
 /// The faults of one pass.
 #[derive(Clone, Copy, Debug)]
@@ -58,139 +55,115 @@ impl RequestError for RequestFailed {
     }
 }
 
+/// A server of the model.
+pub trait Cluster {
+    /// What a process knows.
+    type Process: Send;
+
+    fn now(&self) -> Timestamp;
+
+    fn next_revision(&mut self) -> String;
+
+    /// Garbage collection: removes objects whose owner is gone.
+    fn collect_ownerless(&mut self);
+
+    /// What must hold after every write.
+    fn check(&self);
+}
+
 /// A kind of the model.
-pub trait Modelled:
+pub trait Modelled<S: Cluster>:
     Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Send + Sync
 {
-    fn stored(server: &Server) -> &BTreeMap<String, Self>;
+    fn stored(server: &S) -> &BTreeMap<String, Self>;
 
-    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self>;
+    fn stored_mut(server: &mut S) -> &mut BTreeMap<String, Self>;
 
     /// The objects as the cache of a process shows them. Kinds that no process writes are cached without delay.
-    fn cached<'a>(server: &'a Server, _process: &'a Process) -> &'a BTreeMap<String, Self> {
+    fn cached<'a>(server: &'a S, _process: &'a S::Process) -> &'a BTreeMap<String, Self> {
         Self::stored(server)
     }
 
     /// The cache learns the object as the server has it.
-    fn learn(_process: &mut Process, _server: &Server, _name: &str) {}
+    fn learn(_process: &mut S::Process, _server: &S, _name: &str) {}
 
     /// What must hold of an object that was created.
-    fn check_creation(_created: &Self, _server: &Server) {}
+    fn check_creation(_created: &Self, _server: &S) {}
 
     /// What must hold of a write, given what the process knew before.
-    fn check_write(_before: &Self, _after: &Self, _server: &Server, _process: &Process) {}
+    fn check_write(_before: &Self, _after: &Self, _server: &S, _process: &S::Process) {}
 }
 
-impl Modelled for Sandbox {
-    fn stored(server: &Server) -> &BTreeMap<String, Self> {
-        &server.sandboxes
+pub fn create<S: Cluster, K: Modelled<S>>(server: &mut S, mut object: K) -> Result<K, Failure> {
+    let (revision, now) = (server.next_revision(), server.now());
+    let prefix = object.meta().generate_name.clone().unwrap_or_default();
+    let name = object.meta().name.clone();
+    let name = name.unwrap_or_else(|| format!("{prefix}{revision}"));
+    if K::stored(server).contains_key(&name) {
+        return Err(Failure::AlreadyExists);
     }
-
-    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
-        &mut server.sandboxes
-    }
-
-    fn cached<'a>(_: &'a Server, process: &'a Process) -> &'a BTreeMap<String, Self> {
-        &process.sandboxes
-    }
-
-    fn learn(process: &mut Process, server: &Server, name: &str) {
-        process.see_sandbox(server, name);
-    }
-
-    /// A pool never creates more sandboxes than it was asked for.
-    fn check_creation(created: &Self, server: &Server) {
-        let is_owner =
-            |pool: &&SandboxWarmPool| is_controlled_by(&created.metadata, &pool.uid().unwrap());
-        if let Some(pool) = server.pools.values().find(is_owner) {
-            let desired = usize::try_from(pool.spec.desired_replicas()).unwrap();
-            let members = server.members(pool);
-            assert!(
-                members <= desired,
-                "{members} members where {desired} were asked for"
-            );
-        }
-    }
+    let metadata = object.meta_mut();
+    metadata.name = Some(name.clone());
+    metadata.uid = Some(format!("{}-{revision}", K::kind(&())));
+    metadata.resource_version = Some(revision);
+    metadata.creation_timestamp = Some(Time(now));
+    K::stored_mut(server).insert(name, object.clone());
+    server.collect_ownerless();
+    Ok(object)
 }
 
-impl Modelled for SandboxClaim {
-    fn stored(server: &Server) -> &BTreeMap<String, Self> {
-        &server.claims
-    }
-
-    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
-        &mut server.claims
-    }
-
-    fn cached<'a>(_: &'a Server, process: &'a Process) -> &'a BTreeMap<String, Self> {
-        &process.claims
-    }
-
-    fn learn(process: &mut Process, server: &Server, name: &str) {
-        process.see_claim(server, name);
-    }
-
-    /// A claim is bound to no warm sandbox that the process knows another claim to be bound to.
-    fn check_write(before: &Self, after: &Self, server: &Server, process: &Process) {
-        let bound = |claim: &Self| {
-            let annotations = claim.annotations();
-            annotations.get(labels::ASSIGNED_SANDBOX_NAME).cloned()
-        };
-        let Some(sandbox) = bound(after).filter(|name| bound(before).as_ref() != Some(name)) else {
-            return;
-        };
-        let is_its_own = server.sandboxes.get(&sandbox).is_none_or(|sandbox| {
-            is_controlled_by(&sandbox.metadata, after.metadata.uid.as_deref().unwrap())
-        });
-        let other = process.claims.values().find(|other| {
-            other.uid() != after.uid() && unfinished_binding(other) == Some(&sandbox)
-        });
-        if let (false, Some(other)) = (is_its_own || sandbox == after.name_any(), other) {
-            let (name, other) = (after.name_any(), other.name_any());
-            panic!("claim {name} is bound to sandbox {sandbox}, which claim {other} is bound to");
-        }
-    }
+fn change<S: Cluster, K: Modelled<S>>(
+    server: &mut S,
+    name: &str,
+    precondition: &Precondition,
+    patch: &Value,
+) -> Result<K, Failure> {
+    let mut object = patched(current::<S, K>(server, name, precondition)?, patch);
+    object.meta_mut().resource_version = Some(server.next_revision());
+    K::stored_mut(server).insert(name.to_owned(), object.clone());
+    server.collect_ownerless();
+    Ok(object)
 }
 
-impl Modelled for SandboxTemplate {
-    fn stored(server: &Server) -> &BTreeMap<String, Self> {
-        &server.templates
-    }
-
-    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
-        &mut server.templates
-    }
+fn delete<S: Cluster, K: Modelled<S>>(
+    server: &mut S,
+    name: &str,
+    precondition: &Precondition,
+) -> Result<(), Failure> {
+    current::<S, K>(server, name, precondition)?;
+    K::stored_mut(server).remove(name);
+    server.collect_ownerless();
+    Ok(())
 }
 
-impl Modelled for SandboxWarmPool {
-    fn stored(server: &Server) -> &BTreeMap<String, Self> {
-        &server.pools
+/// The object that a write is about, if its precondition holds.
+fn current<'a, S: Cluster, K: Modelled<S>>(
+    server: &'a S,
+    name: &str,
+    precondition: &Precondition,
+) -> Result<&'a K, Failure> {
+    let object = K::stored(server).get(name).ok_or(Failure::NotFound)?;
+    let differs = |required: &Option<String>, actual: &Option<String>| {
+        required.is_some() && required != actual
+    };
+    let metadata = object.meta();
+    if differs(&precondition.uid, &metadata.uid)
+        || differs(&precondition.resource_version, &metadata.resource_version)
+    {
+        return Err(Failure::Conflict);
     }
-
-    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
-        &mut server.pools
-    }
-}
-
-impl Modelled for NetworkPolicy {
-    fn stored(server: &Server) -> &BTreeMap<String, Self> {
-        &server.network_policies
-    }
-
-    fn stored_mut(server: &mut Server) -> &mut BTreeMap<String, Self> {
-        &mut server.network_policies
-    }
+    Ok(object)
 }
 
 /// The requests of one pass of a process to the server.
-pub struct Requests<'a> {
-    server: Mutex<&'a mut Server>,
-    process: Mutex<&'a mut Process>,
+pub struct Requests<'a, S: Cluster> {
+    server: Mutex<&'a mut S>,
+    process: Mutex<&'a mut S::Process>,
     faults: Mutex<Faults>,
 }
 
-impl<'a> Requests<'a> {
-    pub fn new(server: &'a mut Server, process: &'a mut Process, faults: Faults) -> Self {
+impl<'a, S: Cluster> Requests<'a, S> {
+    pub fn new(server: &'a mut S, process: &'a mut S::Process, faults: Faults) -> Self {
         Self {
             server: Mutex::new(server),
             process: Mutex::new(process),
@@ -198,11 +171,11 @@ impl<'a> Requests<'a> {
         }
     }
 
-    pub fn server(&self) -> MutexGuard<'_, &'a mut Server> {
+    pub fn server(&self) -> MutexGuard<'_, &'a mut S> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn process(&self) -> MutexGuard<'_, &'a mut Process> {
+    pub fn process(&self) -> MutexGuard<'_, &'a mut S::Process> {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -226,9 +199,9 @@ impl<'a> Requests<'a> {
     }
 
     /// Makes a write, and has the process learn the answer.
-    fn exchange<K: Modelled, T>(
+    fn exchange<K: Modelled<S>, T>(
         &self,
-        write: impl FnOnce(&mut Server, &Process) -> (String, Result<T, Failure>),
+        write: impl FnOnce(&mut S, &S::Process) -> (String, Result<T, Failure>),
     ) -> Result<T, RequestFailed> {
         let (mut server, mut process) = (self.server(), self.process());
         let (name, answer) = write(&mut server, &process);
@@ -245,13 +218,13 @@ impl<'a> Requests<'a> {
 }
 
 /// The objects of one kind in the model.
-pub struct ModelledObjects<'a, 'b, K> {
-    requests: &'a Requests<'b>,
+pub struct ModelledObjects<'a, 'b, S: Cluster, K> {
+    requests: &'a Requests<'b, S>,
     kind: PhantomData<fn() -> K>,
 }
 
-impl<'a, 'b, K> ModelledObjects<'a, 'b, K> {
-    pub fn new(requests: &'a Requests<'b>) -> Self {
+impl<'a, 'b, S: Cluster, K> ModelledObjects<'a, 'b, S, K> {
+    pub fn new(requests: &'a Requests<'b, S>) -> Self {
         Self {
             requests,
             kind: PhantomData,
@@ -259,7 +232,7 @@ impl<'a, 'b, K> ModelledObjects<'a, 'b, K> {
     }
 }
 
-impl<K: Modelled> ModelledObjects<'_, '_, K> {
+impl<S: Cluster, K: Modelled<S>> ModelledObjects<'_, '_, S, K> {
     async fn change(
         &self,
         name: &str,
@@ -269,7 +242,7 @@ impl<K: Modelled> ModelledObjects<'_, '_, K> {
         self.requests.spend().await;
         self.requests.exchange::<K, _>(|server, process| {
             let before = K::stored(server).get(name).cloned();
-            let answer = server.change::<K>(name, precondition, &patch);
+            let answer = change::<S, K>(server, name, precondition, &patch);
             if let (Some(before), Ok(after)) = (before, &answer) {
                 K::check_write(&before, after, server, process);
             }
@@ -278,7 +251,7 @@ impl<K: Modelled> ModelledObjects<'_, '_, K> {
     }
 }
 
-impl<K: Modelled> Objects<K> for ModelledObjects<'_, '_, K> {
+impl<S: Cluster + Send, K: Modelled<S>> Objects<K> for ModelledObjects<'_, '_, S, K> {
     type Error = RequestFailed;
 
     fn cached(&self, name: &str) -> Option<Arc<K>> {
@@ -336,7 +309,7 @@ impl<K: Modelled> Objects<K> for ModelledObjects<'_, '_, K> {
         let object: K = serde_json::from_value(json!(object)).unwrap();
         self.requests.spend().await;
         self.requests.exchange::<K, _>(|server, _| {
-            let answer = server.create::<K>(object);
+            let answer = create::<S, K>(server, object);
             if let Ok(created) = &answer {
                 K::check_creation(created, server);
             }
@@ -377,7 +350,7 @@ impl<K: Modelled> Objects<K> for ModelledObjects<'_, '_, K> {
     ) -> Result<(), RequestFailed> {
         self.requests.spend().await;
         let answer = self.requests.exchange::<K, _>(|server, _| {
-            let answer = server.delete::<K>(name, &precondition);
+            let answer = delete::<S, K>(server, name, &precondition);
             (name.to_owned(), answer)
         });
         match answer {

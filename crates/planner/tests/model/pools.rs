@@ -11,7 +11,7 @@ use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
-use super::objects::{Faults, ModelledObjects, RequestFailed, Requests};
+use super::objects::{Cluster, Faults, ModelledObjects, RequestFailed, Requests};
 use super::process::Process;
 use super::server::{POOLS, Server};
 use super::writes::key_of;
@@ -36,7 +36,7 @@ impl Process {
     }
 }
 
-struct PoolPass<'a>(Requests<'a>);
+struct PoolPass<'a>(Requests<'a, Server>);
 
 impl Environment<SandboxWarmPool> for PoolPass<'_> {
     type Error = RequestFailed;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use agent_sandbox_planner::owner::{controller_of, is_controlled_by};
-use agent_sandbox_planner::pass::{Failure, Precondition};
 use api::claim::{ClaimShutdownPolicy, Lifecycle, WarmPoolRef};
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::template::SandboxTemplateRef;
@@ -14,10 +13,10 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use serde_json::Value;
 
-use super::objects::Modelled;
-use super::writes::{NAMESPACE, patched};
+use super::objects::Cluster;
+use super::process::Process;
+use super::writes::NAMESPACE;
 
 /// The API server: the only truth.
 pub struct Server {
@@ -132,15 +131,6 @@ impl Server {
         }
     }
 
-    pub(super) fn now(&self) -> Timestamp {
-        Timestamp::from_second(self.time).unwrap()
-    }
-
-    pub(super) fn next_revision(&mut self) -> String {
-        self.revision += 1;
-        self.revision.to_string()
-    }
-
     pub fn create_claim(&mut self, name: &str) {
         if self.claims.contains_key(name) {
             return;
@@ -184,73 +174,6 @@ impl Server {
         self.collect_ownerless();
     }
 
-    pub(super) fn create<K: Modelled>(&mut self, mut object: K) -> Result<K, Failure> {
-        let (revision, now) = (self.next_revision(), self.now());
-        let prefix = object.meta().generate_name.clone().unwrap_or_default();
-        let name = object.meta().name.clone();
-        let name = name.unwrap_or_else(|| format!("{prefix}{revision}"));
-        if K::stored(self).contains_key(&name) {
-            return Err(Failure::AlreadyExists);
-        }
-        let metadata = object.meta_mut();
-        metadata.name = Some(name.clone());
-        metadata.uid = Some(format!("{}-{revision}", K::kind(&())));
-        metadata.resource_version = Some(revision);
-        metadata.creation_timestamp = Some(Time(now));
-        K::stored_mut(self).insert(name, object.clone());
-        self.collect_ownerless();
-        Ok(object)
-    }
-
-    /// Garbage collection: what belongs to a claim or a pool that no longer exists goes.
-    fn collect_ownerless(&mut self) {
-        let claims = self.claims.values().filter_map(ResourceExt::uid);
-        let pools = self.pools.values().filter_map(ResourceExt::uid);
-        let owners: Vec<String> = claims.chain(pools).collect();
-        self.sandboxes.retain(|_, sandbox| {
-            controller_of(&sandbox.metadata).is_none_or(|owner| owners.contains(&owner.uid))
-        });
-    }
-
-    pub(super) fn change<K: Modelled>(
-        &mut self,
-        name: &str,
-        precondition: &Precondition,
-        patch: &Value,
-    ) -> Result<K, Failure> {
-        let mut object = patched(self.current::<K>(name, precondition)?, patch);
-        object.meta_mut().resource_version = Some(self.next_revision());
-        K::stored_mut(self).insert(name.to_owned(), object.clone());
-        self.collect_ownerless();
-        Ok(object)
-    }
-
-    pub(super) fn delete<K: Modelled>(
-        &mut self,
-        name: &str,
-        precondition: &Precondition,
-    ) -> Result<(), Failure> {
-        self.current::<K>(name, precondition)?;
-        K::stored_mut(self).remove(name);
-        self.collect_ownerless();
-        Ok(())
-    }
-
-    /// The object that a write is about, if its precondition holds.
-    fn current<K: Modelled>(&self, name: &str, precondition: &Precondition) -> Result<&K, Failure> {
-        let object = K::stored(self).get(name).ok_or(Failure::NotFound)?;
-        let differs = |required: &Option<String>, actual: &Option<String>| {
-            required.is_some() && required != actual
-        };
-        let metadata = object.meta();
-        if differs(&precondition.uid, &metadata.uid)
-            || differs(&precondition.resource_version, &metadata.resource_version)
-        {
-            return Err(Failure::Conflict);
-        }
-        Ok(object)
-    }
-
     pub fn mark_ready(&mut self, name: &str) {
         let (revision, now) = (self.next_revision(), self.now());
         if let Some(sandbox) = self.sandboxes.get_mut(name) {
@@ -269,9 +192,30 @@ impl Server {
             .filter(|sandbox| is_controlled_by(&sandbox.metadata, &uid))
             .count()
     }
+}
 
-    /// What must hold at every moment.
-    pub fn check(&self) {
+impl Cluster for Server {
+    type Process = Process;
+
+    fn now(&self) -> Timestamp {
+        Timestamp::from_second(self.time).unwrap()
+    }
+
+    fn next_revision(&mut self) -> String {
+        self.revision += 1;
+        self.revision.to_string()
+    }
+
+    fn collect_ownerless(&mut self) {
+        let claims = self.claims.values().filter_map(ResourceExt::uid);
+        let pools = self.pools.values().filter_map(ResourceExt::uid);
+        let owners: Vec<String> = claims.chain(pools).collect();
+        self.sandboxes.retain(|_, sandbox| {
+            controller_of(&sandbox.metadata).is_none_or(|owner| owners.contains(&owner.uid))
+        });
+    }
+
+    fn check(&self) {
         let mut held = BTreeMap::new();
         for sandbox in self.sandboxes.values() {
             assert_eq!(

@@ -1,6 +1,9 @@
 //! What both models of the API share.
 
-use agent_sandbox_planner::warm_queue::SandboxKey;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use agent_sandbox_planner::warm_queue::{Reservation, SandboxKey, WarmQueue};
+use api::Sandbox;
 use apimachinery::patch::merge::apply;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,5 +26,41 @@ pub fn key_of(name: &str) -> SandboxKey {
     SandboxKey {
         namespace: NAMESPACE.into(),
         name: name.into(),
+    }
+}
+
+/// A sandbox that was taken from the queue of a process.
+pub struct Reserved {
+    queue: Arc<Mutex<WarmQueue>>,
+    key: Option<SandboxKey>,
+    sandbox: Arc<Sandbox>,
+}
+
+impl Reserved {
+    pub fn new(queue: &Arc<Mutex<WarmQueue>>, key: SandboxKey, sandbox: Sandbox) -> Self {
+        Self {
+            queue: Arc::clone(queue),
+            key: Some(key),
+            sandbox: Arc::new(sandbox),
+        }
+    }
+}
+
+impl Reservation for Reserved {
+    fn sandbox(&self) -> &Arc<Sandbox> {
+        &self.sandbox
+    }
+
+    fn keep(mut self) {
+        self.key = None;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take() {
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.release(&key);
+        }
     }
 }

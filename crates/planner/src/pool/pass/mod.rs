@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 pub use environment::Environment;
-pub use observe::template;
+pub(crate) use observe::template;
 
 use self::apply::apply;
 use self::observe::{Deleted, Reserved, confirm, settle, unreadable};

@@ -76,7 +76,7 @@ pub(super) fn unreadable<P: Pool, E: Environment<P>>(env: &E, pool: &P) -> Vec<A
 }
 
 /// The template that a pool names. Only the API server itself is believed that it is missing.
-pub async fn template<P: Pool, O: Objects<SandboxTemplate>>(
+pub(crate) async fn template<P: Pool, O: Objects<SandboxTemplate>>(
     templates: &O,
     pool: &P,
 ) -> Result<Option<Arc<SandboxTemplate>>, O::Error> {
