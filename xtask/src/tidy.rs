@@ -71,7 +71,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
 ];
 
 /// What every crate may use.
-const FOR_ALL: [&str; 1] = ["saturating-time"];
+const FOR_ALL: [&str; 2] = ["error-chain", "saturating-time"];
 
 /// Product code refuses operators on times, which panic on overflow.
 const TIME_LINT: &str = "#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]";

@@ -1,27 +1,18 @@
-//! How an error is told: with all its causes, once, where it is logged or shown.
+//! Prints an error with its causes, without the text of a response that may quote a secret.
 
 use std::error::Error;
 
-/// An error and its causes on one line. Of an answer that cannot be decoded, no text is told: it may quote a secret.
+/// An error and its causes on one line. The chain ends at a response that cannot be decoded: its text may quote a secret.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = String::new();
-    let mut cause = Some(error);
-    while let Some(next) = cause {
-        let is_undecodable = matches!(next.downcast_ref(), Some(kube::Error::SerdeError(_)));
-        let message = if is_undecodable {
-            "the answer cannot be read".to_owned()
-        } else {
-            next.to_string()
-        };
-        if !text.ends_with(&message) {
-            if !text.is_empty() {
-                text.push_str(": ");
-            }
-            text.push_str(&message);
+    let mut messages = Vec::new();
+    for next in std::iter::once(error).chain(error_chain::causes(error)) {
+        if matches!(next.downcast_ref(), Some(kube::Error::SerdeError(_))) {
+            messages.push("the answer cannot be read".to_owned());
+            break;
         }
-        cause = if is_undecodable { None } else { next.source() };
+        messages.push(next.to_string());
     }
-    text
+    error_chain::join(messages)
 }
 
 #[cfg(test)]

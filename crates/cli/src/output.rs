@@ -126,30 +126,22 @@ pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// An error and its causes in one line. What an API server refused is told in its own words alone.
+/// An error and its causes in one line. The chain ends at a rejection by an API server, with the server's own message.
 pub fn chain(error: &anyhow::Error) -> String {
     causes(error.chain())
 }
 
 /// The same for an error that is part of another.
 pub fn causes(chain: anyhow::Chain<'_>) -> String {
-    let mut told: Vec<String> = Vec::new();
+    let mut messages = Vec::new();
     for cause in chain {
-        let refused = match cause.downcast_ref() {
-            Some(kube::Error::Api(status)) => Some(status.message.clone()),
-            _ => None,
-        };
-        let is_last = refused.is_some();
-        let text = refused.unwrap_or_else(|| cause.to_string());
-        // Some libraries repeat their cause in their own words.
-        if !told.last().is_some_and(|last| last.ends_with(&text)) {
-            told.push(text);
-        }
-        if is_last {
+        if let Some(kube::Error::Api(status)) = cause.downcast_ref() {
+            messages.push(status.message.clone());
             break;
         }
+        messages.push(cause.to_string());
     }
-    visible::text(&told.join(": ")).into_owned()
+    visible::text(&error_chain::join(messages)).into_owned()
 }
 
 /// Reads a duration as people write it: `90s`, `30m`, `2h`, `1h30m`.

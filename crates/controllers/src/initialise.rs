@@ -135,24 +135,17 @@ fn is_unserved(status: StatusCode) -> bool {
 }
 
 /// Whether nothing listens on the port.
-fn is_refused_connection(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
+fn is_refused_connection(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut chain = std::iter::once(error).chain(error_chain::causes(error));
+    chain.any(|error| {
         let io = error.downcast_ref::<std::io::Error>();
-        if io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+        io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused)
+    })
 }
 
-fn root_cause(error: &(dyn std::error::Error + Send + Sync)) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let last = error_chain::causes(error).last();
+    last.map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(test)]

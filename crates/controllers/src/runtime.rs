@@ -305,10 +305,7 @@ async fn supervise<E: std::error::Error>(
 
 /// The causes of an error, each once, outermost first.
 fn causes(error: &dyn std::error::Error) -> String {
-    std::iter::successors(error.source(), |cause| cause.source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
+    error_chain::join(error_chain::causes(error).map(ToString::to_string))
 }
 
 impl fmt::Debug for Parts {

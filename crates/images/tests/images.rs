@@ -61,14 +61,7 @@ impl Machine {
 }
 
 fn chain(error: &Arc<PullError>) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&**error);
-    while let Some(cause) = source {
-        text += ": ";
-        text += &cause.to_string();
-        source = cause.source();
-    }
-    text
+    error_chain::chain(&**error)
 }
 
 fn base() -> Vec<u8> {

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use api::decoding::Decoded;
+use api::errors::chain;
 use futures::StreamExt;
 use kube::Resource;
 use kube::api::Api;
@@ -14,7 +15,7 @@ use serde::Deserialize;
 
 use crate::claims::BoundClaim;
 use crate::registry::Registry;
-use crate::watch::{cannot_watch, chain, key_of};
+use crate::watch::{cannot_watch, key_of};
 
 /// The longest pause between two attempts at a watch that fails.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use api::addresses::is_a_pods;
 use api::conditions::{self, ConditionType};
 use api::decoding::Decoded;
+use api::errors::chain;
 use api::rbac::{FOLLOW, Rule};
 use api::sandbox::{OperatingMode, Suspension};
 use api::{Sandbox, SandboxClaim, SandboxSpec};
@@ -432,16 +433,6 @@ impl WatchLog {
     fn pause(&self) -> Duration {
         Duration::from_millis(100 << self.failures.min(8))
     }
-}
-
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ mod authorization;
 mod destinations;
 
 use std::collections::HashMap;
-use std::error::Error as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -449,14 +448,7 @@ async fn read(url: &str, body: Incoming, limit: usize) -> Result<Bytes, Registry
 
 /// The [`Refused`] error in the cause chain, if there is one.
 fn refusal(error: &hyper_util::client::legacy::Error) -> Option<Refused> {
-    let mut cause = error.source();
-    while let Some(current) = cause {
-        if let Some(refused) = current.downcast_ref::<Refused>() {
-            return Some(refused.clone());
-        }
-        cause = current.source();
-    }
-    None
+    error_chain::causes(error).find_map(|cause| cause.downcast_ref::<Refused>().cloned())
 }
 
 /// The error message in a registry's response, truncated and without control characters, which a terminal would interpret.

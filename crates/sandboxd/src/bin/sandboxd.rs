@@ -43,12 +43,7 @@ fn main() -> ExitCode {
 
 /// Logs one line with the cause, and returns the exit code of a failed start.
 fn fail(error: &dyn std::error::Error, format: LogFormat) -> ExitCode {
-    let mut line = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        line = format!("{line}: {cause}");
-        source = cause.source();
-    }
+    let line = error_chain::chain(error);
     match format {
         LogFormat::Text => eprintln!("sandboxd: {line}"),
         LogFormat::Json => tracing::error!("{line}"),
