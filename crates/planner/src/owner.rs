@@ -94,22 +94,6 @@ impl fmt::Display for Named<'_> {
     }
 }
 
-/// Which version of which object a decision was made upon: the precondition of the write that follows.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Version {
-    pub uid: Option<String>,
-    pub resource_version: Option<String>,
-}
-
-impl Version {
-    pub fn of(metadata: &ObjectMeta) -> Self {
-        Self {
-            uid: metadata.uid.clone(),
-            resource_version: metadata.resource_version.clone(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use api::{SandboxClaim, SandboxWarmPool};

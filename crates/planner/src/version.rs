@@ -1,9 +1,9 @@
-//! Which object, in which state, a decision was about: the preconditions of the write that carries it out.
+//! The object, and its version, that a decision was about: the preconditions of the write that applies it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
-/// An object at one moment of its life.
+/// One version of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     pub name: String,

@@ -23,7 +23,7 @@ use serde_json::Value;
 pub(crate) use not_ready::end_unobserved;
 pub use not_ready::publish_not_ready;
 
-use crate::{owner, version};
+use crate::version::Version;
 
 /// When an object is to be looked at again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,20 +193,11 @@ impl Precondition {
     }
 }
 
-impl From<&version::Version> for Precondition {
-    fn from(version: &version::Version) -> Self {
+impl From<&Version> for Precondition {
+    fn from(version: &Version) -> Self {
         Self {
             uid: Some(version.uid.clone()),
             resource_version: Some(version.resource_version.clone()),
-        }
-    }
-}
-
-impl From<&owner::Version> for Precondition {
-    fn from(version: &owner::Version) -> Self {
-        Self {
-            uid: version.uid.clone(),
-            resource_version: version.resource_version.clone(),
         }
     }
 }

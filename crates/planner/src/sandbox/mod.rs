@@ -39,7 +39,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::expiry::{Deadlines, Expiry, expiry};
-use crate::owner::{Ownership, Version, controller_of, ownership, refers_to_predecessor};
+use crate::owner::{Ownership, controller_of, ownership, refers_to_predecessor};
+use crate::version::Version;
 
 pub use observed_pod::ObservedPod;
 pub use pass::{Environment, Part, reconcile};
@@ -345,7 +346,7 @@ fn clean_up(observed: &Observed) -> Plan {
     let policy = observed.sandbox.spec.shutdown_policy.unwrap_or_default();
     if policy == ShutdownPolicy::Delete {
         plan.effects.push(Effect::DeleteSandbox {
-            version: Version::of(&observed.sandbox.metadata),
+            version: Version::of_metadata(&observed.sandbox.metadata),
         });
     }
     plan

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 use super::observed_pod::{ObservedPod, State};
 use super::{DeletionCause, Effect, Observed, Plan, Problem, Settings, metadata, volume_claims};
-use crate::owner::{Named, Ownership, Version, controller_reference, ownership, with_controller};
+use crate::owner::{Named, Ownership, controller_reference, ownership, with_controller};
+use crate::version::Version;
 
 const KIND: &str = "pod";
 /// The delay before a second lost pod in a row is replaced; the first is at once.
@@ -186,7 +187,7 @@ fn adopt(observed: &Observed, pod: &ObservedPod) -> Effect {
     patch.insert("ownerReferences".to_owned(), json!(owners));
     Effect::AdoptPod {
         name: name_of(pod),
-        version: Version::of(&pod.metadata),
+        version: Version::of_metadata(&pod.metadata),
         patch: json!({ "metadata": patch }),
     }
 }
@@ -195,7 +196,7 @@ fn keep_in_step(observed: &Observed, pod: &ObservedPod, plan: &mut Plan) {
     if let Some(patch) = metadata::drift(observed, &pod.metadata) {
         plan.effects.push(Effect::UpdatePodMetadata {
             name: name_of(pod),
-            version: Version::of(&pod.metadata),
+            version: Version::of_metadata(&pod.metadata),
             patch: json!({ "metadata": patch }),
         });
     }
@@ -263,7 +264,7 @@ fn lost_at(pod: &ObservedPod) -> Option<Timestamp> {
 
 fn clear_pod_name(observed: &Observed) -> Effect {
     Effect::ClearPodName {
-        version: Version::of(&observed.sandbox.metadata),
+        version: Version::of_metadata(&observed.sandbox.metadata),
         patch: json!({ "metadata": { "annotations": { labels::POD_NAME: Value::Null } } }),
     }
 }

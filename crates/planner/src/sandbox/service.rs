@@ -9,8 +9,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value, json};
 
 use super::{Effect, Observed, Plan, Problem, Settings};
-use crate::owner::{Named, Ownership, Version, controller_reference, ownership, with_controller};
+use crate::owner::{Named, Ownership, controller_reference, ownership, with_controller};
 use crate::patch;
+use crate::version::Version;
 
 const KIND: &str = "service";
 const HEADLESS: &str = "None";
@@ -42,7 +43,7 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan
             if let Some(patch) = drift(observed, service) {
                 plan.effects.push(Effect::UpdateService {
                     name: observed.name().to_owned(),
-                    version: Version::of(metadata),
+                    version: Version::of_metadata(metadata),
                     patch,
                 });
             }
@@ -117,7 +118,7 @@ fn adopt(observed: &Observed, settings: &Settings<'_>, service: &Service, plan: 
     patch["metadata"]["ownerReferences"] = json!(owners);
     plan.effects.push(Effect::AdoptService {
         name,
-        version: Version::of(&service.metadata),
+        version: Version::of_metadata(&service.metadata),
         patch,
     });
 }

@@ -11,8 +11,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use super::{Effect, Observed, Plan, Problem, Settings, current_pod};
-use crate::owner::{Named, Ownership, Version, controller_reference, ownership, with_controller};
+use crate::owner::{Named, Ownership, controller_reference, ownership, with_controller};
 use crate::patch;
+use crate::version::Version;
 
 /// How long the name of an object may be.
 const NAME_MAX: usize = 253;
@@ -99,7 +100,7 @@ fn keep(
         }
         return;
     }
-    let version = Version::of(metadata);
+    let version = Version::of_metadata(metadata);
     // The label brings the claim into view of the watch; without it every pass would try to create it again.
     let label = patch::string_map(&metadata.labels, &identity(observed), []);
     match ownership(metadata, observed.uid()) {
