@@ -357,12 +357,18 @@ fn run_to_end(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds the binary, and says where it is.
+/// Builds the binary, and returns its path.
 pub fn build_binary(root: &Path) -> anyhow::Result<PathBuf> {
     build(root, &["--bin=agent-sandbox"], "debug/agent-sandbox")
 }
 
-/// Builds a part of the command line's package, and says where it is.
+/// Builds the binary, and beside it the one that `agent-sandbox bench` executes. Returns the path of the first.
+pub fn build_binary_with_bench(root: &Path) -> anyhow::Result<PathBuf> {
+    let bench = "--package=agent-sandbox-bench";
+    build(root, &[bench, "--bins"], "debug/agent-sandbox")
+}
+
+/// Builds a part of the command line's package, and returns its path.
 fn build(root: &Path, what: &[&str], output: &str) -> anyhow::Result<PathBuf> {
     let cargo = || {
         let mut cargo = Command::new(env!("CARGO"));

@@ -11,8 +11,25 @@ use serde_json::Value;
 use crate::{adr, attacks, layers, links, vocabulary};
 
 /// Which of our crates each crate may use. A crate that is not listed may use none.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("apiserver", &["apimachinery", "pod-security", "store"]),
+    (
+        "bench",
+        &[
+            "api",
+            "apiserver",
+            "container-runtime",
+            "controllers",
+            "machine-control-plane",
+            "node",
+            "planner",
+            "router",
+            "sdk",
+            "shim-protocol",
+            "telemetry",
+            "testkit",
+        ],
+    ),
     (
         "container-runtime",
         &[
@@ -72,6 +89,9 @@ const MAY_USE: [(&str, &[&str]); 15] = [
 
 /// What every crate may use.
 const FOR_ALL: [&str; 2] = ["error-chain", "saturating-time"];
+
+/// Crates that are no part of the product.
+const NOT_PRODUCT: [&str; 2] = ["crates/bench/", "crates/testkit/"];
 
 /// Product code refuses operators on times, which panic on overflow.
 const TIME_LINT: &str = "#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]";
@@ -281,7 +301,8 @@ fn check_source(path: &str, text: &str) -> Vec<String> {
         complaints.push(format!("{path}: name the module for what it owns"));
     }
     let is_root = path.ends_with("/src/lib.rs") || path.ends_with("/src/main.rs");
-    let is_product = path.starts_with("crates/") && !path.starts_with("crates/testkit/");
+    let is_product =
+        path.starts_with("crates/") && !NOT_PRODUCT.iter().any(|own| path.starts_with(own));
     if is_root && is_product && !text.contains(TIME_LINT) {
         complaints.push(format!("{path}: say `{TIME_LINT}`"));
     }

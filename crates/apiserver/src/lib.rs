@@ -38,7 +38,6 @@
 //! | `http` | requests and responses |
 //! | `local`, `transport` | the in-process client and HTTPS |
 //! | `server` | composes all of them |
-//! | `bench` | measures a server |
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![expect(
@@ -50,12 +49,6 @@ pub mod admission;
 pub mod audit;
 pub mod auth;
 mod background;
-#[cfg(feature = "bench")]
-#[expect(
-    clippy::arithmetic_side_effects,
-    reason = "a benchmark may panic on overflow: the user sees it"
-)]
-pub mod bench;
 mod body;
 mod clock;
 mod fair_queue;

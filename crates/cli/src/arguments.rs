@@ -159,7 +159,7 @@ impl Arguments {
             Command::Reset(arguments) => block_on(reset::execute(arguments)),
             Command::Token(arguments) => token::print(&arguments),
             Command::Generate(arguments) => generate::print(&arguments).map(|()| ExitCode::SUCCESS),
-            Command::Bench(arguments) => arguments.execute(),
+            Command::Bench(arguments) => Err(bench::execute(&arguments)),
             Command::Controller(arguments) => block_on(parts::controller(*arguments)),
             Command::Router(arguments) => {
                 if arguments.router.version {

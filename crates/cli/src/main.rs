@@ -3,28 +3,13 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod arguments;
-mod arrivals;
 mod assets;
-#[expect(
-    clippy::arithmetic_side_effects,
-    reason = "a measurement that panics says so to whoever runs it"
-)]
 mod bench;
 mod build_info;
 mod connection;
 mod data_directory;
 mod generate;
 mod image;
-#[expect(
-    clippy::arithmetic_side_effects,
-    reason = "a measurement that panics says so to whoever runs it"
-)]
-mod leaks;
-#[expect(
-    clippy::arithmetic_side_effects,
-    reason = "a measurement that panics says so to whoever runs it"
-)]
-mod load;
 mod logging;
 mod node_flags;
 mod open_files;
@@ -35,11 +20,6 @@ mod reset;
 mod rootless;
 mod run;
 mod sandboxes;
-#[expect(
-    clippy::arithmetic_side_effects,
-    reason = "a measurement that panics says so to whoever runs it"
-)]
-mod scrape;
 mod signals;
 mod terminal;
 mod token;

@@ -22,17 +22,10 @@
 //! | `pool` | what the controllers of both kinds of pool do alike |
 //! | [`kruise`], [`initialise`] | the controllers of the OpenKruise dialect; telling sandboxes their environment |
 //! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
-//! | `bench` | measuring how fast claims are met (feature `bench`) |
 //! | [`rbac`] | the permissions of all of them |
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-#[cfg(feature = "bench")]
-#[expect(
-    clippy::arithmetic_side_effects,
-    reason = "a benchmark that panics says so to whoever runs it"
-)]
-pub mod bench;
 pub mod cache;
 pub mod cached;
 pub mod claim;

@@ -16,12 +16,6 @@ mod access;
 mod activity;
 mod args;
 pub mod authorize;
-#[cfg(feature = "bench")]
-#[expect(
-    clippy::arithmetic_side_effects,
-    reason = "a benchmark may panic: the panic message reaches the person who runs it"
-)]
-pub mod bench;
 mod body;
 mod claim_watch;
 mod claims;

@@ -13,12 +13,6 @@ pub mod protocol;
 
 #[cfg(feature = "server")]
 mod api;
-#[cfg(feature = "bench")]
-#[expect(
-    clippy::arithmetic_side_effects,
-    reason = "a benchmark may panic: the panic message reaches the person who runs it"
-)]
-pub mod bench;
 #[cfg(feature = "server")]
 mod config;
 #[cfg(feature = "server")]

@@ -1,4 +1,4 @@
-//! A fake node: it binds every pod, makes it ready at once, and finishes its deletion.
+//! Fake nodes: one that binds every pod, makes it ready at once, and finishes its deletion; and one that only marks pods Ready.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -140,6 +141,47 @@ async fn make_ready(pods: &Api<Pod>, seen: &Pod, address: Ipv4Addr) {
     let (name, patch) = (seen.name_any(), Patch::Merge(&status));
     let _ = pods
         .patch_status(&name, &PatchParams::default(), &patch)
+        .await;
+}
+
+/// Marks every pod of the cluster Ready until the future is dropped: the cheapest node. Each pod costs one write and is never bound, which
+/// matters to tests and benchmarks that count requests.
+pub async fn mark_pods_ready(client: Client) {
+    let pods = Api::<Pod>::all(client.clone());
+    let mut events = std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff());
+    let mut seen: u32 = 0;
+    while let Some(event) = events.next().await {
+        let Ok(Event::Apply(pod) | Event::InitApply(pod)) = event else {
+            continue;
+        };
+        let phase = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref());
+        let is_waiting = matches!(phase, None | Some("Pending"));
+        if is_waiting && pod.metadata.deletion_timestamp.is_none() {
+            seen += 1;
+            tokio::spawn(mark_ready(client.clone(), pod, seen));
+        }
+    }
+}
+
+async fn mark_ready(client: Client, pod: Pod, number: u32) {
+    let pods = Api::<Pod>::namespaced(client, &pod.namespace().unwrap_or_default());
+    let [_, high, middle, low] = number.to_be_bytes();
+    let address = format!("10.{high}.{middle}.{low}");
+    let status = json!({
+        "phase": "Running",
+        "podIP": address,
+        "podIPs": [{ "ip": address }],
+        "conditions": [{ "type": "Ready", "status": "True" }],
+    });
+    // A pod that has changed meanwhile is seen again; it may have ended.
+    let version = json!({ "resourceVersion": pod.resource_version() });
+    let patch = Patch::Merge(json!({ "metadata": version, "status": status }));
+    // The pod may be deleted by now.
+    let _ = pods
+        .patch_status(&pod.name_any(), &PatchParams::default(), &patch)
         .await;
 }
 

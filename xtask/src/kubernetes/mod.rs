@@ -156,7 +156,7 @@ pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let programs = kube_assets::ensure_built(root)?;
     let binary = match &arguments.binary {
         Some(binary) => std::path::absolute(binary)?,
-        None => test_clients::build_binary(root)?,
+        None => test_clients::build_binary_with_bench(root)?,
     };
     let interruption = Interruption::watch()?;
     let mut failed = Vec::new();

@@ -39,9 +39,8 @@ use operating_mode::DefaultOperatingMode;
 use quickstart::Enforcement;
 
 pub use command::{Arguments, START_AFTER_STOP, execute};
-pub use installation::install as install_kinds;
 pub use parts::{Part, PartFlags};
-pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE, WARM_POOL as QUICKSTART_POOL};
+pub use quickstart::{Quickstart, TEMPLATE as QUICKSTART_TEMPLATE};
 pub use router_access::token_key;
 
 use crate::build_info::BUILD;
@@ -260,11 +259,6 @@ impl Up {
     /// A client of the API server that needs no socket.
     pub fn client(&self) -> kube::Client {
         self.client.clone()
-    }
-
-    /// The node, if it runs.
-    pub fn node(&self) -> Option<&node::Node> {
-        self.node.as_ref()
     }
 
     /// Why network policies cannot be enforced here, if they cannot. Pods that one selects then do not start.

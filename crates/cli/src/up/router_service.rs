@@ -337,7 +337,7 @@ mod tests {
         });
         let server = server.await.unwrap();
         let client = server.client();
-        crate::up::install_kinds(&client).await.unwrap();
+        crate::up::installation::install(&client).await.unwrap();
         let shutdown = CancellationToken::new();
         let service = RouterService {
             client: client.clone(),

@@ -2,11 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod bench;
 mod crash;
 mod data_plane;
 mod interrupts;
 mod json_logs;
-mod load;
+
 mod local_users;
 mod machine;
 mod node_flags;

@@ -1,8 +1,6 @@
 //! The controllers that `--kruise` adds, of SandboxSet and of the SandboxClaim that takes many sandboxes at once, and what they
 //! share.
 
-#[cfg(feature = "bench")]
-pub mod bench;
 mod claim;
 mod set;
 mod waiting;

@@ -10,9 +10,9 @@ use kube::ResourceExt;
 use kube::api::{WatchEvent, WatchParams};
 use serde_json::json;
 use testkit::eventually;
+use testkit::writes::Writes;
 
 use crate::holders;
-use crate::support::requests::Writes;
 use crate::support::{Cluster, claim, claim_from, pool, ready_of, template};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,10 +2,6 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
-#[path = "../../src/bench/node.rs"]
-mod node;
-#[path = "../../src/bench/requests.rs"]
-pub mod requests;
 mod running;
 
 use std::collections::HashMap;
@@ -29,10 +25,11 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use planner::owner::controller_of;
-use requests::Writes;
 use running::Running;
 use serde_json::{Value, json};
 use testkit::cluster::Kind;
+use testkit::node::mark_pods_ready;
+use testkit::writes::Writes;
 use testkit::{Tap, eventually};
 use tokio::task::JoinHandle;
 
@@ -108,7 +105,7 @@ impl Cluster {
         let server = testkit::Cluster::start().await;
         server.create_namespace(NAMESPACE).await;
         let client = server.client();
-        let node = tokio::spawn(node::mark_pods_ready(client.clone()));
+        let node = tokio::spawn(mark_pods_ready(client.clone()));
         Self {
             server,
             client,
