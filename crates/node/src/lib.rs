@@ -7,8 +7,6 @@
 
 mod api_objects;
 mod awaited_objects;
-#[cfg(feature = "bench")]
-pub mod bench;
 pub mod clock;
 pub mod config;
 mod container_spec;

@@ -1,11 +1,23 @@
 //! `bench node`: pods, containers and execs of a node in this process, beside other container runtimes.
+//!
+//! | module | measures |
+//! |---|---|
+//! | [`alone`] | pods one at a time, execs, containers |
+//! | [`density`] | many idle pods |
+//! | [`hostile`] | a pod while another attacks |
+//! | [`peers`] | other container runtimes |
+//!
+//! Containers and execs are measured through [`container_runtime`], pods through the Kubernetes API.
+
+mod alone;
+mod density;
+mod hostile;
+mod peers;
+mod pods;
 
 use std::path::Path;
 use std::time::Duration;
 
-use ::node::bench::density::Density;
-use ::node::bench::neighbour::Beside;
-use ::node::bench::{self, Distribution, Report};
 use ::node::{Config, Node};
 use anyhow::Context;
 use clap::Args;
@@ -17,6 +29,10 @@ use machine_control_plane::scheduler;
 use tokio_util::sync::CancellationToken;
 
 use crate::table::{Table, bytes};
+use alone::Report;
+use density::Density;
+use hostile::Beside;
+use pods::Distribution;
 
 const NAMESPACE: &str = "default";
 /// The timeout for the deletion of pods that a failed measurement has left.
@@ -34,7 +50,7 @@ pub struct Arguments {
     #[arg(long)]
     hostile: bool,
     /// With --hostile, only this attack; may be given several times
-    #[arg(long, value_name = "NAME", requires = "hostile", value_parser = PossibleValuesParser::new(bench::neighbour::attacks()))]
+    #[arg(long, value_name = "NAME", requires = "hostile", value_parser = PossibleValuesParser::new(hostile::attacks()))]
     attack: Vec<String>,
     /// With --hostile, requests to the neighbour beside each attack, before it and after it
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..), requires = "hostile")]
@@ -67,22 +83,18 @@ impl Arguments {
     async fn measure_node(self, client: &Client, node: &Node) -> anyhow::Result<Table> {
         let (client, runtime) = (client.clone(), node.runtime());
         if self.hostile {
-            let options = bench::neighbour::Options {
+            let options = hostile::Options {
                 requests: self.requests.into(),
                 attacks: self.attack,
             };
-            let measured = bench::neighbour::run(client, NAMESPACE, &options).await?;
+            let measured = hostile::run(client, &options).await?;
             Ok(beside_attackers(&measured))
         } else if let Some(count) = self.density {
-            let measured = bench::density::run(client, runtime, NAMESPACE, count).await?;
+            let measured = density::run(client, runtime, count).await?;
             Ok(full_node(&measured))
         } else {
-            let options = bench::Options {
-                pods: self.pods,
-                ..bench::Options::default()
-            };
-            let measured = bench::run(client, runtime, &options).await?;
-            Ok(alone(&measured))
+            let measured = alone::run(client, runtime, self.pods).await?;
+            Ok(one_at_a_time(&measured))
         }
     }
 }
@@ -103,7 +115,7 @@ async fn delete_pods(client: &Client) -> anyhow::Result<()> {
     gone.context("pods are still running after the deadline")?
 }
 
-fn alone(report: &Report) -> Table {
+fn one_at_a_time(report: &Report) -> Table {
     let mut table = Table::new(&["WHAT", "P50", "P99", "HIGHEST", "TO OURS"]);
     let mut times = |what: &str, sample: &Distribution, ratio: String| {
         let [p50, p99, highest] = percentiles(sample);
@@ -149,9 +161,9 @@ fn full_node(density: &Density) -> Table {
         figure(what, bytes(memory));
     }
     let percent = |share: f64| format!("{share:.1} % of one");
-    let idle = density.idle_processor_percent;
+    let idle = density.idle_cpu_percent;
     figure("processor, all pods idle", percent(idle));
-    let empty = density.empty_processor_percent;
+    let empty = density.empty_cpu_percent;
     figure("processor, without pods", percent(empty));
     table
 }

@@ -1,65 +1,62 @@
-//! Many idle pods on one machine: what each costs, and whether the last is as quick as the first.
+//! `bench node --density`: the cost of many idle pods on one machine, and the start of the last pods compared with the first.
 
 use std::time::{Duration, Instant};
 
+use container_runtime::ContainerId;
+use container_runtime::native::NativeRuntime;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use kube::{Api, Client, ResourceExt};
-use serde::Serialize;
 
-use super::{BenchError, Distribution, remove_pod, start_pod};
-use crate::runtime::ContainerId;
-use crate::runtime::native::NativeRuntime;
+use super::NAMESPACE;
+use super::pods::{Distribution, remove_pod, start_pod};
+use crate::process;
 
-/// How many at each end are compared.
+/// The number of first and of last pods that are compared.
 const SAMPLE: usize = 20;
-/// Over which time idle pods are watched.
+/// The time over which idle CPU time is measured.
 const IDLE: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Clone, Serialize)]
+/// All figures.
+#[derive(Debug, Clone)]
 pub struct Density {
     pub pods: usize,
     pub seconds_to_start_all: f64,
     /// Creation to Ready of the first pods, one at a time on an empty node.
     pub first: Distribution,
-    /// The same of the last ones, on a full node.
+    /// Creation to Ready of the last pods, one at a time on a full node.
     pub last: Distribution,
     pub last_against_first: f64,
-    /// What the machine has less of, for each pod.
+    /// The decrease of the machine's available memory, for each pod.
     pub memory_per_pod_bytes: u64,
-    /// What the control groups count, for each pod: its agent, sandboxd and their files.
+    /// The memory of its cgroup, for each pod: agent, sandboxd and their files.
     pub counted_per_pod_bytes: u64,
-    /// What the node's own process has grown by, for each pod.
+    /// The growth of the node's process, for each pod.
     pub node_per_pod_bytes: u64,
-    /// Of one processor, of the whole machine, while all pods are idle; and before there were any.
-    pub idle_processor_percent: f64,
-    pub empty_processor_percent: f64,
+    /// The CPU time of the machine, in per cent of one CPU, with idle pods and without pods.
+    pub idle_cpu_percent: f64,
+    pub empty_cpu_percent: f64,
 }
 
-/// Starts `count` pods, looks at them, and removes them.
-pub async fn run(
-    client: Client,
-    runtime: &NativeRuntime,
-    namespace: &str,
-    count: usize,
-) -> Result<Density, BenchError> {
-    let pods = Api::<Pod>::namespaced(client, namespace);
+/// Starts `count` pods, measures, and removes them.
+pub async fn run(client: Client, runtime: &NativeRuntime, count: usize) -> anyhow::Result<Density> {
+    let pods = Api::<Pod>::namespaced(client, NAMESPACE);
     let name = |number: usize| format!("density-{number}");
-    // The first pod of a node pays for what is made once.
+    // The first pod of a node creates what all pods share.
     start_pod(&pods, "density-warm-up").await?;
     remove_pod(&pods, "density-warm-up").await?;
-    let empty = processor_percent().await;
-    let (free, own) = (available_memory(), own_memory());
+    let empty = cpu_percent().await;
+    let (free, own) = (available_memory(), process::resident(std::process::id())?);
     let began = Instant::now();
     let (mut first, mut last, mut started) = (Vec::new(), Vec::new(), Vec::new());
     let edge = SAMPLE.min(count / 2);
     for number in 0..edge {
-        let (_, ready, pod) = start_pod(&pods, &name(number)).await?;
-        first.push(ready);
-        started.push(pod);
+        let pod = start_pod(&pods, &name(number)).await?;
+        first.push(pod.ready_after);
+        started.push(pod.pod);
     }
-    let middle: Vec<Result<_, BenchError>> = futures::stream::iter(edge..count - edge)
+    let middle: Vec<anyhow::Result<_>> = futures::stream::iter(edge..count - edge)
         .map(|number| {
             let (pods, name) = (pods.clone(), name(number));
             async move { start_pod(&pods, &name).await }
@@ -68,15 +65,15 @@ pub async fn run(
         .collect()
         .await;
     for pod in middle {
-        started.push(pod?.2);
+        started.push(pod?.pod);
     }
     for number in count - edge..count {
-        let (_, ready, pod) = start_pod(&pods, &name(number)).await?;
-        last.push(ready);
-        started.push(pod);
+        let pod = start_pod(&pods, &name(number)).await?;
+        last.push(pod.ready_after);
+        started.push(pod.pod);
     }
     let seconds_to_start_all = began.elapsed().as_secs_f64();
-    let idle = processor_percent().await;
+    let idle = cpu_percent().await;
     let per_pod = |bytes: u64| bytes / u64::try_from(count.max(1)).unwrap_or(1);
     let counted = started.iter().filter_map(|pod| {
         runtime.memory_bytes(&ContainerId {
@@ -94,9 +91,9 @@ pub async fn run(
         last_against_first: last.p50_ms / first.p50_ms,
         memory_per_pod_bytes: per_pod(free.saturating_sub(available_memory())),
         counted_per_pod_bytes: per_pod(counted.sum()),
-        node_per_pod_bytes: per_pod(own_memory().saturating_sub(own)),
-        idle_processor_percent: idle,
-        empty_processor_percent: empty,
+        node_per_pod_bytes: per_pod(process::resident(std::process::id())?.saturating_sub(own)),
+        idle_cpu_percent: idle,
+        empty_cpu_percent: empty,
     };
     for pod in &started {
         pods.delete(&pod.name_any(), &DeleteParams::default())
@@ -110,29 +107,24 @@ pub async fn run(
     Ok(report)
 }
 
-fn kilobytes(file: &str, key: &str) -> u64 {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(key));
-    let number = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    number.unwrap_or(0) * 1024
-}
-
+/// The available memory of the machine, in bytes.
 fn available_memory() -> u64 {
-    kilobytes("/proc/meminfo", "MemAvailable:")
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kibibytes.unwrap_or(0) << 10
 }
 
-fn own_memory() -> u64 {
-    kilobytes("/proc/self/status", "VmRSS:")
-}
-
-/// What the whole machine uses of one processor, in percent.
-async fn processor_percent() -> f64 {
+/// The CPU time of the whole machine, in per cent of one CPU.
+async fn cpu_percent() -> f64 {
     let before = busy_ticks();
     let began = Instant::now();
     tokio::time::sleep(IDLE).await;
     #[expect(clippy::cast_precision_loss, reason = "ticks of a few seconds")]
     let ticks = busy_ticks().saturating_sub(before) as f64;
-    // The kernel shows hundredths of a second to programs, whatever it counts in.
+    // `/proc/stat` counts hundredths of a second (`USER_HZ`).
     ticks / began.elapsed().as_secs_f64()
 }
 
@@ -148,7 +140,7 @@ fn busy_ticks() -> u64 {
     let mut busy = 0;
     for index in 0..8 {
         let value = columns.next().unwrap_or(0);
-        // Idle, and waiting for a disk.
+        // Idle, and waiting for I/O.
         if index != 3 && index != 4 {
             busy += value;
         }

@@ -1,40 +1,42 @@
-//! How a well-behaved pod fares beside one that means harm.
+//! `bench node --hostile`: the latency of a pod while another pod attacks.
 //!
-//! A shared machine changes its speed from one minute to the next, so every attack is compared with the quiet right before and right
+//! The speed of a shared machine changes from minute to minute, so every attack is compared with the quiet time right before and right
 //! after it.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use serde::Serialize;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{BenchError, Distribution, remove_pod, start_pod};
+use super::NAMESPACE;
+use super::pods::{Distribution, remove_pod, start_pod};
 
 const PAUSE: Duration = Duration::from_millis(5);
-/// A request that takes longer has failed.
+/// The timeout of a request.
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long an attack gets to unfold.
+/// The time between the start of an attack and the measurement.
 const UNFOLD: Duration = Duration::from_secs(2);
 
-/// How many requests are made in each quiet and beside each attack, and which attacks are made.
+/// The size of the measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// Requests before, during and after each attack.
     pub requests: usize,
-    /// By name; every attack if there is none.
+    /// The names of the attacks; all attacks if it is empty.
     pub attacks: Vec<String>,
 }
 
-/// The names of the attacks there are.
+/// The names of all attacks.
 pub fn attacks() -> impl Iterator<Item = &'static str> {
     ATTACKS.iter().map(|(name, _)| *name)
 }
 
-/// Each goes on until it is killed.
+/// The attacks, as Python programs that run until they are killed.
 const ATTACKS: [(&str, &str); 8] = [
     (
         "fork bomb",
@@ -70,45 +72,42 @@ const ATTACKS: [(&str, &str); 8] = [
     ),
 ];
 
-#[derive(Debug, Clone, Serialize)]
+/// The figures of one attack.
+#[derive(Debug, Clone)]
 pub struct Beside {
     pub attack: &'static str,
-    /// Requests to the neighbour before the attack and after it.
+    /// Requests before the attack and after it.
     pub quiet: Distribution,
-    /// Requests to the neighbour while the attack goes on.
+    /// Requests during the attack.
     pub latency: Distribution,
-    /// How many times the quiet median its median is, and the quiet 99th percentile its own.
+    /// The ratios of median and 99th percentile during the attack to those of the quiet time.
     pub ratio: f64,
     pub p99_ratio: f64,
 }
 
-pub async fn run(
-    client: Client,
-    namespace: &str,
-    options: &Options,
-) -> Result<Vec<Beside>, BenchError> {
-    let pods = Api::<Pod>::namespaced(client, namespace);
-    let (_, _, neighbour) = start_pod(&pods, "neighbour").await?;
+pub async fn run(client: Client, options: &Options) -> anyhow::Result<Vec<Beside>> {
+    let pods = Api::<Pod>::namespaced(client, NAMESPACE);
+    let neighbour = start_pod(&pods, "neighbour").await?.pod;
     let address = neighbour.status.and_then(|status| status.pod_ip);
     let address = address.and_then(|address| address.parse().ok());
-    let address = address.ok_or_else(|| BenchError::NotReady("neighbour".to_owned()))?;
+    let address = address.context("the pod has no address")?;
     let address = SocketAddr::new(address, 8888);
     let requests = options.requests;
     let mut attacks = Vec::new();
-    let mut before = latencies(address, "nobody", requests).await?;
+    let mut before = latencies(address, "no attack", requests).await?;
     let wanted = |name: &str| {
         options.attacks.is_empty() || options.attacks.iter().any(|attack| attack == name)
     };
     for (attack, script) in ATTACKS.into_iter().filter(|(name, _)| wanted(name)) {
         let object = json!({"metadata": {"name": "attacker"}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": "c",
             "image": "host", "command": ["python3", "-c", script], "resources": {"limits": {"memory": "512Mi"}}}]}});
-        let object: Pod = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
+        let object: Pod = serde_json::from_value(object)?;
         pods.create(&PostParams::default(), &object).await?;
         tokio::time::sleep(UNFOLD).await;
         let during = latencies(address, attack, requests).await;
         remove_pod(&pods, "attacker").await?;
         let during = Distribution::of(during?);
-        let after = latencies(address, "nobody", requests).await?;
+        let after = latencies(address, "no attack", requests).await?;
         let quiet = Distribution::of([before, after.clone()].concat());
         before = after;
         attacks.push(Beside {
@@ -123,12 +122,12 @@ pub async fn run(
     Ok(attacks)
 }
 
-/// How long requests take beside an attack. One that fails makes the figures worthless, and its neighbour unprotected.
+/// The latencies of requests beside an attack. A failed request fails the measurement.
 async fn latencies(
     address: SocketAddr,
     beside: &'static str,
     requests: usize,
-) -> Result<Vec<Duration>, BenchError> {
+) -> anyhow::Result<Vec<Duration>> {
     let mut sample = Vec::new();
     let mut failures: Vec<std::io::Error> = Vec::new();
     for _ in 0..requests {
@@ -141,11 +140,8 @@ async fn latencies(
     let failed = failures.len();
     match failures.into_iter().next() {
         None => Ok(sample),
-        Some(source) => Err(BenchError::Neighbour {
-            beside,
-            failed,
-            of: requests,
-            source,
+        Some(error) => Err(error).with_context(|| {
+            format!("{failed} of {requests} requests to a pod beside {beside} failed")
         }),
     }
 }
@@ -171,7 +167,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_request_that_is_not_answered_well_fails_the_measurement() {
+    async fn a_failed_request_fails_the_measurement() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
@@ -184,10 +180,10 @@ mod tests {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
-        let error = latencies(address, "nobody", 10).await.unwrap_err();
+        let error = latencies(address, "no attack", 10).await.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "1 of 10 requests to a pod beside nobody failed"
+            "1 of 10 requests to a pod beside no attack failed"
         );
     }
 }
