@@ -17,6 +17,10 @@ const FIELD_MANAGER: &str = "agent-sandbox-up-runtime-flags";
 /// Flags that change how the runtime of the quickstart's sandboxes works. Sandboxes that run already, those of the warm pool included, keep theirs.
 #[derive(Clone, Debug, Default, Args)]
 #[group(skip)]
+#[expect(
+    clippy::struct_field_names,
+    reason = "clap names each flag after its field"
+)]
 pub struct RuntimeFlags {
     /// Time limit of a command in the quickstart's sandboxes whose request names none [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = checked("SANDBOX_EXEC_TIMEOUT_SECONDS"))]
