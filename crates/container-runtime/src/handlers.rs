@@ -143,7 +143,6 @@ fn works(driver: Driver, findings: &[Finding]) -> Result<(), String> {
 pub async fn probe<R: Runtime>(
     runtime: &R,
     drivers: &[Driver],
-    log_of: impl Fn(&ContainerId) -> PathBuf,
     shutdown: &CancellationToken,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -154,12 +153,10 @@ pub async fn probe<R: Runtime>(
         let tried = match (Privileges::current(), driver.find()) {
             (Privileges::Rootless | Privileges::None, _) => Err("it needs root".to_owned()),
             (Privileges::Root, None) => Err("it is not installed".to_owned()),
-            (Privileges::Root, Some(program)) => {
-                match try_out(runtime, *driver, &log_of, shutdown).await {
-                    Ok(()) => Ok(version(program).await),
-                    Err(why) => Err(why),
-                }
-            }
+            (Privileges::Root, Some(program)) => match try_out(runtime, *driver, shutdown).await {
+                Ok(()) => Ok(version(program).await),
+                Err(why) => Err(why),
+            },
         };
         findings.push(Finding {
             handler: driver.program(),
@@ -185,7 +182,6 @@ async fn version(program: PathBuf) -> String {
 async fn try_out<R: Runtime>(
     runtime: &R,
     driver: Driver,
-    log_of: impl Fn(&ContainerId) -> PathBuf,
     shutdown: &CancellationToken,
 ) -> Result<(), String> {
     let id = ContainerId {
@@ -209,7 +205,7 @@ async fn try_out<R: Runtime>(
             .await
             .ok_or("the node was stopped before it was known")?
             .map_err(|_| "a container of it does not come to an end")?;
-        verdict(&ended, &log_of(&id))
+        verdict(&ended, &runtime.log_path(&id))
     }
     .await;
     let _ = runtime.kill(&id).await;

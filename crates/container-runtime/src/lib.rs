@@ -28,6 +28,7 @@ pub mod turns;
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -337,6 +338,22 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
         id: &ContainerId,
         request: shim_protocol::ExecRequest,
     ) -> impl Future<Output = Result<agent::Session, RuntimeError>> + Send;
+    /// Connects to the input and output of the container's command.
+    fn attach(
+        &self,
+        id: &ContainerId,
+        stdin: bool,
+    ) -> impl Future<Output = Result<agent::Session, RuntimeError>> + Send;
+    /// The log of a run. The logs of other runs are in the same directory.
+    fn log_path(&self, id: &ContainerId) -> PathBuf;
+    /// Whether a run has ended, or was never started.
+    fn has_ended(&self, id: &ContainerId) -> bool;
+    /// Opens a TCP connection to a port on the pod's loopback interface.
+    fn connect_to_port(
+        &self,
+        pod: &str,
+        port: u16,
+    ) -> impl Future<Output = Result<std::io::Result<std::net::TcpStream>, RuntimeError>> + Send;
     /// Opens a TCP connection from inside the pod's network.
     fn connect_from(
         &self,

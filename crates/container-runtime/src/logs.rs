@@ -9,8 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
-use crate::ContainerId;
-use crate::native::NativeRuntime;
+use crate::{ContainerId, Runtime};
 
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -163,8 +162,8 @@ fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> {
 }
 
 /// Sends a container's log to `sender`, until its end, or until the container has ended when following.
-pub async fn stream(
-    runtime: &NativeRuntime,
+pub async fn stream<R: Runtime>(
+    runtime: &R,
     id: &ContainerId,
     options: LogOptions,
     sender: mpsc::Sender<Vec<u8>>,

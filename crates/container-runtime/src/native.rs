@@ -263,24 +263,11 @@ impl NativeRuntime {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Opens a connection to a port of the pod's loopback.
-    pub async fn connect_to_port(
-        &self,
-        pod: &str,
-        port: u16,
-    ) -> Result<io::Result<std::net::TcpStream>, RuntimeError> {
-        Ok(namespaces::connect_inside(&self.network_of(pod)?, port).await?)
-    }
-
     /// Where the pod's network namespace is pinned.
     fn network_of(&self, pod: &str) -> Result<PathBuf, RuntimeError> {
         let slot = self.sandbox_record(pod).and_then(|record| record.slot);
         let slot = slot.ok_or_else(|| RuntimeError::NoSandbox(pod.to_owned()))?;
         Ok(self.slots.pins(slot).network)
-    }
-
-    pub async fn attach(&self, id: &ContainerId, stdin: bool) -> Result<Session, RuntimeError> {
-        Ok(agent::attach(&self.container_directory(id), stdin).await?)
     }
 
     pub fn control_groups(&self) -> &ControlGroups {
@@ -501,6 +488,26 @@ impl Runtime for NativeRuntime {
 
     async fn exec(&self, id: &ContainerId, request: ExecRequest) -> Result<Session, RuntimeError> {
         Ok(agent::exec(&self.container_directory(id), &request).await?)
+    }
+
+    async fn attach(&self, id: &ContainerId, stdin: bool) -> Result<Session, RuntimeError> {
+        Ok(agent::attach(&self.container_directory(id), stdin).await?)
+    }
+
+    fn log_path(&self, id: &ContainerId) -> PathBuf {
+        Self::log_path(self, id)
+    }
+
+    fn has_ended(&self, id: &ContainerId) -> bool {
+        Self::has_ended(self, id)
+    }
+
+    async fn connect_to_port(
+        &self,
+        pod: &str,
+        port: u16,
+    ) -> Result<io::Result<std::net::TcpStream>, RuntimeError> {
+        Ok(namespaces::connect_inside(&self.network_of(pod)?, port).await?)
     }
 
     async fn connect_from(

@@ -317,28 +317,7 @@ async fn serve(
             restarting("rotating logs", || runtime.rotate_logs()).await;
         }
     });
-    let (repairing, stop) = (shared.clone(), shutdown.clone());
-    tasks.spawn(async move {
-        let Shared {
-            runtime, events, ..
-        } = &*repairing;
-        let report = |lost: LostLink| {
-            let PodIdentity {
-                namespace,
-                name,
-                uid,
-            } = &lost.pod;
-            events.tell_of_pod(
-                namespace,
-                name,
-                uid,
-                Severity::Warning,
-                lost.reason,
-                lost.note,
-            );
-        };
-        runtime.repair_network(report, stop).await;
-    });
+    tasks.spawn(repair_network(shared.clone(), shutdown.clone()));
     let groups = shared.runtime.control_groups().clone();
     tasks.spawn(turns::run(groups, shutdown.clone()));
     let (evicting, stop) = (shared.clone(), shutdown.clone());
@@ -421,7 +400,22 @@ async fn serve(
     }
 }
 
-/// Tries other runtimes out, and says on the Node which work.
+/// Repairs links of pods that were lost, and reports each on its pod.
+async fn repair_network(shared: Arc<Shared<NativeRuntime>>, shutdown: CancellationToken) {
+    let report = |lost: LostLink| {
+        let PodIdentity {
+            namespace,
+            name,
+            uid,
+        } = &lost.pod;
+        let (severity, reason) = (Severity::Warning, lost.reason);
+        let events = &shared.events;
+        events.tell_of_pod(namespace, name, uid, severity, reason, lost.note);
+    };
+    shared.runtime.repair_network(report, shutdown).await;
+}
+
+/// Tries other runtimes out, and reports on the Node which work.
 async fn probe_handlers(
     shared: Arc<Shared<NativeRuntime>>,
     probed: watch::Sender<Option<Arc<Vec<Finding>>>>,
@@ -436,7 +430,7 @@ async fn probe_handlers(
     }
     let runtime = &*shared.runtime;
     let drivers = &shared.config.runtime_drivers;
-    let findings = handlers::probe(runtime, drivers, |id| runtime.log_path(id), &shutdown).await;
+    let findings = handlers::probe(runtime, drivers, &shutdown).await;
     let findings = Arc::new(findings);
     probed.send_replace(Some(findings.clone()));
     let name = &shared.config.node_name;

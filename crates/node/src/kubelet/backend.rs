@@ -25,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 use super::process::process;
 use crate::pod_uid::PodUid;
 use crate::runtime::agent::AgentError;
-use crate::runtime::native::NativeRuntime;
 use crate::runtime::{ContainerId, Runtime, RuntimeError};
 use api::errors::chain;
 use container_runtime::logs::{self, LogOptions};
@@ -33,8 +32,8 @@ use container_runtime::logs::{self, LogOptions};
 /// How many pieces of a log wait for a slow reader.
 const LOG_PIECES: usize = 64;
 
-pub struct PodBackend {
-    pub runtime: Arc<NativeRuntime>,
+pub struct PodBackend<R> {
+    pub runtime: Arc<R>,
     pub client: Client,
     pub node_name: String,
     pub host_services: Vec<SocketAddr>,
@@ -46,7 +45,7 @@ fn missing(pod: &TargetPod) -> Error {
     Error::NotFound(format!("pod \"{}\" not found", pod.name))
 }
 
-impl PodBackend {
+impl<R: Runtime> PodBackend<R> {
     async fn pod(&self, target: &TargetPod) -> Result<Pod, Error> {
         let pods = Api::<Pod>::namespaced(self.client.clone(), &target.namespace);
         let pod = pods
@@ -210,7 +209,7 @@ fn log_options(request: &LogRequest, now: Timestamp) -> LogOptions {
     }
 }
 
-impl Backend for PodBackend {
+impl<R: Runtime> Backend for PodBackend<R> {
     async fn find(&self, target: &Target) -> Result<(), Error> {
         self.running(target).await.map(drop)
     }
@@ -269,7 +268,7 @@ impl Backend for PodBackend {
                 chain(&error)
             ))
         })?;
-        // A keystroke of whoever is behind the tunnel must not wait for the next.
+        // A keystroke of the client must not wait for the next.
         let _ = stream.set_nodelay(true);
         Ok(Box::new(stream))
     }
@@ -293,7 +292,7 @@ impl Backend for PodBackend {
         let (runtime, shutdown) = (self.runtime.clone(), self.shutdown.clone());
         tokio::spawn(async move {
             let copied = shutdown
-                .run_until_cancelled(logs::stream(&runtime, &id, options, sender))
+                .run_until_cancelled(logs::stream(&*runtime, &id, options, sender))
                 .await;
             if let Some(Err(error)) = copied {
                 tracing::warn!(container = id.container, error = %chain(&error), "a log cannot be read");

@@ -24,7 +24,7 @@ use rustls::server::WebPkiClientVerifier;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::runtime::native::NativeRuntime;
+use crate::runtime::Runtime;
 use access::ApiAuthority;
 use backend::PodBackend;
 
@@ -87,9 +87,9 @@ pub async fn listen(endpoint: &Endpoint) -> Result<Listening, KubeletError> {
 
 impl Listening {
     /// Serves until `shutdown`.
-    pub async fn serve(
+    pub async fn serve<R: Runtime>(
         self,
-        runtime: Arc<NativeRuntime>,
+        runtime: Arc<R>,
         client: Client,
         node_name: String,
         shutdown: CancellationToken,
