@@ -5,7 +5,7 @@ use telemetry::{TraceContext, spans};
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 
-/// The span of a step towards a running pod, under this name. It is a child of whoever asked for the pod.
+/// The span of a step towards a running pod, under this name. It is a child of the span that requested the pod.
 pub(crate) fn step(pod: &Pod, name: &'static str) -> Span {
     if !spans::are_exported() {
         return Span::none();

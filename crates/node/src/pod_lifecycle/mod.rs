@@ -70,9 +70,9 @@ pub struct ContainerState {
     /// Pulls of the image that failed in a row.
     pub failed_pulls: u32,
     pub image_id: Option<String>,
-    /// The startup probe passed, or there is none.
+    /// The startup probe passed, or the container has no startup probe.
     pub started: bool,
-    /// The readiness probe passes, or there is none.
+    /// The readiness probe passes, or the container has no readiness probe.
     pub ready: bool,
     /// Why a probe wants the container restarted.
     pub unhealthy: Option<String>,

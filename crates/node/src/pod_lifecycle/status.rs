@@ -14,10 +14,10 @@ use super::{
 };
 use crate::runtime::{ContainerId, Termination};
 
-/// Conditions that are this node's to write; others' stay as they are.
-/// A container wants more processor time than its limit gives it. Only on pods that this has happened to.
+/// A container wants more CPU time than its limit gives it. Only on pods that were throttled at least once.
 pub const CPU_THROTTLED: &str = "CPUThrottled";
 
+/// Conditions that this node writes; those of other writers stay as they are.
 const OWN_CONDITIONS: [&str; 5] = [
     "PodReadyToStartContainers",
     "Initialized",
@@ -58,7 +58,7 @@ pub fn status(
     let ephemeral: Vec<ContainerStatus> = super::ephemeral_containers(spec)
         .iter()
         .map(|container| ContainerStatus {
-            // Nobody asks one whether it is ready.
+            // An ephemeral container has no readiness.
             ready: false,
             started: None,
             ..container_status(observed, spec, container, outcome, now)

@@ -518,7 +518,7 @@ fn transition_times_change_only_with_the_condition() {
 
 /// What the world does to a pod between decisions.
 #[derive(Debug, Clone)]
-enum Happening {
+enum WorldEvent {
     Exit(usize, i32),
     Ready(usize, bool),
     Unhealthy(usize),
@@ -526,13 +526,13 @@ enum Happening {
     Delete(i64),
 }
 
-fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+fn world_events() -> impl Strategy<Value = Vec<WorldEvent>> {
     let one = prop_oneof![
-        (0..3_usize, 0..3_i32).prop_map(|(index, code)| Happening::Exit(index, code)),
-        (0..3_usize, any::<bool>()).prop_map(|(index, ready)| Happening::Ready(index, ready)),
-        (0..3_usize).prop_map(Happening::Unhealthy),
-        (1..400_i64).prop_map(Happening::Wait),
-        (0..60_i64).prop_map(Happening::Delete),
+        (0..3_usize, 0..3_i32).prop_map(|(index, code)| WorldEvent::Exit(index, code)),
+        (0..3_usize, any::<bool>()).prop_map(|(index, ready)| WorldEvent::Ready(index, ready)),
+        (0..3_usize).prop_map(WorldEvent::Unhealthy),
+        (1..400_i64).prop_map(WorldEvent::Wait),
+        (0..60_i64).prop_map(WorldEvent::Delete),
     ];
     proptest::collection::vec(one, 0..60)
 }
@@ -641,10 +641,10 @@ impl World {
         Ok(())
     }
 
-    fn happen(&mut self, happening: &Happening) {
+    fn take(&mut self, event: &WorldEvent) {
         let now = at(self.now);
-        match *happening {
-            Happening::Exit(index, code) => {
+        match *event {
+            WorldEvent::Exit(index, code) => {
                 if let Some(state) = self.case.containers.get_mut(NAMES[index])
                     && let Phase::Running { started_at } = state.phase
                 {
@@ -655,12 +655,12 @@ impl World {
                     });
                 }
             }
-            Happening::Ready(index, ready) => {
+            WorldEvent::Ready(index, ready) => {
                 if let Some(state) = self.case.containers.get_mut(NAMES[index]) {
                     state.ready = ready && state.is_live();
                 }
             }
-            Happening::Unhealthy(index) => {
+            WorldEvent::Unhealthy(index) => {
                 if let Some(state) = self
                     .case
                     .containers
@@ -670,8 +670,8 @@ impl World {
                     state.unhealthy = Some("probe".to_owned());
                 }
             }
-            Happening::Wait(seconds) => self.now += seconds,
-            Happening::Delete(grace) => {
+            WorldEvent::Wait(seconds) => self.now += seconds,
+            WorldEvent::Delete(grace) => {
                 let metadata = &mut self.case.pod.metadata;
                 metadata.deletion_timestamp = Some(
                     k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(self.now + grace)),
@@ -686,22 +686,22 @@ proptest! {
     #[test]
     fn whatever_happens_a_pod_comes_to_rest_and_a_deleted_one_goes(
         policy in prop_oneof![Just("Always"), Just("OnFailure"), Just("Never")],
-        happenings in happenings(),
+        events in world_events(),
     ) {
         let spec = json!({"restartPolicy": policy, "initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]});
         let mut case = Case::new(spec);
         case.sandbox = Sandbox::Missing;
         let mut world = World { case, now: 0, finished: false };
         world.settle()?;
-        for happening in happenings {
+        for event in events {
             if world.finished {
                 break;
             }
-            world.happen(&happening);
+            world.take(&event);
             world.settle()?;
         }
         if !world.finished {
-            world.happen(&Happening::Delete(0));
+            world.take(&WorldEvent::Delete(0));
             world.settle()?;
         }
         prop_assert!(world.finished, "a deleted pod is removed");
