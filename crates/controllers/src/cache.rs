@@ -312,7 +312,7 @@ impl<K: Cached> Cache<K> {
     /// An object as it is to be kept.
     fn compact(&self, mut object: K) -> (ObjectKey, Arc<K>) {
         let key = ObjectKey::of(&object);
-        object.slim();
+        object.strip();
         object.share(self.get(&key).as_deref(), &self.0.specs);
         (key, Arc::new(object))
     }

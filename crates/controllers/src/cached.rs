@@ -38,7 +38,7 @@ pub trait Cached:
     }
 
     /// Drops what no controller reads.
-    fn slim(&mut self) {
+    fn strip(&mut self) {
         self.meta_mut().managed_fields = None;
     }
 
@@ -72,7 +72,7 @@ impl Cached for api::kruise::SandboxClaim {
 
 impl Cached for Service {
     /// Of services, only identity, ownership, selector and cluster address matter.
-    fn slim(&mut self) {
+    fn strip(&mut self) {
         self.metadata.managed_fields = None;
         self.spec = self.spec.take().map(|spec| ServiceSpec {
             cluster_ip: spec.cluster_ip,
@@ -85,7 +85,7 @@ impl Cached for Service {
 
 impl Cached for PersistentVolumeClaim {
     /// Of volume claims, only identity and ownership matter.
-    fn slim(&mut self) {
+    fn strip(&mut self) {
         self.metadata.managed_fields = None;
         self.spec = None;
         self.status = None;

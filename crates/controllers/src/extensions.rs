@@ -1,17 +1,17 @@
 //! The controllers that `--extensions` adds, and what they share.
 
 use crate::runtime::Runtime;
-use crate::warm_supply::WarmSupply;
+use crate::warm_queue::SharedWarmQueue;
 use crate::{claim, retained_policy, template, warm_pool};
 
 /// Adds the controllers of SandboxTemplate, SandboxWarmPool and SandboxClaim to a runtime. What they share knows who waits for a
 /// sandbox.
-pub fn register(runtime: &mut Runtime) -> WarmSupply {
+pub fn register(runtime: &mut Runtime) -> SharedWarmQueue {
     let caches = &runtime.context.caches;
-    let supply = WarmSupply::new(&caches.sandboxes, &caches.templates, &caches.warm_pools);
+    let warm_queue = SharedWarmQueue::new(&caches.sandboxes, &caches.templates, &caches.warm_pools);
     template::register(runtime);
     retained_policy::register(runtime);
-    claim::register(runtime, &supply);
-    warm_pool::register(runtime, &supply);
-    supply
+    claim::register(runtime, &warm_queue);
+    warm_pool::register(runtime, &warm_queue);
+    warm_queue
 }

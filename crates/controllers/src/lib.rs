@@ -12,7 +12,7 @@
 //! | `objects` | the driver of every pass: answers the requests of [`planner::pass`] |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
 //! | `unreadable` | objects that cannot be decoded |
-//! | `starting` | what is not worth a write yet |
+//! | `status_delay` | the delay of the first status of an object |
 //! | [`throttle`] | a limit on requests |
 //! | [`instrumentation`], [`clock`], [`config`] | hooks, time and randomness, settings |
 //! | [`sandbox`] | the controller of `Sandbox` |
@@ -21,7 +21,7 @@
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
 //! | `pool` | what the controllers of both kinds of pool do alike |
 //! | [`kruise`], [`initialise`] | the controllers of the OpenKruise dialect; telling sandboxes their environment |
-//! | [`extensions`], [`warm_supply`] | adding them to a runtime; the warm queue they share |
+//! | [`extensions`], [`warm_queue`] | adding them to a runtime; the warm queue they share |
 //! | [`rbac`] | the permissions of all of them |
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -49,13 +49,13 @@ pub mod retained_policy;
 pub mod runtime;
 pub mod sandbox;
 pub mod slim;
-mod starting;
+mod status_delay;
 pub mod template;
 pub mod throttle;
 mod trace;
 mod unreadable;
 pub mod warm_pool;
-pub mod warm_supply;
+pub mod warm_queue;
 mod watch;
 pub mod writes;
 
@@ -107,8 +107,8 @@ pub fn assemble(mut parts: Parts) -> Runtime {
     let mut runtime = Runtime::new(parts);
     let sandboxes = sandbox::register(&mut runtime);
     if runtime.context.config.extensions {
-        let supply = extensions::register(&mut runtime);
-        sandboxes.yield_to(move || supply.demand().waiting > 0);
+        let warm_queue = extensions::register(&mut runtime);
+        sandboxes.yield_to(move || warm_queue.demand().waiting > 0);
     }
     if runtime.context.config.kruise {
         kruise::register(&mut runtime);

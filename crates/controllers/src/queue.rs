@@ -59,7 +59,7 @@ pub enum Urgency {
 
 /// What becomes of an object after work on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum NextRun {
     /// Nothing, until it is added again.
     Done,
     /// It is added again after this time, unless something adds it sooner.
@@ -69,7 +69,7 @@ pub enum Verdict {
 }
 
 type Hurry = Box<dyn Fn() -> bool + Send + Sync>;
-type Work = Box<dyn Fn(ObjectKey) -> BoxFuture<'static, Verdict> + Send + Sync>;
+type Work = Box<dyn Fn(ObjectKey) -> BoxFuture<'static, NextRun> + Send + Sync>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -152,7 +152,7 @@ impl Queue {
     pub fn new<F, Fut>(settings: Settings, work: F) -> Self
     where
         F: Fn(ObjectKey) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Verdict> + Send + 'static,
+        Fut: Future<Output = NextRun> + Send + 'static,
     {
         settings
             .instrumentation
@@ -311,7 +311,7 @@ impl Queue {
             let began = Instant::now();
             let started = (self.0.work)(key.clone());
             // A panic is a bug in one reconcile; it must neither stop the others nor leave the object marked as running.
-            let verdict = AssertUnwindSafe(started)
+            let next_run = AssertUnwindSafe(started)
                 .catch_unwind()
                 .await
                 .unwrap_or_else(|_| {
@@ -321,9 +321,9 @@ impl Queue {
                         began.elapsed(),
                         ReconcileResult::Panic,
                     );
-                    Verdict::Retry
+                    NextRun::Retry
                 });
-            self.finish(key, verdict);
+            self.finish(key, next_run);
         }
     }
 
@@ -372,16 +372,16 @@ impl Queue {
         None
     }
 
-    fn finish(&self, key: ObjectKey, verdict: Verdict) {
+    fn finish(&self, key: ObjectKey, next_run: NextRun) {
         let mut state = self.state();
         let Some(entry) = state.entries.get_mut(&key) else {
             return;
         };
         let was_patient = entry.urgency == Urgency::Later;
         entry.urgency = Urgency::Now;
-        entry.failures = match verdict {
-            Verdict::Retry => entry.failures.saturating_add(1),
-            Verdict::Done | Verdict::After(_) => 0,
+        entry.failures = match next_run {
+            NextRun::Retry => entry.failures.saturating_add(1),
+            NextRun::Done | NextRun::After(_) => 0,
         };
         let failures = entry.failures;
         let again = match entry.phase {
@@ -396,11 +396,11 @@ impl Queue {
             state.ready.push_back(key);
             return;
         }
-        match verdict {
-            Verdict::Done => {
+        match next_run {
+            NextRun::Done => {
                 state.entries.remove(&key);
             }
-            Verdict::After(delay) => {
+            NextRun::After(delay) => {
                 self.wait_until(
                     &mut state,
                     key,
@@ -408,7 +408,7 @@ impl Queue {
                     Urgency::Now,
                 );
             }
-            Verdict::Retry => {
+            NextRun::Retry => {
                 let delay = self.retry_delay(failures);
                 self.wait_until(
                     &mut state,

@@ -32,7 +32,7 @@ use crate::events::Recorder;
 use crate::initialise::{Initialise, OverHttp};
 use crate::instrumentation::{Instrumentation, ReconcileResult, Silent};
 use crate::key::ObjectKey;
-use crate::queue::{Queue, Settings, Urgency, Verdict};
+use crate::queue::{NextRun, Queue, Settings, Urgency};
 use crate::{trace, unreadable, watch};
 
 /// How long a stop waits for reconciles that have begun.
@@ -174,7 +174,7 @@ impl Runtime {
                     context
                         .instrumentation
                         .reconcile_finished(name, took, result);
-                    return Verdict::Done;
+                    return NextRun::Done;
                 };
                 let span = span(name, &key, &context, object.as_ref());
                 let future = reconcile(object, Arc::clone(&context));
@@ -278,7 +278,7 @@ async fn supervise<E: std::error::Error>(
     context: &Context,
     span: Span,
     reconcile: impl Future<Output = Result<Action, E>>,
-) -> Verdict {
+) -> NextRun {
     let started = Instant::now();
     let outcome = async {
         let outcome = reconcile.await;
@@ -291,16 +291,16 @@ async fn supervise<E: std::error::Error>(
     }
     .instrument(span)
     .await;
-    let (verdict, result) = match outcome {
-        Ok(Action::AwaitChange) => (Verdict::Done, ReconcileResult::Success),
-        Ok(Action::RequeueAfter(delay)) => (Verdict::After(delay), ReconcileResult::RequeueAfter),
-        Ok(Action::Retry) => (Verdict::Retry, ReconcileResult::Requeue),
-        Err(_) => (Verdict::Retry, ReconcileResult::Error),
+    let (next_run, result) = match outcome {
+        Ok(Action::AwaitChange) => (NextRun::Done, ReconcileResult::Success),
+        Ok(Action::RequeueAfter(delay)) => (NextRun::After(delay), ReconcileResult::RequeueAfter),
+        Ok(Action::Retry) => (NextRun::Retry, ReconcileResult::Requeue),
+        Err(_) => (NextRun::Retry, ReconcileResult::Error),
     };
     context
         .instrumentation
         .reconcile_finished(controller, started.elapsed(), result);
-    verdict
+    next_run
 }
 
 /// The causes of an error, each once, outermost first.

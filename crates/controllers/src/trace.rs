@@ -1,6 +1,6 @@
 //! Reconciles as spans of the trace that their object belongs to.
 //!
-//! The annotation `opentelemetry.io/trace-context` carries a trace from whoever asked for a claim to its sandbox and pod. An
+//! The annotation `opentelemetry.io/trace-context` carries a trace from the client that asked for a claim to its sandbox and pod. An
 //! object that carries none begins a trace with its first reconcile, whose context it then carries. All of this happens only
 //! while spans are exported; the caller asks [`telemetry::spans::are_exported`] first.
 
@@ -55,7 +55,7 @@ pub(crate) fn describe(sandbox: &ObjectKey) {
     spans::set_attribute(&span, "sandbox.namespace", sandbox.namespace.to_string());
 }
 
-/// Has a sandbox that carries no context carry that of this reconcile. That this fails concerns nobody's sandbox.
+/// Has a sandbox that carries no context carry that of this reconcile. A failure does not affect the sandbox.
 pub(crate) async fn persist(
     context: &Context,
     key: &ObjectKey,

@@ -8,7 +8,7 @@ use crate::context::Caches;
 use crate::pool::{self, PoolController};
 use crate::rbac::{EVENTS, SANDBOXES};
 use crate::runtime::Runtime;
-use crate::warm_supply::WarmSupply;
+use crate::warm_queue::SharedWarmQueue;
 
 /// What the controller needs to be allowed.
 pub const RBAC: &[Rule] = &[
@@ -27,8 +27,8 @@ pub const RBAC: &[Rule] = &[
 ];
 
 /// Adds the controller to a runtime.
-pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
-    pool::register::<SandboxWarmPool>(runtime, supply);
+pub fn register(runtime: &mut Runtime, warm_queue: &SharedWarmQueue) {
+    pool::register::<SandboxWarmPool>(runtime, warm_queue);
 }
 
 impl PoolController for SandboxWarmPool {

@@ -11,8 +11,8 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::pacing::elapsed;
 
-/// After this time unseen, the cache is not just late: look for the truth.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// After this time without the expected event, the API server is asked.
+const CONFIRM_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 struct Expected {
@@ -59,7 +59,7 @@ impl Expectations {
                 .made
                 .values()
                 .chain(self.deleted.values())
-                .any(|expected| elapsed(expected.since, now) >= PATIENCE)
+                .any(|expected| elapsed(expected.since, now) >= CONFIRM_AFTER)
     }
 
     /// Takes in what the API server itself says are the pool's sandboxes, as `(name, UID)`, and what the cache says. From now

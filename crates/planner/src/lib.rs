@@ -15,7 +15,7 @@
 //! | [`owner`] | who controls an object, and references to a controller |
 //! | [`version`] | which state of an object a decision was about |
 //! | [`patch`] | JSON merge patches that carry only what changes |
-//! | [`pool`], [`stock`], [`expectations`], [`pacing`] | keeping a number of sandboxes in stock |
+//! | [`pool`], [`pool_view`], [`expectations`], [`pacing`] | keeping a number of sandboxes ready for claims |
 //! | [`sandbox`] | what a Sandbox needs: pod, volumes, service, status |
 //! | [`template`], [`policy_retention`] | the network policy of a SandboxTemplate |
 //! | [`warm_pool`] | what a SandboxWarmPool needs |
@@ -36,9 +36,9 @@ pub mod patch;
 pub mod pod_defaults;
 pub mod policy_retention;
 pub mod pool;
+pub mod pool_view;
 pub mod sandbox;
 pub mod sandbox_set;
-pub mod stock;
 pub mod template;
 pub mod version;
 pub mod volume_claims;

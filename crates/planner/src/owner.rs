@@ -10,7 +10,7 @@ use kube::Resource;
 pub enum Ownership<'a> {
     /// It is controlled by the object in question.
     Ours,
-    /// Nobody controls it.
+    /// It has no controller.
     Unowned,
     /// Another object controls it.
     Others(&'a OwnerReference),

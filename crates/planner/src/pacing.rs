@@ -1,10 +1,10 @@
 //! Claims before refills: when a pool may make sandboxes while claims are waiting, or have just been served.
 //!
-//! On an API server that is busy, a refill takes its place in line ahead of somebody who waits for a sandbox now. So a pool holds
+//! On an API server that is busy, a refill takes its place in line ahead of a claim that waits for a sandbox now. So a pool holds
 //! back while claims wait, but never for longer than [`Pacing::longest_pause`] at a time, and what it then makes is a part of a
 //! batch: a pool under a steady stream of claims still fills, at no less than that part per pause.
 //!
-//! Whoever was just given a sandbox runs a first command in it, and starting the next sandbox on the same machine would slow
+//! A client that was just given a sandbox runs a first command in it, and starting the next sandbox on the same machine would slow
 //! that down. So a refill also lets [`Pacing::courtesy`] pass, once. Then it is made in full, or, while claims keep coming and
 //! going, in small parts: the next of them may come at this moment.
 

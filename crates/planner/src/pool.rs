@@ -6,7 +6,7 @@
 //! # Guarantees
 //! - Members and sandboxes asked for never exceed the desired number, unless they already did: a sandbox that is to be deleted is
 //!   only replaced once it is seen to go.
-//! - A member that somebody is claiming is never deleted, and counts until it is gone.
+//! - A member that a claim has reserved is never deleted, and counts until it is gone.
 //! - A rolling update never makes a Ready member unavailable while more than the allowed number are missing.
 
 mod pass;
@@ -48,8 +48,8 @@ pub struct Member {
     pub created: Timestamp,
     pub readiness: Readiness,
     pub revision: Revision,
-    /// Somebody is claiming it at this moment.
-    pub spoken_for: bool,
+    /// A claim has reserved it.
+    pub is_reserved: bool,
 }
 
 /// What becomes of members that are not current.
@@ -247,7 +247,7 @@ fn is_stuck(member: &Member, goal: &Goal, now: Timestamp) -> bool {
     match member.readiness {
         Readiness::Ready => false,
         Readiness::Since(since) => {
-            !member.spoken_for && elapsed(since, now) >= goal.readiness_grace
+            !member.is_reserved && elapsed(since, now) >= goal.readiness_grace
         }
     }
 }
@@ -263,7 +263,7 @@ fn split_outdated<'a>(members: Vec<&'a Member>, goal: &Goal) -> (Vec<&'a Member>
                     member.revision != Revision::Current
                 }
             };
-            obsolete && !member.spoken_for
+            obsolete && !member.is_reserved
         });
     let Strategy::RollingUpdate { max_unavailable } = goal.strategy else {
         return (obsolete, staying);
@@ -281,7 +281,7 @@ fn split_outdated<'a>(members: Vec<&'a Member>, goal: &Goal) -> (Vec<&'a Member>
 
 /// The unready go first, then the newest: what is left is settled and ready to be claimed.
 fn surplus(mut members: Vec<&Member>, excess: usize) -> Vec<&Member> {
-    members.retain(|member| !member.spoken_for);
+    members.retain(|member| !member.is_reserved);
     members.sort_by(|one, other| {
         is_ready(one)
             .cmp(&is_ready(other))
@@ -357,7 +357,7 @@ mod tests {
             created: at(900),
             readiness: Readiness::Ready,
             revision: Revision::Current,
-            spoken_for: false,
+            is_reserved: false,
         }
     }
 
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn a_member_that_is_being_claimed_counts_but_is_not_deleted() {
         let claimed = Member {
-            spoken_for: true,
+            is_reserved: true,
             revision: Revision::Foreign,
             readiness: Readiness::Since(at(0)),
             ..member("claimed")
@@ -582,11 +582,11 @@ mod tests {
             (600..1_000_i64).prop_map(|second| Readiness::Since(at(second)))
         ];
         (0..1_000_i64, readiness, revision, any::<bool>()).prop_map(
-            move |(created, readiness, revision, spoken_for)| Member {
+            move |(created, readiness, revision, is_reserved)| Member {
                 created: at(created),
                 readiness,
                 revision,
-                spoken_for,
+                is_reserved,
                 ..member(&index.to_string())
             },
         )
@@ -617,7 +617,7 @@ mod tests {
             prop_assert!(plan.creations == 0 || members.len() + unseen + plan.creations <= goal.desired);
             for deletion in &plan.deletions {
                 let member = members.iter().find(|member| member.version == deletion.version).unwrap();
-                prop_assert!(!member.spoken_for);
+                prop_assert!(!member.is_reserved);
             }
             let mut unique: Vec<_> = plan.deletions.iter().map(|deletion| &deletion.version.uid).collect();
             unique.sort();
@@ -638,7 +638,7 @@ mod tests {
 
         #[test]
         fn a_pool_settles_at_its_size_and_revision(members in any_members(), goal in any_goal()) {
-            let mut members: Vec<Member> = members.into_iter().map(|member| Member { spoken_for: false, ..member }).collect();
+            let mut members: Vec<Member> = members.into_iter().map(|member| Member { is_reserved: false, ..member }).collect();
             let mut made = 0;
             for _ in 0..100 {
                 let plan = plan(&members, 0, &goal, now());

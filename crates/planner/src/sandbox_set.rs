@@ -1,8 +1,8 @@
 //! What to do about a SandboxSet of the OpenKruise dialect.
 //!
 //! This module says which sandboxes are members, of what revision, and what a new one looks like; how many there should be, and
-//! which go first, is [`pool`](crate::pool)'s arithmetic. It does not know who claims the members: a sandbox that carries a lock is
-//! somebody's, whoever that is, and no longer a member.
+//! which go first, is [`pool`](crate::pool)'s arithmetic. It does not know which claim takes a member: a sandbox that carries a lock is
+//! taken, and no longer a member.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference, refers_to};
 use crate::pacing::Pacing;
 use crate::pool::{self, Goal, Member, Pool, Readiness, Restraint, Revision, Strategy};
-use crate::stock::{self, Adoption, READINESS_GRACE, Stock, adoption, member};
+use crate::pool_view::{Adoption, PoolPlan, PoolView, READINESS_GRACE, adoption, member};
 use crate::warm_queue::{Candidate, SandboxKey};
 
 type Pairs = BTreeMap<String, String>;
@@ -32,12 +32,12 @@ type Pairs = BTreeMap<String, String>;
 pub struct Observed<'a> {
     pub set: &'a SandboxSet,
     /// What its sandboxes are made from, or why there is nothing to make them from.
-    pub mould: &'a Result<Mould, Problem>,
-    pub stock: Stock<'a>,
+    pub blueprint: &'a Result<SetBlueprint, Problem>,
+    pub view: PoolView<'a>,
 }
 
 /// What to do about the set.
-pub type Plan = stock::Plan<SandboxSetStatus>;
+pub type Plan = PoolPlan<SandboxSetStatus>;
 
 /// Why a set has nothing to make sandboxes from.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,15 +85,15 @@ pub fn source(spec: &SandboxSetSpec) -> Result<Source<'_>, Problem> {
 
 /// What a set's sandboxes are made from.
 #[derive(Clone, Debug)]
-pub struct Mould {
+pub struct SetBlueprint {
     /// A sandbox as yet without a name, an owner, or labels that say whose it is.
     sandbox: Sandbox,
     /// The hash of all that decides what a sandbox runs.
     pub revision: String,
 }
 
-impl Mould {
-    /// The mould of a set. `template` is the SandboxTemplate that it refers to, if it does and there is one.
+impl SetBlueprint {
+    /// The blueprint of a set. `template` is the SandboxTemplate that it refers to, if it does and there is one.
     pub fn new(set: &SandboxSet, template: Option<&SandboxTemplate>) -> Result<Self, Problem> {
         let (template, source) = match source(&set.spec)? {
             Source::Inline => (Cow::Owned(inline_template(set)), Source::Inline),
@@ -120,7 +120,7 @@ impl Mould {
         Ok(Self { sandbox, revision })
     }
 
-    /// A new sandbox, as yet without a name or an owner, with the labels that it has whoever holds it.
+    /// A new sandbox, as yet without a name or an owner, with the labels that it has before and after it is claimed.
     pub fn sandbox(&self, set: &SandboxSet) -> Sandbox {
         let mut sandbox = self.sandbox.clone();
         let identity = Pairs::from([
@@ -137,7 +137,7 @@ impl Mould {
         sandbox
     }
 
-    /// Whether a sandbox is what this mould makes, whatever it says of itself.
+    /// Whether a sandbox is what this blueprint makes, whatever it says of itself.
     fn would_make(&self, sandbox: &Sandbox, set: &SandboxSet) -> bool {
         let expected = self.sandbox(set).spec;
         sandbox.spec.pod_template == expected.pod_template
@@ -145,7 +145,7 @@ impl Mould {
     }
 }
 
-/// An inline pod template as a SandboxTemplate. Nobody keeps a network policy for it.
+/// An inline pod template as a SandboxTemplate. It has no network policy.
 fn inline_template(set: &SandboxSet) -> SandboxTemplate {
     let spec = SandboxTemplateSpec {
         pod_template: set.spec.template.clone().unwrap_or_default(),
@@ -163,7 +163,7 @@ pub fn set_label(name: &str) -> String {
     }
 }
 
-/// Whether somebody holds the sandbox, or is on record as holding it.
+/// Whether the sandbox is locked or marked as claimed.
 pub fn is_taken(sandbox: &Sandbox) -> bool {
     let is_locked = sandbox
         .annotations()
@@ -176,7 +176,7 @@ pub fn is_taken(sandbox: &Sandbox) -> bool {
     is_locked || is_claimed
 }
 
-/// What the queue of claimable sandboxes is to know of one, if it can be claimed: it is a set's, nobody's, and Ready.
+/// What the queue of claimable sandboxes is to know of one, if it can be claimed: it is a set's, not taken, and Ready.
 pub fn candidate(sandbox: &Sandbox) -> Option<Candidate> {
     let owner = controller_of(&sandbox.metadata).filter(|owner| refers_to::<SandboxSet>(owner))?;
     let conditions = sandbox
@@ -210,7 +210,7 @@ fn revision_of(sandbox: &Sandbox) -> Option<&str> {
 
 impl Pool for SandboxSet {
     const LABEL: &'static str = keys::SANDBOX_POOL;
-    type Blueprint = Result<Mould, Problem>;
+    type Blueprint = Result<SetBlueprint, Problem>;
 
     fn label(&self) -> String {
         set_label(&self.name_any())
@@ -224,22 +224,33 @@ impl Pool for SandboxSet {
     }
 
     fn blueprint(&self, template: Option<Arc<SandboxTemplate>>) -> Self::Blueprint {
-        Mould::new(self, template.as_deref())
+        SetBlueprint::new(self, template.as_deref())
     }
 
-    fn own_revision(mould: &Self::Blueprint) -> Option<&str> {
-        mould.as_ref().ok().map(|mould| mould.revision.as_str())
+    fn own_revision(blueprint: &Self::Blueprint) -> Option<&str> {
+        blueprint
+            .as_ref()
+            .ok()
+            .map(|blueprint| blueprint.revision.as_str())
     }
 
     fn decide(
         &self,
-        mould: &Self::Blueprint,
-        stock: Stock<'_>,
+        blueprint: &Self::Blueprint,
+        view: PoolView<'_>,
         pacing: &Pacing,
         now: Timestamp,
     ) -> Plan {
         let set = self;
-        decide(&Observed { set, mould, stock }, pacing, now)
+        decide(
+            &Observed {
+                set,
+                blueprint,
+                view,
+            },
+            pacing,
+            now,
+        )
     }
 
     fn conditions(status: &SandboxSetStatus) -> &[Condition] {
@@ -252,20 +263,20 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     if observed.set.metadata.deletion_timestamp.is_some() {
         return Plan::default();
     }
-    let mould = observed.mould.as_ref().ok();
-    let (members, adoptions) = survey(observed, mould);
+    let blueprint = observed.blueprint.as_ref().ok();
+    let (members, adoptions) = survey(observed, blueprint);
     let goal = goal(observed);
-    let arithmetic = pool::plan(&members, observed.stock.unseen, &goal, now);
+    let arithmetic = pool::plan(&members, observed.view.unseen, &goal, now);
     let restraint = Restraint {
         pacing,
-        demand: observed.stock.demand,
-        held_back_since: observed.stock.held_back_since,
-        at_most: mould.map_or(0, |_| room_to_grow(observed, &members, goal.desired)),
+        demand: observed.view.demand,
+        held_back_since: observed.view.held_back_since,
+        at_most: blueprint.map_or(0, |_| room_to_grow(observed, &members, goal.desired)),
     };
     let refill = pool::refill(&arithmetic, &goal, &restraint, now);
-    let creations = mould
+    let creations = blueprint
         .filter(|_| refill.count > 0)
-        .map(|mould| (refill.count, Box::new(new_member(observed.set, mould))));
+        .map(|blueprint| (refill.count, Box::new(new_member(observed.set, blueprint))));
     Plan {
         adoptions,
         deletions: arithmetic.deletions,
@@ -276,25 +287,30 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     }
 }
 
-/// Who of the labelled sandboxes belongs to the set. What nobody owns is taken in only if it is what the set would make: it may
-/// say anything about itself.
-fn survey(observed: &Observed<'_>, mould: Option<&Mould>) -> (Vec<Member>, Vec<Adoption>) {
+/// The labelled sandboxes that belong to the set. A sandbox without an owner is adopted only if the set would create it just so: its labels
+/// cannot be trusted.
+fn survey(
+    observed: &Observed<'_>,
+    blueprint: Option<&SetBlueprint>,
+) -> (Vec<Member>, Vec<Adoption>) {
     let uid = observed.set.metadata.uid.as_deref().unwrap_or_default();
     let (mut members, mut adoptions) = (Vec::new(), Vec::new());
-    for sandbox in observed.stock.staying().filter(|it| !is_taken(it)) {
-        let spoken_for = observed.stock.spoken_for.holds(sandbox);
-        match (controller_of(&sandbox.metadata), mould) {
+    for sandbox in observed.view.staying().filter(|it| !is_taken(it)) {
+        let is_reserved = observed.view.is_reserved.holds(sandbox);
+        match (controller_of(&sandbox.metadata), blueprint) {
             (Some(owner), _) if owner.uid == uid => {
-                let is_current =
-                    mould.is_none_or(|mould| revision_of(sandbox) == Some(&mould.revision));
+                let is_current = blueprint
+                    .is_none_or(|blueprint| revision_of(sandbox) == Some(&blueprint.revision));
                 let revision = if is_current {
                     Revision::Current
                 } else {
                     Revision::Outdated
                 };
-                members.push(member(sandbox, revision, spoken_for));
+                members.push(member(sandbox, revision, is_reserved));
             }
-            (None, Some(mould)) if !spoken_for && mould.would_make(sandbox, observed.set) => {
+            (None, Some(blueprint))
+                if !is_reserved && blueprint.would_make(sandbox, observed.set) =>
+            {
                 adoptions.push(adoption(observed.set, sandbox));
                 members.push(member(sandbox, Revision::Current, false));
             }
@@ -316,7 +332,7 @@ fn goal(observed: &Observed<'_>) -> Goal {
         strategy: Strategy::RollingUpdate {
             max_unavailable: pool::max_unavailable(amount, desired),
         },
-        max_batch: observed.stock.max_batch,
+        max_batch: observed.view.max_batch,
         readiness_grace: READINESS_GRACE,
     }
 }
@@ -336,12 +352,12 @@ fn room_to_grow(observed: &Observed<'_>, members: &[Member], desired: usize) -> 
         .iter()
         .filter(|member| member.readiness != Readiness::Ready)
         .count();
-    pool::max_unavailable(Some(amount), desired).saturating_sub(unavailable + observed.stock.unseen)
+    pool::max_unavailable(Some(amount), desired).saturating_sub(unavailable + observed.view.unseen)
 }
 
 /// A new sandbox of the set. The server completes its name, so that the same object makes any number of them.
-fn new_member(set: &SandboxSet, mould: &Mould) -> Sandbox {
-    let mut sandbox = mould.sandbox(set);
+fn new_member(set: &SandboxSet, blueprint: &SetBlueprint) -> Sandbox {
+    let mut sandbox = blueprint.sandbox(set);
     sandbox.metadata.generate_name = Some(format!("{}-", set.name_any()));
     sandbox.metadata.owner_references = Some(vec![controller_reference(set)]);
     sandbox.labels_mut().extend([
@@ -360,8 +376,8 @@ fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> Sand
     for finding in findings(observed, counts) {
         conditions::merge(&mut conditions, &finding, set.metadata.generation, &moment);
     }
-    let update_revision = match observed.mould {
-        Ok(mould) => Some(mould.revision.clone()),
+    let update_revision = match observed.blueprint {
+        Ok(blueprint) => Some(blueprint.revision.clone()),
         Err(_) => before.update_revision,
     };
     let is_updated = counts.updated == counts.replicas;
@@ -388,7 +404,7 @@ pub fn selector(set: &str) -> String {
 
 fn findings(observed: &Observed<'_>, counts: pool::Counts) -> Vec<Finding> {
     let desired = usize::try_from(observed.set.spec.replicas).unwrap_or(0);
-    let problem = match observed.mould {
+    let problem = match observed.blueprint {
         Ok(_) => None,
         Err(problem @ Problem::TemplateMissing(_)) => Some((Reason::TemplateNotFound, problem)),
         Err(problem) => Some((Reason::InvalidConfiguration, problem)),

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::*;
-use crate::stock::tests::{at, ready, undisturbed};
+use crate::pool_view::tests::{at, ready, undisturbed};
 
 fn pod_template(image: &str) -> PodTemplate {
     let mut template = PodTemplate::default();
@@ -44,8 +44,8 @@ fn template(image: &str) -> SandboxTemplate {
 
 /// A Ready sandbox as the set makes it.
 fn made(set: &SandboxSet, name: &str) -> Sandbox {
-    let mould = Mould::new(set, None).unwrap();
-    stock::tests::made(new_member(set, &mould), name)
+    let blueprint = SetBlueprint::new(set, None).unwrap();
+    crate::pool_view::tests::made(new_member(set, &blueprint), name)
 }
 
 fn unready(mut sandbox: Sandbox) -> Sandbox {
@@ -60,18 +60,22 @@ fn locked(mut sandbox: Sandbox) -> Sandbox {
     sandbox
 }
 
-fn plan_of(set: &SandboxSet, mould: &Result<Mould, Problem>, sandboxes: Vec<Sandbox>) -> Plan {
+fn plan_of(
+    set: &SandboxSet,
+    blueprint: &Result<SetBlueprint, Problem>,
+    sandboxes: Vec<Sandbox>,
+) -> Plan {
     let sandboxes: Vec<Arc<Sandbox>> = sandboxes.into_iter().map(Arc::new).collect();
     let observed = Observed {
         set,
-        mould,
-        stock: undisturbed(&sandboxes),
+        blueprint,
+        view: undisturbed(&sandboxes),
     };
     decide(&observed, &Pacing::default(), at(1_010))
 }
 
 fn plan(set: &SandboxSet, sandboxes: Vec<Sandbox>) -> Plan {
-    plan_of(set, &Mould::new(set, None), sandboxes)
+    plan_of(set, &SetBlueprint::new(set, None), sandboxes)
 }
 
 fn creations(plan: &Plan) -> usize {
@@ -89,20 +93,17 @@ fn a_new_member_says_whose_it_is_and_that_it_is_free() {
     let plan = plan(&set, Vec::new());
     let (count, sandbox) = plan.creations.unwrap();
     assert_eq!(count, 2);
-    let mould = Mould::new(&set, None).unwrap();
+    let blueprint = SetBlueprint::new(&set, None).unwrap();
     let labels = sandbox.labels();
     assert_eq!(labels[keys::SANDBOX_POOL], "python");
     assert_eq!(labels[keys::SANDBOX_TEMPLATE], "python");
     assert_eq!(labels[keys::SANDBOX_CLAIMED], "false");
-    assert_eq!(labels[keys::TEMPLATE_HASH], mould.revision);
+    assert_eq!(labels[keys::TEMPLATE_HASH], blueprint.revision);
     assert_eq!(sandbox.metadata.generate_name.as_deref(), Some("python-"));
     assert_eq!(sandbox.owner_references()[0].uid, "set-uid");
     let pod = &sandbox.spec.pod_template;
     assert_eq!(pod.spec.automount_service_account_token, Some(false));
-    assert_eq!(
-        pod.spec.dns_policy, None,
-        "nobody keeps a network policy for it"
-    );
+    assert_eq!(pod.spec.dns_policy, None, "it has no network policy");
     let pod_labels = pod.metadata.labels.as_ref().unwrap();
     assert!(!pod_labels.contains_key(labels::SANDBOX_TEMPLATE_REF_HASH));
     assert!(
@@ -120,8 +121,8 @@ fn a_template_that_is_referred_to_brings_its_network_policy() {
         ..TemplateRef::default()
     });
     let template = template("v1");
-    let mould = Mould::new(&set, Some(&template));
-    let plan = plan_of(&set, &mould, Vec::new());
+    let blueprint = SetBlueprint::new(&set, Some(&template));
+    let plan = plan_of(&set, &blueprint, Vec::new());
     let (_, sandbox) = plan.creations.unwrap();
     let pod = &sandbox.spec.pod_template;
     assert_eq!(pod.spec.containers[0].image.as_deref(), Some("v1"));
@@ -164,7 +165,7 @@ fn a_set_without_anything_to_make_sandboxes_from_says_why_and_keeps_what_it_has(
     ] {
         broken.spec.template_ref = reference;
         let member = made(&set(2, "v1"), "a");
-        let plan = plan_of(&broken, &Mould::new(&broken, None), vec![member]);
+        let plan = plan_of(&broken, &SetBlueprint::new(&broken, None), vec![member]);
         assert_eq!(condition(&plan, ConditionType::Ready), ("False", reason));
         assert_eq!((creations(&plan), plan.deletions.len()), (0, 0));
         assert_eq!(plan.status.replicas, 1);
@@ -173,7 +174,7 @@ fn a_set_without_anything_to_make_sandboxes_from_says_why_and_keeps_what_it_has(
 }
 
 #[test]
-fn what_somebody_has_locked_is_no_member_and_is_left_alone() {
+fn a_locked_sandbox_is_no_member_and_is_left_alone() {
     let set = set(2, "v1");
     let mut claimed = made(&set, "claimed");
     claimed

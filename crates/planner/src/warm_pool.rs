@@ -19,20 +19,20 @@ use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference};
 use crate::pacing::Pacing;
 use crate::pool::{self, Deletion, Goal, Member, Pool, Restraint, Revision, Strategy};
-use crate::stock::{self, Adoption, READINESS_GRACE, Stock, adoption, member};
+use crate::pool_view::{Adoption, PoolPlan, PoolView, READINESS_GRACE, adoption, member};
 use crate::version::Version;
 
 /// What one reconciliation sees.
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {
     pub pool: &'a SandboxWarmPool,
-    /// The pool's template. That there is none is said in the pool's status, so the API server itself must have said so.
+    /// The pool's template. The status reports a missing one, so only the API server itself is believed that it is missing.
     pub template: Option<&'a SandboxTemplate>,
-    pub stock: Stock<'a>,
+    pub view: PoolView<'a>,
 }
 
 /// What to do about the pool.
-pub type Plan = stock::Plan<SandboxWarmPoolStatus>;
+pub type Plan = PoolPlan<SandboxWarmPoolStatus>;
 
 /// The value of the label by which a pool's sandboxes are found.
 pub fn pool_hash(pool: &SandboxWarmPool) -> String {
@@ -58,14 +58,14 @@ impl Pool for SandboxWarmPool {
     fn decide(
         &self,
         template: &Self::Blueprint,
-        stock: Stock<'_>,
+        view: PoolView<'_>,
         pacing: &Pacing,
         now: Timestamp,
     ) -> Plan {
         let observed = Observed {
             pool: self,
             template: template.as_deref(),
-            stock,
+            view,
         };
         decide(&observed, pacing, now)
     }
@@ -106,13 +106,13 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     let blueprint = observed.template.map(Blueprint::new);
     let membership = Membership::survey(observed, blueprint.as_ref());
     let goal = goal(observed);
-    let mut arithmetic = pool::plan(&membership.members, observed.stock.unseen, &goal, now);
+    let mut arithmetic = pool::plan(&membership.members, observed.view.unseen, &goal, now);
     arithmetic.deletions.splice(0..0, membership.impostors);
 
     let restraint = Restraint {
         pacing,
-        demand: observed.stock.demand,
-        held_back_since: observed.stock.held_back_since,
+        demand: observed.view.demand,
+        held_back_since: observed.view.held_back_since,
         at_most: if blueprint.is_some() { usize::MAX } else { 0 },
     };
     let refill = pool::refill(&arithmetic, &goal, &restraint, now);
@@ -150,7 +150,7 @@ fn goal(observed: &Observed<'_>) -> Goal {
     Goal {
         desired,
         strategy,
-        max_batch: observed.stock.max_batch,
+        max_batch: observed.view.max_batch,
         readiness_grace: READINESS_GRACE,
     }
 }
@@ -169,17 +169,17 @@ impl Membership {
         let pool_uid = observed.pool.metadata.uid.as_deref().unwrap_or_default();
         let mut revisions = Revisions::new(blueprint);
         let mut membership = Self::default();
-        for sandbox in observed.stock.staying() {
-            let spoken_for = observed.stock.spoken_for.holds(sandbox);
+        for sandbox in observed.view.staying() {
+            let is_reserved = observed.view.is_reserved.holds(sandbox);
             match controller_of(&sandbox.metadata) {
                 Some(owner) if owner.uid == pool_uid => {
                     let revision = revisions.of_member(sandbox);
                     membership
                         .members
-                        .push(member(sandbox, revision, spoken_for));
+                        .push(member(sandbox, revision, is_reserved));
                 }
                 Some(_) => {}
-                None if spoken_for => {}
+                None if is_reserved => {}
                 None => match revisions.of_orphan(sandbox) {
                     None => {}
                     Some(Revision::Current) => {
@@ -239,7 +239,7 @@ impl<'a> Revisions<'a> {
         revision
     }
 
-    /// A sandbox that nobody owns may say anything about itself: only what it would run counts. `None` without a template.
+    /// The labels of a sandbox without an owner cannot be trusted: only what it would run counts. `None` without a template.
     fn of_orphan(&self, sandbox: &Sandbox) -> Option<Revision> {
         let blueprint = self.blueprint?;
         Some(if is_of_template(sandbox, blueprint) {

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
 use crate::pacing::Demand;
-use crate::stock::tests::{at, ready, undisturbed};
+use crate::pool_view::tests::{at, ready, undisturbed};
 
 fn template(name: &str, image: &str) -> SandboxTemplate {
     let mut template = SandboxTemplate::default();
@@ -41,7 +41,7 @@ fn pool(replicas: i32, strategy: Option<UpdateStrategyKind>) -> SandboxWarmPool 
 
 /// A sandbox as the pool makes it from this template.
 fn made(pool: &SandboxWarmPool, template: &SandboxTemplate, name: &str) -> Sandbox {
-    stock::tests::made(new_member(pool, &Blueprint::new(template)), name)
+    crate::pool_view::tests::made(new_member(pool, &Blueprint::new(template)), name)
 }
 
 fn decide_for(
@@ -53,7 +53,7 @@ fn decide_for(
     let observed = Observed {
         pool,
         template,
-        stock: undisturbed(&sandboxes),
+        view: undisturbed(&sandboxes),
     };
     decide(&observed, &Pacing::default(), at(1_010))
 }
@@ -158,7 +158,7 @@ fn orphans_are_vetted_by_what_they_would_run() {
     spoofed.spec.pod_template.spec_mut().containers[0].image = Some("evil".into());
     let mut foreign = orphan("foreign");
     foreign.metadata.owner_references = Some(vec![OwnerReference {
-        uid: "somebody".into(),
+        uid: "another".into(),
         controller: Some(true),
         ..OwnerReference::default()
     }]);
@@ -261,7 +261,7 @@ fn refills_wait_while_claims_do() {
     let mut observed = Observed {
         pool: &pool,
         template: Some(&template),
-        stock: Stock {
+        view: PoolView {
             demand: Demand {
                 waiting: 3,
                 served_at: None,
@@ -274,13 +274,13 @@ fn refills_wait_while_claims_do() {
     let waiting = decide(&observed, &pacing, at(10));
     assert!(waiting.holds_back && waiting.creations.is_none());
     assert_eq!(waiting.recheck_after, Some(pacing.recheck));
-    observed.stock.held_back_since = Some(at(10));
+    observed.view.held_back_since = Some(at(10));
     let (count, _) = decide(&observed, &pacing, at(11)).creations.unwrap();
     assert_eq!(
         count, 5,
         "a part of a batch, so that the pool never starves"
     );
-    observed.stock.demand = Demand::default();
+    observed.view.demand = Demand::default();
     assert_eq!(decide(&observed, &pacing, at(11)).creations.unwrap().0, 10);
 }
 

@@ -199,7 +199,7 @@ impl WarmQueue {
         }
     }
 
-    /// Whether somebody is adopting or deleting this sandbox at the moment.
+    /// Whether a claim is adopting this sandbox, or a pool is deleting it.
     pub fn is_taken(&self, key: &SandboxKey) -> bool {
         self.entries
             .get(key)

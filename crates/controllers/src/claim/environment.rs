@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::objects::NamespacedObjects;
 use crate::trace;
-use crate::warm_supply::{Acquiring, Reservation};
+use crate::warm_queue::{Acquiring, Reservation};
 use crate::writes::WriteError;
 
 /// What a pass over one claim works with.
@@ -69,7 +69,7 @@ impl Environment for ClaimEnvironment<'_> {
     }
 
     fn reserve(&self, request: &Request) -> Option<Reservation> {
-        self.claims.supply.reserve(request)
+        self.claims.warm_queue.reserve(request)
     }
 
     fn claims_bound_to(&self, sandbox: &str) -> Vec<Arc<SandboxClaim>> {
@@ -79,7 +79,7 @@ impl Environment for ClaimEnvironment<'_> {
     }
 
     fn acquiring(&self) -> Acquiring {
-        self.claims.supply.acquiring(&self.context.clock)
+        self.claims.warm_queue.acquiring(&self.context.clock)
     }
 
     fn note_acquired(&self, claim: &SandboxClaim, sandbox: &str) {
@@ -96,11 +96,11 @@ impl Environment for ClaimEnvironment<'_> {
     }
 
     fn delay_first_status(&self) -> Option<Duration> {
-        self.claims.starting.unsaid_for(self.key)
+        self.claims.status_delay.left(self.key)
     }
 
     fn end_status_delay(&self) {
-        self.claims.starting.forget(self.key);
+        self.claims.status_delay.forget(self.key);
     }
 
     fn is_first_ready(&self, claim: &SandboxClaim) -> bool {

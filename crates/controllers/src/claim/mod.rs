@@ -22,8 +22,8 @@ use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
 use crate::rbac::{EVENTS, SANDBOXES};
 use crate::runtime::{Action, Runtime, at_once};
-use crate::starting::Starting;
-use crate::warm_supply::WarmSupply;
+use crate::status_delay::StatusDelay;
+use crate::warm_queue::SharedWarmQueue;
 use crate::writes::WriteError;
 
 use acquired::Acquired;
@@ -76,23 +76,23 @@ const BY_UNFINISHED_BINDING: &str = "unfinished binding";
 /// What all claims share.
 #[derive(Clone, Debug)]
 struct Claims {
-    supply: WarmSupply,
+    warm_queue: SharedWarmQueue,
     first_seen: FirstSeen,
     first_ready: FirstReady,
     acquired: Acquired,
-    starting: Starting<SandboxClaim>,
+    status_delay: StatusDelay<SandboxClaim>,
 }
 
 /// Adds the controller to a runtime.
-pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
+pub fn register(runtime: &mut Runtime, warm_queue: &SharedWarmQueue) {
     let context = Arc::clone(&runtime.context);
     let caches = &context.caches;
     let claims = Claims {
-        supply: supply.clone(),
+        warm_queue: warm_queue.clone(),
         first_seen: FirstSeen::default(),
         first_ready: FirstReady::default(),
         acquired: Acquired::default(),
-        starting: Starting::of(&caches.claims, &context, CONTROLLER),
+        status_delay: StatusDelay::of(&caches.claims, &context, CONTROLLER),
     };
     claims.first_seen.follow(&caches.claims, &context.clock);
     claims.first_ready.follow(&caches.claims);
@@ -111,7 +111,7 @@ pub fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         at_once,
         move |claim, context| reconcile(claim, context, claims.clone()),
     );
-    supply.watch_claims(queue.clone());
+    warm_queue.watch_claims(queue.clone());
     runtime.follow(&caches.sandboxes);
     runtime.follow(&caches.templates);
     runtime.follow(&caches.warm_pools);

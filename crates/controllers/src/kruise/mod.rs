@@ -10,7 +10,7 @@ use planner::sandbox_set::candidate;
 
 use crate::rbac::{EVENTS, SANDBOXES};
 use crate::runtime::Runtime;
-use crate::warm_supply::WarmSupply;
+use crate::warm_queue::SharedWarmQueue;
 
 /// What the controllers need to be allowed.
 pub const RBAC: &[Rule] = &[
@@ -40,7 +40,7 @@ pub const RBAC: &[Rule] = &[
 
 /// Adds the controllers of SandboxSet and of the batch SandboxClaim to a runtime.
 pub fn register(runtime: &mut Runtime) {
-    let supply = WarmSupply::of(&runtime.context.caches.sandboxes, candidate);
-    set::register(runtime, &supply);
-    claim::register(runtime, &supply);
+    let warm_queue = SharedWarmQueue::of(&runtime.context.caches.sandboxes, candidate);
+    set::register(runtime, &warm_queue);
+    claim::register(runtime, &warm_queue);
 }

@@ -7,17 +7,17 @@ use crate::cache::Cache;
 use crate::context::Caches;
 use crate::pool::{self, PoolController};
 use crate::runtime::Runtime;
-use crate::warm_supply::WarmSupply;
+use crate::warm_queue::SharedWarmQueue;
 
 /// Adds the controller to a runtime.
-pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
-    pool::register::<SandboxSet>(runtime, supply);
-    let supply = supply.clone();
+pub(super) fn register(runtime: &mut Runtime, warm_queue: &SharedWarmQueue) {
+    pool::register::<SandboxSet>(runtime, warm_queue);
+    let warm_queue = warm_queue.clone();
     let sets = &runtime.context.caches.sandbox_sets;
     sets.subscribe(move |change| {
         if let Some(set) = change.departed() {
             let namespace = set.namespace().unwrap_or_default();
-            supply.forget(&namespace, &set.uid().unwrap_or_default());
+            warm_queue.forget(&namespace, &set.uid().unwrap_or_default());
         }
     });
 }

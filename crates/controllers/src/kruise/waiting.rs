@@ -1,4 +1,4 @@
-//! Claims that wait for a set to have stock, first come, first served. A hint: a claim that nobody wakes looks again by itself.
+//! Claims that wait for a free sandbox of a set, first come, first served. A hint: a claim that is not woken looks again by itself.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -16,14 +16,14 @@ use super::memory::Rest;
 use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::objects::NamespacedObjects;
-use crate::warm_supply::{WarmSupply, sandbox_key};
+use crate::warm_queue::{SharedWarmQueue, sandbox_key};
 use crate::writes::WriteError;
 
 /// What a pass over one pool works with.
 #[derive(Debug)]
 pub(super) struct PoolEnvironment<'a> {
     context: &'a Context,
-    supply: &'a WarmSupply,
+    warm_queue: &'a SharedWarmQueue,
     key: &'a ObjectKey,
     rest: Mutex<&'a mut Rest>,
 }
@@ -31,13 +31,13 @@ pub(super) struct PoolEnvironment<'a> {
 impl<'a> PoolEnvironment<'a> {
     pub fn new(
         context: &'a Context,
-        supply: &'a WarmSupply,
+        warm_queue: &'a SharedWarmQueue,
         key: &'a ObjectKey,
         rest: &'a mut Rest,
     ) -> Self {
         Self {
             context,
-            supply,
+            warm_queue,
             key,
             rest: Mutex::new(rest),
         }
@@ -89,25 +89,26 @@ impl<P: PoolController> Environment<P> for PoolEnvironment<'_> {
     }
 
     fn demand(&self) -> Demand {
-        self.supply.demand()
+        self.warm_queue.demand()
     }
 
     fn is_reserved(&self, sandbox: &Sandbox) -> bool {
-        self.supply.is_spoken_for(&sandbox_key(sandbox))
+        self.warm_queue.is_reserved(&sandbox_key(sandbox))
     }
 
     fn withhold(&self, sandbox: &str) -> bool {
-        self.supply.set_aside(&self.queued(sandbox))
+        self.warm_queue.withhold(&self.queued(sandbox))
     }
 
     fn put_back(&self, sandbox: &str) {
-        self.supply.put_back(&self.queued(sandbox));
+        self.warm_queue.put_back(&self.queued(sandbox));
     }
 
     fn set_current_revision(&self, pool: &P, revision: &str) {
         let uid = pool.meta().uid.as_deref().unwrap_or_default();
         let namespace = &self.key.namespace;
-        self.supply.set_current_revision(namespace, uid, revision);
+        self.warm_queue
+            .set_current_revision(namespace, uid, revision);
     }
 
     fn max_batch(&self) -> usize {

@@ -16,7 +16,7 @@ use crate::context::{Caches, Context};
 use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
 use crate::runtime::{Action, Runtime, at_once};
-use crate::warm_supply::WarmSupply;
+use crate::warm_queue::SharedWarmQueue;
 use crate::writes::WriteError;
 
 use environment::PoolEnvironment;
@@ -40,22 +40,22 @@ pub(crate) trait PoolController: Cached + Pool {
 /// What all pools of a kind share.
 #[derive(Clone, Debug)]
 struct Pools {
-    supply: WarmSupply,
+    warm_queue: SharedWarmQueue,
     memories: Memories,
 }
 
 /// Adds the controller of a kind to a runtime.
-pub(crate) fn register<P: PoolController>(runtime: &mut Runtime, supply: &WarmSupply) {
+pub(crate) fn register<P: PoolController>(runtime: &mut Runtime, warm_queue: &SharedWarmQueue) {
     let context = Arc::clone(&runtime.context);
     let caches = &context.caches;
     let cache = P::cache(caches);
     let pools = Pools {
-        supply: supply.clone(),
+        warm_queue: warm_queue.clone(),
         memories: Memories::default(),
     };
     let memories = pools.memories.clone();
     memories.count(&context, P::CONTROLLER);
-    supply.count(&context, P::CONTROLLER);
+    warm_queue.count(&context, P::CONTROLLER);
     let workers = context.config.warm_pool_workers.get();
     let queue = runtime.controller(
         P::CONTROLLER,
@@ -121,6 +121,6 @@ async fn reconcile_pool<P: PoolController>(
     let memory = pools.memories.of(&key, pool.uid().as_deref());
     let mut memory = memory.lock().await;
     let Memory { planner, rest } = &mut *memory;
-    let environment = PoolEnvironment::new(&context, &pools.supply, &key, rest);
+    let environment = PoolEnvironment::new(&context, &pools.warm_queue, &key, rest);
     reconcile(&environment, pool.as_ref(), planner).await
 }

@@ -50,14 +50,14 @@ impl Log {
     }
 }
 
-/// A queue that answers the nth piece of work with the nth verdict, and with Done after the last.
-fn scripted(verdicts: Vec<Verdict>) -> (Queue, Log) {
+/// A queue that answers the nth piece of work with the nth next_run, and with Done after the last.
+fn scripted(runs: Vec<NextRun>) -> (Queue, Log) {
     let log = Log::new();
     let noted = log.clone();
     let queue = Queue::new(settings(4), move |key| {
         let number = noted.note(&key);
-        let verdict = verdicts.get(number - 1).copied().unwrap_or(Verdict::Done);
-        std::future::ready(verdict)
+        let next_run = runs.get(number - 1).copied().unwrap_or(NextRun::Done);
+        std::future::ready(next_run)
     });
     (queue, log)
 }
@@ -84,8 +84,8 @@ async fn what_is_added_often_before_a_worker_comes_is_done_once() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_wait_twice_as_long_each_time_and_success_starts_anew() {
-    let retry = Verdict::Retry;
-    let (queue, log) = scripted(vec![retry, retry, retry, Verdict::Done, retry]);
+    let retry = NextRun::Retry;
+    let (queue, log) = scripted(vec![retry, retry, retry, NextRun::Done, retry]);
     queue.open();
     queue.add(key("a"));
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -97,7 +97,7 @@ async fn failures_wait_twice_as_long_each_time_and_success_starts_anew() {
 #[tokio::test(start_paused = true)]
 async fn a_delay_is_kept_and_an_event_cuts_it_short() {
     let hour = Duration::from_secs(3_600);
-    let (queue, log) = scripted(vec![Verdict::After(hour), Verdict::After(hour)]);
+    let (queue, log) = scripted(vec![NextRun::After(hour), NextRun::After(hour)]);
     queue.open();
     queue.add(key("a"));
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -135,7 +135,7 @@ async fn an_object_is_never_worked_on_twice_at_once_and_no_event_is_lost() {
             tokio::time::sleep(Duration::from_millis(10)).await;
             *now.lock().unwrap().get_mut(&key).unwrap() -= 1;
             done.fetch_add(1, Ordering::SeqCst);
-            Verdict::Done
+            NextRun::Done
         }
     });
     queue.open();
@@ -164,7 +164,7 @@ async fn a_panic_costs_one_try_and_no_worker() {
         let number = counted.fetch_add(1, Ordering::SeqCst);
         async move {
             assert_ne!(number, 0, "the first try panics");
-            Verdict::Done
+            NextRun::Done
         }
     });
     queue.open();
@@ -183,7 +183,7 @@ async fn closing_waits_for_what_has_begun_and_begins_nothing_more() {
         async move {
             tokio::time::sleep(Duration::from_secs(3)).await;
             counted.fetch_add(1, Ordering::SeqCst);
-            Verdict::Done
+            NextRun::Done
         }
     });
     queue.open();
@@ -203,7 +203,7 @@ async fn what_can_wait_begins_after_a_moment_and_after_what_cannot() {
         let took = Duration::from_millis(40);
         async move {
             tokio::time::sleep(took).await;
-            Verdict::Done
+            NextRun::Done
         }
     });
     queue.open();
@@ -236,7 +236,7 @@ async fn what_has_become_urgent_waits_no_longer() {
         let waiting = Arc::clone(&waiting);
         async move {
             waiting.notified().await;
-            Verdict::Done
+            NextRun::Done
         }
     });
     queue.yield_to(|| true);
@@ -262,7 +262,7 @@ async fn few_workers_do_what_can_wait_while_somebody_is_in_a_hurry_and_all_do_af
         async move {
             tokio::time::sleep(Duration::from_millis(10)).await;
             now.fetch_sub(1, Ordering::SeqCst);
-            Verdict::Done
+            NextRun::Done
         }
     });
     let hurry = Arc::clone(&hurried);

@@ -16,14 +16,14 @@ use crate::cached::Cached;
 use crate::context::Context;
 use crate::key::ObjectKey;
 use crate::objects::NamespacedObjects;
-use crate::starting::Starting;
+use crate::status_delay::StatusDelay;
 use crate::writes::WriteError;
 
 /// What a pass over one sandbox works with.
 #[derive(Debug)]
 pub(super) struct SandboxEnvironment<'a> {
     pub context: &'a Context,
-    pub starting: &'a Starting<Sandbox>,
+    pub status_delay: &'a StatusDelay<Sandbox>,
     pub key: &'a ObjectKey,
 }
 
@@ -74,11 +74,11 @@ impl Environment for SandboxEnvironment<'_> {
     }
 
     fn delay_first_status(&self) -> Option<Duration> {
-        self.starting.unsaid_for(self.key)
+        self.status_delay.left(self.key)
     }
 
     fn end_status_delay(&self) {
-        self.starting.forget(self.key);
+        self.status_delay.forget(self.key);
     }
 
     fn traced<F: Future>(

@@ -17,7 +17,7 @@ use crate::key::ObjectKey;
 use crate::queue::{Queue, Urgency};
 use crate::rbac::SANDBOXES;
 use crate::runtime::{Action, Runtime};
-use crate::starting::Starting;
+use crate::status_delay::StatusDelay;
 use crate::trace;
 use crate::writes::WriteError;
 
@@ -61,13 +61,13 @@ pub fn register(runtime: &mut Runtime) -> Queue {
         .sandboxes
         .subscribe(move |change| instrumentation.sandbox_changed(change));
     let workers = context.config.sandbox_workers.get();
-    let starting = Starting::of(&caches.sandboxes, &context, CONTROLLER);
+    let status_delay = StatusDelay::of(&caches.sandboxes, &context, CONTROLLER);
     let queue = runtime.controller(
         CONTROLLER,
         workers,
         &caches.sandboxes,
         urgency,
-        move |sandbox, context| reconcile(sandbox, context, starting.clone()),
+        move |sandbox, context| reconcile(sandbox, context, status_delay.clone()),
     );
     runtime.follow(&caches.pods);
     runtime.follow(&caches.services);
@@ -121,7 +121,7 @@ fn sandbox_of<K: Cached>(object: &K) -> Option<ObjectKey> {
 async fn reconcile(
     sandbox: Arc<Sandbox>,
     context: Arc<Context>,
-    starting: Starting<Sandbox>,
+    status_delay: StatusDelay<Sandbox>,
 ) -> Result<Action, Error<WriteError>> {
     let key = ObjectKey::of(sandbox.as_ref());
     if telemetry::spans::are_exported() {
@@ -130,7 +130,7 @@ async fn reconcile(
     }
     let environment = SandboxEnvironment {
         context: &context,
-        starting: &starting,
+        status_delay: &status_delay,
         key: &key,
     };
     planner::sandbox::reconcile(&environment, &sandbox).await

@@ -88,7 +88,7 @@ async fn what_keeps_a_pool_from_its_size_is_told() {
         said.then_some(member)
     })
     .await;
-    clock.advance(planner::stock::READINESS_GRACE + Duration::from_secs(60));
+    clock.advance(planner::pool_view::READINESS_GRACE + Duration::from_secs(60));
     let look = json!({ "metadata": { "annotations": { "look": "again" } } });
     cluster.patch::<SandboxWarmPool>("warm", look).await;
     let told = cluster.event("warm", "SandboxStuck").await;

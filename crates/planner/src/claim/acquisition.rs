@@ -140,7 +140,7 @@ pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
     let blueprint = blueprint(observed.template);
     match observed.holding {
         Holding::Owned(sandbox) => sync(claim, sandbox, blueprint.as_ref()),
-        Holding::Promised(sandbox) if is_trustworthy(sandbox, blueprint.as_ref()) => {
+        Holding::Bound(sandbox) if is_trustworthy(sandbox, blueprint.as_ref()) => {
             let patch = transfer(claim, sandbox, blueprint.as_ref())?;
             Ok(vec![patch])
         }
@@ -149,7 +149,7 @@ pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
             let blueprint = required(observed, source, blueprint)?;
             Ok(vec![create(observed, &blueprint)?])
         }
-        Holding::Free | Holding::Broken { .. } | Holding::Promised(_) => {
+        Holding::Free | Holding::Broken { .. } | Holding::Bound(_) => {
             refuse_env_beside_pools(claim, source)?;
             let blueprint = required(observed, source, blueprint)?;
             let may_be_warm = warm_request(claim, observed.pool, observed.holding).is_some();

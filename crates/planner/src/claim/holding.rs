@@ -13,8 +13,8 @@ use crate::owner::is_controlled_by;
 pub enum Holding<'a> {
     /// A sandbox that it controls.
     Owned(&'a Sandbox),
-    /// It is bound to a warm sandbox that is still its pool's.
-    Promised(&'a Sandbox),
+    /// It is bound to a warm sandbox that is still its pool's, and is to be transferred.
+    Bound(&'a Sandbox),
     /// It is bound to a sandbox of its own name that does not exist yet.
     Planned,
     /// It is bound to a sandbox that is gone, belongs to another owner, or that the claim's spec does not allow it to adopt.
@@ -63,7 +63,7 @@ pub fn holding<'a>(
         .and_then(|(_, sandbox)| sandbox.as_deref());
     match bound {
         Some(sandbox) if is_adoptable(sandbox) && allows_adoption(claim, sandbox) => {
-            Holding::Promised(sandbox)
+            Holding::Bound(sandbox)
         }
         None if claim.metadata.name.as_deref() == Some(name) => Holding::Planned,
         Some(_) | None => Holding::Broken { name },

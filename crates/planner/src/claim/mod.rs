@@ -2,18 +2,18 @@
 //!
 //! A claim gets its sandbox in three writes: it is bound (the sandbox's name on the claim, which is the intent), the sandbox is
 //! transferred to it or made for it, and its status says so. The binding comes first and is written under the claim's optimistic
-//! lock; the transfer under the sandbox's. That is what keeps the two promises below whatever caches, queues and crashes do:
+//! lock; the transfer under the sandbox's. That keeps the guarantees below despite stale caches, queues and crashes:
 //!
 //! # Guarantees
 //! - A sandbox is held by at most one claim: the transfer only succeeds on a sandbox that is still its pool's.
 //! - A claim holds at most one sandbox: only the sandbox it is bound to is ever transferred or made for it, and it is bound to
-//!   another only once that one is known to be gone or somebody else's. One that is made for it has the claim's own name, so
+//!   another only once that one is known to be gone or another owner's. One that is made for it has the claim's own name, so
 //!   that making it twice is impossible.
 //! - Users can edit the binding. A claim that lost it still has the sandbox whose owner reference names the claim, and gets the
 //!   binding again. A binding to a warm sandbox that the claim's spec does not allow it to adopt is replaced.
 //!
 //! ```text
-//!   Free ──bind(warm)──▶ Promised ──transfer──▶ Owned
+//!   Free ──bind(warm)──▶ Bound ──transfer──▶ Owned
 //!    │ ▲                    │                    │
 //!    │ └── gone or another's┘◀────── gone ───────┘
 //!    └────bind(own name)──▶ Planned ──create──▶ Owned
@@ -58,7 +58,7 @@ pub enum Lookup<'a, K> {
     /// The claim does not refer to one.
     NotAsked,
     Found(&'a K),
-    /// The API server itself says that there is none.
+    /// The API server itself says that it does not exist.
     Missing,
 }
 
@@ -171,7 +171,7 @@ pub enum Verdict {
 pub struct Plan {
     pub effects: Vec<Effect>,
     pub verdict: Verdict,
-    /// The claim has just expired, and somebody should be told.
+    /// The claim has just expired, which is announced.
     pub announces_expiry: bool,
     /// Why part of the claim's metadata does not reach its pod, if that is so.
     pub unapplied: Option<String>,
@@ -275,8 +275,8 @@ fn deadlines<'a>(
     }
 }
 
-/// First the status says that the claim has expired, then, in the next pass, what it held is cleaned up: whoever watches sees why
-/// before it is gone.
+/// First the status says that the claim has expired, then, in the next pass, its sandbox is cleaned up: a client that watches sees why
+/// before the sandbox is gone.
 fn decide_expired(observed: &Observed<'_>, plan: &mut Plan) {
     plan.verdict = Verdict::Expired;
     if !is_marked_expired(observed.claim) {
@@ -339,7 +339,7 @@ pub fn template_name<'a>(
     holding: Holding<'a>,
     pool: Lookup<'a, SandboxWarmPool>,
 ) -> Option<&'a str> {
-    if let Holding::Owned(sandbox) | Holding::Promised(sandbox) = holding
+    if let Holding::Owned(sandbox) | Holding::Bound(sandbox) = holding
         && let Some(name) = sandbox.annotations().get(api::labels::SANDBOX_TEMPLATE_REF)
     {
         return Some(name);

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Origin, Outcome, is_overdue, span};
 use crate::owner::{controller_of, controller_reference, is_controlled_by, refers_to};
-use crate::sandbox_set::{Mould, is_taken};
+use crate::sandbox_set::{SetBlueprint, is_taken};
 use crate::version::Version;
 
 type Pairs = BTreeMap<String, String>;
@@ -52,7 +52,7 @@ pub struct Entry<'a> {
     pub sandbox: Option<&'a Sandbox>,
     pub initialisation: &'a Initialisation,
     /// What one is made from, if one can be made.
-    pub mould: Option<(&'a SandboxSet, &'a Mould)>,
+    pub blueprint: Option<(&'a SandboxSet, &'a SetBlueprint)>,
     /// The token to lock it with, should it be taken now.
     pub token: &'a str,
 }
@@ -66,7 +66,7 @@ pub enum Next {
     Make { sandbox: Box<Sandbox> },
     /// Tell it its environment.
     Initialise { address: IpAddr, token: String },
-    /// Delete it: it was touched, so nobody else may have it.
+    /// Delete it: it was touched, so no other claim may have it.
     Release { sandbox: Version, why: String },
     /// Mark it as failed and keep it.
     SetAside {
@@ -102,9 +102,9 @@ pub fn next(claim: &SandboxClaim, entry: &Entry<'_>, now: Timestamp) -> Next {
 }
 
 fn absent(claim: &SandboxClaim, entry: &Entry<'_>, now: Timestamp) -> Next {
-    match (entry.origin, entry.mould) {
-        (Origin::Made, Some((set, mould))) if !is_overdue(claim, now) => Next::Make {
-            sandbox: Box::new(make(claim, entry, set, mould, now)),
+    match (entry.origin, entry.blueprint) {
+        (Origin::Made, Some((set, blueprint))) if !is_overdue(claim, now) => Next::Make {
+            sandbox: Box::new(make(claim, entry, set, blueprint, now)),
         },
         _ => Next::Settled(Outcome::Lost),
     }
@@ -159,9 +159,9 @@ fn claimed_at(sandbox: &Sandbox) -> Option<Timestamp> {
 }
 
 fn wait_or_give_up(claim: &SandboxClaim, sandbox: &Sandbox, why: &str, now: Timestamp) -> Next {
-    let patience = span(claim.spec.wait_ready_timeout());
+    let timeout = span(claim.spec.wait_ready_timeout());
     let is_late = claimed_at(sandbox)
-        .and_then(|claimed| claimed.checked_add(patience).ok())
+        .and_then(|claimed| claimed.checked_add(timeout).ok())
         .is_none_or(|deadline| deadline <= now);
     if is_late || is_overdue(claim, now) {
         return give_up(claim, sandbox, why);
@@ -214,11 +214,11 @@ fn make(
     claim: &SandboxClaim,
     entry: &Entry<'_>,
     set: &SandboxSet,
-    mould: &Mould,
+    blueprint: &SetBlueprint,
     now: Timestamp,
 ) -> Sandbox {
     let marks = Marks::new(claim, entry.name, entry.token, now);
-    let mut sandbox = mould.sandbox(set);
+    let mut sandbox = blueprint.sandbox(set);
     sandbox.metadata.name = Some(entry.name.to_owned());
     sandbox.metadata.owner_references = Some(vec![controller_reference(claim)]);
     sandbox.labels_mut().extend(marks.labels);

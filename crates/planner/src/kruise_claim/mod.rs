@@ -45,7 +45,7 @@ use crate::owner::is_controlled_by;
 const UNSETTLED_RECHECK: Duration = Duration::from_millis(500);
 /// How soon sandboxes that serve no `/init` are asked again.
 const UNSERVED_RECHECK: Duration = Duration::from_secs(60);
-/// How soon a claim looks again for stock, should nobody tell it of any.
+/// How soon a claim looks again for free sandboxes, should no event wake it.
 const STOCK_RECHECK: Duration = Duration::from_secs(2);
 /// How long a claim without a timeout waits for its set to exist.
 const SET_TIMEOUT: Duration = Duration::from_secs(60);
@@ -73,7 +73,7 @@ pub struct Pick {
 pub enum Outcome {
     /// It is the claim's, and knows its environment.
     Held,
-    /// It is gone, or somebody else's.
+    /// It is gone, or another owner's.
     Lost,
     /// It could not be initialised and is no longer the claim's to count.
     Failed,

@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use super::*;
 use crate::owner::controller_reference;
 use crate::patch::tests::patched;
-use crate::sandbox_set::Mould;
+use crate::sandbox_set::SetBlueprint;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -69,7 +69,7 @@ fn set() -> SandboxSet {
 }
 
 fn free(name: &str) -> Sandbox {
-    let mut sandbox = Mould::new(&set(), None).unwrap().sandbox(&set());
+    let mut sandbox = SetBlueprint::new(&set(), None).unwrap().sandbox(&set());
     sandbox.metadata.name = Some(name.into());
     sandbox.metadata.uid = Some(format!("uid-{name}"));
     sandbox.metadata.resource_version = Some("7".into());
@@ -101,7 +101,7 @@ fn step(claim: &SandboxClaim, sandbox: Option<&Sandbox>, known: &Initialisation)
         origin: Origin::Taken,
         sandbox,
         initialisation: known,
-        mould: None,
+        blueprint: None,
         token: "token",
     };
     next(claim, &entry, now())
@@ -249,7 +249,7 @@ fn a_ready_sandbox_that_serves_no_init_blocks_the_claim_soon_and_stays_with_it()
             origin: Origin::Taken,
             sandbox: Some(sandbox),
             initialisation: &unserved,
-            mould: None,
+            blueprint: None,
             token: "token",
         };
         next(claim, &entry, at(second))
@@ -351,14 +351,14 @@ fn a_sandbox_that_refuses_is_given_up_at_once() {
 #[test]
 fn one_that_is_made_counts_once_it_is_ready() {
     let claim = claim(1);
-    let (set, mould) = (set(), Mould::new(&set(), None).unwrap());
+    let (set, blueprint) = (set(), SetBlueprint::new(&set(), None).unwrap());
     let step = |claim: &SandboxClaim, sandbox: Option<&Sandbox>| {
         let entry = Entry {
             name: "made",
             origin: Origin::Made,
             sandbox,
             initialisation: &Initialisation::Untried,
-            mould: Some((&set, &mould)),
+            blueprint: Some((&set, &blueprint)),
             token: "token",
         };
         next(claim, &entry, now())

@@ -108,7 +108,7 @@ impl Observed {
     }
 
     /// Whether an object is being deleted, or belonged to an earlier Sandbox of this name and garbage collection has not come to it yet.
-    /// Its name is free again soon: a reason to wait, whoever controls it.
+    /// Its name is free again soon: a reason to wait, whichever controller it has.
     fn is_leaving(&self, metadata: &ObjectMeta) -> bool {
         metadata.deletion_timestamp.is_some()
             || controller_of(metadata).is_some_and(|owner| {

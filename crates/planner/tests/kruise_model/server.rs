@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use agent_sandbox_planner::owner::{controller_of, controller_reference, is_controlled_by};
-use agent_sandbox_planner::sandbox_set::{Mould, candidate};
+use agent_sandbox_planner::sandbox_set::{SetBlueprint, candidate};
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::kruise::{ClaimPhase, SandboxClaim, SandboxClaimSpec, SandboxSet, SandboxSetSpec};
 use api::labels::kruise as keys;
@@ -38,12 +38,12 @@ pub struct Server {
     pub sets: BTreeMap<String, SandboxSet>,
     /// Sets of the model name none.
     templates: BTreeMap<String, SandboxTemplate>,
-    mould: Mould,
+    blueprint: SetBlueprint,
     pub claims: BTreeMap<String, SandboxClaim>,
     pub sandboxes: BTreeMap<String, Sandbox>,
     /// Sandboxes whose runtime refuses to be initialised.
     broken: BTreeSet<String>,
-    /// How many sandboxes of each claim somebody else has deleted, by the claim's UID.
+    /// How many sandboxes of each claim users have deleted, by the claim's UID.
     bereaved: BTreeMap<String, usize>,
 }
 
@@ -60,7 +60,7 @@ impl Server {
         Self {
             revision: 1,
             time: 1_000,
-            mould: Mould::new(&set, None).unwrap(),
+            blueprint: SetBlueprint::new(&set, None).unwrap(),
             sets: BTreeMap::from([("set".to_owned(), set)]),
             templates: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -77,7 +77,7 @@ impl Server {
         };
         let revision = self.next_revision();
         let name = format!("set-{revision}");
-        let mut sandbox = self.mould.sandbox(&set);
+        let mut sandbox = self.blueprint.sandbox(&set);
         sandbox.metadata.name = Some(name.clone());
         sandbox.metadata.uid = Some(format!("sandbox-{revision}"));
         sandbox.metadata.resource_version = Some(revision);
@@ -128,7 +128,7 @@ impl Server {
         self.claims.insert(name.into(), claim);
     }
 
-    /// What a Completed claim says it holds is what it holds, and what somebody took away before it could know.
+    /// A Completed claim counts the sandboxes that it holds, and those that users deleted before it could know.
     fn check_count(&self, claim: &SandboxClaim) {
         let uid = claim.uid().unwrap();
         let said = usize::try_from(claim.status.as_ref().unwrap().claimed_replicas).unwrap();

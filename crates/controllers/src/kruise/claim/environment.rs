@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::initialise::Settings;
 use crate::key::ObjectKey;
 use crate::objects::NamespacedObjects;
-use crate::warm_supply::{Acquiring, Reservation};
+use crate::warm_queue::{Acquiring, Reservation};
 use crate::writes::WriteError;
 
 /// What a pass over one claim works with.
@@ -70,11 +70,11 @@ impl Environment for BatchClaimEnvironment<'_> {
     }
 
     fn acquiring(&self) -> Acquiring {
-        self.claims.supply.acquiring(&self.context.clock)
+        self.claims.warm_queue.acquiring(&self.context.clock)
     }
 
     fn reserve(&self, request: &Request) -> Option<Reservation> {
-        self.claims.supply.reserve(request)
+        self.claims.warm_queue.reserve(request)
     }
 
     fn hold(&self, reservations: Vec<Reservation>) {

@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::key::{ObjectKey, within};
 use crate::queue::Queue;
 use crate::runtime::{Action, Runtime, at_once};
-use crate::warm_supply::WarmSupply;
+use crate::warm_queue::SharedWarmQueue;
 use crate::writes::WriteError;
 
 use environment::BatchClaimEnvironment;
@@ -35,17 +35,17 @@ const BY_SET: &str = "set";
 /// What all claims share.
 #[derive(Clone, Debug)]
 struct Claims {
-    supply: WarmSupply,
+    warm_queue: SharedWarmQueue,
     waiting: Waiting,
     notes: Notes,
 }
 
 /// Adds the controller to a runtime.
-pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
+pub(super) fn register(runtime: &mut Runtime, warm_queue: &SharedWarmQueue) {
     let context = Arc::clone(&runtime.context);
     let caches = &context.caches;
     let claims = Claims {
-        supply: supply.clone(),
+        warm_queue: warm_queue.clone(),
         waiting: Waiting::default(),
         notes: Notes::default(),
     };
@@ -58,7 +58,7 @@ pub(super) fn register(runtime: &mut Runtime, supply: &WarmSupply) {
         at_once,
         move |claim, context| reconcile(claim, context, claims.clone()),
     );
-    supply.watch_claims(queue.clone());
+    warm_queue.watch_claims(queue.clone());
     runtime.follow(&caches.sandboxes);
     runtime.follow(&caches.templates);
     runtime.follow(&caches.sandbox_sets);

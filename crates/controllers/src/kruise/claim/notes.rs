@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::key::ObjectKey;
-use crate::warm_supply::Reservation;
+use crate::warm_queue::Reservation;
 
 #[derive(Debug, Default)]
 struct Note {

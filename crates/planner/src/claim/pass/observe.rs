@@ -155,7 +155,7 @@ impl<E: Environment> Facts<E> {
         };
         match holding {
             // Only metadata depends on it, so the cache suffices.
-            Holding::Owned(_) | Holding::Promised(_) => Ok(Found::of(templates.cached(name))),
+            Holding::Owned(_) | Holding::Bound(_) => Ok(Found::of(templates.cached(name))),
             Holding::Planned | Holding::Broken { .. } | Holding::Free => {
                 look_up(&templates, name).await
             }

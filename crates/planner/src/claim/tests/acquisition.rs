@@ -400,7 +400,7 @@ fn a_claim_asks_the_queue_for_what_its_source_allows() {
 }
 
 #[test]
-fn only_what_a_pool_made_and_nobody_has_is_adoptable() {
+fn only_an_unclaimed_sandbox_of_a_pool_is_adoptable() {
     assert!(is_adoptable(&warm("w")));
     let change = |edit: fn(&mut Sandbox)| {
         let mut sandbox = warm("w");

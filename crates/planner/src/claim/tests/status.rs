@@ -156,7 +156,7 @@ fn a_finish_that_is_seen_now_starts_the_countdown_now() {
 }
 
 #[test]
-fn only_a_first_sandbox_that_is_coming_up_may_go_unsaid() {
+fn only_the_status_of_a_first_sandbox_that_is_starting_may_be_delayed() {
     let with = |reason: &str, status: &str| {
         with_conditions(owned("w"), vec![ready_condition(status, reason, 900)])
     };
@@ -164,7 +164,7 @@ fn only_a_first_sandbox_that_is_coming_up_may_go_unsaid() {
     going.metadata.deletion_timestamp = Some(Time(at(1)));
     let mut told = claim();
     told.status = Some(SandboxClaimStatus::default());
-    for (sandbox, unsaid) in [
+    for (sandbox, is_delayed) in [
         (with_conditions(owned("w"), Vec::new()), true),
         (with("DependenciesNotReady", "False"), true),
         (with("DependenciesReady", "True"), false),
@@ -175,7 +175,7 @@ fn only_a_first_sandbox_that_is_coming_up_may_go_unsaid() {
         let report = Report::Reflects {
             sandbox: Some(&sandbox),
         };
-        assert_eq!(is_first_start(&claim(), &report), unsaid, "{sandbox:?}");
+        assert_eq!(is_first_start(&claim(), &report), is_delayed, "{sandbox:?}");
         assert!(!is_first_start(&told, &report));
     }
     let obstacle = Obstacle::new(Reason::TemplateNotFound, "x");

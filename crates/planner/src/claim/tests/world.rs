@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::super::*;
 use crate::owner::controller_reference;
-use crate::stock::tests::undisturbed;
+use crate::pool_view::tests::undisturbed;
 use crate::warm_pool;
 
 pub(super) fn at(second: i64) -> Timestamp {
@@ -114,7 +114,7 @@ pub(super) fn warm(name: &str) -> Sandbox {
     let observed = warm_pool::Observed {
         pool: &pool,
         template: Some(&template),
-        stock: undisturbed(&[]),
+        view: undisturbed(&[]),
     };
     let plan = warm_pool::decide(&observed, &crate::pacing::Pacing::default(), at(NOW));
     let (_, mut sandbox) = plan.creations.unwrap();

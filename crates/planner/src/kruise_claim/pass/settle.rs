@@ -11,7 +11,7 @@ use super::super::{Entry, Initialisation, Next, Origin, Outcome, Pick, batch, ne
 use super::Environment;
 use crate::pass::{Error, Event, Failure, Objects, Propagation, RequestError};
 use crate::pool;
-use crate::sandbox_set::Mould;
+use crate::sandbox_set::SetBlueprint;
 
 /// How many steps one sandbox may take in one pass. More than six are only taken if others keep changing it.
 const STEPS: usize = 8;
@@ -42,18 +42,18 @@ pub(super) async fn settle_batch<E: Environment>(
         return Ok(settled);
     }
     let creates_some = picks.iter().any(|pick| pick.origin == Origin::Made);
-    let mould = match set.filter(|_| creates_some) {
+    let blueprint = match set.filter(|_| creates_some) {
         Some(set) => {
             let template = pool::template(&env.templates(), set).await;
             let template = template.map_err(Error::Observe)?;
-            Mould::new(set, template.as_deref()).ok()
+            SetBlueprint::new(set, template.as_deref()).ok()
         }
         None => None,
     };
     let batch = Batch {
         env,
         claim,
-        mould: set.zip(mould.as_ref()),
+        blueprint: set.zip(blueprint.as_ref()),
     };
     let outcomes = join_all(picks.iter().map(|pick| batch.settle(pick))).await;
     for (pick, outcome) in picks.into_iter().zip(outcomes) {
@@ -74,7 +74,7 @@ pub(super) async fn settle_batch<E: Environment>(
 struct Batch<'a, E> {
     env: &'a E,
     claim: &'a SandboxClaim,
-    mould: Option<(&'a SandboxSet, &'a Mould)>,
+    blueprint: Option<(&'a SandboxSet, &'a SetBlueprint)>,
 }
 
 impl<E: Environment> Batch<'_, E> {
@@ -93,7 +93,7 @@ impl<E: Environment> Batch<'_, E> {
                 origin: pick.origin,
                 sandbox: sandbox.as_deref(),
                 initialisation: &initialisation,
-                mould: self.mould,
+                blueprint: self.blueprint,
                 token: &token,
             };
             let written = match next(self.claim, &entry, self.env.now()) {

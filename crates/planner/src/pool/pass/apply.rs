@@ -9,13 +9,13 @@ use super::super::{Cause, Deletion, slow_start};
 use super::{Environment, Memory, Pool};
 use crate::expectations::Expectations;
 use crate::pass::{Event, Failure, Objects, Precondition, Propagation, RequestError};
-use crate::stock::{Adoption, Plan};
+use crate::pool_view::{Adoption, PoolPlan};
 
 /// Does everything that can be done, and returns the first failure that is worth a retry.
 pub(super) async fn apply<P: Pool, E: Environment<P>>(
     env: &E,
     pool: &P,
-    plan: &Plan<P::Status>,
+    plan: &PoolPlan<P::Status>,
     memory: &mut Memory,
 ) -> Option<E::Error> {
     let expectations = &mut memory.expectations;

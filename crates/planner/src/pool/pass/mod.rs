@@ -27,7 +27,7 @@ use crate::pacing::Pacing;
 use crate::pass::{
     Action, Error, Event, Failure, Objects, Precondition, RequestError, end_unobserved,
 };
-use crate::stock::{Plan, Stock};
+use crate::pool_view::{PoolPlan, PoolView};
 
 /// A kind whose objects are pools of sandboxes.
 pub trait Pool:
@@ -56,10 +56,10 @@ pub trait Pool:
     fn decide(
         &self,
         blueprint: &Self::Blueprint,
-        stock: Stock<'_>,
+        view: PoolView<'_>,
         pacing: &Pacing,
         now: Timestamp,
-    ) -> Plan<Self::Status>;
+    ) -> PoolPlan<Self::Status>;
 
     /// The conditions of a status.
     fn conditions(status: &Self::Status) -> &[Condition];
@@ -130,16 +130,16 @@ pub async fn reconcile<P: Pool, E: Environment<P>>(
         env.set_current_revision(pool, revision);
     }
     let plan = env.measured(|| {
-        let stock = Stock {
+        let view = PoolView {
             sandboxes: &sandboxes,
-            spoken_for: &Reserved::new(env),
+            is_reserved: &Reserved::new(env),
             going: &Deleted(&memory.expectations),
             unseen: memory.expectations.unseen() + unreadable(env, pool).len(),
             demand: env.demand(),
             held_back_since: memory.held_back_since,
             max_batch: env.max_batch(),
         };
-        pool.decide(&blueprint, stock, &Pacing::default(), now)
+        pool.decide(&blueprint, view, &Pacing::default(), now)
     });
     memory.held_back_since = plan
         .holds_back

@@ -11,7 +11,7 @@ use super::{Environment, Pool};
 use crate::expectations::Expectations;
 use crate::owner::is_controlled_by;
 use crate::pass::Objects;
-use crate::stock::Sandboxes;
+use crate::pool_view::Sandboxes;
 
 /// Drops the expectations that the cache meets.
 pub(super) fn settle<P: Pool, E: Environment<P>>(env: &E, expectations: &mut Expectations) {

@@ -141,7 +141,7 @@ fn attempts_that_fail_alike_do_not_change_the_status() {
 
 #[test]
 fn a_start_that_fails_is_told_at_once() {
-    let is_unsaid = |status: &Value| {
+    let may_be_delayed = |status: &Value| {
         let mut world = world(status);
         world.sandbox.as_mut().unwrap().status = None;
         let observed = world.observed();
@@ -156,8 +156,8 @@ fn a_start_that_fails_is_told_at_once() {
         );
         is_first_start(&observed, &outcome, &status)
     };
-    assert!(is_unsaid(&json!({"phase": "Pending"})));
-    assert!(!is_unsaid(&waiting("InvalidImageName", "x")));
+    assert!(may_be_delayed(&json!({"phase": "Pending"})));
+    assert!(!may_be_delayed(&waiting("InvalidImageName", "x")));
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn trouble_comes_before_everything_but_expiry() {
 }
 
 #[test]
-fn only_a_first_pod_that_is_coming_up_may_go_unsaid() {
+fn only_the_status_of_a_first_pod_that_is_starting_may_be_delayed() {
     let going = || {
         let mut going = pod(NAME, "Running");
         going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
@@ -249,17 +249,20 @@ fn only_a_first_pod_that_is_coming_up_may_go_unsaid() {
         (plain(), None, false),
         (suspended, Some(pod(NAME, "Running")), false),
     ];
-    for (spec, pod, unsaid) in table {
+    for (spec, pod, is_delayed) in table {
         let said = format!("{:?} {pod:?}", spec.operating_mode);
         let world = with(spec, pod, false);
-        assert_eq!(is_unsaid(&world, Vec::new()), unsaid, "{said}");
-        assert!(!is_unsaid(&published(&world), Vec::new()), "{said}, again");
+        assert_eq!(may_be_delayed(&world, Vec::new()), is_delayed, "{said}");
+        assert!(
+            !may_be_delayed(&published(&world), Vec::new()),
+            "{said}, again"
+        );
         let trouble = vec![Trouble::Failed("no quota".to_owned())];
-        assert!(!is_unsaid(&world, trouble), "{said}, in trouble");
+        assert!(!may_be_delayed(&world, trouble), "{said}, in trouble");
     }
 }
 
-fn is_unsaid(world: &World, trouble: Vec<Trouble>) -> bool {
+fn may_be_delayed(world: &World, trouble: Vec<Trouble>) -> bool {
     let observed = world.observed();
     let outcome = Outcome {
         trouble,

@@ -64,7 +64,7 @@ pub fn sandbox(spec: SandboxSpec) -> Sandbox {
     sandbox
 }
 
-/// An object that nobody owns, as the API server would hold it.
+/// An object without an owner, as the API server would hold it.
 pub fn metadata(name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),

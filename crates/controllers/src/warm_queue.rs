@@ -1,6 +1,7 @@
-//! The warm queue of the process: fed by the sandbox cache, drawn on by claims, and asked by pools whom they may delete.
+//! The warm queue of the process, shared by the controllers of claims and pools: it follows the sandbox cache, claims reserve sandboxes in
+//! it, and pools withhold the sandboxes that they delete.
 //!
-//! The order of the queue is [`planner::warm_queue`]'s; this module only keeps it true to the cache and safe to share.
+//! [`planner::warm_queue`] decides the order; this module keeps the queue in line with the cache and safe to share.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,7 +22,7 @@ use crate::queue::Queue;
 
 /// A handle on the queue. Clones refer to the same queue.
 #[derive(Clone, Debug)]
-pub struct WarmSupply(Arc<Inner>);
+pub struct SharedWarmQueue(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -29,36 +30,36 @@ struct Inner {
     sandboxes: Cache<Sandbox>,
     /// What the queue is to know of a sandbox, if claims may take it.
     candidate: fn(&Sandbox) -> Option<Candidate>,
-    /// Claims that are getting their sandbox at this moment.
+    /// How many claims are getting their sandbox.
     acquiring: AtomicUsize,
-    /// When the last of them was done with.
+    /// When the last of them was finished.
     served_at: Mutex<Option<Timestamp>>,
     /// Where claims wait for a worker.
     claims: OnceLock<Queue>,
 }
 
-impl WarmSupply {
+impl SharedWarmQueue {
     /// A queue that follows these caches from now on.
     pub fn new(
         sandboxes: &Cache<Sandbox>,
         templates: &Cache<SandboxTemplate>,
         pools: &Cache<SandboxWarmPool>,
     ) -> Self {
-        let supply = Self::of(sandboxes, planner::claim::candidate);
-        let follower = supply.clone();
+        let warm_queue = Self::of(sandboxes, planner::claim::candidate);
+        let follower = warm_queue.clone();
         templates.subscribe(move |change| follower.template_changed(change));
-        let follower = supply.clone();
+        let follower = warm_queue.clone();
         pools.subscribe(move |change| {
             if change.after.is_none() {
                 follower.pool_gone(change.latest());
             }
         });
-        supply
+        warm_queue
     }
 
-    /// A queue of the sandboxes that `candidate` recognises, from now on. Whoever makes it says which revisions are current.
+    /// A queue of the sandboxes that `candidate` recognises, from now on. The caller sets the current revisions.
     pub fn of(sandboxes: &Cache<Sandbox>, candidate: fn(&Sandbox) -> Option<Candidate>) -> Self {
-        let supply = Self(Arc::new(Inner {
+        let warm_queue = Self(Arc::new(Inner {
             queue: Mutex::default(),
             sandboxes: sandboxes.clone(),
             candidate,
@@ -66,17 +67,17 @@ impl WarmSupply {
             served_at: Mutex::default(),
             claims: OnceLock::new(),
         }));
-        let follower = supply.clone();
+        let follower = warm_queue.clone();
         sandboxes.subscribe(move |change| follower.refresh(change.latest()));
-        supply
+        warm_queue
     }
 
-    /// Says which revision of a pool that is known by its UID is current.
+    /// Sets the current revision of a pool that is known by its UID.
     pub fn set_current_revision(&self, namespace: &str, uid: &str, revision: &str) {
         self.queue().set_current_revision(namespace, uid, revision);
     }
 
-    /// Forgets a pool that is known by its UID, and is gone.
+    /// Forgets a deleted pool that is known by its UID.
     pub fn forget(&self, namespace: &str, uid: &str) {
         let mut queue = self.queue();
         queue.forget_pool(namespace, uid);
@@ -94,19 +95,19 @@ impl WarmSupply {
             match current {
                 Some(sandbox) => {
                     return Some(Reservation {
-                        supply: self.clone(),
+                        warm_queue: self.clone(),
                         key: Some(taken.key),
                         sandbox,
                     });
                 }
-                // A ghost: the cache moved on before the queue did.
+                // The cache no longer shows it as a candidate; the queue follows later.
                 None => self.queue().withdraw(&taken.key),
             }
         }
     }
 
-    /// Keeps claims from a sandbox that is to be deleted. False if one is claiming it at this moment.
-    pub fn set_aside(&self, key: &SandboxKey) -> bool {
+    /// Withholds a sandbox from claims because it is to be deleted. False if a claim has reserved it.
+    pub fn withhold(&self, key: &SandboxKey) -> bool {
         let mut queue = self.queue();
         if queue.is_taken(key) {
             return false;
@@ -115,17 +116,17 @@ impl WarmSupply {
         true
     }
 
-    /// Lets claims have a sandbox again.
+    /// Offers a sandbox to claims again.
     pub fn put_back(&self, key: &SandboxKey) {
         self.queue().release(key);
     }
 
-    /// Whether a claim is getting this sandbox at this moment.
-    pub fn is_spoken_for(&self, key: &SandboxKey) -> bool {
+    /// Whether a claim has reserved this sandbox, or a pool withholds it.
+    pub fn is_reserved(&self, key: &SandboxKey) -> bool {
         self.queue().is_taken(key)
     }
 
-    /// Says where claims wait for a worker.
+    /// Sets the queue in which claims wait for a worker.
     pub fn watch_claims(&self, claims: Queue) {
         // There is one claim controller, registered once.
         let _ = self.0.claims.set(claims);
@@ -144,7 +145,7 @@ impl WarmSupply {
     pub fn acquiring(&self, clock: &Clock) -> Acquiring {
         self.0.acquiring.fetch_add(1, Ordering::Relaxed);
         Acquiring {
-            supply: self.clone(),
+            warm_queue: self.clone(),
             clock: clock.clone(),
         }
     }
@@ -160,9 +161,9 @@ impl WarmSupply {
 
     /// Has the queue's sandboxes counted, by the name of the controller that keeps it.
     pub fn count(&self, context: &Context, controller: &'static str) {
-        let supply = self.clone();
+        let warm_queue = self.clone();
         let count = move || {
-            let depth = supply.depth();
+            let depth = warm_queue.depth();
             depth.waiting + depth.taken
         };
         let instrumentation = &context.instrumentation;
@@ -218,7 +219,7 @@ pub fn sandbox_key(sandbox: &Sandbox) -> SandboxKey {
 /// A sandbox set aside for one claim. Dropped, it goes back to the queue.
 #[derive(Debug)]
 pub struct Reservation {
-    supply: WarmSupply,
+    warm_queue: SharedWarmQueue,
     key: Option<SandboxKey>,
     pub sandbox: Arc<Sandbox>,
 }
@@ -236,22 +237,22 @@ impl planner::warm_queue::Reservation for Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
-            self.supply.put_back(&key);
+            self.warm_queue.put_back(&key);
         }
     }
 }
 
-/// See [`WarmSupply::acquiring`].
+/// See [`SharedWarmQueue::acquiring`].
 #[derive(Debug)]
 pub struct Acquiring {
-    supply: WarmSupply,
+    warm_queue: SharedWarmQueue,
     clock: Clock,
 }
 
 impl Drop for Acquiring {
     fn drop(&mut self) {
-        *self.supply.served_at() = Some(self.clock.now());
-        self.supply.0.acquiring.fetch_sub(1, Ordering::Relaxed);
+        *self.warm_queue.served_at() = Some(self.clock.now());
+        self.warm_queue.0.acquiring.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -261,21 +262,21 @@ mod tests {
 
     #[test]
     fn a_claim_counts_as_waiting_until_it_is_served_and_leaves_when_it_was() {
-        let supply = WarmSupply::of(&Cache::new(None), |_| None);
+        let warm_queue = SharedWarmQueue::of(&Cache::new(None), |_| None);
         let noon = Timestamp::from_second(43_200).unwrap();
         let clock = Clock::new(move || noon);
-        assert_eq!(supply.demand(), Demand::default());
-        let acquiring = supply.acquiring(&clock);
+        assert_eq!(warm_queue.demand(), Demand::default());
+        let acquiring = warm_queue.acquiring(&clock);
         let waiting = Demand {
             waiting: 1,
             served_at: None,
         };
-        assert_eq!(supply.demand(), waiting);
+        assert_eq!(warm_queue.demand(), waiting);
         drop(acquiring);
         let served = Demand {
             waiting: 0,
             served_at: Some(noon),
         };
-        assert_eq!(supply.demand(), served);
+        assert_eq!(warm_queue.demand(), served);
     }
 }

@@ -1,4 +1,4 @@
-//! A pool's stock of sandboxes, as every kind of pool sees it and plans for it.
+//! The sandboxes of a pool and the demand for them, as a pass over any kind of pool sees them; and the plan that it makes.
 //!
 //! Which sandboxes are members, and of what revision, is said by [`warm_pool`](crate::warm_pool) and
 //! [`sandbox_set`](crate::sandbox_set); how many there should be, by [`pool`](crate::pool)'s arithmetic.
@@ -22,12 +22,12 @@ pub const READINESS_GRACE: Duration = Duration::from_secs(5 * 60);
 
 /// What one reconciliation sees of a pool's sandboxes and of who wants them.
 #[derive(Clone, Copy, Debug)]
-pub struct Stock<'a> {
+pub struct PoolView<'a> {
     /// Every sandbox that carries the pool's label.
     pub sandboxes: &'a [Arc<Sandbox>],
-    /// Those of them that somebody is claiming at this moment.
-    pub spoken_for: &'a dyn Sandboxes,
-    /// Those of them that are known to be going although the cache does not show it.
+    /// Those of them that a claim has reserved.
+    pub is_reserved: &'a dyn Sandboxes,
+    /// Those of them that were deleted although the cache does not show it.
     pub going: &'a dyn Sandboxes,
     /// How many sandboxes were made that the cache does not show.
     pub unseen: usize,
@@ -37,7 +37,7 @@ pub struct Stock<'a> {
     pub max_batch: usize,
 }
 
-impl<'a> Stock<'a> {
+impl<'a> PoolView<'a> {
     /// The sandboxes that are not going.
     pub(crate) fn staying(&self) -> impl Iterator<Item = &'a Sandbox> {
         let (sandboxes, going) = (self.sandboxes, self.going);
@@ -68,7 +68,7 @@ pub struct Adoption {
 
 /// What to do about a pool whose status is an `S`.
 #[derive(Clone, Debug, Default)]
-pub struct Plan<S> {
+pub struct PoolPlan<S> {
     pub adoptions: Vec<Adoption>,
     pub deletions: Vec<Deletion>,
     /// How many sandboxes to make, and of what.
@@ -81,7 +81,7 @@ pub struct Plan<S> {
 }
 
 /// A sandbox as the pool's arithmetic sees it.
-pub(crate) fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) -> Member {
+pub(crate) fn member(sandbox: &Sandbox, revision: Revision, is_reserved: bool) -> Member {
     let created = sandbox
         .metadata
         .creation_timestamp
@@ -104,7 +104,7 @@ pub(crate) fn member(sandbox: &Sandbox, revision: Revision, spoken_for: bool) ->
         created,
         readiness,
         revision,
-        spoken_for,
+        is_reserved,
     }
 }
 
@@ -161,10 +161,10 @@ pub(crate) mod tests {
     }
 
     /// Sandboxes that stay, none of which anybody wants.
-    pub(crate) fn undisturbed(sandboxes: &[Arc<Sandbox>]) -> Stock<'_> {
-        Stock {
+    pub(crate) fn undisturbed(sandboxes: &[Arc<Sandbox>]) -> PoolView<'_> {
+        PoolView {
             sandboxes,
-            spoken_for: &Nothing,
+            is_reserved: &Nothing,
             going: &Nothing,
             unseen: 0,
             demand: Demand::default(),

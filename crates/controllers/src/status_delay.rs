@@ -1,8 +1,8 @@
-//! Objects of which nothing was said yet, because they are only just starting.
+//! The delay of the first status of an object that is starting.
 //!
-//! What is ready within a moment is not said to be starting before: every status that is written is followed by the reconciles and
-//! the writes of those who watch it, and all of them would be in its way. Whether a status says no more than that is for
-//! [`planner`] to decide; this module knows for how long it may go unsaid.
+//! An object that is ready within the delay is not first reported as starting: each status that is written leads to reconciles and writes
+//! of the controllers that watch it, which would compete with the start. [`planner`] decides which status may be delayed; this module
+//! measures the delay.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,48 +15,48 @@ use crate::cached::Cached;
 use crate::context::Context;
 use crate::key::ObjectKey;
 
-/// For how long a start goes unsaid.
-const UNSAID: Duration = Duration::from_millis(200);
+/// How long the first status is delayed.
+const DELAY: Duration = Duration::from_millis(200);
 
-/// Since when the objects of one kind are starting that nothing was said of. Clones refer to the same objects.
+/// When the delay of each object of one kind began. Clones share the delays.
 #[derive(Clone, Debug)]
-pub struct Starting<K> {
+pub struct StatusDelay<K> {
     objects: Cache<K>,
     since: Arc<Mutex<HashMap<ObjectKey, Instant>>>,
 }
 
-impl<K: Cached> Starting<K> {
-    /// Remembers objects of a cache until they are gone, on behalf of a controller.
+impl<K: Cached> StatusDelay<K> {
+    /// The delays of a controller's objects. Those that leave the cache are forgotten.
     pub fn of(objects: &Cache<K>, context: &Context, controller: &'static str) -> Self {
-        let starting = Self {
+        let delays = Self {
             objects: objects.clone(),
             since: Arc::default(),
         };
-        let gone = starting.clone();
+        let gone = delays.clone();
         objects.subscribe(move |change| {
             if let Some(object) = change.departed() {
                 gone.forget(&ObjectKey::of(object.as_ref()));
             }
         });
-        let counted = starting.clone();
+        let counted = delays.clone();
         let count = Box::new(move || counted.since().len());
         context.instrumentation.keeps("starting", controller, count);
-        starting
+        delays
     }
 
-    /// How long it may still go unsaid that the object is starting; nothing once it is to be said.
-    pub fn unsaid_for(&self, key: &ObjectKey) -> Option<Duration> {
+    /// How long the status of an object is still delayed, or `None` once it is to be published. The delay begins with the first call.
+    pub fn left(&self, key: &ObjectKey) -> Option<Duration> {
         let now = Instant::now();
         let since = *self.since().entry(key.clone()).or_insert(now);
-        let left = UNSAID.saturating_sub(now - since);
-        // One that went before it was noted here is not reported gone again.
+        let left = DELAY.saturating_sub(now - since);
+        // An object that was deleted before its delay began is not reported as deleted again.
         if left.is_zero() || self.objects.get(key).is_none() {
             self.forget(key);
         }
         (!left.is_zero()).then_some(left)
     }
 
-    /// To be called when something is said of the object.
+    /// Ends the delay: a status is published.
     pub fn forget(&self, key: &ObjectKey) {
         self.since().remove(key);
     }
@@ -80,34 +80,34 @@ mod tests {
         sandbox
     }
 
-    fn starting() -> (Cache<Sandbox>, Starting<Sandbox>) {
+    fn status_delay() -> (Cache<Sandbox>, StatusDelay<Sandbox>) {
         let objects = Cache::new(None);
         let since = Arc::default();
-        let starting = Starting {
+        let delays = StatusDelay {
             objects: objects.clone(),
             since,
         };
-        (objects, starting)
+        (objects, delays)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_start_goes_unsaid_for_a_moment_and_no_longer() {
-        let (objects, starting) = starting();
+    async fn the_first_status_is_delayed_once_and_briefly() {
+        let (objects, delays) = status_delay();
         objects.apply(Event::Apply(sandbox("a", "1")));
         let key = ObjectKey::of(&sandbox("a", "1"));
-        assert_eq!(starting.unsaid_for(&key), Some(UNSAID));
-        tokio::time::advance(UNSAID / 2).await;
-        assert_eq!(starting.unsaid_for(&key), Some(UNSAID / 2));
-        tokio::time::advance(UNSAID / 2).await;
-        assert_eq!(starting.unsaid_for(&key), None);
-        assert_eq!(starting.since().len(), 0);
+        assert_eq!(delays.left(&key), Some(DELAY));
+        tokio::time::advance(DELAY / 2).await;
+        assert_eq!(delays.left(&key), Some(DELAY / 2));
+        tokio::time::advance(DELAY / 2).await;
+        assert_eq!(delays.left(&key), None);
+        assert_eq!(delays.since().len(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_gone_is_not_remembered() {
-        let (_, starting) = starting();
+    async fn a_deleted_object_is_not_remembered() {
+        let (_, delays) = status_delay();
         let key = ObjectKey::of(&sandbox("a", "1"));
-        assert_eq!(starting.unsaid_for(&key), Some(UNSAID));
-        assert_eq!(starting.since().len(), 0, "it was gone before");
+        assert_eq!(delays.left(&key), Some(DELAY));
+        assert_eq!(delays.since().len(), 0, "it was deleted before");
     }
 }
