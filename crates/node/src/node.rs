@@ -304,47 +304,7 @@ async fn serve(
 ) {
     let mut tasks = JoinSet::new();
     let (failed, stop_all) = (serving.failed, shutdown.clone());
-    let runtime = shared.runtime.clone();
-    let stop = shutdown.clone();
-    tasks.spawn(async move { runtime.keep_slots_ready(stop).await });
-    let (runtime, stop) = (shared.runtime.clone(), shutdown.clone());
-    tasks.spawn(async move {
-        while stop
-            .run_until_cancelled(tokio::time::sleep(LOG_CHECK))
-            .await
-            .is_some()
-        {
-            restarting("rotating logs", || runtime.rotate_logs()).await;
-        }
-    });
-    tasks.spawn(repair_network(shared.clone(), shutdown.clone()));
-    let groups = shared.runtime.control_groups().clone();
-    tasks.spawn(turns::run(groups, shutdown.clone()));
-    let (evicting, stop) = (shared.clone(), shutdown.clone());
-    tasks.spawn(async move {
-        let Shared {
-            evictions,
-            config,
-            client,
-            images,
-            runtime,
-            ..
-        } = &*evicting;
-        // What it looks at, pods have made.
-        let look = || evictions.run(config, client, &images.images, runtime, stop.clone());
-        restarting("evictions", look).await;
-    });
-    let (collecting, stop) = (shared.clone(), shutdown.clone());
-    tasks.spawn(async move {
-        let collect = || collect_images(collecting.clone(), stop.clone());
-        restarting("collecting images", collect).await;
-    });
-    tasks.spawn(image_report::run(
-        shared.client.clone(),
-        shared.config.node_name.clone(),
-        shared.images.images.clone(),
-        shutdown.clone(),
-    ));
+    spawn_upkeep(&mut tasks, &shared, &shutdown);
     tasks.spawn(probe_handlers(
         shared.clone(),
         serving.probed,
@@ -398,6 +358,55 @@ async fn serve(
     if Privileges::current() == Privileges::Rootless {
         runtime.kill_everything();
     }
+}
+
+/// What a node does for the machine beside its pods: slots, logs, links, CPU time, disk space and images.
+fn spawn_upkeep(
+    tasks: &mut JoinSet<()>,
+    shared: &Arc<Shared<NativeRuntime>>,
+    shutdown: &CancellationToken,
+) {
+    let runtime = shared.runtime.clone();
+    let stop = shutdown.clone();
+    tasks.spawn(async move { runtime.keep_slots_ready(stop).await });
+    let (runtime, stop) = (shared.runtime.clone(), shutdown.clone());
+    tasks.spawn(async move {
+        while stop
+            .run_until_cancelled(tokio::time::sleep(LOG_CHECK))
+            .await
+            .is_some()
+        {
+            restarting("rotating logs", || runtime.rotate_logs()).await;
+        }
+    });
+    tasks.spawn(repair_network(shared.clone(), shutdown.clone()));
+    let groups = shared.runtime.control_groups().clone();
+    tasks.spawn(turns::run(groups, shutdown.clone()));
+    let (evicting, stop) = (shared.clone(), shutdown.clone());
+    tasks.spawn(async move {
+        let Shared {
+            evictions,
+            config,
+            client,
+            images,
+            runtime,
+            ..
+        } = &*evicting;
+        // What it looks at, pods have made.
+        let look = || evictions.run(config, client, &images.images, runtime, stop.clone());
+        restarting("evictions", look).await;
+    });
+    let (collecting, stop) = (shared.clone(), shutdown.clone());
+    tasks.spawn(async move {
+        let collect = || collect_images(collecting.clone(), stop.clone());
+        restarting("collecting images", collect).await;
+    });
+    tasks.spawn(image_report::run(
+        shared.client.clone(),
+        shared.config.node_name.clone(),
+        shared.images.images.clone(),
+        shutdown.clone(),
+    ));
 }
 
 /// Repairs links of pods that were lost, and reports each on its pod.
