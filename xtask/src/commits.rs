@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 /// The last commit from before the rule. Later ones are checked.
-const RULE_BEGINS_AFTER: &str = "7b84f29a";
+const RULE_BEGINS_AFTER: &str = "7b84f29dbdac4a597b42c9e64c85382984c359dd";
 
 const SUBJECT_MAX: usize = 72;
 
