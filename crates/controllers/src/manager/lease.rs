@@ -256,11 +256,7 @@ impl Candidate {
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 // Perhaps our last renewal succeeded and only its answer was lost, or someone touched the metadata.
                 let current = self.leases.get(LEASE_NAME).await?;
-                let holder = current
-                    .spec
-                    .as_ref()
-                    .and_then(|spec| spec.holder_identity.as_ref());
-                if holder != Some(&self.identity) {
+                if !self.holds(&current) {
                     return Ok(None);
                 }
                 let renewed = Lease {
@@ -279,20 +275,44 @@ impl Candidate {
 
     /// Gives the lease up, so that a standby need not wait for it to expire.
     pub async fn release(&self, leadership: Leadership) {
-        let mut spec = leadership.lease.spec.unwrap_or_default();
-        spec.holder_identity = Some(String::new());
-        spec.lease_duration_seconds = Some(1);
-        spec.renew_time = Some(self.clock.micro_time());
-        let released = Lease {
-            metadata: leadership.lease.metadata,
-            spec: Some(spec),
-        };
-        let params = PostParams::default();
-        let release = self.leases.replace(LEASE_NAME, &params, &released);
-        match self.bounded(async { release.await.map(|_| ()) }).await {
-            Ok(()) => info!("released the lease"),
+        match self.bounded(self.try_release(leadership.lease)).await {
+            Ok(true) => info!("released the lease"),
+            Ok(false) => info!("another replica holds the lease"),
             Err(error) => warn!(%error, "cannot release the lease; it expires by itself"),
         }
+    }
+
+    /// Releases the lease as the API server has it. False means that another replica holds it.
+    ///
+    /// A renewal that was cancelled may still reach the API server, so a conflict does not mean that another replica was faster.
+    async fn try_release(&self, mut lease: Lease) -> Result<bool, kube::Error> {
+        loop {
+            let spec = LeaseSpec {
+                holder_identity: Some(String::new()),
+                lease_duration_seconds: Some(1),
+                renew_time: Some(self.clock.micro_time()),
+                ..lease.spec.unwrap_or_default()
+            };
+            let released = Lease {
+                metadata: lease.metadata,
+                spec: Some(spec),
+            };
+            let params = PostParams::default();
+            match self.leases.replace(LEASE_NAME, &params, &released).await {
+                Err(kube::Error::Api(status)) if status.code == 409 => {
+                    lease = self.leases.get(LEASE_NAME).await?;
+                    if !self.holds(&lease) {
+                        return Ok(false);
+                    }
+                }
+                written => return written.map(|_| true),
+            }
+        }
+    }
+
+    fn holds(&self, lease: &Lease) -> bool {
+        let spec = lease.spec.as_ref();
+        spec.and_then(|spec| spec.holder_identity.as_ref()) == Some(&self.identity)
     }
 
     /// The spec of a lease that this replica holds as of now.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use api::conditions::{self, ConditionType};
 use api::{Sandbox, SandboxSpec};
 use clap::Parser;
-use controllers::manager::lease::{LEASE_NAME, Timing};
+use controllers::clock::Clock;
+use controllers::manager::lease::{Candidate, LEASE_NAME, Timing};
 use controllers::manager::{self, Args};
 use controllers::metrics::{BuildInfo, Metrics};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -175,4 +176,34 @@ async fn a_start_that_waits_for_an_api_that_never_answers_is_ended_by_a_stop() {
         .expect("a stop is honoured")
         .expect("the process does not panic")
         .expect("a stop is no failure");
+}
+
+/// A renewal that is cancelled by a stop may still be written, after the version that the leader knows.
+#[tokio::test]
+async fn a_lease_is_released_although_its_last_renewal_was_cancelled() {
+    let cluster = Cluster::start().await;
+    let candidate = |identity: &str| {
+        let client = cluster.client();
+        Candidate::new(
+            client,
+            "default",
+            identity.into(),
+            Clock::default(),
+            timing(),
+        )
+    };
+    let leader = candidate("leader");
+    let leadership = leader.acquire().await;
+    let renewed = Patch::Merge(json!({"spec": {"leaseDurationSeconds": 599}}));
+    let leases = cluster.api::<Lease>();
+    let params = PatchParams::default();
+    leases.patch(LEASE_NAME, &params, &renewed).await.unwrap();
+    leader.release(leadership).await;
+    assert_eq!(holder(&cluster).await, None);
+
+    let leadership = leader.acquire().await;
+    let taken = Patch::Merge(json!({"spec": {"holderIdentity": "another"}}));
+    leases.patch(LEASE_NAME, &params, &taken).await.unwrap();
+    leader.release(leadership).await;
+    assert_eq!(holder(&cluster).await.as_deref(), Some("another"));
 }
