@@ -50,6 +50,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
         "node",
         &[
             "api",
+            "apimachinery",
             "container-runtime",
             "directory-tree",
             "event-recorder",

@@ -108,13 +108,18 @@ pub fn limits(
         None => Ok(None),
         Some(text) => read(&text).map(Some).ok_or(SpecError::Quantity(text)),
     };
-    let milli = |text: &str| quantity::milli(text).and_then(|value| u64::try_from(value).ok());
     let memory = parse(
         table(|resources| resources.limits.as_ref(), "memory"),
         quantity::units,
     )?;
-    let cpu = parse(table(|resources| resources.limits.as_ref(), "cpu"), milli)?;
-    let cpu_request = parse(table(|resources| resources.requests.as_ref(), "cpu"), milli)?;
+    let cpu = parse(
+        table(|resources| resources.limits.as_ref(), "cpu"),
+        quantity::milli,
+    )?;
+    let cpu_request = parse(
+        table(|resources| resources.requests.as_ref(), "cpu"),
+        quantity::milli,
+    )?;
     let or_default = |container: &Container| {
         let own = pod_resources::limit(container.resources.as_ref(), "memory");
         own.map(|(bytes, _)| bytes).or(config.default_memory_limit)

@@ -241,8 +241,8 @@ pub fn resource_value(
         resource,
     ) {
         (Some(quantity), _) => quantity::milli(&quantity.0).ok_or_else(unsupported)?,
-        (None, "cpu") => u128::from(surroundings.allocatable_cpu_milli),
-        (None, "memory") => u128::from(surroundings.allocatable_memory) * 1000,
+        (None, "cpu") => surroundings.allocatable_cpu_milli,
+        (None, "memory") => surroundings.allocatable_memory.saturating_mul(1000),
         (None, _) => 0,
     };
     let divisor = reference
