@@ -113,7 +113,7 @@ mod tests {
             template: None,
             warm_pool: None,
             disabled: Vec::new(),
-            // A process that runs, and is none of this directory's.
+            // A process that runs, but does not use this directory.
             pid: std::process::id(),
         };
         written.write(&running_file(directory.path())).unwrap();

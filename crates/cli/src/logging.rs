@@ -114,8 +114,8 @@ pub async fn observed<T>(
     outcome
 }
 
-/// Runs a command for a user. If the environment names a collector, the command is a span there, below the one that `TRACEPARENT`
-/// names: whoever traces what it starts sees what became of it.
+/// Runs a command for a user. If the environment names an OTLP collector, the command is exported as a span. `TRACEPARENT` names
+/// its parent, so that the trace of the calling program contains the command.
 pub async fn traced<T>(
     name: &'static str,
     command: impl Future<Output = anyhow::Result<T>>,
@@ -155,7 +155,8 @@ impl sdk::trace::Propagator for CurrentTrace {
 
 fn install(audience: Audience, exporter: Option<&Exporter>) {
     let default = match audience {
-        // Lines of the target `access` exist only with --access-log. What becomes of a watch is told by whoever has it.
+        // Lines of the target `access` exist only with --access-log. The components log the failures of their own watches, so
+        // kube's warnings would only repeat them.
         Audience::Operator => "warn,access=info,kube_runtime::watcher=error",
         Audience::User => "off",
     };

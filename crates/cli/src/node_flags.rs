@@ -23,7 +23,7 @@ pub struct NodeFlags {
     #[arg(long, value_name = "NAME=IMAGE", value_parser = image_alias)]
     image_alias: Vec<(String, String)>,
 
-    /// Let pods mount directories of this machine (hostPath); whoever may create pods may then read and write as root
+    /// Let pods mount directories of this machine (hostPath); every user who may create pods may then read and write as root
     #[arg(long)]
     allow_host_path: bool,
 
@@ -46,7 +46,7 @@ impl Default for NodeFlags {
 }
 
 impl NodeFlags {
-    /// Tells the node what the flags say.
+    /// Copies the flags into the configuration of the node.
     pub fn apply(self, config: &mut node::Config) {
         config.unselected_pods = self.unselected_pods.into();
         config.plain_registries = self.plain_http_registry;
@@ -60,7 +60,7 @@ impl NodeFlags {
 /// What holds for pods that no network policy selects.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum UnselectedPods {
-    /// Reach public addresses; be reached by nobody
+    /// Reach public addresses; accept no connections
     Isolated,
     /// Reach and be reached, as on a cluster
     Open,

@@ -1,8 +1,8 @@
 //! A whole system for one call, in a directory of its own, which leaves nothing behind.
 //!
-//! One that was killed has had no chance to clean up, so the next to start does it. Whose process still runs is told by the lock on a
-//! file in each directory; a lock on the directory around them keeps those apart who begin at the same moment. A directory without
-//! that file is somebody else's, whatever its name.
+//! A process that was killed leaves its directory behind; the next process to start removes it. A file in each directory is locked
+//! while its process runs, and the parent directory is locked while a directory is created or taken over. A directory without that
+//! file belongs to another program, whatever its name.
 
 use std::fs::{self, File};
 use std::io;
@@ -124,7 +124,7 @@ fn left_behind(parent: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Takes over a directory that nobody uses. One that is just being made is not locked yet, but then its parent is.
+/// Locks a directory that no process uses. A directory that is being created is not locked yet, but its parent is.
 async fn claim(parent: &Path, directory: &Path) -> Option<File> {
     let (parent, directory) = (parent.to_owned(), directory.to_owned());
     let claimed = tokio::task::spawn_blocking(move || {
@@ -161,7 +161,7 @@ mod tests {
         } = Directory::create(parent.path().to_owned()).await.unwrap();
         let left = path.keep();
         fs::write(left.join("file"), "").unwrap();
-        let other = parent.path().join("run-of-somebody-else");
+        let other = parent.path().join("run-of-another-program");
         fs::create_dir(&other).unwrap();
         sweep(parent.path()).await;
         assert!(left.exists(), "its process still runs");

@@ -1,4 +1,4 @@
-//! The signals that end a program unless it listens to them: told to the command in a sandbox, or an end of what is being done.
+//! The signals that end a program unless it handles them: they are forwarded to the command in a sandbox, or cancel the operation.
 
 use std::future::poll_fn;
 use std::io;
@@ -14,7 +14,7 @@ pub struct Received {
     number: u8,
 }
 
-/// All of them, by the numbers that they have on Linux, whatever the processor.
+/// The handled signals, with their numbers on Linux, which are the same on all supported architectures.
 const ENDING: [Received; 6] = [
     Received::new("SIGHUP", 1),
     Received::new("SIGINT", 2),
@@ -29,13 +29,14 @@ impl Received {
         Self { name, number }
     }
 
-    /// What a shell says of a program that such a signal has ended.
+    /// The exit code that a shell reports for a program ended by this signal.
     pub fn exit_code(self) -> ExitCode {
         ExitCode::from(128 + self.number)
     }
 }
 
-/// Listens as long as it lives. Once there has been one, such a signal ends this process no more.
+/// Receives the signals while it exists. tokio's handlers stay installed after it is dropped, so these signals no longer end the
+/// process.
 #[derive(Debug)]
 pub struct Signals {
     listening: Vec<(Received, Signal)>,
@@ -51,7 +52,7 @@ impl Signals {
         Ok(Self { listening })
     }
 
-    /// The next signal. It is lost to nobody when this is dropped before it has come.
+    /// The next signal. Cancel safe: dropping the future loses no signal.
     pub async fn next(&mut self) -> Received {
         poll_fn(|context| {
             for (ending, signal) in &mut self.listening {

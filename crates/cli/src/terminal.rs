@@ -60,7 +60,7 @@ impl CommandLine {
             (Mode::Plain, None)
         };
         let input = tokio::spawn(send_input(process.control().clone()));
-        // A task of its own: output may be printed to somebody who does not read it.
+        // A task of its own: printing output may block if stdout is a pipe that is not read.
         let forwarding = forward_signals(process.control().clone(), mode, signals)?;
         let mut forwarding = tokio::spawn(forwarding);
         let result = tokio::select! {
@@ -128,8 +128,8 @@ fn read_input() -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-/// Passes signals on to the command. On a terminal, keys such as Ctrl-C reach it as input instead. Ends with a signal that cannot be passed
-/// on: input that the command does not read is before it. Whoever sent it is not to wait for that.
+/// Forwards signals to the command. On a terminal, keys such as Ctrl-C reach the command as input instead. Returns a signal that cannot
+/// be forwarded in time because it queues behind input that the command does not read: it then ends this process.
 fn forward_signals(
     control: Control,
     mode: Mode,
@@ -142,7 +142,7 @@ fn forward_signals(
                 received = signals.next() => {
                     let passing = control.signal(received.name);
                     match tokio::time::timeout(PASSING, passing).await {
-                        // The command has ended, which is told by its output.
+                        // The command has ended; `print_output` reports it.
                         Ok(Err(_)) => std::future::pending().await,
                         Ok(Ok(())) => {}
                         Err(_) => return received,

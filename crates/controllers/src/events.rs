@@ -211,8 +211,8 @@ impl Scribe {
         Ok(())
     }
 
-    /// Counts a repetition in the event that tells of the first. False if there is none, or none any more: events expire, and
-    /// may be deleted.
+    /// Increments the count of the event that reported the same before. Returns false if there is no such event: events expire, and may
+    /// be deleted.
     async fn repeat(&mut self, identity: &Identity) -> Result<bool, kube::Error> {
         let repeated = self
             .series

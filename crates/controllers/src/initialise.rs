@@ -1,7 +1,6 @@
-//! Tells a sandbox the environment of whoever has claimed it: `POST /init` on port 49983, which the runtime in the sandbox serves.
+//! Sends the environment variables of a claim to its sandbox: `POST /init` on port 49983, which the runtime in the sandbox serves.
 //!
-//! The call is idempotent per token, so that it may be made again whenever it is not known whether it arrived. This module does
-//! not decide how often that is.
+//! The call is idempotent per token, so it may be repeated if its result is unknown. The planner decides when to repeat it.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -27,16 +26,16 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// How much of an answer is read, for the message in it.
 const ANSWER_MAX: usize = 4 * 1024;
 
-/// What a sandbox is told.
+/// The body of `POST /init`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Settings<'a> {
     pub env_vars: &'a BTreeMap<String, String>,
-    /// Whoever comes with another one later is refused.
+    /// The runtime refuses later calls with another token.
     pub access_token: &'a str,
 }
 
-/// Something that can tell sandboxes their environment.
+/// Initialises the runtime of a sandbox.
 pub trait Initialise: Debug + Send + Sync {
     fn initialise<'a>(
         &'a self,
@@ -45,7 +44,7 @@ pub trait Initialise: Debug + Send + Sync {
     ) -> BoxFuture<'a, Initialisation>;
 }
 
-/// Tells them over HTTP.
+/// Initialises sandboxes over HTTP.
 #[derive(Debug)]
 pub struct OverHttp {
     client: Client<HttpConnector, Full<Bytes>>,
@@ -71,7 +70,7 @@ impl Initialise for OverHttp {
     ) -> BoxFuture<'a, Initialisation> {
         // A status that names another address was not written by a node.
         if !is_a_pods(sandbox) {
-            let why = format!("its address {sandbox} is none that a pod can have");
+            let why = format!("its address {sandbox} is not an address that a pod can have");
             return std::future::ready(Initialisation::Refused(why)).boxed();
         }
         self.call(SocketAddr::new(sandbox, PORT), settings).boxed()
@@ -126,7 +125,7 @@ impl OverHttp {
     }
 }
 
-/// Whether the answer is that of a server that has no `/init`.
+/// Whether the response comes from a server without `/init`.
 fn is_unserved(status: StatusCode) -> bool {
     matches!(
         status,

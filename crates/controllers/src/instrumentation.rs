@@ -1,5 +1,5 @@
-//! What the machinery reports about itself. Every hook does nothing unless an implementation says otherwise, so that nobody
-//! pays for what nobody watches.
+//! Hooks for metrics: what queues, reconcilers and writes report. Every hook does nothing by default, so that a system without
+//! metrics does not pay for them.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::cache::Change;
 pub enum ReconcileResult {
     /// Nothing to do until something changes.
     Success,
-    /// To be looked at again at a known time.
+    /// To be reconciled again at a known time.
     RequeueAfter,
     /// To be tried again soon, without anything being wrong.
     Requeue,
@@ -74,9 +74,9 @@ pub struct ClaimReadiness<'a> {
     pub namespace: &'a str,
     pub template: &'a str,
     pub launch: Launch,
-    /// Since admission first saw the claim, if it said when that was.
+    /// Since admission first saw the claim, if an annotation records that time.
     pub since_admission: Option<Duration>,
-    /// Since the client asked for the claim, if it said when that was.
+    /// Since the client requested the claim, if an annotation records that time.
     pub since_request: Option<Duration>,
     /// Since the controller first saw the claim.
     pub since_first_observed: Option<Duration>,
@@ -118,13 +118,13 @@ pub trait Instrumentation: Debug + Send + Sync {
     fn claim_ready(&self, _readiness: &ClaimReadiness<'_>) {}
     /// A sandbox came, changed or went.
     fn sandbox_changed(&self, _change: &Change<'_, Sandbox>) {}
-    /// Something keeps entries in memory of this, and `count` says how many. It must not block.
+    /// A structure holds entries in memory, and `count` returns how many. `count` must not block.
     fn keeps(&self, _structure: &'static str, _of: &str, _count: Count) {}
     /// A request to the API server ended.
     fn requested(&self, _report: &RequestReport<'_>) {}
 }
 
-/// Reports to nobody.
+/// Discards all reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

@@ -1,6 +1,6 @@
-//! One copy of each pod spec, however many sandboxes have it.
+//! Interning of pod specs: sandboxes with equal specs share one copy.
 //!
-//! It knows specs only for as long as somebody holds them.
+//! The table holds weak references, so it does not keep a spec alive.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
@@ -9,22 +9,22 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-/// How many specs nobody holds any more are put up with before they are cleared away.
+/// The number of dropped specs in the table before they are removed.
 const CLEAR_AFTER: usize = 64;
 
-/// The specs that are held, by the hash of their text. Of two with the same hash only one is shared.
+/// The specs that are alive, by the hash of their JSON. Of two different specs with the same hash only the first is shared.
 #[derive(Debug, Default)]
 pub struct PodSpecs(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     specs: HashMap<u64, Weak<PodSpec>>,
-    /// How many there were when those that nobody held had last been cleared away.
+    /// The number of specs that were alive when dropped ones were last removed.
     held: usize,
 }
 
 impl PodSpecs {
-    /// Replaces a spec by one that is equal to it, if somebody holds such a one.
+    /// Replaces a spec by an equal one that is alive, or remembers it.
     pub fn share(&self, spec: &mut Arc<PodSpec>) {
         let Some(hash) = hash(spec) else { return };
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_specs_become_one() {
+    fn equal_specs_share_one_copy() {
         let specs = PodSpecs::default();
         let (mut first, mut second, mut other) = (spec(1), spec(1), spec(2));
         for one in [&mut first, &mut second, &mut other] {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_holds_is_forgotten() {
+    fn dropped_specs_are_forgotten() {
         let specs = PodSpecs::default();
         let mut held = spec(0);
         specs.share(&mut held);

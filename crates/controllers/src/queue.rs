@@ -4,8 +4,8 @@
 //! - An object is never worked on twice at once. Added while it is worked on, it is worked on once more afterwards.
 //! - Adding an object any number of times before a worker takes it costs one piece of work.
 //! - Work that failed is tried again after a delay that doubles each time, with jitter; an event cuts the delay short.
-//! - Work that can wait ([`Urgency::Later`]) begins after a moment, when nothing else is ready; while somebody is in a hurry
-//!   ([`Queue::yield_to`]) few workers do it, but never none.
+//! - Deferred work ([`Urgency::Later`]) begins after [`DEFERRAL`], when nothing else is ready. While urgent work elsewhere is waiting
+//!   ([`Queue::yield_to`]), at most [`DEFERRED_WORKERS`] workers do it, so that it is slowed but never starved.
 //!
 //! ```text
 //!              add                   worker takes it
@@ -44,31 +44,31 @@ const BASE_DELAY: Duration = Duration::from_millis(10);
 /// No failure waits longer than this.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// How long work that can wait does, in any case.
-const MOMENT: Duration = Duration::from_millis(25);
-/// How much of it is done at a time while somebody is in a hurry.
-const HURRIED_WORKERS: usize = 2;
+/// The minimum delay of deferred work.
+const DEFERRAL: Duration = Duration::from_millis(25);
+/// The number of workers that do deferred work while urgent work is waiting.
+const DEFERRED_WORKERS: usize = 2;
 
 /// How soon an object is to be worked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
     Now,
-    /// Nobody waits for it.
+    /// Deferred: no client waits for the result.
     Later,
 }
 
-/// What becomes of an object after work on it.
+/// When an object is worked on again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextRun {
-    /// Nothing, until it is added again.
+    /// When it is added again.
     Done,
-    /// It is added again after this time, unless something adds it sooner.
+    /// After this time, or sooner if it is added.
     After(Duration),
-    /// It is added again after a delay that grows with every retry in a row.
+    /// After a delay that doubles with every consecutive retry.
     Retry,
 }
 
-type Hurry = Box<dyn Fn() -> bool + Send + Sync>;
+type IsUrgent = Box<dyn Fn() -> bool + Send + Sync>;
 type Work = Box<dyn Fn(ObjectKey) -> BoxFuture<'static, NextRun> + Send + Sync>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl Entry {
         }
     }
 
-    /// Whether it is ready, and nothing urgent has come up for it.
+    /// Whether it is ready and still deferred.
     fn is_ready_for_later(&self) -> bool {
         self.urgency == Urgency::Later && matches!(self.phase, Phase::Ready { .. })
     }
@@ -104,12 +104,12 @@ impl Entry {
 struct State {
     entries: HashMap<ObjectKey, Entry>,
     ready: VecDeque<ObjectKey>,
-    /// Ready as well, but nobody waits for them. Those that have become urgent meanwhile are among the ready, too.
+    /// Ready and deferred. An object that has become urgent since is also in `ready`; [`Queue::next`] skips it here.
     later: VecDeque<ObjectKey>,
     waiting: BTreeSet<(Instant, ObjectKey)>,
     workers: usize,
-    /// How many of the workers do what can wait.
-    patient_workers: usize,
+    /// How many of the workers do deferred work.
+    deferred_workers: usize,
     open: bool,
 }
 
@@ -126,7 +126,7 @@ struct Inner {
     work: Work,
     state: Mutex<State>,
     earlier_due: Notify,
-    hurry: OnceLock<Hurry>,
+    is_urgent: OnceLock<IsUrgent>,
     random: Random,
     instrumentation: Arc<dyn Instrumentation>,
     tasks: TaskTracker,
@@ -163,7 +163,7 @@ impl Queue {
             work: Box::new(move |key| work(key).boxed()),
             state: Mutex::new(State::default()),
             earlier_due: Notify::new(),
-            hurry: OnceLock::new(),
+            is_urgent: OnceLock::new(),
             random: settings.random,
             instrumentation: settings.instrumentation,
             tasks: TaskTracker::new(),
@@ -171,12 +171,12 @@ impl Queue {
         }))
     }
 
-    /// Has work that can wait give way while `hurry` answers true. It must not block. To be called once.
-    pub fn yield_to(&self, hurry: impl Fn() -> bool + Send + Sync + 'static) {
-        let _ = self.0.hurry.set(Box::new(hurry));
+    /// Slows deferred work while `is_urgent` returns true. The function must not block. Only the first call has an effect.
+    pub fn yield_to(&self, is_urgent: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.0.is_urgent.set(Box::new(is_urgent));
     }
 
-    /// Has the object worked on as soon as a worker is free.
+    /// Adds an object. A worker takes it as soon as one is free.
     pub fn add(&self, key: ObjectKey) {
         let mut state = self.state();
         let now = Instant::now();
@@ -210,19 +210,19 @@ impl Queue {
         self.start_workers(&mut state, 1);
     }
 
-    /// Has the object worked on after a moment, when nothing more urgent is ready. What is to be done sooner is left at that.
+    /// Adds an object as deferred work. An object that is already due sooner keeps its time.
     pub fn add_later(&self, key: ObjectKey) {
-        self.add_for(key, MOMENT, Urgency::Later);
+        self.add_for(key, DEFERRAL, Urgency::Later);
     }
 
-    /// Has objects worked on as soon as workers are free.
+    /// Adds objects. Workers take them as soon as they are free.
     pub fn add_all<K: Resource>(&self, objects: impl IntoIterator<Item = Arc<K>>) {
         for object in objects {
             self.add(ObjectKey::of(object.as_ref()));
         }
     }
 
-    /// Has the object worked on after a delay, or sooner if it already waits for less or something adds it.
+    /// Adds an object after a delay, or sooner if it already waits for less or is added again.
     pub fn add_after(&self, key: ObjectKey, delay: Duration) {
         self.add_for(key, delay, Urgency::Now);
     }
@@ -258,7 +258,7 @@ impl Queue {
         });
     }
 
-    /// Lets no more work begin, and resolves when what had begun has ended.
+    /// Starts no more work, and resolves when the running work has ended.
     pub async fn close(&self) {
         self.state().open = false;
         self.0.earlier_due.notify_one();
@@ -355,15 +355,16 @@ impl Queue {
         if let Some(key) = state.ready.pop_front() {
             return Some(key);
         }
-        let is_hurried = !state.later.is_empty() && self.0.hurry.get().is_some_and(|hurry| hurry());
-        if is_hurried && state.patient_workers >= HURRIED_WORKERS {
+        let is_urgent =
+            !state.later.is_empty() && self.0.is_urgent.get().is_some_and(|is_urgent| is_urgent());
+        if is_urgent && state.deferred_workers >= DEFERRED_WORKERS {
             return None;
         }
         while let Some(key) = state.later.pop_front() {
             let entry = state.entries.get(&key);
             if entry.is_some_and(Entry::is_ready_for_later) {
-                state.patient_workers += 1;
-                if !is_hurried {
+                state.deferred_workers += 1;
+                if !is_urgent {
                     self.start_workers(state, state.later.len());
                 }
                 return Some(key);
@@ -377,7 +378,7 @@ impl Queue {
         let Some(entry) = state.entries.get_mut(&key) else {
             return;
         };
-        let was_patient = entry.urgency == Urgency::Later;
+        let was_deferred = entry.urgency == Urgency::Later;
         entry.urgency = Urgency::Now;
         entry.failures = match next_run {
             NextRun::Retry => entry.failures.saturating_add(1),
@@ -391,7 +392,7 @@ impl Queue {
             }
             _ => false,
         };
-        state.patient_workers -= usize::from(was_patient);
+        state.deferred_workers -= usize::from(was_deferred);
         if again {
             state.ready.push_back(key);
             return;

@@ -176,7 +176,7 @@ async fn apply(
                 "NetworkPolicyAdopted",
                 "Adopt",
                 format!(
-                    "Adopted network policy {:?}, which nobody owned",
+                    "Adopted network policy {:?}, which had no owner",
                     policy.name_any()
                 ),
             );

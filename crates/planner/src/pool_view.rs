@@ -160,7 +160,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Sandboxes that stay, none of which anybody wants.
+    /// Sandboxes that are neither reserved nor being deleted, without waiting claims.
     pub(crate) fn undisturbed(sandboxes: &[Arc<Sandbox>]) -> PoolView<'_> {
         PoolView {
             sandboxes,

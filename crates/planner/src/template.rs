@@ -20,11 +20,11 @@ use crate::owner::{controller_of, controller_reference, is_controlled_by, refers
 pub use crate::policy_retention::{is_retained, policy_name};
 use crate::policy_retention::{namespace_reference, template_of};
 
-/// What one reconciliation sees.
+/// The facts that a decision about a template's policy rests on.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
     pub template: &'a SandboxTemplate,
-    /// The policy of the name that [`policy_name`] gives, whoever made it.
+    /// The policy of the name that [`policy_name`] gives, of any owner.
     pub policy: Option<&'a NetworkPolicy>,
     /// The UID of the namespace, needed to make a policy that outlives its template ([`is_retained`]).
     pub namespace_uid: Option<&'a str>,
@@ -33,12 +33,12 @@ pub struct Observed<'a> {
 /// What to do about a template's policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// It is as it should be, or not ours to keep.
+    /// The policy is as desired, or belongs to another owner.
     Nothing,
     Create(Box<NetworkPolicy>),
     /// Replace it, as of the resource version it carries.
     Repair(Box<NetworkPolicy>),
-    /// Nobody owned it: take it over, as of the resource version it carries.
+    /// It has no owner: take it over, as of the resource version it carries.
     Adopt(Box<NetworkPolicy>),
     Delete {
         name: String,
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_nobody_owns_is_adopted_and_anothers_left_alone() {
+    fn a_policy_without_owner_is_adopted_and_one_of_another_owner_is_not() {
         let mut unowned = created(&template());
         unowned.metadata.owner_references = None;
         unowned.spec = None;

@@ -84,7 +84,7 @@ fn an_update_takes_ownership_of_exactly_the_changed_fields() {
         json!({"f:spec": {".": {}, "f:containers": {".": {}, "k:{\"name\":\"c\"}": {".": {}, "f:name": {}}}}})
     );
     let mut same = new.clone();
-    track_update(Some(&new), &mut same, &writer("nobody"));
+    track_update(Some(&new), &mut same, &writer("unrelated"));
     assert_eq!(same, new);
 }
 

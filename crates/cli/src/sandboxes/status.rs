@@ -54,7 +54,7 @@ async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Resu
         all(connected, namespace, "pool", &everything),
         all::<Pod>(connected, namespace, "pod", &of_sandboxes),
     )?;
-    // Whoever may use sandboxes need not be allowed to see nodes; the rest is worth showing without them.
+    // A user of sandboxes may lack the permission to list nodes: the overview is then shown without them.
     let nodes = Api::all(connected.client.clone()).list(&everything).await;
     let classes = Api::all(connected.client.clone()).list(&everything).await;
     Ok(Observed {

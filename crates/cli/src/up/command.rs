@@ -46,8 +46,8 @@ pub struct Arguments {
     #[command(flatten)]
     router: RouterFlags,
 
-    /// Route <port>-<sandbox>.<domain> to sandboxes, for browsers, and let the router itself be called <domain>; `localhost` needs no DNS. Whoever can send requests from a browser on
-    /// this machine, pages of strangers included, can then send them to sandboxes
+    /// Route <port>-<sandbox>.<domain> to sandboxes, for browsers, and let the router itself be called <domain>; `localhost` needs no DNS. Every page in a browser on
+    /// this machine, those of strangers included, can then send requests to sandboxes
     #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
     host_domain: Vec<String>,
 
@@ -92,7 +92,7 @@ pub struct Arguments {
     pub logging: LogFlags,
 }
 
-/// Runs until it is told to stop. A second signal ends it at once.
+/// Runs until SIGINT or SIGTERM. A second signal ends the process at once.
 pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

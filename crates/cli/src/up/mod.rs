@@ -354,7 +354,7 @@ impl Up {
         let (ready, is_ready) = oneshot::channel();
         let (shutdown, never) = (self.shutdown.clone(), CancellationToken::new());
         self.parts.spawn(async {
-            // Nobody waits any more when the start was given up.
+            // The receiver is gone if the start was cancelled.
             let synced = || ready.send(()).unwrap_or_default();
             runtime
                 .run(shutdown, never, synced, std::future::ready(()))

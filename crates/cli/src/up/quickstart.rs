@@ -36,8 +36,8 @@ const WARM_SANDBOXES: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quickstart {
     Nothing,
-    /// The template alone: each sandbox is started when it is asked for, also where no network policy can be enforced. For
-    /// systems of which nobody but whoever starts them uses the template.
+    /// The template alone: each sandbox is started on demand, also where network policies cannot be enforced. For systems whose
+    /// only user is the one who starts them.
     Template,
     TemplateAndPool,
 }
@@ -95,7 +95,7 @@ fn template(network_policy: NetworkPolicyManagement) -> SandboxTemplate {
         "kind": "SandboxTemplate",
         "metadata": {"name": TEMPLATE, "namespace": NAMESPACE},
         "spec": {
-            // Whoever uses the quickstart owns its sandboxes.
+            // The user of the quickstart owns its sandboxes.
             "envVarsInjectionPolicy": "Allowed",
             "networkPolicyManagement": network_policy,
             "podTemplate": {

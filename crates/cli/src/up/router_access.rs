@@ -20,12 +20,12 @@ pub enum RouterAuthz {
     /// that may create pods/portforward
     #[default]
     LocalUser,
-    /// Whoever has a token of an account of the API
+    /// Clients with a token of an account of the API
     #[value(name = "tokenreview")]
     TokenReview,
-    /// Whoever has a token of `agent-sandbox token`
+    /// Clients with a token of `agent-sandbox token`
     ScopedToken,
-    /// Everybody who can connect, which is every user of this machine
+    /// All clients that can connect: every user of this machine
     None,
 }
 

@@ -112,14 +112,14 @@ impl RouterService {
             "metadata": {
                 "name": POD,
                 "labels": {label: value},
-                // Says what is mirrored, so that another is told from it.
+                // Names the router, to recognize mirror pods of another one.
                 "annotations": {api::labels::MIRROR: format!("{}@{}", self.router, self.node_name)},
             },
             "spec": {
                 "nodeName": self.node_name,
                 "containers": [{"name": POD, "image": "agent-sandbox", "ports": [port]}],
                 "restartPolicy": "Always",
-                // Nobody has to be waited for: the router does not end with the pod.
+                // No grace period: the router keeps running when its mirror pod is deleted.
                 "terminationGracePeriodSeconds": 0,
                 "enableServiceLinks": false,
                 "automountServiceAccountToken": false,
@@ -264,7 +264,7 @@ fn lost<Kind: Known>(
         watcher::Event::Delete(object) if object.name_any() == name => {
             object.namespace().map(Change::Lost)
         }
-        // Whoever deletes a pod with a grace period of their own waits for a node that does not know it.
+        // Deleted with a grace period: no node runs the mirror pod, so none would ever finish the deletion.
         watcher::Event::Apply(object) | watcher::Event::InitApply(object)
             if object.name_any() == name && object.meta().deletion_timestamp.is_some() =>
         {

@@ -122,7 +122,7 @@ impl PrivateRun {
         }
     }
 
-    /// What the machine holds for the system, which nobody else gives back.
+    /// The processes, mounts and network devices of the system, which stay until this system removes them.
     fn holdings(&self) -> Holdings {
         machine::holdings(&self.system, &self.tag)
     }

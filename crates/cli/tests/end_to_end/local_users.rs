@@ -14,11 +14,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::streams::{client, within};
 use crate::support::{Up, stdout_of};
 
-/// A user nobody knows.
+/// A UID without an account.
 const STRANGER: u32 = 54_322;
 const ROOT: u32 = 0;
 
-/// Sends bytes to an address as a user of this machine, and says what came back. Empty when nobody may connect.
+/// Sends bytes to an address as a user of this machine, and returns the response; empty if the connection fails.
 pub fn send_as(user: u32, address: &str, bytes: &str) -> String {
     let script = "exec 3<>/dev/tcp/$HOST/$PORT && printf %s \"$BYTES\" >&3 && cat <&3";
     let output = shell_as(user, address, bytes, script).output();
@@ -158,7 +158,7 @@ async fn another_user_of_the_machine_runs_nothing_in_a_sandbox_without_a_token()
     let answer = send_as(ROOT, router, &execute(&sandbox, "ls /tmp", ""));
     assert!(!answer.contains("broken-in"), "{answer}");
 
-    // What a proxy passes on speaks for somebody else.
+    // A request that a proxy forwards comes from another user than the proxy's.
     let passed_on = execute(&sandbox, "echo in", "X-Forwarded-For: 192.0.2.1\r\n");
     let answer = send_as(ROOT, router, &passed_on);
     assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::local_users::send_as;
 use crate::support::{require_root, run, stdout_of};
 
-/// A user nobody knows.
+/// A UID without an account.
 const USER: u32 = 54_321;
 
 /// The user's home, with the binary in it: the one under test may be where only root gets.

@@ -78,7 +78,7 @@ impl Drop for Router {
     }
 }
 
-/// Two addresses that nobody listens on.
+/// Two addresses without a listener.
 fn free_addresses() -> [String; 2] {
     let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().to_string())

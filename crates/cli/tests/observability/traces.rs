@@ -47,7 +47,7 @@ fn client_of(up: &Up, kubernetes: kube::Client) -> sdk::Client {
     sdk::Client::new(kubernetes, options).unwrap()
 }
 
-/// Waits until the pod of a claimed sandbox is labelled as such, which nobody else waits for.
+/// Waits until the pod of a claimed sandbox has the claim's label. Neither the claim's status nor the SDK waits for that.
 async fn await_labelled_pod(kubernetes: kube::Client) {
     let pods = kube::Api::<Pod>::default_namespaced(kubernetes);
     let claimed = ListParams::default().labels(api::labels::CLAIM_UID);
@@ -260,7 +260,7 @@ fn assert_traces_the_node(spans: &[Received]) {
     };
     let mut traced: Vec<Vec<&str>> = roots.map(|root| steps(&root.trace)).collect();
     traced.sort();
-    // The warm one was started before anybody asked for it.
+    // The warm sandbox was started before its claim existed, so its start belongs to another trace.
     assert_eq!(
         traced,
         [vec![], vec!["PreparePod", "StartContainer"]],

@@ -131,7 +131,7 @@ fn latencies_fall_into_buckets_that_tell_them_apart() {
     );
     assert!(
         !text.contains("agent_sandbox_client_claim_startup_latency_ms"),
-        "a latency that nobody told is not recorded: {text}"
+        "an unknown latency is not recorded: {text}"
     );
 }
 

@@ -63,7 +63,7 @@ fn scripted(runs: Vec<NextRun>) -> (Queue, Log) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_added_often_before_a_worker_comes_is_done_once() {
+async fn an_object_added_repeatedly_before_a_worker_takes_it_is_worked_on_once() {
     let (queue, log) = scripted(Vec::new());
     for _ in 0..5 {
         queue.add(key("a"));
@@ -95,7 +95,7 @@ async fn failures_wait_twice_as_long_each_time_and_success_starts_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delay_is_kept_and_an_event_cuts_it_short() {
+async fn an_event_cuts_a_requeue_delay_short() {
     let hour = Duration::from_secs(3_600);
     let (queue, log) = scripted(vec![NextRun::After(hour), NextRun::After(hour)]);
     queue.open();
@@ -139,8 +139,8 @@ async fn an_object_is_never_worked_on_twice_at_once_and_no_event_is_lost() {
         }
     });
     queue.open();
-    for turn in 0..100 {
-        queue.add(key(&format!("k{}", turn % 5)));
+    for number in 0..100 {
+        queue.add(key(&format!("k{}", number % 5)));
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
     let before = runs.load(Ordering::SeqCst);
@@ -157,7 +157,7 @@ async fn an_object_is_never_worked_on_twice_at_once_and_no_event_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_costs_one_try_and_no_worker() {
+async fn a_panic_fails_one_attempt_and_the_worker_goes_on() {
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&tries);
     let queue = Queue::new(settings(1), move |_| {
@@ -175,7 +175,7 @@ async fn a_panic_costs_one_try_and_no_worker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_waits_for_what_has_begun_and_begins_nothing_more() {
+async fn closing_waits_for_running_work_and_starts_no_more() {
     let finished = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&finished);
     let queue = Queue::new(settings(1), move |_| {
@@ -195,7 +195,7 @@ async fn closing_waits_for_what_has_begun_and_begins_nothing_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_can_wait_begins_after_a_moment_and_after_what_cannot() {
+async fn deferred_work_begins_after_its_delay_and_after_urgent_work() {
     let log = Log::new();
     let noted = log.clone();
     let queue = Queue::new(settings(1), move |key| {
@@ -207,20 +207,20 @@ async fn what_can_wait_begins_after_a_moment_and_after_what_cannot() {
         }
     });
     queue.open();
-    queue.add_later(key("patient"));
+    queue.add_later(key("deferred"));
     queue.add(key("first"));
     queue.add(key("second"));
     assert!(!queue.is_settled());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(log.names(), ["first", "second", "patient"]);
+    assert_eq!(log.names(), ["first", "second", "deferred"]);
     queue.add_later(key("alone"));
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(log.milliseconds()[3], 1_000 + MOMENT.as_millis());
+    assert_eq!(log.milliseconds()[3], 1_000 + DEFERRAL.as_millis());
     assert!(queue.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_become_urgent_waits_no_longer() {
+async fn deferred_work_that_becomes_urgent_is_not_delayed() {
     let (queue, log) = scripted(Vec::new());
     queue.open();
     queue.add_later(key("a"));
@@ -228,7 +228,7 @@ async fn what_has_become_urgent_waits_no_longer() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(log.milliseconds(), [0]);
 
-    // Also once it is ready, behind others that can wait.
+    // The same for an object that is ready behind other deferred objects.
     let (log, stuck) = (Log::new(), Arc::new(Notify::new()));
     let (noted, waiting) = (log.clone(), Arc::clone(&stuck));
     let queue = Queue::new(settings(2), move |key| {
@@ -252,8 +252,8 @@ async fn what_has_become_urgent_waits_no_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn few_workers_do_what_can_wait_while_somebody_is_in_a_hurry_and_all_do_afterwards() {
-    let hurried = Arc::new(std::sync::atomic::AtomicBool::new(true));
+async fn few_workers_do_deferred_work_while_urgent_work_waits_and_all_do_afterwards() {
+    let urgent = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (now, peak) = (Arc::clone(&running), Arc::clone(&most));
     let queue = Queue::new(settings(8), move |_| {
@@ -265,17 +265,17 @@ async fn few_workers_do_what_can_wait_while_somebody_is_in_a_hurry_and_all_do_af
             NextRun::Done
         }
     });
-    let hurry = Arc::clone(&hurried);
-    queue.yield_to(move || hurry.load(Ordering::SeqCst));
+    let is_urgent = Arc::clone(&urgent);
+    queue.yield_to(move || is_urgent.load(Ordering::SeqCst));
     queue.open();
     for name in 0..100 {
         queue.add_later(key(&name.to_string()));
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(most.load(Ordering::SeqCst), HURRIED_WORKERS);
+    assert_eq!(most.load(Ordering::SeqCst), DEFERRED_WORKERS);
     let left = queue.len();
     assert!((50..100).contains(&left), "{left} left");
-    hurried.store(false, Ordering::SeqCst);
+    urgent.store(false, Ordering::SeqCst);
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(most.load(Ordering::SeqCst), 8);
     assert!(queue.is_empty());

@@ -91,7 +91,7 @@ async fn a_warm_claim_takes_a_sandbox_over_in_three_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_sees_the_claim_ready_finds_the_pod_name_on_its_sandbox() {
+async fn when_a_claim_is_ready_its_sandbox_has_the_pod_name() {
     use futures::TryStreamExt;
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();

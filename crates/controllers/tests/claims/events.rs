@@ -141,7 +141,7 @@ async fn a_pool_without_its_template_says_so_until_there_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happens_again_is_told_although_somebody_deleted_the_event() {
+async fn a_repetition_is_reported_even_if_its_event_was_deleted() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
     cluster.create(&pool("warm", "py", 1)).await;

@@ -137,7 +137,7 @@ async fn a_namespace_deleted_under_load_goes() {
     let controllers = cluster.controllers();
     cluster.full_pool(5).await;
     let begun = CancellationToken::new();
-    // Somebody makes claims for as long as the namespace takes them.
+    // Clients create claims until the namespace refuses them.
     let clients = (0..4).map(|client| {
         let (claims, begun) = (cluster.api(), begun.clone());
         tokio::spawn(async move {

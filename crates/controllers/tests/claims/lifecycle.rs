@@ -62,7 +62,7 @@ async fn each_shutdown_policy_leaves_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_for_a_claim_deleted_in_the_foreground_finds_its_pod_gone() {
+async fn a_claim_deleted_in_the_foreground_is_gone_only_after_its_pod() {
     const HELD: &str = "example.com/held";
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();

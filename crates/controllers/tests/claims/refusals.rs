@@ -275,11 +275,11 @@ fn volume_refusals() -> Vec<Refusal> {
 async fn every_refusal_says_what_is_wrong_and_mending_it_is_enough() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
-    let somebodys = SandboxSpec {
+    let unrelated = SandboxSpec {
         pod_template: template("x").spec.pod_template,
         ..SandboxSpec::default()
     };
-    let namesake = cluster.create(&Sandbox::new("name-taken", somebodys)).await;
+    let namesake = cluster.create(&Sandbox::new("name-taken", unrelated)).await;
     let mut refusals = metadata_refusals();
     refusals.extend(env_refusals());
     refusals.extend(volume_refusals());

@@ -1,5 +1,5 @@
-//! Objects that a Rust type cannot hold, and references that cannot be looked up: they are told so, harm nobody else, and go on once
-//! they are corrected.
+//! Objects with a field that cannot be decoded, and references that cannot be looked up: their conditions name the field, other
+//! objects are not affected, and the objects work once they are corrected.
 
 use api::claim::{ClaimShutdownPolicy, Lifecycle};
 use api::conditions::{self, ConditionType};
@@ -58,7 +58,7 @@ async fn pool_with(cluster: &Cluster, name: &str, reason: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn objects_that_cannot_be_read_stop_nobody_and_say_which_field() {
+async fn an_object_that_cannot_be_decoded_names_its_field_and_stops_no_other() {
     let cluster = Cluster::start().await;
     cluster.create(&template("py")).await;
     cluster.create(&sandbox("bad", 77)).await;

@@ -146,7 +146,7 @@ async fn the_time_to_live_ends_the_claim_alone_and_its_sandboxes_are_still_found
         .await
         .unwrap();
     scene.cluster.until_gone::<SandboxClaim>("brief").await;
-    let found = eventually("the sandboxes to be nobody's", async || {
+    let found = eventually("the sandboxes to have no owner", async || {
         let found = scene.sandboxes("claim-id=batch-7").await;
         found
             .iter()
@@ -170,7 +170,7 @@ async fn the_time_to_live_ends_the_claim_alone_and_its_sandboxes_are_still_found
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_deletes_a_claim_releases_its_sandboxes() {
+async fn deleting_a_claim_releases_its_sandboxes() {
     let scene = Scene::start().await;
     scene.full_set("python", 2).await;
     scene

@@ -25,7 +25,7 @@ async fn an_expired_sandbox_is_retained_without_its_pod_and_with_its_end() {
         .await;
 
     fixture.clock.advance(Duration::from_secs(3_600));
-    // Time alone wakes nobody whose clock was moved: any change does.
+    // Advancing the fake clock fires no timer: a change of the object does.
     fixture
         .patch_sandbox("kept", json!({"metadata": {"labels": {"touched": "yes"}}}))
         .await;

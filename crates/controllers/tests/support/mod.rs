@@ -152,7 +152,7 @@ impl Cluster {
         self.server.stop().await;
     }
 
-    /// From here on nobody marks pods Ready.
+    /// Stops the fake node: pods no longer become Ready.
     pub fn lose_node(&self) {
         self.node.abort();
     }

@@ -1,8 +1,7 @@
 //! Labels and annotations that a pod takes from its sandbox.
 //!
-//! Whoever writes into another's metadata must know later which keys were its own: two annotations of the pod list the keys
-//! that were copied from the template, so that a key dropped from the template is dropped from the pod, and no other key is
-//! ever touched.
+//! Two annotations of the pod list the keys that were copied from the template. So a key that is removed from the template is also
+//! removed from the pod, and keys of other writers are never touched.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,7 @@
-//! Of a pod, what decisions about its sandbox rest on.
+//! The fields of a pod that decisions about its sandbox use.
 //!
-//! A pod repeats its sandbox's pod template and tells of every container. Nobody here reads that back, and a controller that kept it
-//! for each of ten thousand sandboxes would keep little else. What is not named below is passed over when a pod is read, and of its
-//! containers only those are kept that wait for more than their turn.
+//! The remaining fields, above all the repeated pod template, would be most of the controller's memory with ten thousand sandboxes.
+//! Deserialization skips them, and keeps only the statuses of containers that wait for a reason.
 
 use std::borrow::Cow;
 

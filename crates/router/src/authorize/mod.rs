@@ -39,7 +39,7 @@ pub enum AuthorizerError {
 
 #[derive(Debug)]
 pub(crate) enum Authorizer {
-    Anybody,
+    EveryClient,
     Reviewed(Box<TokenReviewer>),
     Scoped(Box<TokenKey>),
     Local(Box<LocalUsers>),
@@ -54,7 +54,7 @@ impl Authorizer {
         client: Option<&kube::Client>,
     ) -> Result<Self, AuthorizerError> {
         match mode {
-            AuthorizationMode::None => Ok(Authorizer::Anybody),
+            AuthorizationMode::None => Ok(Authorizer::EveryClient),
             AuthorizationMode::TokenReview { audiences, cache } => {
                 let client = client.ok_or(AuthorizerError::NoClient)?.clone();
                 Ok(Authorizer::Reviewed(Box::new(TokenReviewer::new(
@@ -89,7 +89,7 @@ impl Authorizer {
         origin: &Origin,
     ) -> Result<(), Failure> {
         match self {
-            Authorizer::Anybody => Ok(()),
+            Authorizer::EveryClient => Ok(()),
             Authorizer::Reviewed(reviewer) => {
                 let token = bearer_token(headers)
                     .ok_or(Failure::Unauthenticated("A bearer token is required."))?;

@@ -1,4 +1,5 @@
-//! What does not come about, and why: the condition of the claim or the sandbox, and what keeps its pod from running. Pure.
+//! Claims, sandboxes and pods that should be Ready but are not, and why: the condition of the claim or the sandbox, and what keeps
+//! its pod from running. Pure.
 
 use api::conditions::{self, ConditionType, Reason};
 use api::start_problem::StartProblem;
@@ -11,10 +12,10 @@ use serde::Serialize;
 use super::super::columns::{self, holder};
 use super::{Observed, State, conditions_of_claim, conditions_of_sandbox, is_ready, state};
 
-/// What has not come about after this long is stuck, as far as anyone can tell.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// An object that is not Ready this long after its creation is listed as stuck.
+const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(10);
 
-/// Something that does not come about, and what is known of the reason.
+/// An object that does not become Ready, and the known reason.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Stuck {
     pub kind: &'static str,
@@ -24,7 +25,7 @@ pub struct Stuck {
     pub why: String,
 }
 
-/// Claims first; a sandbox only where no claim tells of it already, and a pod only where no sandbox does.
+/// The stuck objects, claims first. A sandbox is listed only if its claim is not, and a pod only if its sandbox is not.
 pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
     let mut stuck = Vec::new();
     for (kind, left) in &observed.unreadable {
@@ -119,7 +120,7 @@ fn entry(
 
 fn is_old(object: &impl Resource, now: Timestamp) -> bool {
     let created = object.meta().creation_timestamp.as_ref();
-    created.is_some_and(|created| now.duration_since(created.0) > PATIENCE)
+    created.is_some_and(|created| now.duration_since(created.0) > STUCK_AFTER)
 }
 
 fn is_suspended(observed: &Observed, namespace: Option<&str>, name: &str) -> bool {

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::super::is_handed_over;
 use super::world::{NAME, World, other_owner, ready_pod, sandbox};
 
-type Happening = fn(&mut Sandbox);
+type Change = fn(&mut Sandbox);
 
 fn owned_by(uid: &str) -> OwnerReference {
     OwnerReference {
@@ -34,13 +34,13 @@ fn claimed() -> Sandbox {
 }
 
 #[test]
-fn only_a_ready_sandbox_to_which_nothing_else_happened_is_merely_handed_over() {
+fn only_a_ready_sandbox_without_other_changes_counts_as_handed_over() {
     assert!(is_handed_over(&pooled(), &claimed()));
     assert!(
         !is_handed_over(&claimed(), &claimed()),
         "it is the claim's already"
     );
-    let happenings: [(&str, Happening); 6] = [
+    let changes: [(&str, Change); 6] = [
         ("it is not Ready", |sandbox| sandbox.status = None),
         ("it is let go", |sandbox| {
             sandbox.metadata.owner_references = None;
@@ -56,9 +56,9 @@ fn only_a_ready_sandbox_to_which_nothing_else_happened_is_merely_handed_over() {
             sandbox.spec.pod_template.spec_mut().hostname = Some("other".to_owned());
         }),
     ];
-    for (what, happens) in happenings {
+    for (what, change) in changes {
         let mut after = claimed();
-        happens(&mut after);
+        change(&mut after);
         assert!(!is_handed_over(&pooled(), &after), "{what}");
     }
 }

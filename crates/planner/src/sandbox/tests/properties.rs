@@ -1,4 +1,4 @@
-//! What holds for every sandbox, whatever happens to it from outside.
+//! Properties that hold for every sandbox after any sequence of outside events.
 
 use api::sandbox::{
     EmbeddedObjectMetadata, OperatingMode, PersistentVolumeClaimTemplate, ShutdownPolicy,
@@ -14,9 +14,9 @@ use super::world::{
     NAME, World, make_ready, metadata, other_owner, pod, ready_pod, sandbox, service,
 };
 
-/// Something that a user, a node or another controller does.
+/// A change by a user, a node or another controller.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Event {
     SetReplicas(Option<i32>),
     SetMode(Option<OperatingMode>),
     SetService(Option<bool>),
@@ -47,53 +47,53 @@ enum Happening {
     Reconcile,
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
-    use Happening as H;
-    let shutdown = (-100_i64..100, any::<bool>()).prop_map(|(seconds, delete)| H::SetShutdown {
-        seconds,
-        policy: if delete {
-            ShutdownPolicy::Delete
-        } else {
-            ShutdownPolicy::Retain
-        },
-    });
+fn event() -> impl Strategy<Value = Event> {
+    let shutdown =
+        (-100_i64..100, any::<bool>()).prop_map(|(seconds, delete)| Event::SetShutdown {
+            seconds,
+            policy: if delete {
+                ShutdownPolicy::Delete
+            } else {
+                ShutdownPolicy::Retain
+            },
+        });
     let ends = prop::sample::select(vec![
         ("Succeeded", None),
         ("Failed", None),
         ("Failed", Some("Evicted")),
         ("Failed", Some("NodeLost")),
     ])
-    .prop_map(|(phase, reason)| H::PodEnds { phase, reason });
+    .prop_map(|(phase, reason)| Event::PodEnds { phase, reason });
     let mode = prop::sample::select(vec![
         None,
         Some(OperatingMode::Running),
         Some(OperatingMode::Suspended),
     ]);
     prop_oneof![
-        prop::option::of(0..=1).prop_map(H::SetReplicas),
-        mode.prop_map(H::SetMode),
-        prop::option::of(any::<bool>()).prop_map(H::SetService),
-        prop::collection::vec("[abc]", 0..3).prop_map(H::SetLabels),
+        prop::option::of(0..=1).prop_map(Event::SetReplicas),
+        mode.prop_map(Event::SetMode),
+        prop::option::of(any::<bool>()).prop_map(Event::SetService),
+        prop::collection::vec("[abc]", 0..3).prop_map(Event::SetLabels),
         shutdown,
-        Just(H::ClearShutdown),
+        Just(Event::ClearShutdown),
         prop::sample::select(vec!["warm", NAME, "missing"])
-            .prop_map(|name| H::AnnotatePodName(name.to_owned())),
-        Just(H::PodBecomesReady),
+            .prop_map(|name| Event::AnnotatePodName(name.to_owned())),
+        Just(Event::PodBecomesReady),
         ends,
-        Just(H::PodVanishes),
-        Just(H::PodStartsTerminating),
-        Just(H::PodLabelTampered),
-        Just(H::ForeignPod),
-        Just(H::UnownedPod),
-        Just(H::ServiceVanishes),
-        Just(H::ServiceTampered),
-        Just(H::ForeignService),
-        Just(H::VolumeClaimVanishes),
-        Just(H::ForeignVolumeClaim),
-        prop::sample::select(vec![Adoption::Any, Adoption::Labelled]).prop_map(H::AdoptionSet),
-        (0_i64..400).prop_map(H::TimePasses),
-        Just(H::Reconcile),
-        Just(H::Reconcile),
+        Just(Event::PodVanishes),
+        Just(Event::PodStartsTerminating),
+        Just(Event::PodLabelTampered),
+        Just(Event::ForeignPod),
+        Just(Event::UnownedPod),
+        Just(Event::ServiceVanishes),
+        Just(Event::ServiceTampered),
+        Just(Event::ForeignService),
+        Just(Event::VolumeClaimVanishes),
+        Just(Event::ForeignVolumeClaim),
+        prop::sample::select(vec![Adoption::Any, Adoption::Labelled]).prop_map(Event::AdoptionSet),
+        (0_i64..400).prop_map(Event::TimePasses),
+        Just(Event::Reconcile),
+        Just(Event::Reconcile),
     ]
 }
 
@@ -115,85 +115,85 @@ fn foreign(mut metadata: ObjectMeta) -> ObjectMeta {
     metadata
 }
 
-fn happen(world: &mut World, happening: &Happening) {
+fn apply_event(world: &mut World, event: &Event) {
     if world.sandbox.is_none() {
         return;
     }
-    happen_to_spec(world, happening);
-    match happening {
-        Happening::PodBecomesReady => world.pods.iter_mut().take(1).for_each(make_ready),
-        Happening::PodEnds { phase, reason } => {
+    apply_to_spec(world, event);
+    match event {
+        Event::PodBecomesReady => world.pods.iter_mut().take(1).for_each(make_ready),
+        Event::PodEnds { phase, reason } => {
             for own in world.pods.iter_mut().take(1) {
                 own.status = pod(NAME, phase).status;
                 own.status.as_mut().unwrap().reason = reason.map(str::to_owned);
             }
         }
-        Happening::PodVanishes => world.pods.clear(),
-        Happening::PodStartsTerminating => {
+        Event::PodVanishes => world.pods.clear(),
+        Event::PodStartsTerminating => {
             let now = Time(world.now);
             for pod in world.pods.iter_mut().take(1) {
                 pod.metadata.deletion_timestamp = Some(now.clone());
             }
         }
-        Happening::PodLabelTampered => {
+        Event::PodLabelTampered => {
             for pod in &mut world.pods {
                 pod.metadata.labels = None;
             }
         }
-        Happening::ForeignPod => {
+        Event::ForeignPod => {
             let mut pod = ready_pod(NAME);
             pod.metadata = foreign(pod.metadata);
             world.pods = vec![pod];
         }
-        Happening::UnownedPod => world.pods = vec![ready_pod(NAME)],
-        Happening::ServiceVanishes => world.service = None,
-        Happening::ServiceTampered => {
+        Event::UnownedPod => world.pods = vec![ready_pod(NAME)],
+        Event::ServiceVanishes => world.service = None,
+        Event::ServiceTampered => {
             if let Some(service) = &mut world.service {
                 service.spec.get_or_insert_default().selector = None;
                 service.metadata.labels = None;
             }
         }
-        Happening::ForeignService => {
+        Event::ForeignService => {
             let mut service = service(Some("None"));
             service.metadata = foreign(service.metadata);
             world.service = Some(service);
         }
-        Happening::VolumeClaimVanishes => world.volume_claims.clear(),
-        Happening::ForeignVolumeClaim => {
+        Event::VolumeClaimVanishes => world.volume_claims.clear(),
+        Event::ForeignVolumeClaim => {
             world.volume_claims = vec![PersistentVolumeClaim {
                 metadata: foreign(metadata("work-box")),
                 ..PersistentVolumeClaim::default()
             }];
         }
-        Happening::AdoptionSet(adoption) => world.adoption = *adoption,
-        Happening::TimePasses(seconds) => world.advance(*seconds),
-        Happening::Reconcile => {
+        Event::AdoptionSet(adoption) => world.adoption = *adoption,
+        Event::TimePasses(seconds) => world.advance(*seconds),
+        Event::Reconcile => {
             world.reconcile();
         }
         _ => {}
     }
 }
 
-fn happen_to_spec(world: &mut World, happening: &Happening) {
+fn apply_to_spec(world: &mut World, event: &Event) {
     let now = world.now;
     let spec = world.spec_mut();
-    match happening {
-        Happening::SetReplicas(replicas) => spec.replicas = *replicas,
-        Happening::SetMode(mode) => spec.operating_mode = *mode,
-        Happening::SetService(service) => spec.service = *service,
-        Happening::SetLabels(keys) => {
+    match event {
+        Event::SetReplicas(replicas) => spec.replicas = *replicas,
+        Event::SetMode(mode) => spec.operating_mode = *mode,
+        Event::SetService(service) => spec.service = *service,
+        Event::SetLabels(keys) => {
             let labels = keys.iter().map(|key| (key.clone(), "v".to_owned()));
             spec.pod_template.metadata.labels = Some(labels.collect());
         }
-        Happening::SetShutdown { seconds, policy } => {
+        Event::SetShutdown { seconds, policy } => {
             let at = now
                 .checked_add(SignedDuration::from_secs(*seconds))
                 .unwrap();
             spec.shutdown_time = Some(Time(at));
             spec.shutdown_policy = Some(*policy);
         }
-        Happening::ClearShutdown => spec.shutdown_time = None,
-        Happening::AnnotatePodName(name) => {
+        Event::ClearShutdown => spec.shutdown_time = None,
+        Event::AnnotatePodName(name) => {
             let annotation = (labels::POD_NAME.to_owned(), name.clone());
             let sandbox = world.sandbox.as_mut().unwrap();
             sandbox.metadata.annotations = Some([annotation].into());
@@ -202,7 +202,7 @@ fn happen_to_spec(world: &mut World, happening: &Happening) {
     }
 }
 
-/// Whatever in the world another controller owns.
+/// The objects that another controller owns.
 fn foreign_objects(world: &World) -> Vec<String> {
     let all = world
         .pods
@@ -223,7 +223,7 @@ fn foreign_objects(world: &World) -> Vec<String> {
     all.filter(|text| text.contains("uid-of-someone")).collect()
 }
 
-/// Lets terminating pods end and waits as long as the plan asks, until nothing more is asked for.
+/// Lets terminating pods end, and reconciles after each requeue delay, until the plan requests none.
 fn quiesce(world: &mut World) {
     for _ in 0..40 {
         world
@@ -241,17 +241,17 @@ fn quiesce(world: &mut World) {
         };
         world.advance(i64::try_from(delay.as_secs()).unwrap() + 1);
     }
-    panic!("never comes to rest: {:#?}", world.decide());
+    panic!("never converges: {:#?}", world.decide());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn after_any_history_the_sandbox_comes_to_rest(history in prop::collection::vec(happening(), 0..25)) {
+    fn after_any_events_the_sandbox_converges(events in prop::collection::vec(event(), 0..25)) {
         let mut world = start();
-        for happening in history {
-            happen(&mut world, &happening);
+        for event in events {
+            apply_event(&mut world, &event);
         }
         quiesce(&mut world);
         if world.sandbox.is_none() {
@@ -273,10 +273,10 @@ proptest! {
     }
 
     #[test]
-    fn what_another_controller_owns_is_never_touched(history in prop::collection::vec(happening(), 0..25)) {
+    fn objects_of_another_controller_are_never_changed(events in prop::collection::vec(event(), 0..25)) {
         let mut world = start();
-        for happening in history {
-            happen(&mut world, &happening);
+        for event in events {
+            apply_event(&mut world, &event);
             if world.sandbox.is_none() {
                 return Ok(());
             }
@@ -287,10 +287,10 @@ proptest! {
     }
 
     #[test]
-    fn what_was_done_is_not_done_again(history in prop::collection::vec(happening(), 0..25)) {
+    fn a_second_pass_changes_nothing(events in prop::collection::vec(event(), 0..25)) {
         let mut world = start();
-        for happening in history {
-            happen(&mut world, &happening);
+        for event in events {
+            apply_event(&mut world, &event);
         }
         if world.sandbox.is_some() {
             world.settle();
