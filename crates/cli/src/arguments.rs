@@ -66,7 +66,7 @@ enum Command {
     },
 }
 
-/// Reads the command line, under whatever name the binary was called.
+/// Parses the command line, under any of the binary's names.
 pub fn parse() -> anyhow::Result<Arguments> {
     let mut arguments = with_command(std::env::args_os());
     if is_command(&arguments, "router") {
@@ -89,7 +89,7 @@ fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     if let Some(command) = command {
         arguments.insert(1, command);
     }
-    // Flags of programs written in Go may have one dash; ours never mean anything else by it there.
+    // Flags of programs written in Go may have one dash. These commands have no short flags that this could be confused with.
     if is_command(&arguments, "controller") || is_command(&arguments, "router") {
         return controllers::manager::normalize(arguments);
     }
@@ -97,11 +97,11 @@ fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
 }
 
 impl Arguments {
-    /// Runs the command, and answers with the exit code of the process.
+    /// Runs the command, and returns the exit code of the process.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
         logging::choose(self.command.log_format());
         match self.command {
-            // The controllers' own flags say how to log; the others start it within their runtime, where spans are exported.
+            // The controllers configure logging from their own flags; the others do so within their runtime, where spans are exported.
             Command::Controller(_)
             | Command::Up(_)
             | Command::Router(_)
@@ -186,7 +186,7 @@ impl Arguments {
 }
 
 impl Command {
-    /// How the lines look that the command writes to standard error.
+    /// The format of the lines that the command writes to standard error.
     fn log_format(&self) -> logging::Format {
         match self {
             Command::Up(arguments) => arguments.logging.log_format,

@@ -54,7 +54,7 @@ impl Connected {
             connection: self.router.clone(),
             namespace: self.namespace.clone(),
             sandbox_ready_timeout: self.ready_timeout.unwrap_or(defaults.sandbox_ready_timeout),
-            // What a person copies is streamed, and as large as it is.
+            // Copied files are streamed, so their size needs no limit.
             max_upload_size: u64::MAX,
             propagator: Some(Arc::new(CurrentTrace)),
             ..defaults
@@ -62,7 +62,7 @@ impl Connected {
         Ok(sdk::Client::new(self.client.clone(), options)?)
     }
 
-    /// Turns "there is no such resource" into a sentence about this API.
+    /// Replaces "there is no such resource" by an error that names this API.
     pub async fn require_kinds(&self) -> anyhow::Result<()> {
         let claims: Api<Decoded<api::SandboxClaim>> =
             Api::namespaced(self.client.clone(), &self.namespace);
@@ -99,7 +99,7 @@ impl Arguments {
         self.connect(kubeconfig, running.as_ref()).await.map(Some)
     }
 
-    /// Connects, or says what to do.
+    /// Connects. The error names the remedy.
     pub async fn connect_or_explain(&self) -> anyhow::Result<Connected> {
         self.connect_if_any().await?.context(
             "nothing to connect to: start `agent-sandbox up`, or name a cluster with --kubeconfig or KUBECONFIG",
@@ -164,7 +164,7 @@ impl Arguments {
     }
 }
 
-/// The way to sandboxes of a running `up`. Where its router does not run there may be another, as on a cluster.
+/// How to reach the sandboxes of a running `up`. If its router is disabled, another may be found as on a cluster.
 fn router_of(running: &Running) -> sdk::Connection {
     match &running.router {
         Some(url) => sdk::Connection::Direct { url: url.clone() },

@@ -1,4 +1,4 @@
-//! Where `up` keeps its state, and how other commands find a running one.
+//! The data directory of `up`, and how other commands find a running `up` in it.
 
 use std::fs;
 use std::io;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-/// The file in the data directory that says where a running `up` serves.
+/// The file in the data directory with the addresses of a running `up`.
 const RUNNING: &str = "up.json";
 
-/// Where a running `up` serves. The ready file has the same content.
+/// The addresses of a running `up`. The ready file has the same content.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Running {
@@ -45,10 +45,10 @@ impl Running {
         Ok(())
     }
 
-    /// What serves from this data directory now, if anything does.
+    /// The `up` that runs with this data directory now, if any.
     pub fn find(data_directory: &Path) -> Option<Self> {
         let text = fs::read_to_string(data_directory.join(RUNNING)).ok()?;
-        // A killed process leaves its file behind, and another may have its number by now.
+        // A killed process leaves its file behind, and its PID may have been reused.
         if !apiserver::store::is_in_use(data_directory) {
             return None;
         }
@@ -76,7 +76,7 @@ pub fn default_path() -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(home).join(".local/state/agent-sandbox"))
 }
 
-/// Makes the data directory, or closes the one that is there to other users.
+/// Creates the data directory, or removes the permissions of other users from an existing one.
 pub fn create(path: &Path) -> anyhow::Result<()> {
     apiserver::store::directory::make_private(path)
         .map_err(anyhow::Error::from)

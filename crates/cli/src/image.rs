@@ -1,7 +1,6 @@
 //! `agent-sandbox image`: the images a node has, on this machine.
 //!
-//! It works on the data directory, beside a running node: both keep to the store's lock, and what a pod uses is noted
-//! there.
+//! It works on the data directory, beside a running node: the image store is locked by both, and records the images that pods use.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -262,7 +261,7 @@ fn age(duration: SignedDuration) -> String {
     }
 }
 
-/// Removes what it can, and says of the rest why not.
+/// Removes the images that it can, and prints why others stay.
 async fn remove(arguments: RemoveArguments) -> anyhow::Result<ExitCode> {
     let images = arguments.store.open(Vec::new())?;
     let removal = move || {

@@ -47,7 +47,7 @@ pub struct LogFlags {
     pub log_format: Format,
 }
 
-/// Settles how lines look. To be called before anything is said.
+/// Sets the format of lines on standard error. To be called before anything is printed.
 pub fn choose(format: Format) {
     JSON.store(format == Format::Json, Ordering::Relaxed);
 }
@@ -65,7 +65,7 @@ pub fn notice(text: &str) {
     }
 }
 
-/// Says why the process fails, whether log lines are set up by then or not.
+/// Prints why the process fails, whether logging is set up or not.
 pub fn fatal(reason: &str) {
     if is_json() {
         let line = json!({
@@ -94,8 +94,8 @@ pub fn start(audience: Audience) {
     install(audience, None);
 }
 
-/// Runs a part for an operator: its log lines go to standard error and, if asked for, its spans to a collector. What is left of
-/// them is sent before this returns.
+/// Runs a part for an operator: its log lines go to standard error and, if asked for, its spans to a collector. The last
+/// spans are sent before this returns.
 pub async fn observed<T>(
     service: &'static str,
     traces: bool,

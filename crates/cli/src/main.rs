@@ -1,4 +1,4 @@
-//! The `agent-sandbox` binary: composes the parts. What it does is in the modules.
+//! The `agent-sandbox` binary. The commands are in the modules.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -28,8 +28,8 @@ mod visible;
 
 use std::process::ExitCode;
 
-/// Most of what the API server and the controllers do is making and dropping small values, at which this allocator is much better
-/// than the C library's (ADR 33).
+/// The API server and the controllers allocate and free many small values, which this allocator does much faster than the C library's
+/// (ADR 33).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

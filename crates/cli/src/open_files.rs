@@ -3,17 +3,17 @@
 use anyhow::bail;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Fewer do not even suffice to start the parts and a handful of pods.
+/// The least that suffices to start the parts and a few pods.
 const FEWEST: u64 = 1024;
 
-/// Enough for the connections and pods that a machine takes.
+/// Enough for all connections and pods of a machine.
 const WANTED: u64 = 65_536;
 
-/// Takes as many open files as the system lets a process have. Most systems let it have few unless it asks, for the sake of programs
-/// that cannot count further than 1024; a node with pods and a router with connections need more.
+/// Raises the soft limit of open files to the hard limit. The usual soft limit of 1024 exists for programs that use `select`; a node
+/// with pods and a router with connections need more.
 pub fn allow() {
     let limit = getrlimit(Resource::Nofile);
-    // Root may have more than was allowed to it, which may be less than it needs.
+    // Root may raise the hard limit, if it is too low.
     let raised = limit.maximum.map(|maximum| maximum.max(WANTED));
     for maximum in [raised, limit.maximum] {
         let wanted = Rlimit {
@@ -26,7 +26,7 @@ pub fn allow() {
     }
 }
 
-/// Refuses to start a node that would fail later, in a different way each time.
+/// Refuses to start a node with too few: it would fail later, with varying errors.
 pub fn require() -> anyhow::Result<()> {
     check(getrlimit(Resource::Nofile).current)
 }

@@ -28,7 +28,7 @@ pub enum Format {
     Name,
 }
 
-/// How much a table tells.
+/// How many columns a table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
     Narrow,
@@ -43,7 +43,7 @@ pub enum ObjectFormat {
     Name,
 }
 
-/// How many of something, in words: `1 claim`, `2 sandboxes`.
+/// A count with its noun: `1 claim`, `2 sandboxes`.
 pub fn counted(count: usize, noun: &str) -> String {
     let ending = match (count, noun.ends_with('x')) {
         (1, _) => "",
@@ -90,8 +90,8 @@ impl ObjectFormat {
         self.print_text(&text)
     }
 
-    /// Prints a document of this format. JSON stays the same document; YAML, whose encoder leaves some characters as they are that a
-    /// terminal would obey, is shown safely on a terminal and is exact anywhere else.
+    /// Prints a document of this format. Control characters in JSON are escaped, which leaves the document the same. In YAML they are
+    /// escaped only if standard output is a terminal.
     pub fn print_text(self, text: &str) -> anyhow::Result<()> {
         match self {
             Self::Yaml if io::stdout().is_terminal() => print_text(text),
@@ -99,7 +99,7 @@ impl ObjectFormat {
         }
     }
 
-    /// A document in this format; a name is only an object's to have.
+    /// A document in this format. Only objects have names to print.
     pub fn render(self, document: &impl Serialize) -> anyhow::Result<String> {
         match self {
             Self::Yaml => Ok(serde_yaml_ng::to_string(document)?),
@@ -111,13 +111,13 @@ impl ObjectFormat {
     }
 }
 
-/// Prints to standard output. Characters that a terminal would obey are shown as escapes: much of what is printed came from others.
-/// A reader that has seen enough, such as `head`, ends the printing and is no failure.
+/// Prints to standard output, with control characters as escapes: sandboxes and other users wrote much of the text. A closed pipe
+/// (`| head`) ends the printing and is not an error.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
     print_bytes(visible::text(text).as_bytes())
 }
 
-/// The same for what need not be text, and is printed as it is.
+/// The same for bytes, which are printed unchanged.
 pub fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
@@ -131,7 +131,7 @@ pub fn chain(error: &anyhow::Error) -> String {
     causes(error.chain())
 }
 
-/// The same for an error that is part of another.
+/// The same for an error that is the cause of another.
 pub fn causes(chain: anyhow::Chain<'_>) -> String {
     let mut messages = Vec::new();
     for cause in chain {
@@ -208,7 +208,7 @@ impl Table {
     }
 }
 
-/// Cells as they are shown: each on its line, and without anything that a terminal would obey.
+/// Cells as they are printed: without line breaks and control characters.
 pub fn visible_cells(cells: Vec<String>) -> Vec<String> {
     let shown = |cell: String| match visible::line(&cell) {
         Cow::Borrowed(_) => cell,
@@ -241,7 +241,7 @@ impl Widths {
     }
 }
 
-/// How long ago `then` was, as kubectl says it: the largest unit, or two while the first is small.
+/// How long ago `then` was, as kubectl prints it: the largest unit, or two while the first is small.
 pub fn age(then: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(then).as_secs().max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -255,7 +255,7 @@ pub fn age(then: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// How far away `then` is, or that it has passed.
+/// The time until `then`, or that it has passed.
 pub fn until(then: Timestamp, now: Timestamp) -> String {
     if then <= now {
         "passed".to_owned()
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_api_server_refuses_is_told_once() {
+    fn a_rejection_by_the_api_server_is_printed_once() {
         let status = kube::core::Status::failure("\"mine\" already exists", "AlreadyExists");
         let refused =
             anyhow::Error::from(kube::Error::Api(status.boxed())).context("cannot create it");

@@ -62,7 +62,7 @@ pub struct NodeArguments {
 }
 
 impl NodeArguments {
-    /// Where the API server reaches this node, if anywhere.
+    /// The address at which the API server reaches this node's kubelet API, if it serves one.
     fn kubelet(&self) -> anyhow::Result<Option<node::kubelet::Endpoint>> {
         let Some(address) = self.listen else {
             return Ok(None);
@@ -183,7 +183,7 @@ pub async fn node(arguments: NodeArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether no pod is bound to the node. Pods outlive this process; without any, the node gives back what it holds of the machine.
+/// Whether no pod is bound to the node. Pods outlive this process; without pods, the node removes its cgroups, mounts and links.
 async fn is_idle(client: Client, node: &str) -> bool {
     let bound = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let pods = Api::<Pod>::all(client).list_metadata(&bound).await;

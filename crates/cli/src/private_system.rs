@@ -1,4 +1,4 @@
-//! A whole system for one call, in a directory of its own, which leaves nothing behind.
+//! A complete system for one command, in a temporary data directory, removed afterwards.
 //!
 //! A process that was killed leaves its directory behind; the next process to start removes it. A file in each directory is locked
 //! while its process runs, and the parent directory is locked while a directory is created or taken over. A directory without that
@@ -70,7 +70,7 @@ impl Directory {
     async fn create(parent: PathBuf) -> anyhow::Result<Self> {
         let created = tokio::task::spawn_blocking(move || {
             let _alone = lock(&parent, FlockOperation::LockExclusive)?;
-            // A data directory is its owner's alone, whatever the umask.
+            // Only its owner may enter a data directory, whatever the umask.
             let path = tempfile::Builder::new()
                 .prefix(PREFIX)
                 .permissions(fs::Permissions::from_mode(0o700))
@@ -94,7 +94,8 @@ fn lock(path: &Path, operation: FlockOperation) -> io::Result<File> {
     Ok(file)
 }
 
-/// Gives back what systems have left in `parent` whose process was killed. What cannot be given back stays, for the next to try.
+/// Removes what killed processes have left in `parent`: cgroups, mounts, links and files. A directory that cannot be removed stays for
+/// the next process to try.
 pub async fn sweep(parent: &Path) {
     for directory in left_behind(parent) {
         let Some(_alone) = claim(parent, &directory).await else {
@@ -104,7 +105,7 @@ pub async fn sweep(parent: &Path) {
             tracing::warn!(
                 directory = %directory.display(),
                 error = chain(&error),
-                "cannot give back what a killed run has left"
+                "cannot remove what a killed run has left"
             );
         }
     }
@@ -138,7 +139,7 @@ async fn claim(parent: &Path, directory: &Path) -> Option<File> {
 }
 
 async fn give_back(directory: &Path) -> anyhow::Result<()> {
-    // Without root only the files can be found again: mounts and links went with the namespaces of the process.
+    // Without root only files are left: mounts and links went with the namespaces of the process.
     if Privileges::current() == Privileges::Root {
         let node = directory.canonicalize()?.join("node");
         container_runtime::reclaim::reclaim(&node).await?;

@@ -1,4 +1,4 @@
-//! `reset`: gives back what a system that is gone has left on this machine.
+//! `reset`: removes what a system that no longer runs has left on this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,8 +12,8 @@ use crate::data_directory::{self, Running};
 /// End the sandboxes of a system that no longer runs, and give back what it holds of this machine
 ///
 /// Sandboxes outlive `up` and `node`, so that these can be restarted. When they will not be, this ends what still runs and
-/// removes mounts, network links, rules, control groups and the claim on one of the machine's shares. Files stay; delete the
-/// data directory if nothing in it is needed.
+/// removes mounts, network links, rules, cgroups and the reservation of addresses and UIDs. Files stay; delete the data
+/// directory if nothing in it is needed.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The data directory of the `up` or the `node` that is gone; it may be gone as well
@@ -66,12 +66,12 @@ fn described(reclaimed: &Reclaimed) -> String {
         more => format!("{more} {one}s"),
     };
     let mut parts = vec![
-        count(reclaimed.groups, "control group"),
+        count(reclaimed.groups, "cgroup"),
         count(reclaimed.mounts, "mount"),
         count(reclaimed.links, "network link"),
     ];
     if reclaimed.share {
-        parts.push("a share of the machine".to_owned());
+        parts.push("its addresses and UIDs".to_owned());
     }
     format!("gave back {}", parts.join(", "))
 }

@@ -1,7 +1,7 @@
 //! Without root: the process starts itself again as root of namespaces of its own.
 //!
-//! In those, everything works as it does for root, within what the user may do. They include a network of their own, so
-//! sockets that others are to reach are opened before, and found again by number afterwards.
+//! In these namespaces everything works as it does for root, within the user's permissions. They include a network namespace, so the
+//! listening sockets are opened before, and inherited by descriptor.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ const LISTENERS: &str = "AGENT_SANDBOX_LISTENERS";
 /// The descriptor of the socket that knows the owners of connections to those, and the user who started this process.
 const OUTSIDE: &str = "AGENT_SANDBOX_OUTSIDE";
 
-/// Starts this process again with the powers a node needs, unless it has them. The sockets of `listeners` are opened
+/// Starts this process again with the privileges that a node needs, unless it has them. The sockets of `listeners` are opened
 /// first. `programs` is where the node's programs are kept.
 pub fn enter(programs: &Path, listeners: &[(&str, SocketAddr)]) -> anyhow::Result<()> {
     if Privileges::current() != Privileges::None {
@@ -81,15 +81,15 @@ pub fn listener(flag: &str) -> anyhow::Result<Option<std::net::TcpListener>> {
     Ok(Some(socket.into()))
 }
 
-/// What is known of the network in which this process's listeners were opened, before it had one of its own.
+/// Facts about the host's network namespace, in which the listeners were opened.
 pub struct Outside {
     /// Opened there by [`router::socket_owners::open`].
     pub socket_owners: OwnedFd,
-    /// The user who started this process, as the rest of the machine knows it.
+    /// The host's UID of the user who started this process.
     pub user: u32,
 }
 
-/// Absent where listeners are opened in the network that this process has.
+/// Absent if the listeners were opened in the present network namespace.
 pub fn outside() -> anyhow::Result<Option<Outside>> {
     let Ok(outside) = std::env::var(OUTSIDE) else {
         return Ok(None);
@@ -103,7 +103,7 @@ pub fn outside() -> anyhow::Result<Option<Outside>> {
     }))
 }
 
-/// A descriptor by its number. The kernel's way to another process's descriptors leads to one's own, too.
+/// An inherited descriptor by its number, with `pidfd_getfd` on this process.
 fn inherited(number: RawFd) -> anyhow::Result<OwnedFd> {
     let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
     let descriptor = rustix::process::pidfd_getfd(&own, number, PidfdGetfdFlags::empty())?;

@@ -53,7 +53,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let system = tokio::select! {
         started = &mut starting => started?,
         received = signals.next() => {
-            // A system that is half there can be given back only when it is whole, which is soon.
+            // A private system can be removed only once it has started, which is soon.
             starting.await?.stop().await?;
             return Ok(received.exit_code());
         }
@@ -66,7 +66,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     result
 }
 
-/// Signals that come after the command, while the sandbox is released, do nothing: that is quick, and must not be left half done.
+/// Signals during the release of the sandbox, after the command, are ignored: the release is quick and must be completed.
 async fn run_in(
     connected: &Connected,
     arguments: &Arguments,

@@ -16,7 +16,7 @@ use crate::visible;
 
 /// How much of standard input is sent at a time.
 const INPUT_PIECE: usize = 32 * 1024;
-/// How long it may take to hand a signal over to the connection.
+/// The timeout of handing a signal to the connection.
 const PASSING: Duration = Duration::from_secs(1);
 
 /// What is to be run, and how.
@@ -27,13 +27,14 @@ pub struct CommandLine {
     tty: bool,
 
     /// Command and arguments
-    // Options of ours come before the command, and what looks like one there is not the command.
+    // Our options come before the command; an unknown option there is an error.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
 impl CommandLine {
-    /// Runs the command in a sandbox to its end. The exit code is the command's; that of a signal if one comes before it has begun.
+    /// Runs the command in a sandbox to its end, and returns its exit code. A signal before the start of the command ends it with the
+    /// signal's exit code.
     pub async fn run(
         &self,
         sandbox: &sdk::Sandbox,
@@ -114,7 +115,7 @@ async fn send_input(control: Control) -> anyhow::Result<()> {
     Ok(control.close_stdin().await?)
 }
 
-/// Reads standard input on a thread of its own, which may wait in a read for ever and so must not be the runtime's.
+/// Reads standard input on a separate thread: a read may block for ever, and would keep the runtime from shutting down.
 fn read_input() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -186,7 +187,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// What is going on, on one line of a terminal's standard error; nothing anywhere else.
+/// A progress line on standard error, if that is a terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     shown: bool,
@@ -205,13 +206,13 @@ impl Progress {
         }
     }
 
-    /// Prints a line that stays, on a terminal or not.
+    /// Prints a permanent line, on a terminal or not.
     pub fn note(self, line: &str) {
         self.finish();
         eprintln!("{}", visible::line(line));
     }
 
-    /// Leaves the line empty for what comes.
+    /// Clears the line.
     pub fn finish(self) {
         if self.shown {
             eprint!("\r\x1b[K");

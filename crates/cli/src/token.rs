@@ -1,5 +1,4 @@
-//! `agent-sandbox token`: keys of one sandbox, for the router of `up` and for any other that asks for them
-//! (`--authz-mode=scoped-token`).
+//! `agent-sandbox token`: tokens for one sandbox, for the router of `up` and for any other with `--authz-mode=scoped-token`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

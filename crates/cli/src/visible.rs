@@ -1,12 +1,12 @@
-//! Text that came from a sandbox or the API, made safe to print: characters that a terminal would obey, or that make text read other
-//! than it is, are shown as escapes (terminal escape injection, "Trojan Source").
+//! Escapes control characters and bidirectional overrides in text from a sandbox or the API, against terminal escape injection and
+//! "Trojan Source".
 //!
-//! What a user asks to see as it is (`logs`, `exec`, `cp`) does not pass through here, as with kubectl.
+//! The output of `logs`, `exec` and `cp` is not escaped, as with kubectl.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Whether a character would change how others are shown instead of being shown itself.
+/// Whether a character controls the terminal or the direction of text.
 fn is_hidden(character: char) -> bool {
     matches!(
         character,
@@ -55,8 +55,8 @@ fn escaped(text: &str, is_hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// A JSON document. What its encoder leaves as it is can only stand in strings, and is escaped as JSON escapes it: the document stays
-/// the same.
+/// A JSON document. Control characters that the encoder leaves can only be in strings, and get JSON's escapes: the document stays the
+/// same.
 pub fn json(document: &str) -> Cow<'_, str> {
     let is_hidden = |character: char| character != '\n' && is_hidden(character);
     if !document.chars().any(is_hidden) {
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn what_a_terminal_would_obey_is_shown_instead() {
-        for (told, shown) in [
+        for (text, shown) in [
             (
                 "plain, with umlauts: ä, 漢字 and 👍",
                 "plain, with umlauts: ä, 漢字 and 👍",
@@ -97,7 +97,7 @@ mod tests {
             ("zero\u{200b}width\u{feff}", "zero\\u{200b}width\\u{feff}"),
             ("tag\u{e0041}", "tag\\u{e0041}"),
         ] {
-            assert_eq!(line(told), shown);
+            assert_eq!(line(text), shown);
         }
         assert_eq!(line("two\nlines"), "two\\nlines");
         assert_eq!(text("two\nlines\x1b"), "two\nlines\\x1b");

@@ -125,14 +125,14 @@ pub async fn claim(arguments: ClaimArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What became of asking for a sandbox.
+/// The result of claiming a sandbox.
 pub enum Created {
     Ready(sdk::Sandbox),
-    /// A signal came first; the claim is gone again.
+    /// A signal came before the sandbox was ready; the claim is deleted.
     Interrupted(Received),
 }
 
-/// Claims a sandbox, and says on stderr what keeps it from coming up; an error says what there is instead of what is missing.
+/// Claims a sandbox, and prints on stderr what delays it. The error for a missing object lists the existing ones.
 pub async fn create(
     connected: &Connected,
     wanted: sdk::CreateOptions,
@@ -142,14 +142,14 @@ pub async fn create(
 ) -> anyhow::Result<Created> {
     let sandbox = connected.sandboxes()?.sandbox(wait.apply_to(wanted))?;
     let mut waiting = sandbox.waiting();
-    let mut said = None;
+    let mut printed = None;
     let handle = sandbox.clone();
     let mut opening = pin!(handle.open());
     let opened = loop {
         tokio::select! {
             opened = &mut opening => break opened,
             received = signals.next() => {
-                // Ending the sandbox cuts the opening short, which takes the claim back.
+                // Terminating the sandbox cancels `open`, which deletes the claim.
                 let (ended, _) = tokio::join!(sandbox.terminate(), opening);
                 ended?;
                 return Ok(Created::Interrupted(received));
@@ -157,9 +157,9 @@ pub async fn create(
             Ok(()) = waiting.changed() => {
                 let seen = waiting.borrow_and_update().clone();
                 let problem = seen.and_then(|waiting| waiting.problem);
-                if let Some(problem) = problem.filter(|problem| said.as_ref() != Some(problem)) {
+                if let Some(problem) = problem.filter(|problem| printed.as_ref() != Some(problem)) {
                     progress.note(&format!("waiting: {problem}"));
-                    said = Some(problem);
+                    printed = Some(problem);
                 }
             }
         }

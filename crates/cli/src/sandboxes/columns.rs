@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use super::Known;
 use crate::output::{self, Detail};
 
-/// What stands where there is nothing to say.
+/// The content of an empty cell.
 pub const NOTHING: &str = "–";
 
 /// The kinds by the names that people use.
@@ -91,7 +91,7 @@ fn or_nothing(text: Option<String>) -> String {
     text.filter(|text| !text.is_empty()).unwrap_or_else(nothing)
 }
 
-/// The status and the reason of the Ready condition; an object that goes says so instead.
+/// The status and the reason of the Ready condition, or that the object is being deleted.
 fn ready(metadata: &ObjectMeta, conditions: &[Condition]) -> [String; 2] {
     if metadata.deletion_timestamp.is_some() {
         return ["False".to_owned(), "Terminating".to_owned()];
@@ -102,7 +102,7 @@ fn ready(metadata: &ObjectMeta, conditions: &[Condition]) -> [String; 2] {
     }
 }
 
-/// What a claim is met from, as `pool/x` or `template/x`.
+/// Where a claim's sandbox comes from, as `pool/x` or `template/x`.
 pub fn source(claim: &SandboxClaim) -> String {
     match claim.spec.source() {
         Ok(ClaimSource::Pool { pool }) => format!("pool/{pool}"),
@@ -118,7 +118,7 @@ pub fn source(claim: &SandboxClaim) -> String {
     }
 }
 
-/// Who a sandbox is for, as `claim/x` or `pool/x`.
+/// The owner of a sandbox, as `claim/x` or `pool/x`.
 pub fn holder(sandbox: &Sandbox) -> Option<String> {
     sandbox.owner_references().iter().find_map(|owner| {
         let kind = match owner.kind.as_str() {

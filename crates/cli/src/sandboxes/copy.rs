@@ -1,7 +1,7 @@
 //! `agent-sandbox cp`: files and directories into and out of a sandbox.
 //!
-//! It goes through the sandbox's own file API, so it needs no program inside, and what a sandbox calls its files is never trusted:
-//! a name that is not plain ends the copy before anything is written under it. Permissions are not carried over.
+//! It uses the sandbox's file API, so it needs no `tar` inside. File names from the sandbox are not trusted (path traversal): a name
+//! with a separator, or `..`, ends the copy before anything is written under it. Permissions are not copied.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,13 +22,13 @@ use crate::terminal::Progress;
 
 /// How much is read and sent at a time.
 const PIECE: usize = 256 * 1024;
-/// An upload may last as long as it moves: the router ends one that is silent.
+/// No time limit for an upload that makes progress: the router ends idle ones.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 const EXAMPLES: &str = "Examples:
   agent-sandbox cp data.csv mine:
   agent-sandbox cp ./project mine:src
   agent-sandbox cp mine:results/out.json .";
-/// A deeper tree is one that a sandbox made up.
+/// The depth limit, against a sandbox that reports an endless tree.
 const DEEPEST: usize = 64;
 
 /// Copy files and directories into a sandbox, or out of it
@@ -152,7 +152,7 @@ impl Transfer {
                     .to_str()
                     .with_context(|| format!("{} is not a name in UTF-8", path.display()))?;
                 let target = join(&target, name);
-                // A link to a directory may lead in a circle, or out of what was meant.
+                // A symbolic link to a directory may form a cycle, or lead outside the tree.
                 if entry.file_type().await.with_context(described)?.is_dir() {
                     waiting.push((path, target));
                     continue;
@@ -164,7 +164,7 @@ impl Transfer {
                     _ => self.note(&format!("{} is not a file and left out", path.display())),
                 }
             }
-            // Others come into being with what is in them.
+            // Directories that are not empty are created with their first file.
             if empty {
                 self.make_directory(&directory, &target).await?;
             }
@@ -257,7 +257,7 @@ impl Transfer {
             .unwrap_or_else(|_| to.to_owned());
         let mut meter = Meter::new(self.progress, from.to_owned(), content.size());
         match tokio::fs::metadata(&to).await {
-            // A device or a pipe must stay what it is.
+            // A device or a pipe must not be replaced by a file.
             Ok(metadata) if !metadata.is_file() => {
                 let device = tokio::fs::File::options().write(true).open(&to).await;
                 receive(content, device.with_context(described)?, &mut meter)
@@ -297,7 +297,7 @@ impl Transfer {
     }
 }
 
-/// Writes beside the target and renames, so that a copy that breaks off leaves nothing half.
+/// Writes a temporary file beside the target and renames it, so that an interrupted copy leaves no partial file.
 async fn replace(content: FileStream, to: &Path, meter: &mut Meter) -> anyhow::Result<()> {
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
@@ -323,7 +323,7 @@ async fn receive(
     Ok(file.flush().await?)
 }
 
-/// Tells how far a file is, now and then.
+/// Shows the progress of a file from time to time.
 struct Meter {
     progress: Progress,
     name: String,
@@ -344,7 +344,7 @@ impl Meter {
     }
 
     fn advance(&mut self, length: u64) {
-        /// The line is written anew after so many bytes.
+        /// The line is rewritten after this many bytes.
         const STEP: u64 = 1024 * 1024;
         self.passed += length;
         if self.passed - self.shown >= STEP {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_told_in_bytes_and_per_cent() {
+    fn progress_is_shown_in_bytes_and_per_cent() {
         assert_eq!(fraction(512, Some(1024)), "512 B of 1.0 KiB, 50 %");
         assert_eq!(fraction(2048, None), "2.0 KiB");
     }

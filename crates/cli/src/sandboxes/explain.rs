@@ -1,4 +1,4 @@
-//! Errors that say what there is: someone who asks for what does not exist usually misspelled what does.
+//! Errors about objects that do not exist list those that do: the name is often a misspelling.
 
 use anyhow::Context;
 use api::conditions::Reason;
@@ -15,7 +15,7 @@ use crate::output::causes;
 /// More names than this do not help.
 const MOST_NAMES: usize = 8;
 
-/// What to say about a claim that could not be met.
+/// The error for a claim that got no sandbox.
 pub async fn creation(connected: &Connected, error: sdk::Error) -> anyhow::Error {
     let (client, namespace) = (&connected.client, connected.namespace.as_str());
     if let sdk::ErrorKind::ClaimFailed {
@@ -94,7 +94,7 @@ async fn names_there<Kind: Shown + Known>(client: &Client, namespace: &str) -> S
         .await;
     let names: Vec<String> = match listed {
         Ok(objects) => objects.iter().map(ResourceExt::name_any).collect(),
-        // The first error is the one to report; this was only to help.
+        // Listing failed too: report the first error.
         Err(_) => return format!("its {} cannot be listed", Kind::PLURAL),
     };
     sentence(Kind::PLURAL, &names)

@@ -17,7 +17,7 @@ use super::{connect, explain, scoped};
 use crate::connection::{self, Connected};
 use crate::output::{Detail, Format, Table, age, print_text};
 
-/// More events than this are old news.
+/// How many events are shown.
 const MOST_EVENTS: usize = 12;
 
 /// Show one claim, sandbox, pool or template, with its conditions and events
@@ -150,7 +150,7 @@ async fn events_about<Kind: Shown>(client: &Client, object: &Kind) -> Vec<Event>
     let mut events = Vec::new();
     for name in names {
         let about = ListParams::default().fields(&format!("involvedObject.name={name}"));
-        // They are a help, not the answer: without the right to read them the rest is still shown.
+        // Without the permission to read events, the rest is still shown.
         let found = scoped::<Decoded<Event>>(client, Some(&namespace));
         if let Ok(found) = found.list(&about).await {
             let found = found.items.into_iter();

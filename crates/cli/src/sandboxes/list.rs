@@ -111,7 +111,7 @@ pub fn table<Kind: Shown>(
     table
 }
 
-/// What changes, one row or document each, after what there is.
+/// Prints the present objects, then one row or document for each change.
 async fn watch<Kind: Shown>(
     arguments: &ListArguments,
     connected: &Connected,

@@ -82,7 +82,7 @@ pub async fn logs(arguments: LogsArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints what comes as it comes: what a container prints need not be text.
+/// Prints the log unchanged as it arrives: a container's output need not be text.
 async fn print_all(stream: impl AsyncRead) -> anyhow::Result<()> {
     let mut stream = pin!(stream);
     let mut piece = vec![0; PIECE];

@@ -68,7 +68,7 @@ fn scoped<Kind: Known>(client: &Client, namespace: Option<&str>) -> Api<Kind> {
     }
 }
 
-/// Connects to an API that has the kinds, or says what to do.
+/// Connects to an API that serves the kinds. The error names the remedy.
 async fn connect(arguments: &connection::Arguments) -> anyhow::Result<Connected> {
     let connected = arguments.connect_or_explain().await?;
     connected.require_kinds().await?;

@@ -1,4 +1,4 @@
-//! `agent-sandbox suspend` and `resume`. Both return when the sandbox has come to rest, or is ready again.
+//! `agent-sandbox suspend` and `resume`. Both return when the sandbox is suspended, or ready again.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -59,7 +59,7 @@ async fn change(which: &Which, mode: Mode) -> anyhow::Result<ExitCode> {
         match change_one(&connected, name, mode).await {
             Ok(()) if mode == Mode::Running => println!("{name} is running"),
             Ok(()) => println!("{name} is suspended"),
-            // What comes after it is to be changed all the same.
+            // Goes on with the remaining claims.
             Err(error) => {
                 eprintln!("error: {}", chain(&error));
                 code = ExitCode::FAILURE;

@@ -1,5 +1,5 @@
-//! An object as it is listed and shown: one that its type cannot hold is shown as far as it can be read, and given to programs as the
-//! server gave it.
+//! An object as it is listed and shown. An object that cannot be decoded is shown with its metadata and conditions, and printed for
+//! programs as the server returned it.
 
 use std::borrow::Cow;
 
@@ -37,7 +37,7 @@ impl<'de, Kind: Shown> Deserialize<'de> for Object<Kind> {
     }
 }
 
-/// Without a controller that says so, we do.
+/// Adds the condition that a controller would set on an object that cannot be decoded.
 fn with_condition(mut left: Unreadable) -> Unreadable {
     let message = format!("The object cannot be read: {}", left.problem);
     let reason = Reason::InvalidConfiguration;

@@ -1,4 +1,4 @@
-//! What is running, what is warm, what is stuck: read off the objects. Pure.
+//! Counts of running and warm sandboxes, and the stuck objects, from lists of objects. Pure.
 
 mod stuck;
 
@@ -15,17 +15,17 @@ use serde::{Deserialize, Serialize};
 use super::columns::holder;
 pub use stuck::Stuck;
 
-/// Conditions of a node that say it is well when they are false.
+/// Conditions of a node that report a problem when they are true.
 const PRESSURES: [&str; 4] = [
     "MemoryPressure",
     "DiskPressure",
     "PIDPressure",
     "NetworkUnavailable",
 ];
-/// Annotation of a node of ours: which runtime handlers work there, and why others do not, as JSON.
+/// Annotation of our nodes: which runtime handlers work there, and why others do not, as JSON.
 const RUNTIME_HANDLERS: &str = "node.agents.x-k8s.io/runtime-handlers";
 
-/// Everything that was asked for.
+/// The objects that the overview is made from.
 #[derive(Debug, Default)]
 pub struct Observed {
     pub claims: Vec<SandboxClaim>,
@@ -34,11 +34,11 @@ pub struct Observed {
     pub pods: Vec<Pod>,
     pub nodes: Vec<Node>,
     pub runtime_classes: Vec<RuntimeClass>,
-    /// What is left of claims, sandboxes and pools that cannot be read, with the name of the kind.
+    /// Claims, sandboxes and pools that cannot be decoded, with the name of the kind.
     pub unreadable: Vec<(&'static str, Unreadable)>,
 }
 
-/// The whole at a glance.
+/// What `agent-sandbox status` shows.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Overview {
@@ -92,11 +92,11 @@ pub struct RuntimeHandler {
     /// The classes that name it.
     pub classes: Vec<String>,
     pub works: bool,
-    /// The version of one that works, the reason of one that does not.
+    /// The version of a working handler, or why it does not work.
     pub detail: String,
 }
 
-/// The same, as a node tells it.
+/// A handler as the node's annotation reports it.
 #[derive(Deserialize)]
 struct Finding {
     handler: String,
@@ -105,7 +105,7 @@ struct Finding {
     detail: String,
 }
 
-/// A pod that wants more processor time than its limit gives it.
+/// A pod that is throttled at its CPU limit.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Throttled {
     pub namespace: String,
@@ -228,7 +228,7 @@ fn node(node: &Node) -> NodeState {
             state.ready = holds;
             holds
         } else if PRESSURES.contains(&condition.type_.as_str()) {
-            // A node that lost part of what it needs says so here, though it goes on.
+            // A node that lost part of what it needs sets this reason, and goes on.
             !holds && reason != "Degraded"
         } else {
             holds
@@ -257,11 +257,11 @@ fn node(node: &Node) -> NodeState {
     state
 }
 
-/// A node that is not ours says nothing, and one that says it differently is not understood: neither is an error.
+/// The runtime handlers of a node. Empty for a node without the annotation, and for one whose annotation cannot be parsed.
 fn runtime_handlers(node: &Node, classes: &[RuntimeClass]) -> Vec<RuntimeHandler> {
-    let told = node.annotations().get(RUNTIME_HANDLERS);
-    let findings: Vec<Finding> = told
-        .and_then(|told| serde_json::from_str(told).ok())
+    let reported = node.annotations().get(RUNTIME_HANDLERS);
+    let findings: Vec<Finding> = reported
+        .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
     let named_by = |handler: &str| {
         let named = classes.iter().filter(|class| class.handler == handler);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stuck_is_told_once_with_the_pods_reason() {
+    fn a_stuck_object_is_listed_once_with_the_pods_reason() {
         let pod = parse(json!({
             "metadata": {"name": "old-box", "namespace": "d"},
             "status": {"containerStatuses": [{
@@ -404,12 +404,12 @@ mod tests {
 
     #[test]
     fn a_node_tells_its_problems_and_its_runtime_handlers() {
-        let told = json!([
+        let reported = json!([
             {"handler": "runsc", "works": false, "detail": "runsc is not installed"},
             {"handler": "runc", "works": true, "detail": "1.1.5"},
         ]);
         let node = parse(json!({
-            "metadata": {"name": "n", "annotations": {RUNTIME_HANDLERS: told.to_string()}},
+            "metadata": {"name": "n", "annotations": {RUNTIME_HANDLERS: reported.to_string()}},
             "status": {"conditions": [
                 {"type": "Ready", "status": "True"},
                 {"type": "DiskPressure", "status": "True", "reason": "Full", "message": "no disk"},

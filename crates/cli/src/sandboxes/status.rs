@@ -1,4 +1,4 @@
-//! `agent-sandbox status`: the whole at a glance.
+//! `agent-sandbox status`: an overview of the system.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -71,7 +71,7 @@ async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Resu
     })
 }
 
-/// Those that can be read, and what is left of the others.
+/// The objects that can be decoded, and the metadata of the others.
 fn sorted<Kind>(objects: Vec<Decoded<Kind>>) -> (Vec<Kind>, Vec<Unreadable>) {
     let (mut readable, mut unreadable) = (Vec::with_capacity(objects.len()), Vec::new());
     for object in objects {

@@ -1,4 +1,4 @@
-//! The command line of `up`, and what a person sees of it.
+//! The command line of `up`, and what it prints.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::logging::{self, LogFlags};
 use crate::node_flags::NodeFlags;
 use crate::{private_system, rootless};
 
-/// How long a start may still take once it is asked to stop. Something may keep it from ever being complete.
+/// The timeout of a start that is asked to stop. Without it, a start that never completes could not be stopped.
 pub const START_AFTER_STOP: Duration = Duration::from_secs(10);
 
 /// Run the whole system on this machine: API server, controllers, node and router; or parts of it
@@ -143,7 +143,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     });
     let mut is_to_stop = false;
     let mut given_up = pin!(tokio::time::sleep(START_AFTER_STOP));
-    // What is half started cannot be stopped, only left for the next start to clear away.
+    // A system that has not started completely cannot be stopped cleanly: the next start cleans up.
     let mut up = loop {
         tokio::select! {
             started = &mut starting => break started??,
@@ -179,7 +179,7 @@ pub async fn execute(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Tells a person what to do next.
+/// Prints what the user can do next.
 fn greet(running: &Running) {
     let https = running.router_https.as_ref();
     let https = https.map(|url| format!(" and {url}")).unwrap_or_default();
@@ -204,7 +204,7 @@ fn greet(running: &Running) {
     println!("  agent-sandbox --help");
 }
 
-/// Says what does not work, and what to do about it.
+/// Warns about what does not work, with the remedy.
 fn warn_of_unenforced_policies(reason: &str) {
     logging::notice(&format!(
         "warning: no network policy can be enforced ({reason}): sandboxes under one, as those of the quickstart, wait with \

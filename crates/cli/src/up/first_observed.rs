@@ -1,4 +1,4 @@
-//! Stamps each new claim with the moment it reached the API, so that latency can be told from there.
+//! Annotates each new claim with the time at which it reached the API, from which its latency is measured.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use apiserver::{Admission, AdmissionRequest, Operation, Status};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-/// The hook that stamps, with the clock it reads.
+/// The admission hook that sets the annotation, with its clock.
 pub struct StampFirstObserved {
     clock: fn() -> Timestamp,
 }

@@ -1,4 +1,4 @@
-//! What the API server must hold before the parts start: the kinds, the system's namespace, and the classes of runtimes and storage.
+//! The objects that must exist before the parts start: the kinds, the system's namespace, and the classes of runtimes and storage.
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
@@ -27,10 +27,10 @@ pub async fn install(client: &Client) -> anyhow::Result<()> {
     create_storage_class(client).await
 }
 
-/// The class of claims that name none, under the name it has on small clusters.
+/// The default storage class, under its usual name on single-node clusters.
 const STORAGE_CLASS: &str = "standard";
 
-/// Makes the default storage class, unless there is a class of its name: what a user has changed stays changed.
+/// Creates the default storage class unless it exists, so that changes by a user stay.
 async fn create_storage_class(client: &Client) -> anyhow::Result<()> {
     let classes: Api<StorageClass> = Api::all(client.clone());
     if classes.get_opt(STORAGE_CLASS).await?.is_some() {
@@ -49,7 +49,7 @@ async fn create_storage_class(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The runtime classes there are from the start, with the node's name for what runs them.
+/// The predefined runtime classes, with their handlers.
 const RUNTIME_CLASSES: [(&str, &str); 2] = [("runc", "runc"), ("gvisor", "runsc")];
 
 async fn create_runtime_class(client: &Client, name: &str, handler: &str) -> anyhow::Result<()> {

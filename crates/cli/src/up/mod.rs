@@ -72,7 +72,7 @@ pub struct Options {
     pub router_listen: SocketAddr,
     pub router_access: RouterAccess,
     pub router: RouterFlags,
-    /// Below which the router finds sandboxes by the names of hosts.
+    /// The domains below which the router finds sandboxes by host name.
     pub host_domains: Vec<String>,
     pub metrics_listen: SocketAddr,
     pub audit: Option<apiserver::audit::Options>,
@@ -81,7 +81,7 @@ pub struct Options {
     pub runtime: RuntimeFlags,
     pub parts: PartFlags,
     pub node: NodeFlags,
-    /// Another file to say in that everything serves, beside the one in the data directory.
+    /// Another file that is written once everything serves, beside the one in the data directory.
     pub ready_file: Option<PathBuf>,
 }
 
@@ -110,7 +110,7 @@ impl Options {
 /// A running system.
 pub struct Up {
     running: Running,
-    /// The files that say so.
+    /// The files that report the addresses.
     ready_files: Vec<PathBuf>,
     data_directory: PathBuf,
     server: Arc<apiserver::Server>,
@@ -209,7 +209,7 @@ impl Up {
             node: None,
             parts: JoinSet::new(),
         };
-        // One that was killed leaves its files behind. They are ours to remove only now that the directory is.
+        // A killed process leaves its files behind. They may be removed only now that the directory is locked.
         up.remove_ready_files()?;
         up.serve_api(listeners.api);
         installation::install(&up.client).await?;
@@ -267,7 +267,7 @@ impl Up {
         shortcomings.firewall.as_deref()
     }
 
-    /// Waits until a part fails. Parts run until they are told to stop, so an end of any kind is a failure.
+    /// Waits until a part fails. Parts run until `shutdown`, so an earlier end of any kind is a failure.
     pub async fn failed(&mut self) -> anyhow::Error {
         match self.parts.join_next().await {
             Some(Ok(Err(error))) => error,
@@ -277,8 +277,8 @@ impl Up {
         }
     }
 
-    /// Stops every part. Sandboxes go on running, for the next start to find them again; without any, the node gives back
-    /// what it holds of the machine.
+    /// Stops every part. Sandboxes keep running, and the next start finds them again; without sandboxes, the node removes
+    /// its cgroups, mounts and links.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         let removed = self.remove_ready_files();
         let pods: Api<Decoded<PartialObjectMeta<Pod>>> = Api::all(self.client());
@@ -402,7 +402,7 @@ impl Up {
         Ok(())
     }
 
-    /// Starts what does for pods what a cluster's control plane does.
+    /// Starts the scheduler, the endpoints controller and the volume provisioner.
     fn start_companions(&mut self, parts: &PartFlags) -> anyhow::Result<()> {
         let (client, shutdown) = (self.client(), self.shutdown.clone());
         if parts.runs(Part::Scheduler) {
@@ -429,7 +429,7 @@ impl Up {
         Ok(())
     }
 
-    /// Runs a part that ends only when it is told to.
+    /// Runs a part that ends only on `shutdown`.
     fn run_part(&mut self, part: impl Future<Output = ()> + Send + 'static) {
         self.parts.spawn(async {
             part.await;
@@ -468,7 +468,7 @@ impl Up {
         https_listener: Option<TcpListener>,
         mut config: router::Config,
     ) -> anyhow::Result<router::Router> {
-        // A router that serves the network cannot know by which names it is called.
+        // A router that listens on the network cannot know its host names.
         let mut is_local = true;
         for listener in std::iter::once(&listener).chain(&https_listener) {
             is_local &= listener.local_addr()?.ip().is_loopback();
@@ -512,7 +512,7 @@ impl Up {
                 let (router, shutdown) = (router.clone(), self.shutdown.clone());
                 self.run_part(async move { router.serve(listener, shutdown).await });
             }
-            // Someone listens on every address of the machine: the router itself, or a stranger.
+            // Another socket listens on this port of every address: the router's own, or that of another program.
             Err(error) => {
                 tracing::warn!(%address, %error, "the endpoint of the router's service is not served by the router");
             }
@@ -528,7 +528,7 @@ impl Up {
     }
 }
 
-/// Whether a pod only stands for a part of this process.
+/// Whether a pod is a mirror of a part of this process.
 fn is_mirror(pod: &Decoded<PartialObjectMeta<Pod>>) -> bool {
     pod.annotations().contains_key(api::labels::MIRROR)
 }

@@ -1,4 +1,4 @@
-//! Which parts of the system `up` runs. The API server always runs: it is what the others meet at.
+//! Which parts of the system `up` runs. The API server always runs: the other parts communicate through it.
 
 use clap::{Args, ValueEnum};
 

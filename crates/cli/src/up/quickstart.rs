@@ -59,7 +59,7 @@ pub enum Enforcement {
     Missing,
 }
 
-/// Creates what is missing, and sets what the flags for the runtime say. What a user has changed otherwise stays changed.
+/// Creates the missing objects, and applies the flags for the runtime. Other changes by a user stay.
 pub async fn install(
     client: &Client,
     quickstart: Quickstart,
@@ -114,7 +114,7 @@ fn template(network_policy: NetworkPolicyManagement) -> SandboxTemplate {
     serde_json::from_value(template).expect("the quickstart's template is a SandboxTemplate")
 }
 
-/// Without root, capabilities or a root file system that can be written to. What programs write goes to volumes with a bound.
+/// Runs without root, capabilities or a writable root file system. Programs write to volumes with a size limit.
 fn secure_template() -> SandboxTemplate {
     let template = json!({
         "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
@@ -159,7 +159,7 @@ fn secure_template() -> SandboxTemplate {
     serde_json::from_value(template).expect("the secure template is a SandboxTemplate")
 }
 
-/// What has the runtime serve the newer API as well.
+/// The environment variables that enable the newer API.
 fn runtime_environment() -> Value {
     let variables = NEWER_API.map(|(name, address, _)| json!({"name": name, "value": address}));
     json!(variables)

@@ -104,7 +104,7 @@ pub fn local_users() -> anyhow::Result<Vec<u32>> {
     Ok(trusted(rustix::process::geteuid().as_raw(), started_by))
 }
 
-/// `sudo` is for root alone to believe: another user has set the variable by themselves.
+/// The user behind `sudo`. Only root trusts `SUDO_UID`: any other user may have set the variable.
 fn trusted(effective: u32, started_by: Option<u32>) -> Vec<u32> {
     let started_by = started_by.filter(|_| effective == 0);
     let mut users = vec![0, effective];

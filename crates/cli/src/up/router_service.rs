@@ -32,7 +32,7 @@ const SERVICE: &str = "sandbox-router-svc";
 const POD: &str = "sandbox-router";
 pub const PORT: u16 = 8080;
 
-/// How long a namespace in which the service could not be written is left alone.
+/// The delay before publishing is retried in a namespace.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Writes the service and its pod wherever they are looked for.
@@ -46,7 +46,7 @@ pub struct RouterService {
     pub router: SocketAddr,
 }
 
-/// What happened that concerns a namespace.
+/// A change in a namespace.
 enum Change {
     /// It has a sandbox or a claim.
     InUse(String),
@@ -157,8 +157,8 @@ impl RouterService {
         })
     }
 
-    /// Publishes the service in every namespace that comes into use, and again wherever it or its pod is lost, until `shutdown`.
-    /// Where that fails it is tried again.
+    /// Publishes the service in every namespace with a sandbox or a claim, and again where it or its pod is deleted, until `shutdown`.
+    /// Failures are retried.
     pub async fn run(self, shutdown: CancellationToken) {
         let in_use = stream::select(
             namespaces::<Sandbox>(&self.client),
@@ -196,7 +196,7 @@ impl RouterService {
         namespaces.failed.remove(&namespace);
         match self.publish(&namespace).await {
             Ok(()) => drop(namespaces.published.insert(namespace)),
-            // It is going or gone, and takes the service along.
+            // The namespace is being deleted, and the service with it.
             Err(error) if is_leaving(&error) => {}
             Err(error) => {
                 warn!(
@@ -210,7 +210,7 @@ impl RouterService {
     }
 }
 
-/// Where the service is, and where it should be and is not.
+/// The namespaces that have the service, and those in which publishing failed.
 #[derive(Default)]
 struct Namespaces {
     published: HashSet<String>,
@@ -253,7 +253,7 @@ fn namespaces<Kind: Known>(client: &Client) -> impl Stream<Item = Change> + use<
     })
 }
 
-/// The namespaces in which the object of this name was deleted that is ours by its label.
+/// The namespaces in which our object of this name, recognized by its label, was deleted.
 fn lost<Kind: Known>(
     client: &Client,
     name: &'static str,

@@ -18,7 +18,7 @@ use crate::support::{Up, run, stdout_of};
 const RUNS: usize = 50;
 /// `up` is killed when so many commands run: others are then being claimed, started, or still to come.
 const RUNNING_AT_THE_CRASH: usize = 25;
-/// Prepared places that a node keeps beyond those in use.
+/// Prepared slots that a node keeps beyond those in use.
 const SPARE_PLACES: usize = 4;
 const WARM: usize = 2;
 /// The agent and the runtime of a sandbox, and no command.
@@ -48,9 +48,9 @@ fn a_crash_in_the_middle_of_many_runs_loses_and_leaks_nothing() {
     assert!(lost.is_empty(), "claims are gone: {lost:?}");
     let mut recalled = BTreeSet::new();
     for claim in &claims {
-        let told = recall(&up, claim);
-        let lines: Vec<&str> = told.lines().collect();
-        // A run that was killed before its command began has left nothing, and its sandbox is there all the same.
+        let reported = recall(&up, claim);
+        let lines: Vec<&str> = reported.lines().collect();
+        // A run that was killed before its command began has written nothing, but its sandbox exists.
         if let [number, before, now] = lines[..] {
             assert_eq!(
                 before, now,
@@ -103,7 +103,7 @@ fn start_run(up: &Up, number: usize) -> Child {
     command.spawn().expect("the binary starts")
 }
 
-/// Waits until enough commands run, and says which.
+/// Waits until enough commands run, and returns them.
 fn await_started(runs: &mut [Child]) -> BTreeSet<usize> {
     let (sender, receiver) = mpsc::channel();
     for (number, run) in runs.iter_mut().enumerate() {
@@ -125,7 +125,7 @@ fn await_started(runs: &mut [Child]) -> BTreeSet<usize> {
     started
 }
 
-/// What a claim's sandbox remembers. A claim that cannot be used is reported with all that is known of it.
+/// The files that commands left in a claim's sandbox. The panic for an unusable claim contains its state.
 fn recall(up: &Up, claim: &str) -> String {
     let output = run(up.command().args(["exec", claim, "--", "sh", "-c", RECALL]));
     if output.status.success() {

@@ -1,4 +1,4 @@
-//! Signals in every moment of `run` and `claim`: they end what is being done, and nothing is left of it. Needs root: it starts
+//! Signals at every stage of `run` and `claim`: the operation ends and leaves nothing behind. Needs root: it starts
 //! containers.
 
 use std::io::{BufRead, BufReader};

@@ -1,4 +1,4 @@
-//! `--log-format json`: whatever a part writes to standard error is one JSON object a line.
+//! `--log-format json`: every line that a part writes to standard error is a JSON object.
 
 use std::fs::File;
 use std::path::Path;
@@ -72,7 +72,7 @@ fn says(lines: &[Value], words: &str) -> bool {
 
 fn part(home: &Path, words: &[&str]) -> Command {
     let mut command = agent_sandbox(home);
-    // No cluster is to be found, in none of the places that are looked at.
+    // No kubeconfig exists in any of the searched places.
     command.args(words).env("HOME", home);
     command
 }
@@ -163,5 +163,5 @@ fn every_line_of_up_is_json() {
     let lines = up.end();
     let _ = agent_sandbox(home.path()).arg("reset").output();
     assert!(started, "{lines:#?}");
-    assert!(!lines.is_empty(), "with RUST_LOG=info something is said");
+    assert!(!lines.is_empty(), "with RUST_LOG=info something is logged");
 }

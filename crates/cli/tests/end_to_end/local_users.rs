@@ -1,4 +1,4 @@
-//! Other users of the machine beside the one who started `up`. The tests are root's, to become such a user.
+//! Other local users than the one who started `up`. The tests need root, to change to such a user.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -69,7 +69,7 @@ async fn sandbox_of(client: &Client, claim: &str) -> (String, String) {
     (sandbox.to_owned(), address)
 }
 
-/// Sends bytes to the router as an account that may forward ports in a namespace does, and says what came back.
+/// Sends bytes to the router as an account with the permission to forward ports in a namespace, and returns the response.
 async fn send_by_tunnel(client: &Client, namespace: &str, bytes: &str) -> String {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let mut forwarding = within(pods.portforward("sandbox-router", &[8080]))
@@ -98,7 +98,7 @@ async fn a_tunnel_of_one_namespace_reaches_no_sandbox_of_another() {
     within(namespaces.create(&PostParams::default(), &other.expect("a namespace")))
         .await
         .expect("it is created");
-    // The router is announced where there is a claim, whatever becomes of it.
+    // The router's service exists in every namespace with a claim, even a pending one.
     let claim = json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim", "metadata": {"name": "theirs"}, "spec": {"sandboxTemplateRef": {"name": "absent"}}});
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), "other");
     let claim = serde_json::from_value(claim).expect("a claim");
@@ -141,7 +141,7 @@ async fn another_user_of_the_machine_runs_nothing_in_a_sandbox_without_a_token()
     let answer = send_as(ROOT, router, &asked);
     assert!(answer.contains(r#""stdout":"in\n""#), "{answer}");
 
-    // By the pod's own address neither, whatever listens there.
+    // Nor by the pod's own address, on any port.
     let direct = format!("{pod}:8888");
     assert_eq!(send_as(STRANGER, &direct, &asked), "");
     let answer = send_as(ROOT, &direct, &asked);

@@ -1,20 +1,20 @@
-//! What one `up` holds of the machine, told apart from that of any other by what its names derive from.
+//! The processes, cgroups, mounts and network devices that one `up` holds, recognized by names that derive from its data directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// The namespaces that each prepared place for a pod holds on to: network, ipc, hostname, user.
+/// The namespaces of each slot: network, IPC, UTS, user.
 const NAMESPACES_OF_A_PLACE: usize = 4;
 
-/// Everything of one `up` that could be left behind.
+/// The resources of one `up` that could be left behind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Processes in the control group of each pod, over all hierarchies.
+    /// Processes in the cgroup of each pod, over all hierarchies.
     pub processes: BTreeMap<String, BTreeSet<u32>>,
-    /// Pods that have control groups, over all hierarchies.
+    /// Pods that have cgroups, over all hierarchies.
     pub groups: BTreeSet<String>,
-    /// Control groups of places that wait for a pod.
+    /// Cgroups of slots without a pod.
     pub waiting: BTreeSet<String>,
     pub links: usize,
     pub namespaces: usize,
@@ -26,13 +26,13 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Places for pods that are prepared or in use.
+    /// Slots that are prepared or in use.
     pub fn places(&self) -> usize {
         self.namespaces / NAMESPACES_OF_A_PLACE
     }
 }
 
-/// What is held by the `up` whose control groups have this tag and whose data directory is at `home`.
+/// What the `up` holds whose cgroups have this tag and whose data directory is at `home`.
 pub fn holdings(home: &Path, tag: &str) -> Holdings {
     let group = format!("agent-sandbox-{tag}");
     let mut held = Holdings {
@@ -79,7 +79,7 @@ pub fn tag_of(home: &Path) -> String {
     tag.expect("groups are named after the program").to_owned()
 }
 
-/// Which pod has which place, by what the node has written down.
+/// The slot of each pod, from the node's records.
 fn owners_of_places(pods: &Path) -> BTreeMap<u64, String> {
     let known = names(pods).into_iter().filter_map(|pod| {
         let text = std::fs::read(pods.join(&pod).join("sandbox.json")).ok()?;
@@ -89,7 +89,7 @@ fn owners_of_places(pods: &Path) -> BTreeMap<u64, String> {
     known.collect()
 }
 
-/// The pod whose control group this is: it is named after the pod, or after its place. None for a place without one.
+/// The pod of a cgroup, which is named after the pod or after its slot. `None` for a slot without a pod.
 fn pod_of(group: &str, owners: &BTreeMap<u64, String>) -> Option<String> {
     match group.strip_prefix("slot-") {
         Some(place) => owners.get(&place.parse().ok()?).cloned(),
@@ -116,7 +116,7 @@ fn processes_below(group: &Path) -> BTreeSet<u32> {
     processes
 }
 
-/// One with `nft` on the machine, none without: the node then says that rules are missing.
+/// One if the machine has `nft`, else none: the node then reports that rules are missing.
 pub fn expected_tables() -> usize {
     usize::from(list_tables().is_some())
 }

@@ -154,7 +154,7 @@ fn the_ready_file_says_where_everything_is_and_goes_on_exit() {
     let metrics = get(ready["metrics"].as_str().unwrap(), "/metrics");
     assert!(metrics.starts_with("HTTP/1.1 200"), "{metrics}");
     assert!(metrics.contains("workqueue_depth{"), "{metrics}");
-    // A page whose own name has come to mean this machine would be of the same site as the router.
+    // DNS rebinding: a page whose host name resolves to this machine would be same-site with the router.
     let router = ready["router"].as_str().unwrap();
     for (host, expected) in [
         ("localhost", "HTTP/1.1 400"),
@@ -208,7 +208,7 @@ fn the_ready_file_says_where_everything_is_and_goes_on_exit() {
 }
 
 #[test]
-fn what_cannot_work_is_said_in_one_line_with_what_to_do() {
+fn an_error_is_one_line_with_the_remedy() {
     let up = Up::start(&["--no-quickstart"]);
     assert!(up.ready()["template"].is_null());
     let error = stderr_of(
@@ -287,8 +287,8 @@ fn what_a_killed_system_leaves_is_given_back() {
     up.kill();
     let tag = machine::tag_of(up.home());
     assert!(!machine::holdings(up.home(), &tag).processes.is_empty());
-    let said = stdout_of(up.command().arg("reset"));
-    assert!(said.contains("a share of the machine"), "{said}");
+    let text = stdout_of(up.command().arg("reset"));
+    assert!(text.contains("its addresses and UIDs"), "{text}");
     let left = machine::holdings(up.home(), &tag);
     let nothing = machine::Holdings {
         directories: left.directories.clone(),
@@ -305,10 +305,10 @@ fn what_a_killed_system_leaves_is_given_back() {
         if output.stdout == b"back\n" {
             break;
         }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
             std::time::Instant::now() < deadline,
-            "the sandbox does not start over: {said}"
+            "the sandbox does not start over: {text}"
         );
     }
 }

@@ -23,7 +23,7 @@ async fn run_pod(pods: &Api<Pod>, name: &str, mut spec: Value) -> Pod {
 }
 
 #[tokio::test]
-async fn pods_get_aliased_images_directories_of_the_machine_and_addresses_as_up_is_told() {
+async fn flags_of_up_set_image_aliases_host_directories_and_pod_addresses() {
     let shared = tempfile::tempdir().unwrap();
     std::fs::write(shared.path().join("note"), "of the machine").unwrap();
     let up = Up::start(&[
@@ -55,14 +55,14 @@ async fn pods_get_aliased_images_directories_of_the_machine_and_addresses_as_up_
     assert_eq!(status.status.as_deref(), Some("Success"), "{status:?}");
 
     let events = Api::<Event>::default_namespaced(client);
-    let told = eventually_within(DEADLINE, "the event of the alias", async || {
+    let reported = eventually_within(DEADLINE, "the event of the alias", async || {
         let events = events.list(&ListParams::default()).await.unwrap();
         let is_alias = |event: &Event| event.reason.as_deref() == Some("ImageAliased");
         events.items.into_iter().find(is_alias)
     })
     .await;
     assert_eq!(
-        told.message.unwrap(),
+        reported.message.unwrap(),
         format!("Image \"{image}\" is run as \"host\"")
     );
     pods.delete("p", &DeleteParams::default()).await.unwrap();
@@ -82,8 +82,8 @@ fn what_the_flags_of_the_node_cannot_mean_is_refused_with_the_remedy() {
             ("--image-alias=runtime", "NAME=IMAGE"),
             ("--plain-http-registry=http://r", "HOST:PORT"),
         ] {
-            let said = stderr_of(agent_sandbox(home.path()).args([command, flag]));
-            assert!(said.contains(remedy), "{command} {flag}: {said}");
+            let text = stderr_of(agent_sandbox(home.path()).args([command, flag]));
+            assert!(text.contains(remedy), "{command} {flag}: {text}");
         }
     }
 }
@@ -151,15 +151,15 @@ fn images_are_loaded_listed_and_removed_without_anything_running() {
         command
     };
     let path = files.path().to_str().unwrap();
-    let said = stderr_of(&mut image(&["load", path]));
-    assert!(said.contains("--name"), "{said}");
-    let said = stdout_of(&mut image(&[
+    let text = stderr_of(&mut image(&["load", path]));
+    assert!(text.contains("--name"), "{text}");
+    let text = stdout_of(&mut image(&[
         "load",
         path,
         "--name",
         "registry.example/tool:v1",
     ]));
-    let (name, id) = said.trim().split_once('\t').unwrap();
+    let (name, id) = text.trim().split_once('\t').unwrap();
     assert_eq!(name, "registry.example/tool:v1");
     assert_eq!(stdout_of(&mut image(&["list", "-o", "name"])).trim(), name);
     let table = stdout_of(&mut image(&["list"]));
@@ -168,9 +168,9 @@ fn images_are_loaded_listed_and_removed_without_anything_running() {
     let listed: Value =
         serde_json::from_str(&stdout_of(&mut image(&["list", "-o", "json"]))).unwrap();
     assert_eq!(listed[0]["names"][0], name);
-    let said = stderr_of(&mut image(&["rm", "registry.example/other:v1"]));
-    assert!(said.contains("registry.example/other:v1"), "{said}");
-    let said = stdout_of(&mut image(&["rm", name]));
-    assert!(said.contains("removed"), "{said}");
+    let text = stderr_of(&mut image(&["rm", "registry.example/other:v1"]));
+    assert!(text.contains("registry.example/other:v1"), "{text}");
+    let text = stdout_of(&mut image(&["rm", name]));
+    assert!(text.contains("removed"), "{text}");
     assert_eq!(stdout_of(&mut image(&["list", "-o", "name"])), "");
 }

@@ -1,4 +1,4 @@
-//! What a person sees of `up` and `run`, to the word and to the exit code. Needs root: it starts containers.
+//! The exact output and exit codes of `up` and `run`. Needs root: it starts containers.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,7 +20,7 @@ use crate::verbs::pseudo_terminal;
 /// How long an `up` may take to stop on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// An `up` without pods that is started to see what it says and how it ends.
+/// An `up` without pods, for tests of its output and exit code.
 pub struct Shown {
     child: Child,
     home: TempDir,
@@ -149,8 +149,8 @@ fn a_kept_sandbox_can_be_used_again() {
         "echo kept > note; exit 5",
     ]));
     assert_eq!(output.status.code(), Some(5));
-    let said = String::from_utf8(output.stderr).unwrap();
-    let claim = said.trim_end().strip_prefix("kept as claim ").unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let claim = text.trim_end().strip_prefix("kept as claim ").unwrap();
     let note = stdout_of(up.command().args(["exec", claim, "--", "cat", "note"]));
     assert_eq!(note, "kept\n");
 }

@@ -75,8 +75,8 @@ async fn an_api_server_alone_says_what_does_not_run() {
     assert_eq!(running["router"], json!(null));
     let api = running["apiServer"].as_str().unwrap();
     assert_eq!(up.greeting[0], format!("agent-sandbox is up: API {api}"));
-    let said = format!("not running: {}", disabled.join(", "));
-    assert_eq!(up.greeting[1], said);
+    let text = format!("not running: {}", disabled.join(", "));
+    assert_eq!(up.greeting[1], text);
     let kubeconfig = running["kubeconfig"].as_str().unwrap();
     let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig).unwrap();
     let options = kube::config::KubeConfigOptions::default();

@@ -1,4 +1,4 @@
-//! The binary in the hands of a user without privileges. The tests are root's, to become such a user.
+//! The binary as an unprivileged user runs it. The tests need root, to change to such a user.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::support::{require_root, run, stdout_of};
 /// A UID without an account.
 const USER: u32 = 54_321;
 
-/// The user's home, with the binary in it: the one under test may be where only root gets.
+/// The user's home, with the binary in it: the binary under test may be in a directory that only root can enter.
 struct Home {
     directory: TempDir,
     binary: PathBuf,
@@ -67,17 +67,17 @@ fn an_unprivileged_user_runs_a_command_in_a_sandbox() {
     let script = "echo hi; id -u; echo $$ > /tmp/written; test ! -e /root/.ssh && ls /dev/null; \
         grep -E '^(CapEff|NoNewPrivs):' /proc/self/status; chroot / echo inside; exit 7";
     let output = run(home.command().args(["run", "--", "sh", "-c", script]));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
         "hi\n0\n/dev/null\nCapEff:\t00000000200405fb\nNoNewPrivs:\t0\ninside\n",
-        "{said}"
+        "{stderr}"
     );
-    assert_eq!(output.status.code(), Some(7), "{said}");
+    assert_eq!(output.status.code(), Some(7), "{stderr}");
     assert_eq!(
-        said.matches("without root").count(),
+        stderr.matches("without root").count(),
         1,
-        "what is missing is said once: {said}"
+        "what is missing is reported once: {stderr}"
     );
     let left: Vec<_> = std::fs::read_dir(home.path().join("state"))
         .expect("the state directory is there")
@@ -193,9 +193,9 @@ fn an_unprivileged_up_serves_its_machine_and_says_on_the_node_what_it_lacks() {
         "/proc/nowhere",
         "--api-listen=127.0.0.1:0",
     ]));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        !output.status.success() && said.starts_with("error: ") && said.lines().count() == 1,
-        "{said}"
+        !output.status.success() && stderr.starts_with("error: ") && stderr.lines().count() == 1,
+        "{stderr}"
     );
 }

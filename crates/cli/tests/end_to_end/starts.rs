@@ -1,4 +1,4 @@
-//! Sandboxes that do not come up: what the command line says of them, and when it stops waiting.
+//! Sandboxes that do not start: the messages of the command line, and when it stops waiting.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::streams::client;
 use crate::support::{Up, run, stderr_of, stdout_of};
 
-/// Long after what cannot start has been given up, and long before the default time to wait is over.
+/// Long after a failed start is given up, and long before the default timeout.
 const SOON: Duration = Duration::from_secs(120);
 
 /// Makes a template of this name whose pods have this spec.
@@ -86,9 +86,9 @@ fn a_sandbox_that_no_waiting_starts_is_given_up_at_once_with_the_reason() {
 }
 
 #[test]
-fn what_keeps_a_sandbox_from_starting_is_said_while_it_is_waited_for() {
+fn a_wait_prints_what_keeps_the_sandbox_from_starting() {
     let up = Up::start(&["--no-quickstart"]);
-    // Where images are not pulled from, so that no registry is asked.
+    // A registry that is not allowed, so that none is contacted.
     create_template(
         &up,
         "unreachable",
@@ -97,16 +97,16 @@ fn what_keeps_a_sandbox_from_starting_is_said_while_it_is_waited_for() {
     let arguments = ["claim", "--template", "unreachable", "--timeout", "8s"];
     let output = run(up.command().args(arguments));
     assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let waiting: Vec<&str> = said
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let waiting: Vec<&str> = stderr
         .lines()
         .filter(|line| line.starts_with("waiting: container \"main\": "))
         .collect();
-    // Once as a failure and once as a back-off: further attempts say nothing new.
-    assert!((1..=2).contains(&waiting.len()), "{said}");
-    let last = said.lines().last().unwrap();
-    assert!(last.contains("took longer than 8s"), "{said}");
-    assert!(last.contains("ImagePullBackOff: "), "{said}");
+    // Once as a failure and once as a back-off: further attempts are not reported.
+    assert!((1..=2).contains(&waiting.len()), "{stderr}");
+    let last = stderr.lines().last().unwrap();
+    assert!(last.contains("took longer than 8s"), "{stderr}");
+    assert!(last.contains("ImagePullBackOff: "), "{stderr}");
     let claims = stdout_of(up.command().args(["list", "-o", "name"]));
     assert_eq!(claims, "", "the claim was taken back");
 }
@@ -141,7 +141,7 @@ fn a_sandbox_that_sets_neither_field_is_of_the_newer_form() {
             serde_json::to_value(ready).unwrap()
         })
     };
-    let told = |sandbox: &Value, kind: &str| -> Option<(String, String)> {
+    let reported = |sandbox: &Value, kind: &str| -> Option<(String, String)> {
         let conditions = sandbox["status"]["conditions"].as_array().unwrap();
         let condition = conditions
             .iter()
@@ -168,8 +168,8 @@ fn a_sandbox_that_sets_neither_field_is_of_the_newer_form() {
             Some(_) => (pair("False", "NotSuspended"), pair("True", "PodScheduled")),
             None => (None, None),
         };
-        assert_eq!(told(&sandbox, "Suspended"), suspended, "{name}");
-        assert_eq!(told(&sandbox, "PodScheduled"), scheduled, "{name}");
+        assert_eq!(reported(&sandbox, "Suspended"), suspended, "{name}");
+        assert_eq!(reported(&sandbox, "PodScheduled"), scheduled, "{name}");
     }
     up.delete_everything();
 }

@@ -1,4 +1,4 @@
-//! Starts the real binary with a data directory of its own, and stops it again whatever the test does.
+//! Starts the real binary with a data directory of its own, and stops it at the end of the test, also of a failed one.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -126,7 +126,7 @@ impl Up {
             .expect("limits of a child can be set");
     }
 
-    /// Waits until the process ends of its own accord: its exit code and standard error, which must be piped.
+    /// Waits until the process ends by itself: its exit code and standard error, which must be piped.
     pub fn outcome(&mut self) -> (Option<i32>, String) {
         let mut complaints = String::new();
         let mut stderr = self.child.stderr.take().expect("standard error is piped");
@@ -143,7 +143,7 @@ impl Up {
         self.start_again();
     }
 
-    /// Kills `up`, which leaves it no moment for anything.
+    /// Kills `up` with SIGKILL: it cannot clean up.
     pub fn kill(&mut self) {
         self.signal(rustix::process::Signal::KILL);
     }
@@ -172,7 +172,7 @@ impl Up {
             .output();
     }
 
-    /// What the ready file says.
+    /// The content of the ready file.
     pub fn ready(&self) -> &Value {
         &self.ready
     }
@@ -206,7 +206,7 @@ fn ready_file(home: &Path) -> PathBuf {
 
 fn spawn(home: &Path, mut command: Command, arguments: &[&str]) -> (Child, Value) {
     let ready_file = ready_file(home);
-    // That of a killed predecessor must not be taken for this one's.
+    // The ready file of a killed predecessor must not be mistaken for this one's.
     let _ = std::fs::remove_file(&ready_file);
     let mut child = command
         .args([

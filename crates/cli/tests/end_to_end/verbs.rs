@@ -31,7 +31,7 @@ impl Up {
         serde_json::from_str(&self.says(arguments)).expect("it prints JSON")
     }
 
-    /// Waits for what `status` takes for stuck if it takes long, as it may on a busy machine.
+    /// Waits for an object that `status` would list as stuck on a busy machine.
     fn await_full_pool(&self) {
         self.says(&["scale", "python-warmpool", "--replicas=2", "--wait"]);
     }
@@ -305,7 +305,7 @@ fn logs_are_followed_and_suspended_sandboxes_come_back() {
     assert!(error.contains("containers here: main, quiet"), "{error}");
 
     assert_eq!(up.says(&["suspend", "talker"]), "talker is suspended\n");
-    // The claim says so when it has heard of it.
+    // The claim's status follows.
     let mut claims = Following::start(&up, &["list", "--watch"]);
     claims.until(|line| line.starts_with("talker") && line.contains("SandboxSuspended"));
     drop(claims);

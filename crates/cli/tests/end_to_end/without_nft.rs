@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{agent_sandbox, require_root, run};
 
-/// Hides `nft` from a program, in mounts of its own: where the node looks for it does not depend on the environment.
+/// Hides `nft` from a program in a mount namespace: the node does not search `PATH` for it.
 const HIDE: &str = "for directory in /usr/sbin /sbin; do \
     if [ -e $directory/nft ]; then mount -t tmpfs none $directory; fi; done; exec \"$@\"";
 
@@ -26,14 +26,14 @@ fn without_nft(home: &Path) -> Command {
 }
 
 #[test]
-fn a_command_runs_and_is_told_what_is_weaker() {
+fn a_command_runs_and_prints_what_is_weaker() {
     let home = tempfile::tempdir().unwrap();
     let output = run(without_nft(home.path()).args(["run", "--", "echo", "hi"]));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.stdout, b"hi\n", "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.stdout, b"hi\n", "{stderr}");
     assert!(output.status.success());
-    assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("install nftables"), "{said}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.contains("install nftables"), "{stderr}");
 }
 
 #[test]
@@ -51,13 +51,13 @@ fn a_system_says_what_waits_and_what_to_install() {
     let greeted = greeting
         .map_while(Result::ok)
         .any(|line| line.contains("--help"));
-    // What it says comes right after the greeting, so it is there when it has stopped.
+    // The warning follows the greeting, so it has been printed when `up` has stopped.
     let _ = kill_process(Pid::from_child(&up), Signal::TERM);
     let output = up.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(greeted && output.status.success(), "{said}");
-    let warning = said.lines().find(|line| line.starts_with("warning: "));
-    let warning = warning.unwrap_or_else(|| panic!("it does not warn: {said}"));
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(greeted && output.status.success(), "{stderr}");
+    let warning = stderr.lines().find(|line| line.starts_with("warning: "));
+    let warning = warning.unwrap_or_else(|| panic!("it does not warn: {stderr}"));
     assert!(
         warning.contains("NetworkPolicyNotEnforced") && warning.contains("install nftables"),
         "{warning}"

@@ -18,7 +18,7 @@ pub fn parse(text: &str) -> BTreeMap<String, Family> {
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             let (name, help) = rest.split_once(' ').expect("a help text");
-            assert!(!families.contains_key(name), "{name} is told of twice");
+            assert!(!families.contains_key(name), "{name} is exposed twice");
             name.clone_into(&mut current);
             help.clone_into(&mut families.entry(current.clone()).or_default().help);
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
@@ -54,7 +54,7 @@ fn sample(line: &str) -> (String, BTreeMap<String, String>, f64) {
     (name.to_owned(), pairs.collect(), value)
 }
 
-/// What Prometheus' own linter complains of, but for names that are not ours to choose.
+/// The complaints of Prometheus' linter, except about names that are given by others.
 pub fn complaints(families: &BTreeMap<String, Family>) -> Vec<String> {
     let mut complaints = Vec::new();
     for (name, family) in families {

@@ -1,4 +1,4 @@
-//! What the running binary shows of itself: metrics and traces. Needs root: it starts containers.
+//! Metrics and traces of the running binary. Needs root: it starts containers.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

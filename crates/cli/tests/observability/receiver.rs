@@ -1,4 +1,4 @@
-//! A real receiver of OTLP over gRPC, that keeps what it is sent.
+//! A real receiver of OTLP over gRPC that stores the spans.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

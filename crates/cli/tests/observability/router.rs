@@ -1,4 +1,4 @@
-//! The router as a process of its own, as on a cluster: what it logs, and what it is scraped for.
+//! The router as a process of its own, as on a cluster: its logs and metrics.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -28,7 +28,7 @@ impl Router {
     fn start(arguments: &[&str]) -> Self {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let home = std::env::temp_dir();
-        // A port that was free a moment ago may be taken, so there is more than one attempt.
+        // Another process may take a port that was free before, so there is more than one attempt.
         for _ in 0..5 {
             let [http, metrics] = free_addresses();
             let mut command: Command = agent_sandbox(&home);
@@ -48,7 +48,7 @@ impl Router {
             while process.try_wait().unwrap().is_none() {
                 assert!(Instant::now() < deadline, "the router does not listen");
                 let listens = TcpStream::connect(&http).is_ok();
-                // Who listens there is this router only if it still runs.
+                // The listener is this router only if the router still runs.
                 if listens && process.try_wait().unwrap().is_none() {
                     return Self {
                         process,

@@ -27,7 +27,7 @@ fn text(up: &Up) -> String {
     body.to_owned()
 }
 
-/// A claim met from the pool, a command in it, a claim without a pool, and everything gone again.
+/// A claim from the pool, a command in its sandbox, a claim without a pool, and the deletion of both.
 fn scripted_run(up: &Up) {
     let warm = stdout_of(up.command().arg("claim"));
     let warm = warm.trim();
@@ -56,7 +56,7 @@ fn list(families: &BTreeMap<String, Family>) -> String {
     text
 }
 
-/// Waits until there is nothing but a full pool, and answers with what is shown then.
+/// Waits until only a full pool is left, and returns the metrics then.
 fn await_full_pool(up: &Up) -> BTreeMap<String, Family> {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
@@ -79,7 +79,7 @@ fn await_full_pool(up: &Up) -> BTreeMap<String, Family> {
 #[test]
 fn a_scrape_shows_the_series_that_dashboards_are_written_against() {
     let up = Up::start(&[]);
-    // A claim that comes before the pool is full may have to start a sandbox of its own.
+    // A claim that is created before the pool is full may start cold.
     await_full_pool(&up);
     scripted_run(&up);
     // The claims are gone; the pool fills up again behind them.
@@ -128,12 +128,12 @@ fn a_scrape_shows_the_series_that_dashboards_are_written_against() {
     }
 }
 
-/// Families that only a process shows which elects a leader.
+/// Families that only a process with leader election has.
 const OF_THE_MANAGER: [&str; 1] = ["leader_election_master_status"];
-/// Families that are not shown before a claim has found its pool empty.
+/// Families that appear once a claim has found its pool empty.
 const OF_A_SHORTAGE: [&str; 1] = ["agent_sandbox_claim_warm_misses_total"];
 
-/// The words of a text that name series of ours, or of the libraries whose names we took.
+/// The words of a text that are names of our series, or of the libraries whose names we use.
 fn series_in(text: &str) -> BTreeSet<String> {
     let words =
         text.split(|character: char| !(character.is_ascii_alphanumeric() || character == '_'));

@@ -14,7 +14,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::receiver::{Received, Receiver};
 use crate::support::Up;
 
-/// What a program that exports its spans gives the SDK.
+/// The propagator that an instrumented program passes to the SDK.
 #[derive(Debug)]
 struct Propagator;
 
@@ -58,7 +58,7 @@ async fn await_labelled_pod(kubernetes: kube::Client) {
     .await;
 }
 
-/// Starts an `up` that exports spans to an endpoint, with a full pool: a claim that comes earlier may have to start a sandbox of its own.
+/// Starts an `up` that exports spans to an endpoint, with a full pool: an earlier claim may start cold.
 async fn start_tracing_to(endpoint: &str) -> Up {
     let variables = [(
         "OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(),
@@ -90,7 +90,7 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
         .create(sdk::CreateOptions::from_pool("python-warmpool"))
         .await
         .unwrap();
-    let told = sandbox
+    let reported = sandbox
         .commands()
         .run("sh -c 'echo $TRACEPARENT'")
         .await
@@ -98,13 +98,13 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     await_labelled_pod(kubernetes).await;
     sandbox.terminate().await.unwrap();
     drop(sandbox);
-    // One that the node starts for this client.
+    // A cold start for this client.
     let cold =
         sdk::CreateOptions::from_template("python-runtime-template").warm_pool(sdk::WarmPool::None);
     let cold = client.create(cold).await.unwrap();
     cold.terminate().await.unwrap();
     drop(cold);
-    // What is not sent yet is sent when the processes end.
+    // The remaining spans are sent when the processes end.
     up = tokio::task::spawn_blocking(move || {
         up.delete_everything();
         up.signal(Signal::TERM);
@@ -155,13 +155,13 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     assert_eq!(request.name, "POST sandbox");
     assert_eq!(parent_of(request).unwrap().name, "sandbox-client.run");
     assert_eq!(
-        told.stdout.trim().get(3..35),
+        reported.stdout.trim().get(3..35),
         Some(hexadecimal(&root.trace).as_str()),
-        "the command can go on with the trace: {told:?}"
+        "the command can go on with the trace: {reported:?}"
     );
     assert_traces_the_node(&spans);
     assert_traces_the_steps_of_a_sandbox(&spans);
-    // What was done is told by events.
+    // Span events report what was done.
     let claim = trace
         .iter()
         .filter(|span| span.name == "ReconcileSandboxClaim")
@@ -187,11 +187,11 @@ async fn a_command_line_is_a_step_of_the_trace_that_its_environment_names() {
             .args(["run", "--", "sh", "-c", "echo $TRACEPARENT"]);
         crate::support::stdout_of(&mut command)
     });
-    let told = output.await.unwrap();
+    let reported = output.await.unwrap();
     assert_eq!(
-        told.get(3..35),
+        reported.get(3..35),
         Some(TRACE),
-        "the command was told {told:?}"
+        "the command got {reported:?}"
     );
     let spans = receiver.spans();
     let command = spans.iter().find(|span| span.name == "agent-sandbox run");
@@ -211,7 +211,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-/// A reconcile of a sandbox names it, and has a child for its volumes and one for its pod, which tells of the pod's state.
+/// A reconcile of a sandbox names it, and has a child for its volumes and one for its pod, which records the pod's state.
 fn assert_traces_the_steps_of_a_sandbox(spans: &[Received]) {
     let reconciles: Vec<&Received> = spans
         .iter()
@@ -233,14 +233,16 @@ fn assert_traces_the_steps_of_a_sandbox(spans: &[Received]) {
             assert!(parent.is_some(), "{span:?} hangs in the air");
         }
     }
-    let told = spans
+    let reported = spans
         .iter()
         .filter(|span| span.name == "reconcilePod")
         .flat_map(|span| &span.events);
     assert!(
-        told.clone().any(|event| event == "NewPodStatusObserved"),
+        reported
+            .clone()
+            .any(|event| event == "NewPodStatusObserved"),
         "{:?}",
-        told.collect::<Vec<_>>()
+        reported.collect::<Vec<_>>()
     );
 }
 

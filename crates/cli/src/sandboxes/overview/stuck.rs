@@ -57,7 +57,7 @@ pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
             {
                 continue;
             }
-            // A controller that names the pod's problem has said all there is.
+            // The Ready condition already names the pod's problem.
             let pod = sandbox
                 .filter(|_| !names_problem(ready))
                 .and_then(|sandbox| {
@@ -68,8 +68,8 @@ pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
         }
     }
     for sandbox in &observed.sandboxes {
-        let told = holder(sandbox).is_some_and(|holder| holder.starts_with("claim/"));
-        if told || state(sandbox) != State::Starting || !is_old(sandbox, now) {
+        let is_claimed = holder(sandbox).is_some_and(|holder| holder.starts_with("claim/"));
+        if is_claimed || state(sandbox) != State::Starting || !is_old(sandbox, now) {
             continue;
         }
         let conditions = conditions_of_sandbox(sandbox);
@@ -86,12 +86,12 @@ pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
     stuck
 }
 
-/// Whether the condition Ready says why the pod does not start. Controllers of other releases do not.
+/// Whether the condition Ready names the reason why the pod does not start. Other releases of the controllers do not set it.
 fn names_problem(ready: Option<&Condition>) -> bool {
     ready.is_some_and(|ready| StartProblem::parse(&ready.message).is_some())
 }
 
-/// What the condition Ready says of it.
+/// The reason and message of the condition Ready.
 fn why(ready: Option<&Condition>) -> String {
     ready.map_or_else(
         || "no controller has looked at it: is one running?".to_owned(),
@@ -131,7 +131,7 @@ fn is_suspended(observed: &Observed, namespace: Option<&str>, name: &str) -> boo
     })
 }
 
-/// What keeps the pod of a sandbox from running, as its status says.
+/// What keeps the pod of a sandbox from running, from the pod's status.
 fn pod_trouble(observed: &Observed, namespace: Option<&str>, sandbox: &str) -> Option<String> {
     let pod = observed.pods.iter().find(|pod| {
         pod.namespace().as_deref() == namespace
