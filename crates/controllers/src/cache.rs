@@ -1,18 +1,16 @@
 //! A cache of every object of one kind, and the changes to it.
 //!
-//! One watch per kind feeds the cache ([`crate::watch`]); controllers read it and subscribe to its changes. What a controller
-//! has just written is learned at once, so that it is not decided upon again while the watch catches up: the watch then finds
-//! its event already known. Learning is safe because it never takes an object back in time or back to life:
+//! One watch per kind feeds the cache ([`crate::watch`]); controllers read it and subscribe to its changes. The response to a write is
+//! stored at once (read-your-writes), so that the next decision does not rest on a stale object. Storing a response never replaces
+//! a later version and never brings back a deleted object:
 //!
 //! - an object is replaced only by one of a higher `resourceVersion` (comparable numbers since Kubernetes 1.35, and in every
 //!   server before);
-//! - a deletion is remembered, so that the late answer to an earlier write cannot bring the object back;
-//! - while the watch lists anew, and for writes that began before it did, nothing is learned.
+//! - a deletion is remembered, so that the late response to an earlier write cannot bring the object back;
+//! - during a relist, and for writes that began before it, responses are not stored.
 //!
-//! An object that its type cannot hold is kept apart, as metadata: it is not among the objects, and an object that becomes
-//! unreadable departs.
-//!
-//! The cache does not know what its objects mean, nor who subscribes.
+//! Of an object that cannot be decoded, only the metadata is kept, apart from the objects. For subscribers, an object that becomes
+//! undecodable is deleted.
 
 mod contents;
 
@@ -51,18 +49,17 @@ impl<K> Change<'_, K> {
 }
 
 impl<K: Cached> Change<'_, K> {
-    /// The object that is new. One that took another's name is, although there was an object before.
+    /// The object, if it is new. An object that replaced another one of its name is new, too.
     pub fn arrived(&self) -> Option<&Arc<K>> {
         self.after.filter(|_| self.is_of_another())
     }
 
-    /// The object that is gone, perhaps with another in its place.
+    /// The object, if it is gone; another one may have its name.
     pub fn departed(&self) -> Option<&Arc<K>> {
         self.before.filter(|_| self.is_of_another())
     }
 
-    /// Whether the object before and the one after are not the same. A deletion and a creation that a watch has missed come as one
-    /// change.
+    /// Whether the objects before and after have different UIDs. A deletion and a creation that a watch has missed are one change.
     fn is_of_another(&self) -> bool {
         match (self.before, self.after) {
             (Some(before), Some(after)) => before.meta().uid != after.meta().uid,
@@ -147,12 +144,12 @@ impl<K: Cached> Cache<K> {
         self.read().objects.get(key).cloned()
     }
 
-    /// What is left of an object that cannot be read.
+    /// The metadata of an object that cannot be decoded.
     pub fn unreadable(&self, key: &ObjectKey) -> Option<Arc<Unreadable>> {
         self.read().unreadable.get(key).cloned()
     }
 
-    /// What is left of the objects of a namespace that cannot be read.
+    /// The metadata of the objects of a namespace that cannot be decoded.
     pub fn unreadable_in(&self, namespace: &str) -> Vec<Arc<Unreadable>> {
         let contents = self.read();
         let first = ObjectKey::new(namespace, "");
@@ -164,7 +161,7 @@ impl<K: Cached> Cache<K> {
             .collect()
     }
 
-    /// The objects that an index files under a value, in no order.
+    /// The objects that an index has under a value, in no order.
     pub fn indexed(&self, name: &'static str, value: &str) -> Vec<Arc<K>> {
         let contents = self.read();
         let Some(index) = contents.indexes.iter().find(|index| index.name == name) else {
@@ -196,8 +193,8 @@ impl<K: Cached> Cache<K> {
     /// Calls `subscriber` on every change from now on.
     ///
     /// # Caveats
-    /// It is called on the task that caused the change, perhaps by several at once and out of order: what counts is what the
-    /// cache says when it is read. It must not block.
+    /// It is called on the task that caused the change, perhaps by several tasks at once and out of order, so it must read the current
+    /// state from the cache. It must not block.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
         self.0
             .subscribers
@@ -206,7 +203,7 @@ impl<K: Cached> Cache<K> {
             .push(Box::new(subscriber));
     }
 
-    /// Calls `subscriber` with the key of every object that is found not to be readable, under the same caveats.
+    /// Calls `subscriber` with the key of every object that cannot be decoded, under the same caveats.
     pub fn subscribe_unreadable(&self, subscriber: impl Fn(&ObjectKey) + Send + Sync + 'static) {
         self.0
             .unreadable_subscribers
@@ -226,12 +223,12 @@ impl<K: Cached> Cache<K> {
         *self.0.synced.borrow()
     }
 
-    /// To be taken before a write whose answer is to be learned.
+    /// To be taken before a write whose response is passed to [`Cache::learn`].
     pub fn epoch(&self) -> Epoch {
         Epoch(self.read().epoch)
     }
 
-    /// Takes in the answer to a write of our own and returns it as it is cached from now on.
+    /// Stores the response to one of our writes, and returns the cached object.
     pub fn learn(&self, object: K, before_write: Epoch) -> Arc<K> {
         let (key, object) = self.compact(object);
         let outcome = {
@@ -252,14 +249,14 @@ impl<K: Cached> Cache<K> {
         object
     }
 
-    /// Takes in the answer to a deletion of our own, if it shows an object that is still there but on its way out.
+    /// Stores the response to one of our deletions, if the object still exists with a deletion timestamp.
     pub fn learn_deletion(&self, object: K, before_write: Epoch) {
         if object.meta().deletion_timestamp.is_some() {
             self.learn(object, before_write);
         }
     }
 
-    /// Takes in an event of the watch, whose object may not be readable.
+    /// Applies an event of the watch, whose object may be undecodable.
     pub(crate) fn take(&self, event: Event<Decoded<Slim<K>>>) {
         use Decoded::{Readable, Unreadable};
         match event {
@@ -277,7 +274,7 @@ impl<K: Cached> Cache<K> {
         }
     }
 
-    /// Takes in an event of the watch.
+    /// Applies an event of the watch.
     pub(crate) fn apply(&self, event: Event<K>) {
         match event {
             Event::Init => {
@@ -309,7 +306,7 @@ impl<K: Cached> Cache<K> {
         }
     }
 
-    /// An object as it is to be kept.
+    /// An object without the fields that no controller reads.
     fn compact(&self, mut object: K) -> (ObjectKey, Arc<K>) {
         let key = ObjectKey::of(&object);
         object.strip();
@@ -338,7 +335,7 @@ impl<K: Cached> Cache<K> {
         }
     }
 
-    /// Takes in that an object was deleted at this version.
+    /// Records that an object was deleted at this version.
     fn forget(&self, key: &ObjectKey, deleted: Option<u64>) {
         let removed = self.write().remove(key, deleted);
         if let Some(before) = removed {
@@ -380,7 +377,7 @@ impl<K: Cached> Cache<K> {
         }
     }
 
-    /// Whether the caller is the first to ask for this cache to be fed by a watch.
+    /// Whether the caller is the first to request a watch for this cache.
     pub(crate) fn claim_watch(&self) -> bool {
         !self.0.followed.swap(true, Ordering::AcqRel)
     }

@@ -1,4 +1,4 @@
-//! What it takes for a kind to be cached, and what is dropped from its objects to keep the cache small.
+//! The trait of cached kinds, and the fields that are dropped from their objects to keep the cache small.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -37,17 +37,17 @@ pub trait Cached:
         Self::NAME_IN_METRICS.map_or_else(|| Self::kind(&()), Cow::Borrowed)
     }
 
-    /// Drops what no controller reads.
+    /// Drops the fields that no controller reads.
     fn strip(&mut self) {
         self.meta_mut().managed_fields = None;
     }
 
-    /// Shares what is equal to what others hold already. `before` is the object as it was known until now.
+    /// Shares fields with equal ones of other objects. `before` is the cached version of the object.
     fn share(&mut self, _before: Option<&Self>, _specs: &PodSpecs) {}
 }
 
 impl Cached for Sandbox {
-    /// Sandboxes of one template differ in their names, while the pod's spec is most of each.
+    /// Sandboxes of one template share the pod spec, which is the largest part of each.
     fn share(&mut self, before: Option<&Self>, specs: &PodSpecs) {
         let spec = &mut self.spec.pod_template.spec;
         match before.map(|before| &before.spec.pod_template.spec) {
@@ -92,7 +92,7 @@ impl Cached for PersistentVolumeClaim {
     }
 }
 
-/// The object's `resourceVersion` as the number it is in practice.
+/// The object's `resourceVersion` as a number.
 pub fn resource_version<K: Resource>(object: &K) -> Option<u64> {
     object.meta().resource_version.as_deref()?.parse().ok()
 }

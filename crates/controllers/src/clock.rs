@@ -1,4 +1,4 @@
-//! Where the controllers take the time and their randomness from. Nothing else in this crate asks the operating system for either.
+//! The clock and the random numbers of the controllers. No other module of this crate asks the operating system for either.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 pub struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
 
 impl Clock {
-    /// A clock that tells the time by calling `now`.
+    /// A clock that returns the result of `now`.
     pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }

@@ -1,4 +1,4 @@
-//! What an operator may choose about the controllers, whatever process they run in.
+//! The settings of the controllers, in any process.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct Config {
     pub kruise: bool,
     /// The DNS suffix of services, for `status.serviceFQDN`.
     pub cluster_domain: String,
-    /// How many sandboxes are reconciled at a time. One sandbox never is by two workers at once.
+    /// How many sandboxes are reconciled at a time. No sandbox is reconciled by two workers at once.
     pub sandbox_workers: NonZeroUsize,
     pub claim_workers: NonZeroUsize,
     pub warm_pool_workers: NonZeroUsize,
@@ -27,7 +27,7 @@ pub struct Config {
     /// Requests a second to the API server; unset does not limit them.
     pub requests: Option<RequestLimit>,
     /// How long the network policy of a deleted template stays although no sandbox of the template is left. A reconcile that began before
-    /// the deletion may still make one.
+    /// the deletion may still create a sandbox.
     pub unused_policy_grace: Duration,
 }
 

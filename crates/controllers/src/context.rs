@@ -1,4 +1,4 @@
-//! What every reconciler is given: the client, the caches, the clock and the places to report to.
+//! What every reconciler gets: the client, the caches, the clock, and the recorders of events and metrics.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Context {
     pub random: Random,
     pub events: Recorder,
     pub instrumentation: Arc<dyn Instrumentation>,
-    /// How sandboxes are told the environment of who claims them.
+    /// Sends the environment variables of claims to their sandboxes.
     pub initialise: Arc<dyn Initialise>,
     pub config: Arc<Config>,
 }
@@ -36,7 +36,7 @@ pub struct Caches {
     pub sandboxes: Cache<Sandbox>,
     /// Only pods that carry a sandbox's name hash: a cluster may run far more of others.
     pub pods: Cache<ObservedPod>,
-    /// All services, since one that a sandbox does not own counts too when it has the sandbox's name.
+    /// All services: a service of the sandbox's name matters even if the sandbox does not own it.
     pub services: Cache<Service>,
     /// Only claims that carry a sandbox's name hash.
     pub volume_claims: Cache<PersistentVolumeClaim>,

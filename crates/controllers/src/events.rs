@@ -1,8 +1,8 @@
-//! Events: what a user would ask about, told on the object it concerns.
+//! Kubernetes events of the controllers.
 //!
-//! Recording never waits and never fails: events go through a bounded line to one task that writes them, and when the API
-//! server cannot keep up they are dropped, because an event is never worth more than the work it tells of. Repetitions become
-//! one event with a count (`series`), as `events.k8s.io` asks, and an object that has too much to tell is cut short.
+//! Recording never blocks and never fails: events go through a bounded queue to one task that writes them. If the API server cannot
+//! keep up, they are dropped, so that events never delay reconciles. Repetitions become one event with a count (`series`), as in
+//! `events.k8s.io`, and the rate of events per object is limited.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use tracing::debug;
 
 use crate::clock::{Clock, Random};
 
-/// How many events may wait to be written.
+/// The length of the queue of events to write.
 const LINE: usize = 1_024;
 /// How many distinct events are remembered, to count their repetitions.
 pub const REMEMBERED: usize = 4_096;
 /// A repetition later than this is an event of its own.
 const SERIES_WINDOW: Duration = Duration::from_secs(6 * 60);
-/// How many events in a row an object may have; after that, one for each [`ALLOWANCE_PERIOD`].
+/// The burst of events per object; after that, one for each [`ALLOWANCE_PERIOD`].
 const ALLOWANCE: u32 = 25;
 const ALLOWANCE_PERIOD: Duration = Duration::from_secs(5 * 60);
 
@@ -53,7 +53,7 @@ struct Report {
     occurrence: Occurrence,
 }
 
-/// A handle for recording events. Clones share one line.
+/// A handle for recording events. Clones share one queue.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     line: mpsc::Sender<Report>,
@@ -69,7 +69,7 @@ impl Recorder {
         instance: Arc<str>,
     ) -> (Self, impl Future<Output = ()> + Send) {
         let (line, reports) = mpsc::channel(LINE);
-        let scribe = Scribe {
+        let writer = EventWriter {
             client,
             clock,
             random,
@@ -81,9 +81,9 @@ impl Recorder {
         };
         let recorder = Self {
             line,
-            remembered: Arc::clone(&scribe.remembered),
+            remembered: Arc::clone(&writer.remembered),
         };
-        (recorder, scribe.write_all(reports))
+        (recorder, writer.write_all(reports))
     }
 
     /// How many distinct events are remembered; at most [`REMEMBERED`].
@@ -91,7 +91,7 @@ impl Recorder {
         self.remembered.load(Ordering::Relaxed)
     }
 
-    /// Tells of something that a controller did to an object, or could not do.
+    /// Records an event: something that a controller did to an object, or could not do.
     pub fn record<K: Resource<DynamicType = ()>>(
         &self,
         controller: &'static str,
@@ -101,7 +101,7 @@ impl Recorder {
         let report = Report {
             controller,
             regarding: ObjectReference {
-                // The version tells clients of old events nothing useful, and the rest says which object it is.
+                // The resource version is left out: it is outdated when the event is read, and the other fields identify the object.
                 resource_version: None,
                 ..regarding.object_ref(&())
             },
@@ -120,20 +120,20 @@ struct Series {
     last: Instant,
 }
 
-struct Scribe {
+struct EventWriter {
     client: Client,
     clock: Clock,
     random: Random,
     instance: Arc<str>,
     series: HashMap<Identity, Series>,
     order: VecDeque<Identity>,
-    /// How many series there are, for those who cannot look.
+    /// The number of series, for the gauge.
     remembered: Arc<AtomicUsize>,
-    /// By controller and UID; all begin anew when there are too many.
+    /// By controller and UID; cleared when there are too many.
     allowances: HashMap<(&'static str, String), Allowance>,
 }
 
-/// What an object may still tell.
+/// The token bucket that limits the events of one object.
 #[derive(Debug)]
 struct Allowance {
     left: u32,
@@ -148,7 +148,7 @@ impl Allowance {
         }
     }
 
-    /// Takes one, if there is one.
+    /// Takes a token, if one is left.
     fn take(&mut self, now: Instant) -> bool {
         let periods = now.duration_since(self.since).as_secs() / ALLOWANCE_PERIOD.as_secs();
         let regained = u32::try_from(periods).unwrap_or(u32::MAX);
@@ -162,7 +162,7 @@ impl Allowance {
     }
 }
 
-impl Scribe {
+impl EventWriter {
     async fn write_all(mut self, mut reports: mpsc::Receiver<Report>) {
         while let Some(report) = reports.recv().await {
             if let Err(error) = self.write(report).await {
@@ -287,13 +287,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_object_that_keeps_failing_tells_so_now_and_then() {
         let mut allowance = Allowance::full(Instant::now());
-        let told = (0..100).filter(|_| allowance.take(Instant::now())).count();
-        assert_eq!(told, 25);
+        let granted = (0..100).filter(|_| allowance.take(Instant::now())).count();
+        assert_eq!(granted, 25);
         tokio::time::advance(ALLOWANCE_PERIOD).await;
-        let told = (0..100).filter(|_| allowance.take(Instant::now())).count();
-        assert_eq!(told, 1);
+        let granted = (0..100).filter(|_| allowance.take(Instant::now())).count();
+        assert_eq!(granted, 1);
         tokio::time::advance(ALLOWANCE_PERIOD * 1_000).await;
-        let told = (0..100).filter(|_| allowance.take(Instant::now())).count();
-        assert_eq!(told, 25);
+        let granted = (0..100).filter(|_| allowance.take(Instant::now())).count();
+        assert_eq!(granted, 25);
     }
 }

@@ -23,7 +23,7 @@ use serde::Serialize;
 const PORT: u16 = 49_983;
 /// How long one call may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How much of an answer is read, for the message in it.
+/// How much of a response is read for the error message.
 const ANSWER_MAX: usize = 4 * 1024;
 
 /// The body of `POST /init`.

@@ -1,4 +1,4 @@
-//! The name under which an object is cached and queued. It says nothing of the object's kind or identity (UID).
+//! The name under which an object is cached and queued. It contains neither the kind nor the UID.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl ObjectKey {
     }
 }
 
-/// What an index files an object under for a value that counts only in the object's namespace.
+/// An index key for a value that is meaningful only within a namespace.
 pub(crate) fn within<K: Resource>(object: &K, value: &str) -> String {
     let namespace = object.meta().namespace.as_deref().unwrap_or_default();
     format!("{namespace}/{value}")

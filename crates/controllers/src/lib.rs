@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`cache`], [`cached`], [`slim`], `watch` | one watch and one cache per kind, shared by all controllers |
 //! | [`queue`] | which object is worked on next |
-//! | [`runtime`], [`context`] | composing them; what a reconciler is given |
+//! | [`runtime`], [`context`] | composing them; what a reconciler gets |
 //! | `objects` | the driver of every pass: answers the requests of [`planner::pass`] |
 //! | [`writes`], [`events`] | requests with preconditions; events on objects |
 //! | `unreadable` | objects that cannot be decoded |
@@ -20,7 +20,7 @@
 //! | `trace` | reconciles as spans |
 //! | [`template`], [`warm_pool`], [`claim`] | the controllers of the extension kinds |
 //! | `pool` | what the controllers of both kinds of pool do alike |
-//! | [`kruise`], [`initialise`] | the controllers of the OpenKruise dialect; telling sandboxes their environment |
+//! | [`kruise`], [`initialise`] | the controllers of the OpenKruise dialect; sending sandboxes their environment variables |
 //! | [`extensions`], [`warm_queue`] | adding them to a runtime; the warm queue they share |
 //! | [`rbac`] | the permissions of all of them |
 
@@ -82,8 +82,8 @@ pub enum Error {
     },
 }
 
-/// Runs all controllers that `config` asks for until `shutdown` is cancelled, then lets begun work end. `ready` is called once
-/// the caches are complete. There is no leader election: the caller vouches that no other instance runs.
+/// Runs all controllers that `config` asks for until `shutdown` is cancelled, then lets running work end. `ready` is called once
+/// the caches are complete. There is no leader election: the caller must ensure that no other instance runs.
 pub async fn run(
     client: Client,
     config: Config,
@@ -116,7 +116,7 @@ pub fn assemble(mut parts: Parts) -> Runtime {
     runtime
 }
 
-/// Checks that the kinds are served which the controllers are about to watch, since a watch would wait for them for ever.
+/// Checks that the API server serves the kinds that the controllers watch: a watch of a missing kind would wait for ever.
 pub async fn check_installed(client: &Client, config: &Config) -> Result<(), Error> {
     let groups = [
         (true, api::CORE_GROUP, api::STORAGE_VERSION),

@@ -1,11 +1,11 @@
-//! A keyed work queue: which object a controller looks at next.
+//! A keyed work queue: which object a controller reconciles next.
 //!
 //! # Guarantees
 //! - An object is never worked on twice at once. Added while it is worked on, it is worked on once more afterwards.
 //! - Adding an object any number of times before a worker takes it costs one piece of work.
 //! - Work that failed is tried again after a delay that doubles each time, with jitter; an event cuts the delay short.
-//! - Deferred work ([`Urgency::Later`]) begins after [`DEFERRAL`], when nothing else is ready. While urgent work elsewhere is waiting
-//!   ([`Queue::yield_to`]), at most [`DEFERRED_WORKERS`] workers do it, so that it is slowed but never starved.
+//! - Deferred work ([`Urgency::Later`]) begins after `DEFERRAL`, when nothing else is ready. While urgent work elsewhere is waiting
+//!   ([`Queue::yield_to`]), at most `DEFERRED_WORKERS` workers do it, so that it is slowed but never starved.
 //!
 //! ```text
 //!              add                   worker takes it
@@ -41,7 +41,7 @@ use crate::key::ObjectKey;
 
 /// The delay after the first failure.
 const BASE_DELAY: Duration = Duration::from_millis(10);
-/// No failure waits longer than this.
+/// The longest delay after a failure.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
 /// The minimum delay of deferred work.
@@ -143,7 +143,7 @@ pub struct Settings {
     pub max_workers: usize,
     pub random: Random,
     pub instrumentation: Arc<dyn Instrumentation>,
-    /// Cancelled to drop all work where it stands.
+    /// Cancelled to abort all work.
     pub abort: CancellationToken,
 }
 
@@ -441,7 +441,7 @@ impl Queue {
         }
     }
 
-    /// Half to one and a half times the doubled delay, so that what failed together is not retried together.
+    /// Half to one and a half times the doubled delay, so that objects that failed together are not retried together.
     fn retry_delay(&self, failures: u32) -> Duration {
         let exponent = failures.saturating_sub(1).min(20);
         let delay = BASE_DELAY.saturating_mul(1 << exponent).min(MAX_DELAY);

@@ -1,15 +1,15 @@
-//! The permissions of the whole process, gathered from where each controller declares its own. Manifests are generated from these.
+//! The permissions of the whole process, collected from the controllers' own declarations. Manifests are generated from these.
 
 use api::rbac::{MANAGE, Rule};
 
-/// What a controller needs that makes sandboxes.
+/// The permissions to create sandboxes.
 pub(crate) const SANDBOXES: Rule = Rule {
     groups: &[api::CORE_GROUP],
     resources: &["sandboxes"],
     verbs: MANAGE,
 };
 
-/// What a controller needs that tells of events.
+/// The permissions to record events.
 pub(crate) const EVENTS: Rule = Rule {
     groups: &["", "events.k8s.io"],
     resources: &["events"],

@@ -1,5 +1,5 @@
 //! The controller of network policies whose template is gone: each stays in force as long as a sandbox or a pod of the template is left,
-//! and is deleted after that. How it survives the template is [`planner::policy_retention`]'s.
+//! and is deleted after that. [`planner::policy_retention`] keeps it from being garbage-collected with the template.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,10 +28,10 @@ const FIELD_MANAGER: &str = "sandboxtemplate-controller";
 const WORKERS: usize = 2;
 /// The index of sandboxes, pods and policies by namespace and the hash of the template's name.
 const BY_TEMPLATE_HASH: &str = "template-hash";
-/// How soon what only the server knows of is looked for again, at the least.
+/// The shortest interval between two lists from the API server.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// Why it could not be found out whether a policy is still needed, or why it could not be deleted.
+/// Why a retained policy could not be checked or deleted.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot look for the policy's template")]
@@ -107,7 +107,7 @@ fn hash_of_pod(pod: &ObservedPod) -> Option<&str> {
         .map(String::as_str)
 }
 
-/// Looks at a policy without a template again when something goes that it applied to.
+/// Reconciles a policy without a template when a sandbox or a pod that it applied to is deleted.
 fn wake_by<K: Cached>(
     hash_of: fn(&K) -> Option<&str>,
     caches: &Caches,
@@ -148,7 +148,7 @@ async fn reconcile(
         return Ok(Action::AwaitChange);
     }
     if is_used(&context, &policy) {
-        if memory.is_news(&key) {
+        if memory.is_first_report(&key) {
             tell_retained(&context, &policy, template);
         }
         return Ok(Action::AwaitChange);
@@ -171,7 +171,7 @@ async fn reconcile(
     }
 }
 
-/// Whether the template exists. That it does not is only believed of the API server itself.
+/// Whether the template exists. If the cache does not have it, the API server is asked.
 async fn has_template(
     context: &Context,
     policy: &ObjectKey,
@@ -192,7 +192,7 @@ async fn has_template(
     }
 }
 
-/// Whether the caches show a sandbox or a pod that the policy applies to. A sandbox that cannot be read may be one.
+/// Whether the caches show a sandbox or a pod that the policy applies to. A sandbox that cannot be decoded counts as one.
 fn is_used(context: &Context, policy: &NetworkPolicy) -> bool {
     let caches = &context.caches;
     let value = within(policy, selected_hash(policy).unwrap_or_default());
@@ -205,7 +205,7 @@ fn is_used(context: &Context, policy: &NetworkPolicy) -> bool {
         || !caches.sandboxes.unreadable_in(namespace).is_empty()
 }
 
-/// Whether the API server knows of a sandbox or a pod that the policy applies to. The caches may be late.
+/// Whether the API server has a sandbox or a pod that the policy applies to. The caches may be stale.
 async fn is_used_on_the_server(
     context: &Context,
     key: &ObjectKey,
@@ -218,7 +218,7 @@ async fn is_used_on_the_server(
     if !pods.map_err(Error::List)?.is_empty() {
         return Ok(true);
     }
-    // A claimed sandbox has the label only on its pod; what it was made from is in an annotation.
+    // A claimed sandbox has the label only on its pod; an annotation names its template.
     let is_of_template = |sandbox: &ObjectMeta| {
         let annotations = sandbox.annotations.as_ref();
         let made_from =
@@ -242,25 +242,25 @@ fn tell_retained(context: &Context, policy: &NetworkPolicy, template: &str) {
     context.events.record(CONTROLLER, policy, occurrence);
 }
 
-/// What is known of policies without a template. Clones refer to the same.
+/// The state of policies without a template. Clones refer to the same.
 #[derive(Clone, Debug, Default)]
 struct Memory(Arc<Mutex<HashMap<ObjectKey, Known>>>);
 
 #[derive(Debug, Default)]
 struct Known {
     /// Its retention was reported.
-    is_told: bool,
+    is_reported: bool,
     /// Since when it applies to nothing.
     unused_since: Option<Instant>,
 }
 
 impl Memory {
-    /// Whether it was not reported yet that the policy is retained. From now on it is used.
-    fn is_news(&self, key: &ObjectKey) -> bool {
+    /// Whether the retention of the policy has not been reported yet. Marks it as reported, and the policy as in use.
+    fn is_first_report(&self, key: &ObjectKey) -> bool {
         let mut entries = self.entries();
         let known = entries.entry(key.clone()).or_default();
         known.unused_since = None;
-        !std::mem::replace(&mut known.is_told, true)
+        !std::mem::replace(&mut known.is_reported, true)
     }
 
     /// How long an unused policy still stays.

@@ -1,4 +1,4 @@
-//! Composes watches, queues and reconcilers into one running whole.
+//! Connects watches, caches, queues and reconcilers, and runs them.
 //!
 //! ```text
 //!   API server ──watch──► cache ──change──► subscriber ──key──► queue ──► reconcile(object, context)
@@ -35,10 +35,10 @@ use crate::key::ObjectKey;
 use crate::queue::{NextRun, Queue, Settings, Urgency};
 use crate::{trace, unreadable, watch};
 
-/// How long a stop waits for reconciles that have begun.
+/// How long a stop waits for running reconciles.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Every change is worked on as soon as it is seen.
+/// Reconciles every change at once.
 pub fn at_once<K>(_: &Change<'_, K>) -> Urgency {
     Urgency::Now
 }
@@ -48,7 +48,7 @@ pub struct Runtime {
     pub context: Arc<Context>,
     watches: Vec<Watch>,
     queues: Vec<Queue>,
-    scribe: BoxFuture<'static, ()>,
+    event_writer: BoxFuture<'static, ()>,
     abort: CancellationToken,
 }
 
@@ -85,7 +85,7 @@ impl Parts {
 
 impl Runtime {
     pub fn new(parts: Parts) -> Self {
-        let (events, scribe) = Recorder::new(
+        let (events, event_writer) = Recorder::new(
             parts.client.clone(),
             parts.clock.clone(),
             parts.random.clone(),
@@ -108,12 +108,12 @@ impl Runtime {
             context: Arc::new(context),
             watches: Vec::new(),
             queues: Vec::new(),
-            scribe: scribe.boxed(),
+            event_writer: event_writer.boxed(),
             abort: CancellationToken::new(),
         }
     }
 
-    /// Has a cache fed by a watch. Controllers each ask for what they read; a cache has one watch however many ask.
+    /// Starts a watch for a cache. Every controller requests the caches that it reads; a cache has one watch in any case.
     pub fn follow<K: Cached>(&mut self, cache: &Cache<K>) {
         if !cache.claim_watch() {
             return;
@@ -130,9 +130,8 @@ impl Runtime {
         });
     }
 
-    /// Adds a controller for a kind: its objects are reconciled whenever they change, as soon as `urgency` says, and whenever the
-    /// queue that is returned is told to. An object that is gone from the cache is not reconciled; of one that cannot be read, that is
-    /// reported.
+    /// Adds a controller for a kind. An object is reconciled when it changes, with the urgency that `urgency` returns, and when it is
+    /// added to the returned queue. An object that is gone from the cache is not reconciled; one that cannot be decoded is reported.
     pub fn controller<K, F, Fut, E>(
         &mut self,
         name: &'static str,
@@ -199,8 +198,8 @@ impl Runtime {
         queue
     }
 
-    /// Runs until `shutdown`, then lets begun reconciles end. `synced` is called once all caches are complete, and nothing is
-    /// reconciled before `lead` resolves. Cancelling `abort` instead drops everything where it stands.
+    /// Runs until `shutdown`, then lets running reconciles end. `synced` is called once all caches are complete, and nothing is
+    /// reconciled before `lead` resolves. Cancelling `abort` instead aborts everything.
     pub async fn run(
         self,
         shutdown: CancellationToken,
@@ -212,7 +211,7 @@ impl Runtime {
             context,
             watches,
             queues,
-            scribe,
+            event_writer,
             abort: abort_queues,
         } = self;
         let mut background = JoinSet::new();
@@ -221,7 +220,7 @@ impl Runtime {
             background.spawn(watch.run);
             complete.push(watch.synced);
         }
-        background.spawn(scribe);
+        background.spawn(event_writer);
         let work = async {
             while complete.next().await.is_some() {}
             synced();
@@ -249,7 +248,7 @@ impl Runtime {
     }
 }
 
-/// What names a reconcile in logs and traces.
+/// The fields that identify a reconcile in logs and traces.
 fn span<K: Cached>(
     controller: &'static str,
     key: &ObjectKey,

@@ -1,7 +1,7 @@
 //! Decoding objects without their managed fields.
 //!
-//! No controller reads `metadata.managedFields`, but they are a third of an object and the costliest part of it to decode: a tree of
-//! maps for every manager. Here they are passed over in the text, before anything is made of them.
+//! No controller reads `metadata.managedFields`, but they are a third of an object's JSON and the most expensive part to decode: a tree
+//! of maps for every manager. This deserializer skips them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -59,7 +59,7 @@ impl<K: Cached> Resource for Slim<K> {
     }
 }
 
-/// How deep in the object a value lies. Deeper than its metadata there is nothing to pass over.
+/// The depth of a value in the object. Nothing is skipped below the metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     Object,

@@ -1,5 +1,5 @@
-//! The controller of `SandboxTemplate`: keeps the network policy that a template's sandboxes share. What becomes of the policy when the
-//! template goes is the business of [`crate::retained_policy`].
+//! The controller of `SandboxTemplate`: keeps the network policy that a template's sandboxes share. The policy of a deleted
+//! template belongs to [`crate::retained_policy`].
 
 use std::sync::{Arc, Once};
 
@@ -46,10 +46,10 @@ pub const RBAC: &[Rule] = &[
 
 /// The controller's name in logs, metrics and events.
 pub const CONTROLLER: &str = "sandboxtemplate";
-/// The name under which its writes are filed in managed fields.
+/// The field manager of its writes.
 const FIELD_MANAGER: &str = "sandboxtemplate-controller";
 
-/// Why a template's network policy could not be kept.
+/// Why a template's network policy could not be reconciled.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot look for the template's network policy")]
@@ -78,7 +78,7 @@ pub fn register(runtime: &mut Runtime) {
     });
 }
 
-/// Brings a template's network policy to what the template says.
+/// Creates, repairs or deletes the network policy of a template.
 pub async fn reconcile(
     template: Arc<SandboxTemplate>,
     context: Arc<Context>,
@@ -114,7 +114,7 @@ pub async fn reconcile(
     Ok(Action::Retry)
 }
 
-/// The UID of a namespace. A policy that is made without it goes with its template; that is better than none.
+/// The UID of a namespace. A policy that is created without it is deleted with its template, which is better than no policy.
 async fn namespace_uid(context: &Context, namespace: &str) -> Option<String> {
     let namespaces = Api::<Namespace>::all(context.client.clone());
     match namespaces.get_metadata(namespace).await {

@@ -1,4 +1,4 @@
-//! A limit on requests to the API server, for operators who share one.
+//! A rate limit on requests to the API server.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tower::service_fn;
 
 use crate::config::RequestLimit;
 
-/// A client that waits before each request as long as the limit demands.
+/// A client that delays requests beyond the limit.
 pub fn throttled(client: Client, limit: RequestLimit) -> Client {
     let bucket = Arc::new(Bucket::new(limit));
     let namespace = client.default_namespace().to_owned();
@@ -25,10 +25,10 @@ pub fn throttled(client: Client, limit: RequestLimit) -> Client {
     Client::new(service, namespace)
 }
 
-/// A token bucket, kept as the time at which it will be full again.
+/// A token bucket, stored as the time at which it will be full again.
 struct Bucket {
     interval: Duration,
-    /// How far the time it is full again may lie ahead.
+    /// The time from empty to full.
     capacity: Duration,
     full_at: Mutex<Option<Instant>>,
 }
@@ -44,7 +44,7 @@ impl Bucket {
         }
     }
 
-    /// Takes a token and answers when it may be used.
+    /// Takes a token, and returns when it may be used.
     fn take(&self, now: Instant) -> Instant {
         let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
         let after = full_at.map_or(now, |full_at| full_at.max(now));

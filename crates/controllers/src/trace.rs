@@ -22,7 +22,7 @@ pub(crate) fn context_of<K: Resource>(object: &K) -> Option<TraceContext> {
     TraceContext::from_annotation(annotations.get(labels::TRACE_CONTEXT)?)
 }
 
-/// Begins the span of a reconcile: names it, joins it to the object's trace, and tells the logs which trace that is.
+/// Begins the span of a reconcile: names it, joins it to the object's trace, and adds the trace ID to the log lines.
 pub(crate) fn begin(span: &Span, kind: &str, parent: Option<&TraceContext>) {
     span.record("otel.name", format!("Reconcile{kind}"));
     if let Some(parent) = parent {
@@ -48,14 +48,14 @@ pub(crate) fn with_context(claim: &Arc<SandboxClaim>) -> Arc<SandboxClaim> {
     Arc::clone(claim)
 }
 
-/// Says on the span of this reconcile which sandbox it is of.
+/// Adds the sandbox's name to the span of this reconcile.
 pub(crate) fn describe(sandbox: &ObjectKey) {
     let span = Span::current();
     spans::set_attribute(&span, "sandbox.name", sandbox.name.to_string());
     spans::set_attribute(&span, "sandbox.namespace", sandbox.namespace.to_string());
 }
 
-/// Has a sandbox that carries no context carry that of this reconcile. A failure does not affect the sandbox.
+/// Annotates a sandbox without a trace context with that of this reconcile. A failure does not affect the sandbox.
 pub(crate) async fn persist(
     context: &Context,
     key: &ObjectKey,

@@ -28,13 +28,13 @@ pub struct SharedWarmQueue(Arc<Inner>);
 struct Inner {
     queue: Mutex<WarmQueue>,
     sandboxes: Cache<Sandbox>,
-    /// What the queue is to know of a sandbox, if claims may take it.
+    /// The queue's entry for a sandbox, if claims may take it.
     candidate: fn(&Sandbox) -> Option<Candidate>,
     /// How many claims are getting their sandbox.
     acquiring: AtomicUsize,
     /// When the last of them was finished.
     served_at: Mutex<Option<Timestamp>>,
-    /// Where claims wait for a worker.
+    /// The work queue of the claim controller.
     claims: OnceLock<Queue>,
 }
 
@@ -159,7 +159,7 @@ impl SharedWarmQueue {
         self.queue().depth()
     }
 
-    /// Has the queue's sandboxes counted, by the name of the controller that keeps it.
+    /// Registers a gauge of the queue's sandboxes, labelled with the controller.
     pub fn count(&self, context: &Context, controller: &'static str) {
         let warm_queue = self.clone();
         let count = move || {

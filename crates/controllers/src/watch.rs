@@ -1,5 +1,5 @@
 //! Feeds a cache from the API server for as long as the process lives: lists, watches, and lists anew when the watch is lost.
-//! Objects are decoded one by one ([`api::decoding`]): one that cannot be read keeps no other from being cached.
+//! Objects are decoded one by one ([`api::decoding`]), so an object that cannot be decoded does not affect the others.
 
 use api::decoding::Decoded;
 use futures::StreamExt;

@@ -1,7 +1,7 @@
-//! Requests to the API server, each with the preconditions its decision rests on, and the answers sorted by what they call for.
+//! Requests to the API server with preconditions, and the classification of their errors.
 //!
-//! Answers are learned by the caches, so that the next decision already knows of them. This module does not decide what to
-//! write, nor whether to try again.
+//! Responses are stored in the caches, so that the next decision sees them. This module decides neither what to write nor whether to
+//! retry.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,7 @@ use crate::instrumentation::{RequestReport, Verb};
 use crate::key::ObjectKey;
 use crate::slim::Slim;
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{verb:?} {kind} {object}: {failure}")]
 pub struct WriteError {
@@ -39,7 +39,7 @@ pub struct WriteError {
 }
 
 impl WriteError {
-    /// What was to be looked at cannot be read.
+    /// The object cannot be decoded.
     pub fn unreadable<K: Cached>(object: &ObjectKey, left: &Unreadable) -> Self {
         Self {
             verb: Verb::Get,
@@ -78,12 +78,12 @@ impl WriteError {
     }
 }
 
-/// Sorts an error of the client.
+/// Classifies an error of the client.
 pub fn failure_of(error: &kube::Error) -> Failure {
     let status = match error {
         kube::Error::Api(status) => status,
         kube::Error::BuildRequest(error) => return Failure::Impossible(error.to_string()),
-        // Its text may quote the object.
+        // The error's text may quote the object, which may contain secrets.
         kube::Error::SerdeError(_) => {
             return Failure::Transient("the answer cannot be read".to_owned());
         }
@@ -106,8 +106,8 @@ pub fn failure_of(error: &kube::Error) -> Failure {
     }
 }
 
-/// Whether a write failed because it named another UID than the object has: the server calls that an invalid change of a field
-/// that cannot change, but to us it says that the object is another one.
+/// Whether a write failed because its UID is not that of the object: the server reports an invalid change of an immutable field. It
+/// means that the object was replaced by another one of its name.
 fn changes_identity(status: &kube::core::Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422 && causes.any(|cause| cause.field == "metadata.uid")
@@ -133,7 +133,7 @@ pub struct Deletion {
 }
 
 impl Deletion {
-    /// Deletes an object of which this is still true.
+    /// A deletion with a precondition.
     pub fn given(precondition: impl Into<Precondition>) -> Self {
         Self {
             precondition: precondition.into(),
@@ -159,7 +159,7 @@ impl<'a, K: Cached> Writer<'a, K> {
         }
     }
 
-    /// Reads an object from the server itself, for decisions that a cache must not make.
+    /// Reads an object from the server, for decisions that must not rest on a cache.
     pub async fn get(&self, key: &ObjectKey) -> Result<Option<Arc<K>>, WriteError> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
@@ -245,7 +245,7 @@ impl<'a, K: Cached> Writer<'a, K> {
         self.exchange(Verb::PatchStatus, key, request).await
     }
 
-    /// Deletes an object. That it is gone already is success.
+    /// Deletes an object. An object that does not exist is success.
     pub async fn delete(&self, key: &ObjectKey, deletion: Deletion) -> Result<(), WriteError> {
         let epoch = self.cache.epoch();
         let started = Instant::now();
@@ -283,7 +283,7 @@ impl<'a, K: Cached> Writer<'a, K> {
         Request::new(K::url_path(&(), Some(&key.namespace)))
     }
 
-    /// Sends a request that is answered with the object, and has the cache learn it.
+    /// Sends a request whose response is the object, and stores the object in the cache.
     async fn exchange(
         &self,
         verb: Verb,
@@ -374,7 +374,7 @@ fn body(object: &impl Serialize) -> Result<Vec<u8>, request::Error> {
     serde_json::to_vec(object).map_err(request::Error::SerializeBody)
 }
 
-/// Says what was changed, to logs and to the trace of the reconcile.
+/// Reports a change in the log and in the trace of the reconcile.
 fn tell(verb: Verb, kind: &str, object: &ObjectKey) {
     match verb {
         Verb::Get | Verb::List => {}
@@ -385,7 +385,7 @@ fn tell(verb: Verb, kind: &str, object: &ObjectKey) {
     }
 }
 
-/// The status of an answer. The client tells it only of refusals; a success has the one that its verb calls for.
+/// The HTTP status of a response. The client reports it only for errors; for a success it follows from the verb.
 fn code_of<T>(verb: Verb, answer: &Result<T, kube::Error>) -> Option<u16> {
     match answer {
         Ok(_) if verb == Verb::Create => Some(201),
@@ -401,7 +401,7 @@ fn with_precondition(mut patch: Value, precondition: &Precondition) -> Value {
             patch["metadata"][field] = Value::from(value.as_str());
         }
     };
-    // No two objects share a version, so a version alone says which object is meant.
+    // No two objects share a resource version, so it also identifies the object.
     if precondition.resource_version.is_some() {
         require("resourceVersion", &precondition.resource_version);
     } else {

@@ -81,7 +81,7 @@ async fn a_pool_is_scaled_by_those_who_only_know_scales() {
         .unwrap();
     assert_eq!(scale.spec.and_then(|spec| spec.replicas), Some(3));
     cluster.pool_ready("warm", 3).await;
-    // What an autoscaler reads: how many there are, and which pods to measure.
+    // The fields that an autoscaler reads: the number of replicas, and the selector of the pods.
     let status = pools.get_scale("warm").await.unwrap().status.unwrap();
     assert_eq!(status.replicas, 3);
     let selected = cluster
@@ -137,7 +137,7 @@ async fn template_changes_roll_out_as_the_strategy_says() {
     .await;
     assert_eq!(rolled.conditions[0].reason, "RolloutComplete");
 
-    // The default keeps what it has; only a replacement is of the new revision.
+    // The default strategy keeps the members; only a replacement is of the new revision.
     let members = cluster.members("default").await;
     assert_eq!(uids(&members), kept);
     cluster.delete::<Sandbox>(&members[0].name_any()).await;
@@ -204,7 +204,7 @@ async fn a_claim_prefers_the_current_revision() {
     cluster
         .patch::<SandboxTemplate>("py", new_image("image-v2"))
         .await;
-    // Templates and pools are watched apart: a pool that grows before it hears of the change grows by the old revision.
+    // Templates and pools have separate watches: a pool that grows before it sees the new template uses the old revision.
     eventually("the pool to know of the new revision", async || {
         let pool = cluster.get::<SandboxWarmPool>("warm").await?;
         (pool.status?.updated_replicas == 0).then_some(())
@@ -318,13 +318,13 @@ async fn a_pool_makes_nothing_in_a_namespace_that_ends() {
     for member in cluster.members("warm").await {
         cluster.delete::<Sandbox>(&member.name_any()).await;
         cluster.gone::<Sandbox>(&member.name_any()).await;
-        // The pool may rest for a while before it tries.
+        // The pool may pause before its next pass.
         eventually("the pool to be refused", async || {
             (tried() > 0).then_some(())
         })
         .await;
     }
-    // What comes after the deletions is seen after them.
+    // A later event is seen after the deletions.
     cluster
         .create(&testkit::cluster::sandbox(
             "last",
@@ -345,7 +345,7 @@ async fn a_creation_that_meets_a_conflict_is_tried_again() {
     let cluster = Cluster::start().await;
     let (tap, controllers) = cluster.tapped_controllers();
     cluster.create(&template("py")).await;
-    // As a server answers when many creations count against one quota at once.
+    // The response of a server to many concurrent creations that count against one quota.
     let conflict: kube::core::Status = serde_json::from_value(json!({
         "status": "Failure", "reason": "Conflict", "code": 409,
         "message": "Operation cannot be fulfilled on resourcequotas: the object has been modified",

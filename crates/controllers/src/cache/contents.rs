@@ -1,4 +1,4 @@
-//! What a cache holds, and which word about an object counts: the later one.
+//! The contents of a cache. Of two versions of an object, the later one is kept.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -8,33 +8,33 @@ use api::decoding::Unreadable;
 use crate::cached::{Cached, resource_version};
 use crate::key::ObjectKey;
 
-/// How many deletions are remembered, to refuse answers to writes that came before them.
+/// How many deletions are remembered, to ignore late responses to earlier writes.
 const REMEMBERED_DELETIONS: usize = 8_192;
 
-/// The keys of objects by a value of theirs.
+/// An index: the keys of objects, by a value.
 pub(super) struct Index<K> {
     pub name: &'static str,
     pub values: fn(&K) -> Vec<String>,
     pub keys: HashMap<String, HashSet<ObjectKey>>,
 }
 
-/// The objects of a cache, and what is remembered about others.
+/// The objects of a cache, and the remembered deletions.
 pub(super) struct Contents<K> {
     pub objects: HashMap<ObjectKey, Arc<K>>,
-    /// The objects that cannot be read. In order, so that those of a namespace lie together.
+    /// The objects that cannot be decoded, in order, so that those of a namespace are adjacent.
     pub unreadable: BTreeMap<ObjectKey, Arc<Unreadable>>,
     pub indexes: Vec<Index<K>>,
     pub deleted: HashMap<ObjectKey, u64>,
     pub deletion_order: VecDeque<(ObjectKey, u64)>,
-    /// Counts the times the watch has listed anew.
+    /// How often the watch has relisted.
     pub epoch: u64,
-    /// The keys seen by the listing that is under way.
+    /// The keys seen by the current relist.
     pub listing: Option<HashSet<ObjectKey>>,
 }
 
 /// What storing an object did.
 pub(super) enum Put<K> {
-    /// Nothing: as much or more was known.
+    /// Nothing: the cache has this version or a later one.
     Known,
     Changed {
         before: Option<Arc<K>>,
@@ -42,7 +42,7 @@ pub(super) enum Put<K> {
 }
 
 impl<K: Cached> Contents<K> {
-    /// Stores an object unless what is known is as new or newer.
+    /// Stores an object unless the cache has this version or a later one.
     pub fn put(&mut self, key: ObjectKey, object: Arc<K>) -> Put<K> {
         if self.is_superseded(&key, resource_version(object.as_ref())) {
             return Put::Known;
@@ -59,8 +59,8 @@ impl<K: Cached> Contents<K> {
         Put::Changed { before }
     }
 
-    /// Stores what is left of an object that cannot be read, unless what is known is as new or newer. The object before is the
-    /// one that could be read until now.
+    /// Stores the metadata of an object that cannot be decoded, unless the cache has this version or a later one. Returns the last
+    /// version that could be decoded.
     pub fn put_unreadable(&mut self, key: &ObjectKey, left: Unreadable) -> Put<K> {
         if let Some(seen) = &mut self.listing {
             seen.insert(key.clone());
@@ -73,13 +73,13 @@ impl<K: Cached> Contents<K> {
         Put::Changed { before }
     }
 
-    /// Whether as much or more is known of an object as of this version.
+    /// Whether the cache has this version of an object or a later one.
     fn is_superseded(&self, key: &ObjectKey, version: Option<u64>) -> bool {
         let Some(version) = version else {
             return false;
         };
         let known = self.known_version(key);
-        // A listing says what is true, even if the server was restored from a backup and went back in time.
+        // A relist is authoritative, even if the server was restored from a backup and its versions went back.
         if self.listing.is_some() {
             known == Some(version)
         } else {
@@ -87,7 +87,7 @@ impl<K: Cached> Contents<K> {
         }
     }
 
-    /// Removes an object, unless what is known is newer than the version that was deleted.
+    /// Removes an object, unless the cache has a later version than the deleted one.
     pub fn remove(&mut self, key: &ObjectKey, deleted: Option<u64>) -> Option<Arc<K>> {
         let known = self.known_version(key);
         if let Some(deleted) = deleted {

@@ -156,8 +156,8 @@ fn unreadable(name: &str, version: u64) -> Decoded<Slim<ObservedPod>> {
 fn an_object_that_becomes_unreadable_departs_and_comes_back_once_corrected() {
     let cache = synced(vec![pod("a", 1, "o"), pod("b", 2, "o")]);
     let log = changes(&cache);
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let noted = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&reported);
     cache.subscribe_unreadable(move |key| noted.lock().unwrap().push(key.name.to_string()));
     let key = ObjectKey::new("default", "a");
     cache.take(Event::Apply(unreadable("a", 5)));
@@ -166,14 +166,14 @@ fn an_object_that_becomes_unreadable_departs_and_comes_back_once_corrected() {
     assert_eq!(cache.unreadable_in("default").len(), 1);
     assert!(cache.unreadable_in("defaul").is_empty());
     assert!(cache.controlled_by("o").len() == 1);
-    // The late answer to an earlier write does not bring it back.
+    // The late response to an earlier write does not bring it back.
     cache.learn(pod("a", 4, "o"), cache.epoch());
     assert_eq!(version(&cache, "a"), None);
     cache.apply(Event::Apply(pod("a", 6, "o")));
     assert_eq!(version(&cache, "a"), Some(6));
     assert!(cache.unreadable(&key).is_none());
     assert_eq!(*log.lock().unwrap(), [(Some(1), None), (None, Some(6))]);
-    assert_eq!(*told.lock().unwrap(), ["a"]);
+    assert_eq!(*reported.lock().unwrap(), ["a"]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Sandboxes that this process gave to claims, or may have given, before the cache shows it.
 //!
-//! The answer to a write can be lost, and a cache that lists anew learns nothing. If a user strips the claim's binding in that moment,
-//! neither the claim nor the cache tells which sandbox the claim has. A process that starts anew lists all sandboxes first, so this need
-//! not outlive the process.
+//! The response to a write can be lost, and a cache does not store responses during a relist. If a user removes the claim's binding at
+//! that time, neither the claim nor the cache shows which sandbox the claim has. A new process lists all sandboxes first, so these
+//! notes need not outlive the process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,12 +28,12 @@ impl Acquired {
         });
     }
 
-    /// Notes that the claim has this sandbox, or may have it. A claim that the cache has lost meanwhile is not noted: nothing would
-    /// remove it again.
+    /// Notes that the claim has this sandbox, or may have it. A claim that is gone from the cache is not noted: nothing would
+    /// remove the note.
     pub fn note(&self, claims: &Cache<SandboxClaim>, claim: &SandboxClaim, sandbox: &str) {
         let uid = claim.uid().unwrap_or_default();
         self.names().insert(uid, sandbox.to_owned());
-        // The cache drops a claim before it reports the departure, so one of the two settles it.
+        // The cache drops a claim before it calls subscribers, so either this check or the subscriber removes the note.
         let cached = claims.get(&ObjectKey::of(claim));
         if cached.is_none_or(|cached| cached.metadata.uid != claim.metadata.uid) {
             self.settle(claim);
@@ -45,7 +45,7 @@ impl Acquired {
         self.names().get(claim.metadata.uid.as_ref()?).cloned()
     }
 
-    /// Forgets the sandbox: the cache shows that it is the claim's, or the server said that it is not.
+    /// Forgets the sandbox: the cache shows that the claim owns it, or the server has refused the write.
     pub fn settle(&self, claim: &SandboxClaim) {
         if let Some(uid) = &claim.metadata.uid {
             self.names().remove(uid);

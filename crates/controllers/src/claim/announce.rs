@@ -112,7 +112,7 @@ fn measure_provisioning(
 
 fn measure_readiness(context: &Context, claim: &SandboxClaim, sandbox: &Sandbox) {
     let now = context.clock.now();
-    // A time that cannot be parsed, or is in the future of this clock, is not measured from.
+    // A start time that cannot be parsed, or is in the future, is ignored.
     let since = |annotation: &str| {
         let time: Timestamp = claim.annotations().get(annotation)?.parse().ok()?;
         Duration::try_from(now.duration_since(time)).ok()

@@ -1,6 +1,6 @@
-//! Which claims have never been Ready yet, so that each is measured once: when it first is.
+//! The claims that have never been Ready, so that the latency of each is measured once.
 //!
-//! A claim that falls back and recovers, or is suspended and resumed, is not measured again, nor is one that was Ready under an
+//! A claim that loses readiness and recovers, or is suspended and resumed, is not measured again, nor is one that was Ready under an
 //! earlier process. Nothing is written for that: an unmeasured claim is remembered by its UID, until it is measured or gone.
 
 use std::collections::HashSet;
@@ -22,7 +22,7 @@ const FIRST_STATUS_WITHIN: SignedDuration = SignedDuration::from_secs(2);
 pub(super) struct FirstReady(Arc<Mutex<HashSet<String>>>);
 
 impl FirstReady {
-    /// Notes claims as they come, and forgets them as they go.
+    /// Notes new claims, and forgets deleted ones.
     pub fn follow(&self, claims: &Cache<SandboxClaim>) {
         let unmeasured = self.clone();
         claims.subscribe(move |change| {
@@ -35,7 +35,7 @@ impl FirstReady {
         });
     }
 
-    /// Whether a claim that is Ready now is so for the first time. Asked again, it is not.
+    /// Whether a Ready claim is Ready for the first time. Only the first call returns true.
     pub fn is_now(&self, claim: &SandboxClaim) -> bool {
         self.uids().remove(uid(claim))
     }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_an_earlier_process_saw_ready_is_told_from_a_new_one() {
+    fn a_claim_that_was_ready_under_an_earlier_process_is_not_measured_again() {
         for (ready, never) in [
             (None, true),
             (Some(("False", "2026-11-16T10:00:01Z")), true),

@@ -16,7 +16,7 @@ use crate::key::ObjectKey;
 pub(super) struct FirstSeen(Arc<Mutex<HashMap<ObjectKey, Timestamp>>>);
 
 impl FirstSeen {
-    /// Notes claims as they come, and forgets them once they are bound or gone.
+    /// Notes new claims, and forgets them once they are bound or deleted.
     pub fn follow(&self, claims: &Cache<SandboxClaim>, clock: &Clock) {
         let (seen, clock) = (self.clone(), clock.clone());
         claims.subscribe(move |change| {

@@ -64,7 +64,7 @@ pub const RBAC: &[Rule] = &[
 
 /// The controller's name in logs, metrics and events.
 pub const CONTROLLER: &str = "sandboxclaim";
-/// The name under which its writes are filed in managed fields.
+/// The field manager of its writes.
 const FIELD_MANAGER: &str = "sandboxclaim-controller";
 /// The index of claims by namespace and the template they name.
 const BY_TEMPLATE: &str = "template";
@@ -150,7 +150,7 @@ pub fn register(runtime: &mut Runtime, warm_queue: &SharedWarmQueue) {
         .subscribe(move |change| enqueue_claims_of_pool(change, &all, &queue));
 }
 
-/// Enqueues the claim that has a sandbox or had it, and one of its name, which may wait for the name to be free.
+/// Enqueues the claim that owns a sandbox or did before, and the claim of the sandbox's name, which may wait for that name.
 fn enqueue_claim_of(change: &Change<'_, Sandbox>, claims: &Cache<SandboxClaim>, queue: &Queue) {
     let key = ObjectKey::of(change.latest().as_ref());
     let mut last: Option<&str> = None;
@@ -184,7 +184,7 @@ fn enqueue_claims_of_template(
     queue.add_all(by_pool);
 }
 
-/// Only a pool's coming, going and change of template matter to claims; its status changes all the time.
+/// Whether a change of a pool matters to claims: creation, deletion, or another template. Status changes are frequent and do not.
 fn enqueue_claims_of_pool(
     change: &Change<'_, SandboxWarmPool>,
     claims: &Cache<SandboxClaim>,

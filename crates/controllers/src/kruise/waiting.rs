@@ -1,16 +1,16 @@
-//! Claims that wait for a free sandbox of a set, first come, first served. A hint: a claim that is not woken looks again by itself.
+//! Claims that wait for a free sandbox of a set, first come, first served. A hint: a claim that is not woken is reconciled again after a delay.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::key::ObjectKey;
 
-/// The lines of all sets, by the set's UID. Clones refer to the same.
+/// The waiting claims of all sets, by the set's UID. Clones refer to the same.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Waiting(Arc<Mutex<HashMap<String, VecDeque<ObjectKey>>>>);
 
 impl Waiting {
-    /// Puts a claim at the end of a set's line, unless it waits there already.
+    /// Puts a claim at the end of a set's queue, unless it waits there already.
     pub fn join(&self, set: &str, claim: &ObjectKey) {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let line = lines.entry(set.to_owned()).or_default();
@@ -19,7 +19,7 @@ impl Waiting {
         }
     }
 
-    /// The claim that is first in a set's line, which it leaves.
+    /// Takes the first claim from a set's queue.
     pub fn call(&self, set: &str) -> Option<ObjectKey> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let line = lines.get_mut(set)?;

@@ -134,7 +134,7 @@ pub struct Args {
     pub logging: super::logging::Args,
 }
 
-/// Flags of existing deployments that mean nothing here. They are accepted, and a warning says so.
+/// Flags of existing deployments that have no effect here. They are accepted with a warning.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct WithoutEffect {
     /// Accepted for compatibility; no version of an object needs a conversion webhook.
@@ -168,7 +168,7 @@ impl WithoutEffect {
                 self.webhook_service_name.is_some(),
             ),
             ("--webhook-namespace", self.webhook_namespace.is_some()),
-            // Not to mark them is what is done.
+            // `false` is what this process does, so it needs no warning.
             (
                 "--enable-warm-pool-eviction",
                 self.enable_warm_pool_eviction == Some(true),

@@ -8,7 +8,7 @@
 //!
 //! Every write names the version it was decided upon, so that two replicas can never both win. Whether a lease has expired is
 //! measured from when this process saw it change, by its own monotonic clock: the holder's clock is never compared with ours.
-//! A leader counts its own lease from before the renewal was sent, so it stops before anyone else may start.
+//! A leader counts its own lease from before the renewal was sent, so it stops before another replica may start.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ impl Default for Timing {
     }
 }
 
-/// One replica's part in the election.
+/// One replica's participation in the election.
 #[derive(Clone)]
 pub struct Candidate {
     leases: Api<Lease>,
@@ -77,7 +77,7 @@ pub struct Leadership {
     renewed: Instant,
 }
 
-/// What a standby saw of a lease that another holds.
+/// A lease of another replica, as a standby last saw it.
 struct Sighting {
     version: Option<String>,
     since: Instant,
@@ -185,7 +185,7 @@ impl Candidate {
         Self::settle(written, sent, "another replica".to_owned())
     }
 
-    /// A write that failed for its precondition means that someone else was faster.
+    /// A failed precondition means that another replica was faster.
     fn settle(
         written: Result<Lease, kube::Error>,
         sent: Instant,
@@ -254,7 +254,7 @@ impl Candidate {
         {
             Ok(lease) => Ok(Some(lease)),
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                // Perhaps our last renewal succeeded and only its answer was lost, or someone touched the metadata.
+                // Perhaps our last renewal succeeded and only its response was lost, or a user changed the metadata.
                 let current = self.leases.get(LEASE_NAME).await?;
                 if !self.holds(&current) {
                     return Ok(None);
@@ -331,7 +331,7 @@ impl Candidate {
         }
     }
 
-    /// A request that hangs must not outlast the time there is to try again.
+    /// The timeout of a request: a request that hangs must leave time for a retry.
     async fn bounded<T>(
         &self,
         request: impl Future<Output = Result<T, kube::Error>>,

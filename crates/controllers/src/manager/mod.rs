@@ -1,4 +1,4 @@
-//! The controller process: flags, logs, probes, metrics, leader election, and a stop that leaves nothing half done.
+//! The controller process: flags, logs, probes, metrics, leader election and graceful shutdown.
 //!
 //! ```text
 //!   flags ─► client ─► watches ─► caches complete: /readyz ─► lease held ─► controllers run
@@ -35,12 +35,12 @@ use lease::{Candidate, LEASE_NAME, Leadership, Timing};
 pub use logging::Format;
 use serve::Profiles;
 
-/// What the process calls itself in traces.
+/// The service name in traces.
 const SERVICE: &str = "agent-sandbox-controller";
 /// Where a pod finds its own namespace.
 const OWN_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// Why the process ended other than by being asked to.
+/// Why the process failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read the kubeconfig")]
@@ -150,7 +150,7 @@ pub async fn serve_and_run(
         .run_until_cancelled(check_installed(&client, &config))
         .await
     {
-        // Asked to stop before anything was begun.
+        // The stop was requested before anything was started.
         None => return Ok(()),
         Some(installed) => installed?,
     }
@@ -211,7 +211,7 @@ async fn lead(
     let mut controllers = std::pin::pin!(controllers);
     tokio::select! {
         () = election => {
-            // Another replica may begin any moment: nothing may be written from here on.
+            // Another replica may start at any time: nothing may be written from here on.
             abort.cancel();
             metrics.set_leader(LEASE_NAME, false);
             controllers.await;

@@ -1,5 +1,5 @@
-//! Profiles of the running process, under the paths that Go programs serve theirs. What this process cannot profile answers
-//! 501 and says why.
+//! Profiles of the running process, under the paths that Go programs serve theirs. Profiles that this process does not have
+//! answer 501 with the reason.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use pprof::ProfilerGuardBuilder;
 use pprof::protos::Message as _;
 use serde::Deserialize;
 
-/// Samples a second. Not a round number, so as not to beat with timers.
+/// Samples a second. Not a round number, to avoid aliasing with timers.
 const FREQUENCY: i32 = 99;
 const DEFAULT_SECONDS: u64 = 30;
 const MAX_SECONDS: u64 = 300;

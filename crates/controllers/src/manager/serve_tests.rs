@@ -56,10 +56,10 @@ async fn profiles_are_served_only_by_the_flags_that_open_them() {
                 _ => StatusCode::NOT_FOUND,
             };
             let registry = Arc::new(Metrics::new("", BuildInfo::UNKNOWN));
-            let (status, said) = ask(metrics(registry, profiles), path).await;
-            assert_eq!(status, expected, "{profiles:?} {path}: {said}");
+            let (status, text) = ask(metrics(registry, profiles), path).await;
+            assert_eq!(status, expected, "{profiles:?} {path}: {text}");
             if status == StatusCode::NOT_IMPLEMENTED {
-                assert!(said.len() > 20, "{path} says why: {said}");
+                assert!(text.len() > 20, "{path} says why: {text}");
             }
         }
     }

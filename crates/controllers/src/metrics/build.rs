@@ -4,7 +4,7 @@ use prometheus::{IntGauge, Opts};
 
 use super::WELL_FORMED;
 
-/// The version, as a tag of the repository would say it.
+/// The version, as a tag of the repository.
 pub const GIT_VERSION: &str = concat!("v", env!("CARGO_PKG_VERSION"));
 const UNKNOWN: &str = "unknown";
 
@@ -21,7 +21,7 @@ impl BuildInfo {
         build_date: UNKNOWN,
     };
 
-    /// The gauge `agent_sandbox_build_info`, whose labels carry the information. No part is written in Go, which its label says.
+    /// The gauge `agent_sandbox_build_info`, whose labels carry the information. The label for the version of Go says that there is none.
     pub(super) fn gauge(self) -> IntGauge {
         let platform = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
         let options = Opts::new(

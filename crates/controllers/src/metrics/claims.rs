@@ -7,13 +7,13 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts};
 use super::{Metrics, WELL_FORMED};
 use crate::instrumentation::{ClaimReadiness, Launch, Provisioning};
 
-/// Upper bounds for claims in milliseconds. The first row is ours: a warm claim takes a few of them.
+/// Histogram buckets for claims in milliseconds. The first row is not upstream's: a warm claim takes a few milliseconds.
 const CLAIM_BUCKETS: &[f64] = &[
     1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 50.0, 75.0, //
     100.0, 250.0, 500.0, 750.0, 1_000.0, 1_250.0, 1_500.0, 2_000.0, 2_500.0, 5_000.0, 10_000.0,
     30_000.0, 60_000.0, 120_000.0, 240_000.0,
 ];
-/// Upper bounds for sandboxes, which may have to wait for an image.
+/// Histogram buckets for sandboxes, which may have to wait for an image.
 const SANDBOX_BUCKETS: &[f64] = &[
     5.0, 10.0, 15.0, 20.0, 30.0, 40.0, //
     50.0, 100.0, 250.0, 500.0, 1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0, 60_000.0, 120_000.0,

@@ -1,6 +1,6 @@
-//! `agent_sandbox_controller_entries`: how much the controllers keep in memory, counted when someone asks.
+//! `agent_sandbox_controller_entries`: the number of entries of the controllers' in-memory structures, counted at each scrape.
 //!
-//! Every structure here shrinks again when what it is of goes. One that only grows is a leak, and shows.
+//! Every structure shrinks when its objects are deleted. A structure that only grows is a leak, which this metric shows.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -58,7 +58,7 @@ impl Collector for Kept {
             .structures
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        // Two structures may have the same labels: one must not hide the other.
+        // Two structures may have the same labels: their counts are added.
         let mut sums: BTreeMap<[&str; 2], usize> = BTreeMap::new();
         for Structure { name, of, count } in structures.iter() {
             let sum = sums.entry([*name, of.as_str()]).or_default();

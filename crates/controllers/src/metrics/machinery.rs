@@ -7,14 +7,14 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts};
 use super::{Metrics, WELL_FORMED};
 use crate::instrumentation::{ReconcileResult, RequestReport, Verb};
 
-/// Upper bounds for reconciles in seconds: controller-runtime's, and finer ones below.
+/// Histogram buckets for reconciles in seconds: controller-runtime's, and finer ones below.
 const RECONCILE_BUCKETS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, //
     0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9,
     1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 20.0,
     25.0, 30.0, 40.0, 50.0, 60.0,
 ];
-/// Upper bounds for queues in seconds: the powers of ten that client-go uses, and halves between those that matter here.
+/// Histogram buckets for queues in seconds: the powers of ten that client-go uses, and halves between those that matter here.
 const QUEUE_BUCKETS: &[f64] = &[
     1e-8, 1e-7, 1e-6, 1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1, 0.5, 1.0, 10.0, 100.0,
     1_000.0,

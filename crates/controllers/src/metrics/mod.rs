@@ -1,7 +1,7 @@
-//! The metrics of one process: everything the machinery reports, in the names that dashboards for Kubernetes controllers know.
+//! The metrics of one process, under the names that dashboards for Kubernetes controllers use.
 //!
-//! Names, labels and help texts are a contract with existing dashboards and alerts; buckets may be added to, never taken away
-//! from. What is counted where is the affair of the modules below.
+//! Names, labels and help texts are a contract with existing dashboards and alerts; buckets may be added,
+//! never removed. The submodules do the counting.
 
 mod build;
 mod claims;
@@ -26,10 +26,10 @@ use kept::Kept;
 use machinery::Machinery;
 use sandboxes::Sandboxes;
 
-/// How an exposition is to be served.
+/// The content type of the exposition.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The metrics of one process. Others may register theirs beside them.
+/// The metrics of one process. Other components may register theirs in it.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -69,14 +69,14 @@ impl Metrics {
         metrics
     }
 
-    /// Adds metrics of others.
+    /// Adds the metrics of another component.
     pub fn register(&self, collector: impl Collector + 'static) {
         self.registry
             .register(Box::new(collector))
             .expect("every metric is registered once, under a name of its own");
     }
 
-    /// Tells whether this process holds a lease.
+    /// Records whether this process holds a lease.
     pub fn set_leader(&self, lease: &str, leads: bool) {
         let gauge = self.leadership.with_label_values(&[lease]);
         gauge.set(i64::from(leads));

@@ -1,8 +1,8 @@
-//! `agent_sandboxes`: how many sandboxes there are of each sort.
+//! `agent_sandboxes`: the number of sandboxes for each set of labels.
 //!
-//! The counts are kept as sandboxes change, so that a scrape costs as much as there are sorts, however many sandboxes there are.
-//! A change takes one off the sort it was and adds one to the sort it is; changes may therefore arrive in any order, and only
-//! their sum counts. A sort that has none left is forgotten, so that no series outlives its sandboxes.
+//! The counts are updated when sandboxes change, so the cost of a scrape depends on the number of series, not of sandboxes. A change
+//! decrements the series of the old labels and increments that of the new ones; changes may therefore arrive in any order. A series
+//! without sandboxes is removed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ const NAME: &str = "agent_sandboxes";
 const HELP: &str = "Monitor the point-in-time number of sandboxes in the cluster.";
 const UNKNOWN_TEMPLATE: &str = "unknown";
 
-/// What sandboxes are told apart by. Borrowed, so that finding out that a change does not matter costs no memory.
+/// The labels of a sandbox's series. Borrowed, so that comparing them before and after a change does not allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sort<'a> {
     namespace: &'a str,
@@ -32,7 +32,7 @@ struct Sort<'a> {
     owner: &'static str,
 }
 
-/// The same, to be kept.
+/// The same, owned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct KeptSort {
     namespace: Box<str>,
@@ -78,7 +78,7 @@ impl<'a> Sort<'a> {
     }
 }
 
-/// Owners count by group and kind: which version of them made the sandbox says nothing.
+/// The group and kind of the owner. Its API version does not matter.
 fn owner_name(owner: &OwnerReference) -> &'static str {
     let group = owner.api_version.split_once('/').map(|(group, _)| group);
     match (group, owner.kind.as_str()) {
@@ -88,7 +88,7 @@ fn owner_name(owner: &OwnerReference) -> &'static str {
     }
 }
 
-/// The counts, and the collector that tells them.
+/// The counts, and the collector that exports them.
 #[derive(Clone, Debug)]
 pub(super) struct Sandboxes {
     counts: Arc<Mutex<HashMap<KeptSort, i64>>>,
@@ -117,7 +117,7 @@ impl Sandboxes {
         }
     }
 
-    /// Takes in that a sandbox was one thing and is another.
+    /// Records a change of a sandbox.
     pub fn count(&self, before: Option<&Sandbox>, after: Option<&Sandbox>) {
         let (before, after) = (before.map(Sort::of), after.map(Sort::of));
         if before == after {
@@ -136,7 +136,7 @@ impl Sandboxes {
         }
     }
 
-    /// How many sorts are kept.
+    /// The number of series.
     #[cfg(test)]
     pub fn sorts(&self) -> usize {
         self.counts().len()

@@ -1,4 +1,4 @@
-//! What a scrape shows.
+//! The output of a scrape.
 
 use api::SandboxSpec;
 use api::conditions::Reason;
@@ -83,7 +83,7 @@ fn structures_of_the_same_labels_are_counted_together() {
 }
 
 #[test]
-fn the_build_is_told_by_the_labels_of_a_constant() {
+fn the_build_is_in_the_labels_of_a_constant_gauge() {
     let text = scrape(&Metrics::new("", BuildInfo::UNKNOWN));
     let platform = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
     let line = format!(
@@ -173,7 +173,7 @@ fn claims_are_counted_by_where_their_sandbox_came_from() {
     );
 }
 
-/// A sandbox of one of a few sorts.
+/// A sandbox with one of a few sets of labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Look {
     namespace: &'static str,
@@ -206,7 +206,7 @@ impl Look {
         sandbox
     }
 
-    /// The series that counts it, by the words of the specification.
+    /// The series that counts it, as specified.
     fn series(&self) -> String {
         let is_ready = self.ready.is_some_and(|(status, _)| status == "True");
         let has_expired = self
@@ -257,7 +257,7 @@ fn looks() -> impl Strategy<Value = Look> {
 }
 
 proptest! {
-    /// However sandboxes come, change and go, and in whatever order two threads tell of it, the counts are those of a recount.
+    /// After any changes of sandboxes, reported by two threads in any order, the counts equal a recount.
     #[test]
     fn the_counts_are_those_of_a_recount(
         steps in prop::collection::vec((0_usize..8, prop::option::of(looks())), 1..120),
@@ -284,7 +284,7 @@ proptest! {
             *recount.entry(look.series()).or_default() += 1;
         }
         let text = scrape(&metrics);
-        let told: std::collections::BTreeMap<String, usize> = text
+        let counted: std::collections::BTreeMap<String, usize> = text
             .lines()
             .filter(|line| line.starts_with("agent_sandboxes{"))
             .map(|line| {
@@ -292,7 +292,7 @@ proptest! {
                 (series.to_owned(), value.parse().unwrap())
             })
             .collect();
-        prop_assert_eq!(&told, &recount);
+        prop_assert_eq!(&counted, &recount);
         prop_assert_eq!(metrics.sandboxes.sorts(), recount.len());
     }
 }

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use crate::context::Context;
 use crate::key::ObjectKey;
 
-/// After a decision a pool rests this many times as long as the decision took, so that a large pool under a stream of changes does not fill a
-/// CPU.
+/// After a decision a pool pauses this many times as long as the decision took, so that a large pool under a stream of changes does not
+/// occupy a CPU.
 const DUTY: u32 = 8;
-/// The longest a busy pool rests between two passes.
+/// The longest pause between two passes.
 const LONGEST_REST: Duration = Duration::from_millis(250);
 
 /// One pool's memory.
@@ -24,18 +24,18 @@ pub(super) struct Memory {
     pub rest: Rest,
 }
 
-/// Until when a pool rests after its last decision.
+/// The end of a pool's pause after its last decision.
 #[derive(Debug, Default)]
 pub(super) struct Rest(Option<Instant>);
 
 impl Rest {
-    /// How long the pool still rests, if it does.
+    /// The rest of the pause, if any.
     pub fn left(&self) -> Option<Duration> {
         let left = self.0?.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
-    /// Has the pool rest after a decision, by how long that took.
+    /// Starts the pause after a decision, from the decision's duration.
     pub fn begin(&mut self, took: Duration) {
         let rest = took.saturating_mul(DUTY).min(LONGEST_REST);
         self.0 = Some(Instant::now().later_by(rest));

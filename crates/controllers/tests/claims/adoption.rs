@@ -1,4 +1,4 @@
-//! How claims come by their sandboxes.
+//! How claims get their sandboxes.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ async fn a_warm_claim_takes_a_sandbox_over_in_three_writes() {
             .is_empty()
     );
 
-    // The pod learns whose it is, and never loses the label of its network policy.
+    // The pod gets the claim's labels, and never loses the label of its network policy.
     let uid = ready.uid().unwrap();
     let pod = eventually("the pod to carry the claim's UID", async || {
         let pod = cluster.get::<Pod>(&sandbox.name_any()).await?;
@@ -68,7 +68,7 @@ async fn a_warm_claim_takes_a_sandbox_over_in_three_writes() {
     assert!(pod.labels().contains_key(labels::SANDBOX_TEMPLATE_REF_HASH));
 
     cluster.pool_ready("warm", 2).await;
-    // What the controllers wrote shows before they report it.
+    // The writes are visible before the controllers report them.
     eventually("the claim to be reported", async || {
         (!cluster.observations.ready().is_empty()).then_some(())
     })
@@ -148,7 +148,7 @@ async fn a_warm_claim_costs_the_api_server_no_more_than_six_writes() {
     let controllers = cluster.controllers();
     cluster.full_pool(30).await;
     let before = cluster.writes_when_quiet().await;
-    // What a claim waits for, and nothing else.
+    // Only the writes that a claim waits for.
     let critical = [
         "PATCH sandboxclaims",
         "PATCH sandboxes",
@@ -181,12 +181,12 @@ async fn a_warm_claim_costs_the_api_server_no_more_than_six_writes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_claims_at_once_are_met_whether_the_pool_suffices_or_not() {
-    for stock in [25, 5] {
+    for size in [25, 5] {
         let cluster = Cluster::start().await;
         let controllers = cluster.controllers();
         cluster.create(&template("py")).await;
-        cluster.create(&pool("warm", "py", stock)).await;
-        cluster.pool_ready("warm", stock).await;
+        cluster.create(&pool("warm", "py", size)).await;
+        cluster.pool_ready("warm", size).await;
         let names: Vec<String> = (0..20).map(|index| format!("claim-{index}")).collect();
         let claims: Vec<_> = names.iter().map(|name| claim_from(name, "warm")).collect();
         join_all(claims.iter().map(|claim| cluster.create(claim))).await;
@@ -194,7 +194,7 @@ async fn many_claims_at_once_are_met_whether_the_pool_suffices_or_not() {
             cluster.claim_ready(name).await;
         }
         assert_eq!(holders(&cluster).await.len(), 20);
-        cluster.pool_ready("warm", stock).await;
+        cluster.pool_ready("warm", size).await;
         controllers.stop().await;
         cluster.stop().await;
     }

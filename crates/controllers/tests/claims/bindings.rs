@@ -1,4 +1,4 @@
-//! The binding on a claim is a hint that users can edit: they strip it, and they forge it.
+//! The binding on a claim is a hint: users can remove and forge it.
 
 use api::claim::EnvVar;
 use api::template::EnvVarsInjectionPolicy;
@@ -11,7 +11,7 @@ use testkit::eventually;
 use crate::holders;
 use crate::support::{Cluster, claim, pool, template};
 
-/// The patch that writes a binding on a claim, or takes it off.
+/// The patch that sets or removes the binding of a claim.
 fn binding(sandbox: Option<&str>) -> Value {
     let binding = json!({ labels::ASSIGNED_SANDBOX_NAME: sandbox });
     json!({ "metadata": { "labels": binding, "annotations": binding } })
@@ -24,7 +24,7 @@ fn forged(mut claim: SandboxClaim, sandbox: &str) -> SandboxClaim {
     claim
 }
 
-/// Waits until a claim says that it is bound to a sandbox, by label and annotation.
+/// Waits until the label and the annotation of a claim bind it to a sandbox.
 async fn bound_to(cluster: &Cluster, claim: &str, sandbox: &str) {
     eventually(&format!("{claim} to be bound to {sandbox}"), async || {
         let claim = cluster.get::<SandboxClaim>(claim).await?;
@@ -42,7 +42,7 @@ async fn bound_to(cluster: &Cluster, claim: &str, sandbox: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_loses_its_binding_before_its_first_status_gets_no_second_sandbox() {
     let cluster = Cluster::start().await;
-    // Sandboxes stay unready, so that nothing is said of the claim while its binding is stripped.
+    // Sandboxes stay unready, so that no status is written while the claim's binding is removed.
     cluster.lose_node();
     let controllers = cluster.controllers();
     cluster.create(&template("py")).await;
@@ -62,12 +62,12 @@ async fn a_claim_that_loses_its_binding_before_its_first_status_gets_no_second_s
     .await;
     cluster.patch::<SandboxClaim>("mine", binding(None)).await;
     bound_to(&cluster, "mine", &held).await;
-    let said = eventually("the claim's status", async || {
+    let text = eventually("the claim's status", async || {
         let claim = cluster.get::<SandboxClaim>("mine").await?;
         Some(claim.status?.sandbox?.name)
     })
     .await;
-    assert_eq!(said, held);
+    assert_eq!(text, held);
     assert_eq!(holders(&cluster).await.len(), 1);
     controllers.stop().await;
     cluster.stop().await;

@@ -1,4 +1,4 @@
-//! What `kubectl describe` tells of claims, pools and templates.
+//! The events of claims, pools and templates, as `kubectl describe` shows them.
 
 use std::time::Duration;
 
@@ -25,23 +25,23 @@ fn namesake(template: &str, owner: Option<serde_json::Value>) -> NetworkPolicy {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happens_to_claims_and_templates_is_told() {
+async fn events_report_changes_of_claims_and_templates() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
     cluster.create(&template("py")).await;
     let ends = expiring(claim("mine", "py"), ClaimShutdownPolicy::Retain);
     cluster.create(&ends).await;
     cluster.claim_ready("mine").await;
-    let told = cluster.event("mine", "SandboxProvisioned").await;
-    assert_eq!(told.note.as_deref(), Some("Created sandbox \"mine\""));
-    assert_eq!(told.type_.as_deref(), Some("Normal"));
+    let reported = cluster.event("mine", "SandboxProvisioned").await;
+    assert_eq!(reported.note.as_deref(), Some("Created sandbox \"mine\""));
+    assert_eq!(reported.type_.as_deref(), Some("Normal"));
     cluster.finish_pod("mine", "Succeeded").await;
     cluster.event("mine", "ClaimExpired").await;
 
     cluster.create(&namesake("unowned", None)).await;
     cluster.create(&template("unowned")).await;
-    let told = cluster.event("unowned", "NetworkPolicyAdopted").await;
-    assert_eq!(told.type_.as_deref(), Some("Normal"));
+    let reported = cluster.event("unowned", "NetworkPolicyAdopted").await;
+    assert_eq!(reported.type_.as_deref(), Some("Normal"));
 
     let owner = cluster.create(&template("owner")).await;
     let owner = json!({
@@ -50,9 +50,9 @@ async fn what_happens_to_claims_and_templates_is_told() {
     });
     let foreign = cluster.create(&namesake("foreign", Some(owner))).await;
     cluster.create(&template("foreign")).await;
-    let told = cluster.event("foreign", "NetworkPolicyConflict").await;
-    assert_eq!(told.type_.as_deref(), Some("Warning"));
-    assert!(told.note.unwrap().contains("SandboxTemplate \"owner\""));
+    let reported = cluster.event("foreign", "NetworkPolicyConflict").await;
+    assert_eq!(reported.type_.as_deref(), Some("Warning"));
+    assert!(reported.note.unwrap().contains("SandboxTemplate \"owner\""));
     let left = cluster.get::<NetworkPolicy>(&foreign.name_any()).await;
     assert_eq!(left.unwrap().spec, foreign.spec);
     controllers.stop().await;
@@ -60,7 +60,7 @@ async fn what_happens_to_claims_and_templates_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_keeps_a_pool_from_its_size_is_told() {
+async fn events_report_what_keeps_a_pool_from_its_size() {
     let cluster = Cluster::start().await;
     cluster.lose_node();
     let (tap, client) = Tap::on(cluster.client.clone());
@@ -76,24 +76,24 @@ async fn what_keeps_a_pool_from_its_size_is_told() {
     });
     cluster.create(&template("py")).await;
     cluster.create(&pool("warm", "py", 1)).await;
-    let told = cluster.event("warm", "FailedCreate").await;
-    assert!(told.note.unwrap().contains("exceeded quota: sandboxes"));
-    assert_eq!(told.type_.as_deref(), Some("Warning"));
+    let reported = cluster.event("warm", "FailedCreate").await;
+    assert!(reported.note.unwrap().contains("exceeded quota: sandboxes"));
+    assert_eq!(reported.type_.as_deref(), Some("Warning"));
 
     tap.refuse_nothing();
-    // Its grace begins with what its status says, so that must be said before time passes.
+    // The grace period begins with the status, which must be written before the clock is advanced.
     let member = eventually("a member that is not Ready", async || {
         let member = cluster.members("warm").await.pop()?;
-        let said = !member.status.as_ref()?.conditions.is_empty();
-        said.then_some(member)
+        let text = !member.status.as_ref()?.conditions.is_empty();
+        text.then_some(member)
     })
     .await;
     clock.advance(planner::pool_view::READINESS_GRACE + Duration::from_secs(60));
     let look = json!({ "metadata": { "annotations": { "look": "again" } } });
     cluster.patch::<SandboxWarmPool>("warm", look).await;
-    let told = cluster.event("warm", "SandboxStuck").await;
-    let note = told.note.unwrap();
-    // What replaces it was made in the past, by this clock, and is replaced as well: the event may have come to speak of that.
+    let reported = cluster.event("warm", "SandboxStuck").await;
+    let note = reported.note.unwrap();
+    // By the fake clock the replacement is old as well, and is replaced again: the event may already name it.
     assert!(note.starts_with("Sandbox \"warm-"), "{note}");
     assert!(note.contains("did not become Ready in time"), "{note}");
     eventually("the member to be replaced", async || {
@@ -110,9 +110,9 @@ async fn a_pool_without_its_template_says_so_until_there_is_one() {
     let cluster = Cluster::start().await;
     let (tap, controllers) = cluster.tapped_controllers();
     cluster.create(&pool("warm", "py", 2)).await;
-    let told = cluster.event("warm", "TemplateNotFound").await;
+    let reported = cluster.event("warm", "TemplateNotFound").await;
     let missing = "SandboxTemplate \"py\" not found";
-    assert_eq!(told.note.as_deref(), Some(missing));
+    assert_eq!(reported.note.as_deref(), Some(missing));
     let asked = tap.seen();
     let asked_for_it =
         |seen: &testkit::tap::Seen| !seen.is_write() && seen.path.ends_with("/sandboxtemplates/py");
@@ -121,7 +121,7 @@ async fn a_pool_without_its_template_says_so_until_there_is_one() {
         let updated = pool.status.as_ref()?.conditions.first()?.clone();
         Some((updated.status, updated.reason))
     };
-    // The event and the status are written apart.
+    // The event and the status are separate writes.
     let (status, reason) = eventually("the pool's status", async || {
         updated(&cluster.get::<SandboxWarmPool>("warm").await?)
     })

@@ -1,4 +1,4 @@
-//! Claims while things go wrong around them: crashes, and deletions of what they live on.
+//! Claims during faults: crashes, and deletions of the objects that they depend on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,7 +181,7 @@ async fn a_cache_that_lags_is_no_proof_that_a_template_or_pool_is_missing() {
     cluster.create(&template("early")).await;
     cluster.create(&claim("first", "early")).await;
     cluster.claim_ready("first").await;
-    // From here on the controllers hear nothing of templates and pools unless they ask for one.
+    // From here on the controllers see templates and pools only by GET requests.
     let kinds = ["/sandboxtemplates", "/sandboxwarmpools"];
     tap.refuse(move |seen| {
         if !seen.is_write() && kinds.iter().any(|kind| seen.path.ends_with(kind)) {
@@ -205,7 +205,7 @@ async fn a_cache_that_lags_is_no_proof_that_a_template_or_pool_is_missing() {
         .claim_with("nowhere", "False", "TemplateNotFound")
         .await;
     let asks = |seen: &Seen| !seen.is_write() && seen.path.ends_with("/sandboxtemplates/none");
-    assert!(tap.seen().iter().any(asks), "the server itself has said so");
+    assert!(tap.seen().iter().any(asks), "the server has confirmed it");
     controllers.stop().await;
     cluster.stop().await;
 }
@@ -227,8 +227,8 @@ async fn a_claim_that_others_keep_changing_says_so_and_gets_its_sandbox_later() 
         .await;
     assert!(message_of(&waiting).contains("keep changing"));
     let seen = tap.seen();
-    let said = seen.iter().position(publishes).unwrap();
-    let attempts = seen[..said].iter().filter(|seen| binds(seen)).count();
+    let text = seen.iter().position(publishes).unwrap();
+    let attempts = seen[..text].iter().filter(|seen| binds(seen)).count();
     assert_eq!(attempts, 3);
     tap.refuse_nothing();
     cluster.claim_ready("mine").await;

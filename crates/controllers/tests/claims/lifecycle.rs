@@ -16,7 +16,7 @@ use testkit::eventually;
 
 use crate::support::{Cluster, claim, expiring, ready_of, template};
 
-/// A moment so far from now, in the whole seconds that the API keeps.
+/// The time this far from now, in whole seconds as in the API.
 fn in_seconds(seconds: i64) -> Time {
     Time(Timestamp::from_second(Timestamp::now().as_second() + seconds).unwrap())
 }
@@ -70,7 +70,7 @@ async fn a_claim_deleted_in_the_foreground_is_gone_only_after_its_pod() {
     let policy = ClaimShutdownPolicy::DeleteForeground;
     cluster.create(&expiring(claim("mine", "py"), policy)).await;
     cluster.claim_ready("mine").await;
-    // A pod that takes its time to go.
+    // A pod that is slow to be deleted.
     let hold = json!({ "metadata": { "finalizers": [HELD] } });
     cluster.patch::<Pod>("mine", hold).await;
     cluster.finish_pod("mine", "Succeeded").await;
@@ -124,7 +124,7 @@ async fn a_claim_outlives_its_pod_by_its_time_to_live() {
         .await;
     let ready = cluster.claim_ready("mine").await;
     let sandbox = cluster.sandbox_of(&ready).await.name_any();
-    // The claim says that its pod has ended for as long as it lives: a watch shows that however late it is looked at.
+    // The claim reports the end of its pod until it is deleted, so that a slow watcher sees it, too.
     let claims = cluster.api::<SandboxClaim>();
     let since = ready.resource_version().unwrap();
     let mut events = std::pin::pin!(claims.watch(&WatchParams::default(), &since).await.unwrap());

@@ -1,4 +1,4 @@
-//! What is measured of a claim, and that it is measured once.
+//! The metrics of a claim, which are recorded once.
 
 use api::labels;
 use k8s_openapi::api::core::v1::Pod;
@@ -64,7 +64,7 @@ async fn a_claim_that_recovers_is_not_measured_again() {
         .await;
     set_ready("True").await;
     cluster.claim_ready("mine").await;
-    // Another claim's measurement comes after all that there could be of this one's.
+    // The measurement of a later claim comes after any further one of this claim.
     cluster.create(&claim("last", "py")).await;
     cluster.claim_ready("last").await;
     let measured = eventually("the last claim to be measured", async || {

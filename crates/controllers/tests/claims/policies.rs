@@ -1,4 +1,4 @@
-//! Isolation never shrinks because a template is deleted: its network policy outlives it for as long as a sandbox of it lives.
+//! Deleting a template does not weaken isolation: its network policy stays as long as a sandbox of the template exists.
 
 use api::template::NetworkPolicyRules;
 use api::{Sandbox, SandboxClaim, SandboxTemplate};
@@ -50,8 +50,8 @@ async fn a_deleted_templates_policy_stays_until_its_last_sandbox_and_pod_are_gon
     cluster.patch::<Pod>("mine", held).await;
 
     cluster.delete::<SandboxTemplate>("py").await;
-    let told = cluster.event(POLICY, "NetworkPolicyRetained").await;
-    assert!(told.note.unwrap().contains("\"py\" is gone"));
+    let reported = cluster.event(POLICY, "NetworkPolicyRetained").await;
+    assert!(reported.note.unwrap().contains("\"py\" is gone"));
     let left = without_template(&cluster).await;
     assert_eq!((left.uid(), &left.spec), (made.uid(), &made.spec));
 

@@ -1,4 +1,4 @@
-//! A claim made again under the name of one that is still going waits for what the other leaves behind. That is no error.
+//! A claim with the name of one that is being deleted waits until the objects of the earlier claim are gone. Waiting is not an error.
 
 use api::conditions::{self, ConditionType};
 use api::{Sandbox, SandboxClaim, SandboxSpec};
@@ -10,7 +10,7 @@ use testkit::eventually;
 
 use crate::support::{Cluster, claim, message_of, template};
 
-/// Keeps an object from going until the test lets it go.
+/// A finalizer that keeps an object until the test removes it.
 const HELD: &str = "example.com/held";
 
 /// The metadata of what an object that no longer exists has left behind. Garbage collection deletes it.
@@ -31,7 +31,7 @@ async fn let_go<K: Kind>(cluster: &Cluster, name: &str) {
         .await;
 }
 
-/// Waits until a sandbox says that it waits for something to be deleted.
+/// Waits until a sandbox reports that it waits for a deletion.
 async fn waits_for_deletion(cluster: &Cluster, what: &str) {
     eventually(&format!("again to wait for {what}"), async || {
         let sandbox = cluster.get::<Sandbox>("again").await?;

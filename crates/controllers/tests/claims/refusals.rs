@@ -1,4 +1,4 @@
-//! What a claim is refused, with which words, and that mending what was wrong is all it takes.
+//! Refused claims: the messages, and that correcting the reported field is sufficient.
 
 use api::claim::EnvVar;
 use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
@@ -352,7 +352,7 @@ async fn a_claim_waits_for_its_template_and_its_pool() {
     cluster.stop().await;
 }
 
-/// What the API server itself refuses, so that it never becomes a claim.
+/// Claims that the API server refuses to create.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_makes_no_sense_is_refused_by_its_schema() {
     let cluster = Cluster::start().await;

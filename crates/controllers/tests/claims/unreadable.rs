@@ -159,7 +159,7 @@ fn nothing_is_empty(text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn references_without_a_name_are_told_and_the_claim_still_expires() {
+async fn references_without_a_name_are_reported_and_the_claim_still_expires() {
     let cluster = Cluster::start().await;
     let client = rewriting(cluster.client.clone(), nothing_is_empty);
     let controllers = cluster.controllers_by(client, Clock::default());

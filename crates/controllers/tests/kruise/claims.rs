@@ -301,7 +301,7 @@ async fn sandboxes_are_made_for_a_claim_that_asks_for_it_when_the_set_has_none()
 async fn bad_input_is_refused_or_explained() {
     let scene = Scene::start().await;
     scene.full_set("python", 1).await;
-    for (fields, told) in [
+    for (fields, reported) in [
         (json!({ "replicas": 0 }), "spec.replicas"),
         (json!({ "replicas": -1 }), "spec.replicas"),
         (json!({ "claimTimeout": "-5m" }), "spec.claimTimeout"),
@@ -314,10 +314,10 @@ async fn bad_input_is_refused_or_explained() {
             .try_create::<SandboxClaim>(claim("bad", "python", fields))
             .await;
         let kube::Error::Api(status) = refused.unwrap_err() else {
-            panic!("{told}");
+            panic!("{reported}");
         };
         assert_eq!(status.code, 422, "{status:?}");
-        assert!(status.message.contains(told), "{}", status.message);
+        assert!(status.message.contains(reported), "{}", status.message);
     }
     let malformed = claim("bad", "python", json!({ "claimTimeout": "ten minutes" }));
     let refused = create_raw(&scene, &malformed).await;
@@ -360,7 +360,7 @@ async fn bad_input_is_refused_or_explained() {
     scene.stop().await;
 }
 
-/// Creates what no typed object can hold, and answers with why that was refused.
+/// Creates an object that no Rust type can represent, and returns why the server refused it.
 async fn create_raw(scene: &Scene, manifest: &Value) -> String {
     let path = "/apis/agents.kruise.io/v1alpha1/namespaces/default/sandboxclaims";
     let request = http::Request::post(path)

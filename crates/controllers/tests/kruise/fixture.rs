@@ -32,7 +32,7 @@ pub struct Call {
 
 type Answer = Box<dyn Fn(usize) -> Initialisation + Send + Sync>;
 
-/// Runtimes that answer as the test says, given how many calls there were before.
+/// Runtimes whose responses the test determines, by the number of earlier calls.
 pub struct Runtimes {
     pub calls: Mutex<Vec<Call>>,
     answer: Answer,
@@ -144,8 +144,8 @@ impl Scene {
             .await
     }
 
-    /// Has a claim's timeout pass a few seconds from now. It counts from the claim's beginning, which is not before `began`: a claim that
-    /// is made with a short one has it pass before anything has happened, where that takes long.
+    /// Sets a claim's timeout to a few seconds from now. The timeout counts from the claim's start, which is not before `began`. A claim
+    /// that is created with a short timeout could time out before its first batch on a slow machine.
     pub async fn time_out(&self, name: &str, began: Instant) {
         let timeout = format!("{}s", began.elapsed().as_secs() + 3);
         let patch = json!({ "spec": { "claimTimeout": timeout } });
@@ -209,7 +209,7 @@ impl Scene {
         members
     }
 
-    /// Waits until a set has so many members. Its status may tell of an earlier time.
+    /// Waits until a set has this many members. Its status may be older.
     pub async fn until_members(&self, set: &str, count: usize) {
         eventually(&format!("{set} to have {count} members"), async || {
             (self.members(set).await.len() == count).then_some(())

@@ -53,11 +53,11 @@ async fn a_sandbox_that_refuses_is_released_reported_and_not_counted() {
             .list(&ListParams::default())
             .await
             .ok()?;
-        let told = events
+        let reported = events
             .items
             .into_iter()
             .find(|event| event.reason.as_deref() == Some("InitialisationFailed"))?;
-        told.note?.contains("401").then_some(())
+        reported.note?.contains("401").then_some(())
     })
     .await;
     scene.stop().await;
@@ -93,14 +93,18 @@ async fn a_set_without_init_is_reported_soon_and_its_sandbox_is_kept() {
     let unserved = |_| Initialisation::Unserved("connection refused".to_owned());
     let scene = Scene::start_with(unserved).await;
     scene.full_set("python", 1).await;
-    let made: SandboxClaim = scene.create(claim("told", "python", with_env(1))).await;
+    let made: SandboxClaim = scene.create(claim("reported", "python", with_env(1))).await;
     let rejected = "EnvVarsInjectionRejected";
     let is_blocked = |claim: &SandboxClaim| {
         claim.status.is_some() && condition(claim) == ("False".into(), rejected.into())
     };
     let blocked: SandboxClaim = scene
         .cluster
-        .until("told", "to say that envVars cannot be told", is_blocked)
+        .until(
+            "reported",
+            "to report that envVars cannot be set",
+            is_blocked,
+        )
         .await;
     let status = blocked.status.unwrap();
     let message = status.message.unwrap();
@@ -115,13 +119,13 @@ async fn a_set_without_init_is_reported_soon_and_its_sandbox_is_kept() {
     })
     .await;
 
-    // The claim goes on, with the sandbox that it has, once it asks for what the sandbox can do.
+    // The claim goes on with its sandbox once it requires no `/init`.
     let patch = json!({ "spec": { "skipInitRuntime": true } });
     scene
-        .try_patch::<SandboxClaim>("told", patch)
+        .try_patch::<SandboxClaim>("reported", patch)
         .await
         .unwrap();
-    let done = scene.completed("told").await;
+    let done = scene.completed("reported").await;
     assert_eq!(claimed(&done), 1);
     assert_eq!(scene.held_by(&made).await[0].uid(), held[0].uid());
     scene.stop().await;

@@ -51,7 +51,7 @@ async fn a_set_follows_its_scale_subresource() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_revision_rolls_out_and_is_told() {
+async fn a_new_revision_rolls_out_and_is_reported() {
     let scene = Scene::start().await;
     let before = scene.full_set("python", 5).await.status.unwrap();
     scene
@@ -136,7 +136,7 @@ async fn a_lost_member_is_replaced_and_a_deleted_set_takes_its_members_along() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_set_needs_exactly_one_description_of_its_sandboxes() {
     let scene = Scene::start().await;
-    for (spec, told) in [
+    for (spec, reported) in [
         (
             json!({ "replicas": 1 }),
             "exactly one of template and templateRef",
@@ -149,7 +149,7 @@ async fn a_set_needs_exactly_one_description_of_its_sandboxes() {
         let mut manifest = set("bad", 1);
         manifest["spec"] = spec;
         let refused = scene.try_create::<SandboxSet>(manifest).await.unwrap_err();
-        assert!(refused.to_string().contains(told), "{refused}");
+        assert!(refused.to_string().contains(reported), "{refused}");
     }
     scene.stop().await;
 }

@@ -1,4 +1,4 @@
-//! The controller process against a real API server: who leads, and who stops when.
+//! The controller process against a real API server: leader election and shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn args() -> Args {
     Program::parse_from(line).args
 }
 
-/// Renews and looks often, so that the test is quick; expires late, so that nothing is explained by expiry.
+/// Renews and polls often, so that the test is quick; expires late, so that no result is due to expiry.
 fn timing() -> Timing {
     Timing {
         lease_duration: Duration::from_secs(600),
@@ -61,7 +61,7 @@ fn start_counted(client: Client, metrics: &Arc<Metrics>, shutdown: &Cancellation
     })
 }
 
-/// What the metric says about who leads.
+/// The value of the leader election metric.
 fn says_it_leads(metrics: &Metrics) -> Option<bool> {
     let text = metrics.exposition();
     let line = text
@@ -133,7 +133,7 @@ async fn a_leader_that_loses_its_lease_writes_nothing_more() {
     let (tap, client) = Tap::on(cluster.client());
     let replica = start(client, &CancellationToken::new());
     eventually("a leader", async || holder(&cluster).await).await;
-    // In the middle of much work, someone else has the lease.
+    // In the middle of much work, another replica takes the lease.
     for number in 0..200 {
         let name = format!("work-{number}");
         cluster.create_sandbox(&name, SandboxSpec::default()).await;

@@ -63,7 +63,7 @@ async fn a_pod_of_another_controller_is_refused_until_it_is_gone() {
     let message =
         "Error seen: refusing to use pod \"contested\": it is controlled by Sandbox \"owner\"";
     fixture
-        .until_told("contested", "ReconcilerError", message)
+        .until_reported("contested", "ReconcilerError", message)
         .await;
     pods.delete("contested", &kube::api::DeleteParams::default())
         .await
@@ -130,7 +130,9 @@ async fn adoption_can_be_made_to_need_a_label() {
         .create_sandbox("shy", SandboxSpec::default())
         .await;
     let message = "Error seen: refusing to adopt pod \"shy\": it lacks the label agents.x-k8s.io/adoptable: \"true\"";
-    fixture.until_told("shy", "ReconcilerError", message).await;
+    fixture
+        .until_reported("shy", "ReconcilerError", message)
+        .await;
     let label =
         Patch::Merge(json!({"metadata": {"labels": {"agents.x-k8s.io/adoptable": "true"}}}));
     pods.patch("shy", &PatchParams::default(), &label)

@@ -23,7 +23,7 @@ async fn a_sandbox_gets_a_pod_and_a_service_and_tells_how_to_reach_them() {
     fixture.cluster.create_sandbox("hello", spec).await;
     let message = "Pod is Ready; Service Exists";
     let sandbox = fixture
-        .until_told("hello", "DependenciesReady", message)
+        .until_reported("hello", "DependenciesReady", message)
         .await;
     let status = status(&sandbox);
     assert_eq!(status.service.as_deref(), Some("hello"));
@@ -49,7 +49,7 @@ async fn a_sandbox_gets_a_pod_and_a_service_and_tells_how_to_reach_them() {
         .patch_sandbox("hello", json!({"spec": {"service": false}}))
         .await;
     fixture
-        .until_told("hello", "DependenciesReady", "Pod is Ready")
+        .until_reported("hello", "DependenciesReady", "Pod is Ready")
         .await;
     fixture.cluster.until_gone::<Service>("hello").await;
     fixture.stop().await;
@@ -72,7 +72,7 @@ async fn scaling_to_zero_and_back_replaces_the_pod() {
         .await
         .unwrap();
     let suspended = fixture
-        .until_told("nap", "SandboxSuspended", "Sandbox is suspended")
+        .until_reported("nap", "SandboxSuspended", "Sandbox is suspended")
         .await;
     assert_eq!(
         condition(&suspended, ConditionType::Suspended)
@@ -106,11 +106,11 @@ async fn the_operating_mode_suspends_as_well() {
     };
     fixture.cluster.create_sandbox("modal", spec).await;
     let suspended = fixture
-        .until_told("modal", "SandboxSuspended", "Sandbox is suspended")
+        .until_reported("modal", "SandboxSuspended", "Sandbox is suspended")
         .await;
-    let told = condition(&suspended, ConditionType::Suspended).unwrap();
+    let reported = condition(&suspended, ConditionType::Suspended).unwrap();
     assert_eq!(
-        (told.status.as_str(), told.reason.as_str()),
+        (reported.status.as_str(), reported.reason.as_str()),
         ("True", "PodTerminated")
     );
     assert!(
@@ -126,9 +126,9 @@ async fn the_operating_mode_suspends_as_well() {
         .patch_sandbox("modal", json!({"spec": {"operatingMode": "Running"}}))
         .await;
     let running = fixture.until_ready("modal").await;
-    let told = condition(&running, ConditionType::Suspended).unwrap();
+    let reported = condition(&running, ConditionType::Suspended).unwrap();
     assert_eq!(
-        (told.status.as_str(), told.reason.as_str()),
+        (reported.status.as_str(), reported.reason.as_str()),
         ("False", "NotSuspended")
     );
     let scheduled = condition(&running, ConditionType::PodScheduled).unwrap();
@@ -158,15 +158,15 @@ async fn an_event_names_the_field_that_suspends_where_two_disagree() {
         .patch_sandbox("torn", json!({"spec": {"replicas": 0}}))
         .await;
     fixture
-        .until_told("torn", "SandboxSuspended", "Sandbox is suspended")
+        .until_reported("torn", "SandboxSuspended", "Sandbox is suspended")
         .await;
-    let told = eventually("the event", async || notes().await.pop()).await;
+    let reported = eventually("the event", async || notes().await.pop()).await;
     assert!(
-        told.starts_with("Suspended because spec.replicas is 0"),
-        "{told}"
+        reported.starts_with("Suspended because spec.replicas is 0"),
+        "{reported}"
     );
 
-    // A suspension by the mode alone disagrees with nothing that a user said, until the user says otherwise.
+    // A suspension by the mode alone causes no event until the user also sets `replicas`.
     fixture
         .patch_sandbox(
             "torn",
@@ -186,13 +186,16 @@ async fn an_event_names_the_field_that_suspends_where_two_disagree() {
                 == generation(&resumed)
         })
         .await;
-    let told = eventually("the second event", async || {
+    let reported = eventually("the second event", async || {
         let mut notes = notes().await;
         notes.retain(|note| note.starts_with("Still suspended"));
         notes.pop()
     })
     .await;
-    assert!(told.contains("set spec.operatingMode to Running"), "{told}");
+    assert!(
+        reported.contains("set spec.operatingMode to Running"),
+        "{reported}"
+    );
     fixture.stop().await;
 }
 
@@ -270,7 +273,7 @@ async fn an_evicted_pod_is_replaced_and_a_failed_one_is_not() {
         .await;
     fixture.until_ready("evicted").await;
     let failed = fixture
-        .until_told("failed", "PodFailed", "Pod failed")
+        .until_reported("failed", "PodFailed", "Pod failed")
         .await;
     let finished = condition(&failed, ConditionType::Finished).unwrap();
     assert_eq!(
@@ -281,23 +284,23 @@ async fn an_evicted_pod_is_replaced_and_a_failed_one_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_user_would_ask_about_is_told_by_events() {
+async fn events_report_creation_suspension_and_resumption() {
     let fixture = Fixture::start().await;
     fixture
         .cluster
-        .create_sandbox("told", SandboxSpec::default())
+        .create_sandbox("reported", SandboxSpec::default())
         .await;
-    fixture.until_ready("told").await;
+    fixture.until_ready("reported").await;
     fixture
-        .patch_sandbox("told", json!({"spec": {"replicas": 0}}))
-        .await;
-    fixture
-        .until_told("told", "SandboxSuspended", "Sandbox is suspended")
+        .patch_sandbox("reported", json!({"spec": {"replicas": 0}}))
         .await;
     fixture
-        .patch_sandbox("told", json!({"spec": {"replicas": 1}}))
+        .until_reported("reported", "SandboxSuspended", "Sandbox is suspended")
         .await;
-    fixture.until_ready("told").await;
+    fixture
+        .patch_sandbox("reported", json!({"spec": {"replicas": 1}}))
+        .await;
+    fixture.until_ready("reported").await;
     let events = fixture.cluster.api::<Event>();
     let wanted = ["PodCreated", "Suspended", "Resumed"];
     eventually(
@@ -308,13 +311,13 @@ async fn what_a_user_would_ask_about_is_told_by_events() {
                 .into_iter()
                 .filter(|event| {
                     let regarding = event.regarding.as_ref();
-                    regarding.is_some_and(|it| it.name.as_deref() == Some("told"))
+                    regarding.is_some_and(|it| it.name.as_deref() == Some("reported"))
                 })
                 .filter_map(|event| event.reason)
                 .collect();
             wanted
                 .iter()
-                .all(|reason| about.iter().any(|told| told == reason))
+                .all(|reason| about.iter().any(|reported| reported == reason))
                 .then_some(())
         },
     )

@@ -21,7 +21,7 @@ async fn an_expired_sandbox_is_retained_without_its_pod_and_with_its_end() {
     fixture.until_ready("kept").await;
     end_pod(&fixture.cluster.api(), "kept", "Succeeded", None).await;
     fixture
-        .until_told("kept", "PodSucceeded", "Pod completed successfully")
+        .until_reported("kept", "PodSucceeded", "Pod completed successfully")
         .await;
 
     fixture.clock.advance(Duration::from_secs(3_600));
@@ -71,7 +71,7 @@ async fn the_delete_policy_removes_everything() {
 async fn expiry_comes_by_itself_when_its_time_is_there() {
     let fixture = Fixture::start().await;
     let spec = SandboxSpec {
-        // The clock stands still, so the time passes only for the timer, which looks again after two seconds at the least.
+        // The fake clock stands still, but the requeue timer runs: it fires after two seconds at the earliest.
         shutdown_time: Some(fixture.in_seconds(1)),
         ..SandboxSpec::default()
     };
@@ -79,7 +79,7 @@ async fn expiry_comes_by_itself_when_its_time_is_there() {
     fixture.until_ready("timed").await;
     fixture.clock.advance(Duration::from_secs(1));
     fixture
-        .until_told("timed", "SandboxExpired", "Sandbox has expired")
+        .until_reported("timed", "SandboxExpired", "Sandbox has expired")
         .await;
     fixture.cluster.until_gone::<Pod>("timed").await;
     fixture.stop().await;

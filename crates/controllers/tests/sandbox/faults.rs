@@ -10,7 +10,7 @@ use testkit::{Tap, eventually};
 use crate::fixture::{Fixture, condition};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_template_that_the_server_refuses_is_told_in_its_words_without_a_loop() {
+async fn a_refused_pod_template_is_reported_with_the_servers_message_without_a_loop() {
     let fixture = Fixture::start().await;
     let mut spec = SandboxSpec::default();
     spec.pod_template.metadata.labels =
@@ -79,18 +79,18 @@ async fn a_user_who_keeps_changing_the_sandbox_does_not_keep_it_from_settling() 
         .cluster
         .create_sandbox("busy", SandboxSpec::default())
         .await;
-    for turn in 0..50 {
-        let patch = json!({"metadata": {"annotations": {"turn": turn.to_string()}}, "spec": {"replicas": turn % 2}});
+    for round in 0..50 {
+        let patch = json!({"metadata": {"annotations": {"round": round.to_string()}}, "spec": {"replicas": round % 2}});
         fixture.patch_sandbox("busy", patch).await;
     }
-    // The last turn said 1.
+    // The last round set 1.
     let sandbox = fixture.until_ready("busy").await;
     assert_eq!(sandbox.spec.replicas, Some(1));
-    assert_eq!(sandbox.metadata.annotations.unwrap()["turn"], "49");
+    assert_eq!(sandbox.metadata.annotations.unwrap()["round"], "49");
     fixture.stop().await;
 }
 
-/// Refuses every new list and watch of pods. Watches that are under way are not touched.
+/// Refuses every new list and watch of pods. Open watches go on.
 fn cut_pod_watches(tap: &Tap) {
     tap.refuse(|request| {
         if request.path.ends_with("/pods") && !request.is_write() {

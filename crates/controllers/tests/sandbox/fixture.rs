@@ -69,7 +69,7 @@ impl Fixture {
     }
 
     /// Waits until the sandbox's Ready condition has this reason and message, and returns the sandbox.
-    pub async fn until_told(&self, name: &str, reason: &str, message: &str) -> Sandbox {
+    pub async fn until_reported(&self, name: &str, reason: &str, message: &str) -> Sandbox {
         let what = format!("Ready to say {reason}: {message}");
         self.cluster
             .until(name, &what, |sandbox: &Sandbox| {

@@ -34,7 +34,7 @@ async fn five_thousand_sandboxes_settle_with_few_writes_each() {
     })
     .await;
 
-    // Events may be dropped and are written behind; everything else was written for a reason.
+    // Events are written asynchronously and may be dropped, so they are not counted.
     let mut writes: BTreeMap<String, usize> = BTreeMap::new();
     for request in fixture.tap.seen() {
         let segments: Vec<&str> = request.path.split('/').collect();
@@ -49,13 +49,13 @@ async fn five_thousand_sandboxes_settle_with_few_writes_each() {
     let most = writes.values().max().copied().unwrap_or_default();
     assert!(most <= 3, "a sandbox took {most} writes beside its pod");
 
-    // At rest, nothing is written any more: a change to one sandbox is answered for that one alone.
+    // Once all are settled, a change of one sandbox causes writes for that sandbox only.
     fixture.tap.forget();
     fixture
         .patch_sandbox("s-7", serde_json::json!({"spec": {"service": true}}))
         .await;
     fixture
-        .until_told("s-7", "DependenciesReady", "Pod is Ready; Service Exists")
+        .until_reported("s-7", "DependenciesReady", "Pod is Ready; Service Exists")
         .await;
     let strange: Vec<_> = fixture
         .tap

@@ -125,7 +125,7 @@ async fn an_unowned_claim_is_adopted_and_anothers_is_refused() {
         .await;
     let message = "Error seen: refusing to use persistent volume claim \"data-theirs\": it is controlled by Sandbox \"owner\"";
     fixture
-        .until_told("theirs", "ReconcilerError", message)
+        .until_reported("theirs", "ReconcilerError", message)
         .await;
     assert!(
         fixture
@@ -140,7 +140,7 @@ async fn an_unowned_claim_is_adopted_and_anothers_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_name_that_is_too_long_is_told_and_left_at_that() {
+async fn a_claim_name_that_is_too_long_is_reported_without_retries() {
     let fixture = Fixture::start().await;
     let name = "n".repeat(200);
     let long = "v".repeat(60);
@@ -149,7 +149,7 @@ async fn a_claim_name_that_is_too_long_is_told_and_left_at_that() {
         "volume claim name \"{long}-{name}\" has 261 characters and may have at most 253; shorten the sandbox's or the template's name"
     );
     fixture
-        .until_told(&name, "InvalidConfiguration", &message)
+        .until_reported(&name, "InvalidConfiguration", &message)
         .await;
     let writes = fixture.tap.writes(&name);
     assert_eq!(writes.len(), 1, "only the status is written: {writes:?}");

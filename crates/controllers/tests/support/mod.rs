@@ -255,9 +255,9 @@ impl Cluster {
         members
     }
 
-    /// What the API server was asked so far, once it is asked for nothing more.
+    /// The requests to the API server, once no more arrive.
     pub async fn writes_when_quiet(&self) -> Writes {
-        // Looks in a row at which nothing was new. Time would not do: whatever holds this process up holds up the controllers, too.
+        // Counts consecutive polls without a new request, not time: a slow machine delays the controllers as well.
         const QUIET_LOOKS: u32 = 100;
         let mut last: Option<(Writes, u32)> = None;
         eventually("the API server to be left alone", async || {

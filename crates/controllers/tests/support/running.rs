@@ -31,13 +31,13 @@ impl Running {
         self.ended().await;
     }
 
-    /// Ends them where they stand, as a crash would.
+    /// Aborts them, like a crash.
     pub async fn kill(self) {
         self.abort.cancel();
         self.ended().await;
     }
 
-    /// Cancelled, it ends them where they stand.
+    /// Cancelled to abort them.
     pub fn crash(&self) -> CancellationToken {
         self.abort.clone()
     }

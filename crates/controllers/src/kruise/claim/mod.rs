@@ -120,7 +120,7 @@ fn conditions_of(
     status.map_or(&[], |status| &status.conditions)
 }
 
-/// Brings one claim further.
+/// Brings one claim a step closer to its spec.
 async fn reconcile(
     claim: Arc<SandboxClaim>,
     context: Arc<Context>,

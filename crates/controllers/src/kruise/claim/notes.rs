@@ -32,7 +32,7 @@ impl Notes {
                 Vec::new()
             }
         };
-        // Dropping them asks the queue, which must not wait for this lock.
+        // Dropping them locks the queue, which must not wait for this lock.
         drop(notes);
         drop(before);
     }
