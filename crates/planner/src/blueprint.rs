@@ -1,6 +1,6 @@
 //! How a sandbox is made from a template: for a pool, for a claim, and how the two are compared.
 //!
-//! Owners, names and conditions are the callers' business.
+//! The callers set owners, names and conditions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -110,7 +110,7 @@ fn pruned(spec: &PodSpec) -> Option<Value> {
     serde_json::to_value(spec).ok().map(prune)
 }
 
-/// An empty volume source says something by being there (`emptyDir: {}`), so emptiness is only dropped where it says nothing.
+/// Removes empty values. An empty volume source (`emptyDir: {}`) has a meaning, and stays.
 fn prune(value: Value) -> Value {
     const MEANINGFUL_WHEN_EMPTY: [&str; 2] = ["emptyDir", "ephemeral"];
     match value {

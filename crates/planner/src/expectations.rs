@@ -1,8 +1,8 @@
-//! What a pool has done and not yet seen, so that it never asks twice.
+//! The creations and deletions of a pool that its cache does not show yet, so that none is repeated.
 //!
 //! A cache may lag behind the pool's own writes. Counting only what the cache shows, a pool would make the same sandboxes again
-//! on every pass until the cache caught up. So each acknowledged write is remembered until the cache shows it; and where memory
-//! and cache cannot agree (an answer was lost, or a sandbox came and went unseen) the pool asks the API server itself.
+//! on every pass until the cache caught up. So each acknowledged write is remembered until the cache shows it; and if memory
+//! and cache disagree (a response was lost, or a sandbox was created and deleted unseen), the pool lists from the API server.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -29,12 +29,12 @@ pub struct Expectations {
 }
 
 impl Expectations {
-    /// The server said that it made this sandbox.
+    /// The server has acknowledged the creation of this sandbox.
     pub fn made(&mut self, name: &str, uid: &str, now: Timestamp) {
         self.made.insert(name.to_owned(), expected(uid, now));
     }
 
-    /// The server said that it deletes this sandbox.
+    /// The server has acknowledged the deletion of this sandbox.
     pub fn deleted(&mut self, name: &str, uid: &str, now: Timestamp) {
         self.deleted.insert(name.to_owned(), expected(uid, now));
     }
@@ -44,7 +44,7 @@ impl Expectations {
         self.in_doubt = true;
     }
 
-    /// Strikes off what the cache now shows. `cached` gives the UID of the sandbox of this name and whether it is going.
+    /// Removes the expectations that the cache now meets. `cached` returns the UID of the sandbox of this name, and whether it is being deleted.
     pub fn settle(&mut self, cached: impl Fn(&str) -> Option<(String, bool)>) {
         self.made.retain(|name, _| cached(name).is_none());
         self.deleted.retain(|name, expected| {
@@ -52,7 +52,7 @@ impl Expectations {
         });
     }
 
-    /// Whether only the API server itself can tell how many sandboxes there are.
+    /// Whether the sandboxes must be counted from the API server.
     pub fn needs_confirmation(&self, now: Timestamp) -> bool {
         self.in_doubt
             || self
@@ -62,8 +62,7 @@ impl Expectations {
                 .any(|expected| elapsed(expected.since, now) >= CONFIRM_AFTER)
     }
 
-    /// Takes in what the API server itself says are the pool's sandboxes, as `(name, UID)`, and what the cache says. From now
-    /// on their difference is what is expected.
+    /// Replaces the expectations by the difference between the API server's list of the pool's sandboxes, as `(name, UID)`, and the cache.
     pub fn confirm(
         &mut self,
         listed: &[(String, String)],

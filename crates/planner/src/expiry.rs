@@ -1,4 +1,4 @@
-//! When something expires: one answer for sandboxes and claims.
+//! When an object expires; the same for sandboxes and claims.
 //!
 //! Two deadlines may be set: an absolute time, and a span of time after the work was finished. The earlier one counts.
 
@@ -8,7 +8,7 @@ use api::conditions::{self, ConditionType};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-/// What limits the life of an object.
+/// The deadlines of an object.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Deadlines<'a> {
     /// The absolute time it ends.
@@ -19,10 +19,10 @@ pub struct Deadlines<'a> {
     pub conditions: &'a [Condition],
 }
 
-/// Where an object stands with its deadlines.
+/// Whether an object has expired, or when it will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
-    /// Nothing limits its life, as far as is known now.
+    /// It has no deadline yet.
     Never,
     /// It expires after this time.
     In(Duration),
@@ -35,8 +35,7 @@ impl Expiry {
         self == Self::Passed
     }
 
-    /// How long until it is worth looking again, and never sooner than `floor`, so that clocks that disagree a little cause no
-    /// busy loop.
+    /// The delay until the next check, at least `floor`, so that a small clock skew causes no busy loop.
     pub fn requeue_after(self, floor: Duration) -> Option<Duration> {
         match self {
             Self::In(left) => Some(left.max(floor)),
@@ -45,7 +44,7 @@ impl Expiry {
     }
 }
 
-/// Where an object stands with its deadlines at `now`.
+/// Whether an object has expired at `now`, or when it will.
 pub fn expiry(deadlines: &Deadlines<'_>, now: Timestamp) -> Expiry {
     let shutdown = deadlines.shutdown_time.map(|time| time.0);
     let Some(deadline) = [shutdown, finished_deadline(deadlines)]

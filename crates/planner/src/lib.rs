@@ -1,8 +1,8 @@
-//! The decisions of the controllers, apart from everything they touch.
+//! The decisions of the controllers, without I/O.
 //!
 //! A decision is a pure, total function: from what was observed and the time to what to do. There is no client, clock, randomness or
-//! log. A [`pass`] over an object strings decisions together: which objects it looks up, what it does about a conflict or a lost answer,
-//! which status it publishes and when the object is looked at again. It performs no I/O; its environment answers its requests. Each kind
+//! log. A [`pass`] over an object combines decisions: which objects it looks up, what it does about a conflict or a lost response,
+//! which status it publishes and when the object is reconciled again. It performs no I/O; its environment answers its requests. Each kind
 //! has a module of its own; decisions of two kinds are shared.
 //!
 //! | module | owns |

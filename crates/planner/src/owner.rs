@@ -1,11 +1,11 @@
-//! Who controls an object. Nothing is ever changed that another controller owns.
+//! The controller of an object, from its owner references. An object of another controller is never changed.
 
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 
-/// How an object stands to one that would control it.
+/// The relation of an object to a possible controller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ownership<'a> {
     /// It is controlled by the object in question.
@@ -16,7 +16,7 @@ pub enum Ownership<'a> {
     Others(&'a OwnerReference),
 }
 
-/// How an object stands to the one with the given UID.
+/// The relation of an object to the controller with this UID.
 pub fn ownership<'a>(metadata: &'a ObjectMeta, uid: Option<&str>) -> Ownership<'a> {
     match controller_of(metadata) {
         None => Ownership::Unowned,
@@ -84,7 +84,7 @@ pub fn with_controller(metadata: &ObjectMeta, controller: OwnerReference) -> Vec
     owners
 }
 
-/// Names a controller for people.
+/// A controller's kind and name, for messages.
 #[derive(Debug)]
 pub struct Named<'a>(pub &'a OwnerReference);
 

@@ -1,34 +1,33 @@
-//! Claims before refills: when a pool may make sandboxes while claims are waiting, or have just been served.
+//! Claims before refills: when a pool may create sandboxes while claims wait, or have just got theirs.
 //!
-//! On an API server that is busy, a refill takes its place in line ahead of a claim that waits for a sandbox now. So a pool holds
-//! back while claims wait, but never for longer than [`Pacing::longest_pause`] at a time, and what it then makes is a part of a
-//! batch: a pool under a steady stream of claims still fills, at no less than that part per pause.
+//! On a busy API server, the requests of a refill delay those of waiting claims. So a pool pauses while claims wait, but never for
+//! longer than [`Pacing::longest_pause`] at a time, and then creates a part of a batch: under a steady stream of claims the pool still
+//! fills, by at least that part per pause.
 //!
-//! A client that was just given a sandbox runs a first command in it, and starting the next sandbox on the same machine would slow
-//! that down. So a refill also lets [`Pacing::courtesy`] pass, once. Then it is made in full, or, while claims keep coming and
-//! going, in small parts: the next of them may come at this moment.
+//! A client with a new sandbox runs a first command in it, which the start of another sandbox on the same machine would slow down. So
+//! a refill also waits for [`Pacing::courtesy`], once. Then it is made in full, or in small parts while claims keep coming.
 
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
-/// Who wants sandboxes.
+/// The demand for sandboxes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// How many claims wait for a sandbox at this moment.
+    /// How many claims wait for a sandbox now.
     pub waiting: usize,
-    /// When a claim was last given one.
+    /// When a claim last got one.
     pub served_at: Option<Timestamp>,
 }
 
 /// The policy's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pacing {
-    /// How long a pool holds back at most.
+    /// The longest pause.
     pub longest_pause: Duration,
-    /// How long a pool leaves the machine to a claim that was served.
+    /// The pause after a claim got its sandbox.
     pub courtesy: Duration,
-    /// How soon it looks again whether claims still wait.
+    /// The interval of checks whether claims still wait.
     pub recheck: Duration,
     /// While claims wait, a pass makes at most this fraction of a full batch.
     pub batch_divisor: usize,
@@ -53,7 +52,7 @@ impl Default for Pacing {
 pub enum Allowance {
     /// Make up to this many sandboxes.
     Make(usize),
-    /// Make none, and look again after this time.
+    /// Make none, and reconcile again after this time.
     HoldBack(Duration),
 }
 
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_was_served_has_the_machine_to_itself_for_a_moment() {
+    fn a_refill_pauses_after_a_claim_got_its_sandbox() {
         let pacing = Pacing::default();
         let allow = |served, since, now| {
             let demand = Demand {

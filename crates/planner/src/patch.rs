@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// What turns `before` into `after`, field by field at the top level, or `None` if nothing does. Fields that are gone become
-/// null. A field that differs is given whole, except that keys its old value had and its new one lacks are nulled, because a
-/// merge would keep them.
+/// The merge patch from `before` to `after`, field by field at the top level, or `None` if they are equal. Removed fields become null. A
+/// changed field is included whole; keys that only its old value has become null, because a merge would keep them.
 pub fn difference<T: Serialize>(before: &T, after: &T) -> Result<Option<Value>, serde_json::Error> {
     let before = serde_json::to_value(before)?;
     let after = serde_json::to_value(after)?;
@@ -40,7 +39,7 @@ fn between(before: &Value, after: &Value) -> Option<Value> {
 /// A map of strings as the API has it: absent when empty.
 pub type StringMap = Option<BTreeMap<String, String>>;
 
-/// What makes `current` hold every pair of `wanted` and none of the keys in `unwanted`, or `None` if it does already.
+/// The merge patch that adds every pair of `wanted` to `current` and removes the keys in `unwanted`, or `None` if nothing changes.
 pub fn string_map<'a>(
     current: &StringMap,
     wanted: &BTreeMap<String, String>,
@@ -61,7 +60,7 @@ pub fn string_map<'a>(
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
-/// What makes `current` exactly `wanted`, or `None` if it is already.
+/// The merge patch from `current` to `wanted`, or `None` if they are equal.
 pub fn exact_string_map(current: &StringMap, wanted: &BTreeMap<String, String>) -> Option<Value> {
     let keys = current.iter().flat_map(BTreeMap::keys).map(String::as_str);
     string_map(current, wanted, keys)

@@ -1,4 +1,4 @@
-//! What a pod made from a template gets unless the template says otherwise.
+//! The secure defaults of pods that are created from a template.
 
 use api::SandboxTemplateSpec;
 use k8s_openapi::api::core::v1::{PodDNSConfig, PodSpec};
@@ -9,7 +9,7 @@ const PUBLIC_RESOLVERS: [&str; 2] = ["8.8.8.8", "1.1.1.1"];
 /// Fills in the secure defaults.
 ///
 /// No service account token is mounted. Under the default network policy the cluster's own DNS is out of reach, and would
-/// tell a sandbox the names of internal services if it were not: public resolvers take its place. A template with rules of its
+/// reveal the names of internal services if it were not: public resolvers take its place. A template with rules of its
 /// own, or with an unmanaged network, keeps its DNS: it may have no way out to public resolvers.
 pub fn apply(template: &SandboxTemplateSpec, spec: &mut PodSpec) {
     spec.automount_service_account_token.get_or_insert(false);

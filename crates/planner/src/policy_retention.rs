@@ -1,4 +1,4 @@
-//! Why a template's network policy outlives the template, and when it goes.
+//! How a template's network policy outlives the template, and when it is deleted.
 //!
 //! The template controls its policy, and garbage collection deletes an object once all of its owners are gone. If the template were the
 //! only owner, its deletion would open the network of every sandbox that still runs. So the policy has its namespace as a second owner.

@@ -1,7 +1,7 @@
 //! How a pool of interchangeable sandboxes is kept at its size and revision.
 //!
-//! This is the arithmetic alone. It does not know what makes a sandbox a member or its revision current, nor which kind of pool
-//! asks: [`warm_pool`](crate::warm_pool) and [`sandbox_set`](crate::sandbox_set) are its two faces.
+//! Only the arithmetic: [`warm_pool`](crate::warm_pool) and [`sandbox_set`](crate::sandbox_set) decide which sandboxes are members, and
+//! which revision is current.
 //!
 //! # Guarantees
 //! - Members and sandboxes asked for never exceed the desired number, unless they already did: a sandbox that is to be deleted is
@@ -22,14 +22,14 @@ pub use pass::{Environment, Memory, Pool, reconcile};
 use crate::pacing::{Allowance, Demand, Pacing, elapsed};
 use crate::version::Version;
 
-/// How far a member is from what the pool would make today.
+/// Whether a member is of the current revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Revision {
     /// The same.
     Current,
     /// An older revision of the same template: still of use to a claim.
     Outdated,
-    /// Another template: of no use to those who ask this pool.
+    /// Another template: of no use to claims of this pool.
     Foreign,
 }
 
@@ -37,7 +37,7 @@ pub enum Revision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
     Ready,
-    /// Not Ready since this moment.
+    /// Not Ready since this time.
     Since(Timestamp),
 }
 
@@ -52,7 +52,7 @@ pub struct Member {
     pub is_reserved: bool,
 }
 
-/// What becomes of members that are not current.
+/// The update strategy for members that are not current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
     /// They stay until they are claimed.
@@ -63,7 +63,7 @@ pub enum Strategy {
     RollingUpdate { max_unavailable: usize },
 }
 
-/// What the pool should be.
+/// The desired state of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Goal {
     pub desired: usize,
@@ -92,7 +92,7 @@ pub struct Deletion {
     pub cause: Cause,
 }
 
-/// What the pool amounts to.
+/// The counts of a pool's members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub replicas: usize,
@@ -151,7 +151,7 @@ pub fn plan(members: &[Member], unseen: usize, goal: &Goal, now: Timestamp) -> P
     }
 }
 
-/// What stands against making all that is missing at once.
+/// What limits the creation of missing sandboxes.
 #[derive(Clone, Copy, Debug)]
 pub struct Restraint<'a> {
     pub pacing: &'a Pacing,
@@ -162,13 +162,13 @@ pub struct Restraint<'a> {
     pub at_most: usize,
 }
 
-/// How much of what is missing is made now.
+/// How many of the missing sandboxes are created now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refill {
     pub count: usize,
     /// Whether the pool holds back for the sake of claims.
     pub holds_back: bool,
-    /// When to look again, if nothing happens before.
+    /// When to reconcile again without a change.
     pub recheck_after: Option<Duration>,
 }
 
@@ -199,7 +199,7 @@ pub fn refill(plan: &Plan, goal: &Goal, restraint: &Restraint<'_>, now: Timestam
             }
         }
     }
-    // Where nothing can be done now, looking again at once would find the same.
+    // If nothing can be done now, reconciling at once would change nothing.
     let makes_headway = refill.count > 0 || !plan.deletions.is_empty();
     if plan.unfinished && makes_headway && !refill.holds_back {
         refill.look_again_after(Duration::ZERO);
@@ -213,8 +213,8 @@ impl Refill {
     }
 }
 
-/// The sizes of the batches that `count` requests are sent in: one, then twice as many each time, so that a request that fails
-/// for all does not fail all at once.
+/// The sizes of the batches that `count` requests are sent in: one, then twice as many each time, so that an error that
+/// affects all requests (slow start) fails few of them.
 pub fn slow_start(count: usize) -> impl Iterator<Item = usize> {
     let mut left = count;
     let mut next = 1;
@@ -226,7 +226,7 @@ pub fn slow_start(count: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// A number or a percentage of `desired`, rounded down, but at least one: a rollout must get somewhere.
+/// A number or a percentage of `desired`, rounded down, but at least one: a rollout must make progress.
 pub fn max_unavailable(field: Option<&IntOrString>, desired: usize) -> usize {
     const DEFAULT_PERCENT: usize = 20;
     let percentage = |percent: usize| desired.saturating_mul(percent) / 100;
@@ -268,7 +268,7 @@ fn split_outdated<'a>(members: Vec<&'a Member>, goal: &Goal) -> (Vec<&'a Member>
     let Strategy::RollingUpdate { max_unavailable } = goal.strategy else {
         return (obsolete, staying);
     };
-    // What is unavailable anyway goes freely; of the Ready, as many as may be missing, the oldest first.
+    // Unavailable members are deleted without limit; of the Ready ones as many as may be missing, the oldest first.
     let (mut ready_ones, mut going): (Vec<&Member>, Vec<&Member>) =
         obsolete.into_iter().partition(|member| is_ready(member));
     let must_stay = goal.desired.saturating_sub(max_unavailable);
@@ -279,7 +279,7 @@ fn split_outdated<'a>(members: Vec<&'a Member>, goal: &Goal) -> (Vec<&'a Member>
     (going, staying)
 }
 
-/// The unready go first, then the newest: what is left is settled and ready to be claimed.
+/// Deletes members that are not Ready first, then the newest: the oldest Ready members stay.
 fn surplus(mut members: Vec<&Member>, excess: usize) -> Vec<&Member> {
     members.retain(|member| !member.is_reserved);
     members.sort_by(|one, other| {

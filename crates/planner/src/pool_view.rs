@@ -1,7 +1,7 @@
 //! The sandboxes of a pool and the demand for them, as a pass over any kind of pool sees them; and the plan that it makes.
 //!
-//! Which sandboxes are members, and of what revision, is said by [`warm_pool`](crate::warm_pool) and
-//! [`sandbox_set`](crate::sandbox_set); how many there should be, by [`pool`](crate::pool)'s arithmetic.
+//! [`warm_pool`](crate::warm_pool) and [`sandbox_set`](crate::sandbox_set) decide which sandboxes are members and of what revision;
+//! [`pool`](crate::pool) decides how many there should be.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::version::Version;
 /// How long a member may be not Ready before it is replaced.
 pub const READINESS_GRACE: Duration = Duration::from_secs(5 * 60);
 
-/// What one reconciliation sees of a pool's sandboxes and of who wants them.
+/// A pool's sandboxes, and the demand for them, as one pass sees them.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolView<'a> {
     /// Every sandbox that carries the pool's label.
@@ -48,7 +48,7 @@ impl<'a> PoolView<'a> {
     }
 }
 
-/// A set of sandboxes, however it is kept.
+/// A set of sandboxes.
 pub trait Sandboxes {
     fn holds(&self, sandbox: &Sandbox) -> bool;
 }
@@ -74,9 +74,9 @@ pub struct PoolPlan<S> {
     /// How many sandboxes to make, and of what.
     pub creations: Option<(usize, Box<Sandbox>)>,
     pub status: S,
-    /// Whether the pool holds back refills for the sake of claims.
+    /// Whether the pool pauses refills because claims wait.
     pub holds_back: bool,
-    /// When to look again, if nothing happens before.
+    /// When to reconcile again without a change.
     pub recheck_after: Option<Duration>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn member(sandbox: &Sandbox, revision: Revision, is_reserved: bool) -
     let readiness = if conditions::is_true(conditions, ConditionType::Ready) {
         Readiness::Ready
     } else {
-        // A member that was Ready once has its grace anew: a restarted node is no reason to empty a pool.
+        // A member that was Ready before gets a new grace period: a restart of a node must not empty a pool.
         let lost = conditions::find(conditions, ConditionType::Ready)
             .map(|ready| ready.last_transition_time.0);
         Readiness::Since(lost.map_or(created, |lost| lost.max(created)))

@@ -1,8 +1,7 @@
 //! What to do about a SandboxSet of the OpenKruise dialect.
 //!
-//! This module says which sandboxes are members, of what revision, and what a new one looks like; how many there should be, and
-//! which go first, is [`pool`](crate::pool)'s arithmetic. It does not know which claim takes a member: a sandbox that carries a lock is
-//! taken, and no longer a member.
+//! This module decides which sandboxes are members, of what revision, and how a new one is made; [`pool`](crate::pool) decides how many
+//! there should be, and which are deleted first. A sandbox that carries a claim's lock is no longer a member.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,7 +26,7 @@ use crate::warm_queue::{Candidate, SandboxKey};
 
 type Pairs = BTreeMap<String, String>;
 
-/// What one reconciliation sees.
+/// The facts that a decision about a set rests on.
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {
     pub set: &'a SandboxSet,
@@ -60,7 +59,7 @@ pub enum Source<'a> {
     Template(&'a str),
 }
 
-/// Where a set's sandboxes are described, if its spec makes sense.
+/// Where a set's sandboxes are described, if its spec is valid.
 pub fn source(spec: &SandboxSetSpec) -> Result<Source<'_>, Problem> {
     match (&spec.template, &spec.template_ref) {
         (Some(_), None) => Ok(Source::Inline),
@@ -86,7 +85,7 @@ pub fn source(spec: &SandboxSetSpec) -> Result<Source<'_>, Problem> {
 /// What a set's sandboxes are made from.
 #[derive(Clone, Debug)]
 pub struct SetBlueprint {
-    /// A sandbox as yet without a name, an owner, or labels that say whose it is.
+    /// A sandbox without a name, an owner and the labels of its owner.
     sandbox: Sandbox,
     /// The hash of all that decides what a sandbox runs.
     pub revision: String,
@@ -137,7 +136,7 @@ impl SetBlueprint {
         sandbox
     }
 
-    /// Whether a sandbox is what this blueprint makes, whatever it says of itself.
+    /// Whether a sandbox is what this blueprint makes. Its labels are not trusted.
     fn would_make(&self, sandbox: &Sandbox, set: &SandboxSet) -> bool {
         let expected = self.sandbox(set).spec;
         sandbox.spec.pod_template == expected.pod_template
@@ -176,7 +175,7 @@ pub fn is_taken(sandbox: &Sandbox) -> bool {
     is_locked || is_claimed
 }
 
-/// What the queue of claimable sandboxes is to know of one, if it can be claimed: it is a set's, not taken, and Ready.
+/// The warm queue's entry for a sandbox, if it can be claimed: it is a set's, not locked, and Ready.
 pub fn candidate(sandbox: &Sandbox) -> Option<Candidate> {
     let owner = controller_of(&sandbox.metadata).filter(|owner| refers_to::<SandboxSet>(owner))?;
     let conditions = sandbox

@@ -1,7 +1,7 @@
 //! The network policy that all sandboxes of a template share.
 //!
-//! Pure: given the template and the policy of its name, what to do. Rolling template changes out to sandboxes is the business
-//! of [`warm_pool`](crate::warm_pool) and [`claim`](crate::claim).
+//! Pure: given the template and the policy of its name, what to do. [`warm_pool`](crate::warm_pool) and [`claim`](crate::claim) apply
+//! template changes to sandboxes.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ pub enum Decision {
         name: String,
         uid: String,
     },
-    /// Another controller owns it: leave it alone and say so.
+    /// Another controller owns it: leave it alone, and emit an event.
     HandsOff {
         name: String,
         owner: String,
@@ -100,7 +100,7 @@ fn decide_managed(observed: Observed<'_>) -> Decision {
         }));
     };
     if policy.metadata.deletion_timestamp.is_some() {
-        // Its deletion will bring us back.
+        // Its deletion causes another reconcile.
         return Decision::Nothing;
     }
     let is_as_it_should_be = policy.spec.clone().map(without_empty_lists).as_ref() == Some(&spec);
@@ -236,7 +236,7 @@ fn without_empty_lists(mut spec: NetworkPolicySpec) -> NetworkPolicySpec {
     spec
 }
 
-/// The API server fills this default in; leaving it open here would look like drift forever.
+/// The API server sets this default; without it here, the policy would always look changed.
 fn with_protocols(ports: Option<Vec<NetworkPolicyPort>>) -> Option<Vec<NetworkPolicyPort>> {
     let fill = |port: NetworkPolicyPort| NetworkPolicyPort {
         protocol: port.protocol.or_else(|| Some("TCP".to_owned())),
@@ -245,7 +245,7 @@ fn with_protocols(ports: Option<Vec<NetworkPolicyPort>>) -> Option<Vec<NetworkPo
     ports.map(|ports| ports.into_iter().map(fill).collect())
 }
 
-/// Only the router gets in, from the sandbox's own namespace or from the system's. The pod of a sandbox is not the router, however it is
+/// Only the router may connect, from the sandbox's own namespace or from the system's. The pod of a sandbox is not the router, however it is
 /// labelled: a tenant chooses some of its labels. It always has the label of its name, which only the controllers write.
 fn router_ingress() -> NetworkPolicyIngressRule {
     let (key, value) = labels::ROUTER_APP;
@@ -457,7 +457,7 @@ mod tests {
                 }]),
             }]),
         });
-        // What is left of it in a server that leaves empty lists out.
+        // As a server returns it that omits empty lists.
         let mut kept = created(&template);
         let spec = kept.spec.as_mut().unwrap();
         spec.ingress = None;
@@ -467,7 +467,7 @@ mod tests {
         peer.ip_block.as_mut().unwrap().except = None;
         peer.pod_selector = Some(LabelSelector::default());
         assert_eq!(decide_for(&template, &kept), Decision::Nothing);
-        // A server that keeps them is as right.
+        // A server may also keep them.
         kept.spec.as_mut().unwrap().ingress = Some(Vec::new());
         assert_eq!(decide_for(&template, &kept), Decision::Nothing);
         // An empty selector selects every pod, and is not the same as none.
@@ -549,7 +549,7 @@ mod tests {
             .remove(0);
         let mut unmanaged = unmanaged();
         unmanaged.metadata.uid = Some("next-uid".into());
-        // Garbage collection has come to the policy, or not yet.
+        // Before and after garbage collection.
         for left in [policy, collected] {
             assert_eq!(
                 decide_for(&next, &left),

@@ -1,7 +1,7 @@
 //! What to do about a SandboxWarmPool.
 //!
-//! This module says which sandboxes are members and of what revision; how many there should be, and which go first, is
-//! [`pool`](crate::pool)'s arithmetic.
+//! This module decides which sandboxes are members and of what revision; [`pool`](crate::pool) decides how many there should be, and
+//! which are deleted first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::pool::{self, Deletion, Goal, Member, Pool, Restraint, Revision, Strat
 use crate::pool_view::{Adoption, PoolPlan, PoolView, READINESS_GRACE, adoption, member};
 use crate::version::Version;
 
-/// What one reconciliation sees.
+/// The facts that a decision about a pool rests on.
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {
     pub pool: &'a SandboxWarmPool,
-    /// The pool's template. The status reports a missing one, so only the API server itself is believed that it is missing.
+    /// The pool's template. `None` only if the API server has confirmed that it is missing, because the status reports it.
     pub template: Option<&'a SandboxTemplate>,
     pub view: PoolView<'a>,
 }
@@ -155,7 +155,7 @@ fn goal(observed: &Observed<'_>) -> Goal {
     }
 }
 
-/// Who of the labelled sandboxes belongs to the pool.
+/// The labelled sandboxes that belong to the pool, and the others.
 #[derive(Default)]
 struct Membership {
     members: Vec<Member>,
@@ -201,7 +201,7 @@ impl Membership {
     }
 }
 
-/// Tells how far sandboxes are from what the template makes today, comparing each revision only once.
+/// Compares sandboxes with the current template, each revision only once.
 struct Revisions<'a> {
     blueprint: Option<&'a Blueprint<'a>>,
     compared: HashMap<String, Revision>,
@@ -302,7 +302,7 @@ fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> Sand
         .as_ref()
         .map(|status| status.conditions.clone())
         .unwrap_or_default();
-    // Said only while the pool could not be decided upon.
+    // This condition exists only while nothing can be decided about the pool.
     conditions::remove(&mut conditions, ConditionType::Ready);
     let finding = match observed.template {
         Some(_) => rollout(counts, pool.spec.desired_replicas()),

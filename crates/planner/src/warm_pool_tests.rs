@@ -194,7 +194,7 @@ fn a_member_without_readiness_goes_after_five_minutes() {
     };
     assert!(verdict(710, None));
     assert!(!verdict(711, None));
-    assert!(!verdict(0, Some(900)), "it was Ready until a moment ago");
+    assert!(!verdict(0, Some(900)), "it was Ready until recently");
     assert!(verdict(0, Some(100)));
 }
 

@@ -16,7 +16,7 @@
 //!     └──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A taken sandbox stays taken, whatever the watch says of its status, until it is released or seen to be no longer
+//! A taken sandbox stays taken, whatever its status in the watch, until it is released or seen to be no longer
 //! adoptable: events from before the transfer must not offer it to a second claim.
 
 use std::collections::{HashMap, VecDeque};
@@ -31,7 +31,7 @@ pub struct SandboxKey {
     pub name: String,
 }
 
-/// What the watch says of a sandbox that may be adopted.
+/// A sandbox that may be adopted, as the watch shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub key: SandboxKey,
@@ -73,7 +73,7 @@ struct PartitionKey {
     template_hash: String,
 }
 
-/// What equals in the order have in common.
+/// Sandboxes with equal keys are handed out first in, first out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct LaneKey {
     ready: bool,
@@ -116,7 +116,7 @@ pub struct WarmQueue {
 }
 
 impl WarmQueue {
-    /// Takes in what the watch says of an adoptable sandbox. Idempotent; a change of class moves it to the end of its new
+    /// Adds or updates an adoptable sandbox from the watch. Idempotent; a change of class moves it to the end of its new
     /// class.
     pub fn observe(&mut self, candidate: Candidate) {
         if let Some(entry) = self.entries.get_mut(&candidate.key) {
@@ -176,7 +176,7 @@ impl WarmQueue {
         Some(entry.candidate.clone())
     }
 
-    /// Takes this very sandbox, so that no claim is given it. False if it is not waiting.
+    /// Takes this very sandbox, so that no claim gets it. False if it is not waiting.
     pub fn take_exactly(&mut self, key: &SandboxKey) -> bool {
         let Some(entry) = self.entries.get_mut(key) else {
             return false;
@@ -206,7 +206,7 @@ impl WarmQueue {
             .is_some_and(|entry| entry.state == State::Taken)
     }
 
-    /// Says which revision of a template is current; sandboxes of others come later.
+    /// Sets the current revision of a template; sandboxes of other revisions come later.
     pub fn set_current_revision(&mut self, namespace: &str, template_hash: &str, revision: &str) {
         let key = PartitionKey {
             namespace: namespace.to_owned(),
@@ -283,7 +283,7 @@ impl WarmQueue {
         );
     }
 
-    /// Makes up for a ticket that will never be drawn.
+    /// Accounts for a ticket that has become void.
     fn void_ticket(&mut self, candidate: &Candidate) {
         let partition_key = partition_of(candidate);
         let lane_key = lane_of(candidate);

@@ -4,9 +4,9 @@
 //!
 //! The passes are those that the controller runs, over the environment of [`kruise_model`].
 //!
-//! What must hold at every moment: a sandbox never goes from one claim to another, and no claim holds more than it asked for. What
-//! must hold when a claim is Completed: its count is what it holds. What must hold once the dust has settled: every claim is
-//! Completed, by its timeout if it has one.
+//! Invariants at every step: a sandbox never goes from one claim to another, and no claim holds more than it asked for. When a
+//! claim is Completed, its count equals the sandboxes that it holds. Once all objects are settled, every claim is Completed, by its
+//! timeout if it has one.
 
 #![expect(
     clippy::unwrap_used,
@@ -141,7 +141,7 @@ proptest! {
             perform(&mut server, &mut processes, step);
         }
         let [mut process, _] = processes;
-        // When a claim's time is up, which runs from when it was first seen, it needs no stock to end.
+        // A claim whose timeout is over ends even if the set has no free sandboxes. The timeout runs from when it was first seen.
         look_at_all(&mut server, &mut process);
         server.time += 60;
         for _ in 0..3 {
@@ -152,7 +152,7 @@ proptest! {
         }
         // The others end when there is enough to claim.
         for _ in 0..12 {
-            // Longer than a claim pauses after sandboxes failed it.
+            // Longer than the pause of a claim after failures.
             server.time += 61;
             for _ in 0..4 {
                 server.add_member(false);
@@ -163,7 +163,7 @@ proptest! {
             look_at_all(&mut server, &mut process);
         }
         for claim in server.claims.values() {
-            prop_assert!(is_completed(claim), "with stock for all: {claim:?}");
+            prop_assert!(is_completed(claim), "with free sandboxes for all: {claim:?}");
             let status = claim.status.as_ref().unwrap();
             prop_assert!(status.claiming.is_empty() && status.creating.is_empty());
         }

@@ -4,8 +4,8 @@
 //!
 //! The passes are those that the controllers run, over the environment of [`model`].
 //!
-//! What must hold at every moment: no claim holds two sandboxes, or one that its spec does not ask for, no sandbox is held by two claims, no claim
-//! is bound to a warm sandbox that another one is bound to, and no pool makes more than it was asked for. What must hold once the dust has settled: every claim is Ready or says why it is not, every pool is full, and
+//! Invariants at every step: no claim holds two sandboxes, or one that its spec does not ask for, no sandbox is held by two claims, no claim
+//! is bound to a warm sandbox that another one is bound to, and no pool makes more than it was asked for. Invariants once all objects are settled: every claim is Ready or reports why it is not, every pool is full, and
 //! nothing is left in the queue or among the expectations that should not be.
 
 #![expect(
@@ -149,7 +149,7 @@ fn perform(server: &mut Server, process: &mut Process, step: &Step) {
     server.check();
 }
 
-/// Lets everything happen that still can. More rounds than any schedule needs.
+/// Runs every pending step, in more rounds than any schedule needs.
 fn settle(server: &mut Server, process: &mut Process) {
     for _ in 0..12 {
         server.time += 10;

@@ -1,4 +1,4 @@
-//! How a claim comes by its sandbox: which warm one it may take, how that one is made the claim's, or how one is made for it.
+//! How a claim gets its sandbox: which warm sandbox it may adopt, how it is transferred, or how one is created for it.
 
 use api::claim::{ClaimSource, WarmPoolPolicy};
 use api::conditions::{self, ConditionType, Reason};
@@ -24,7 +24,7 @@ const POOL_LABELS: [&str; 3] = [
     labels::SANDBOX_POD_TEMPLATE_HASH,
 ];
 
-/// Whether a claim may take this sandbox: it is a pool's, or was, and can still be of use.
+/// Whether claims may take this sandbox: it is or was a pool's, and is neither finished, suspended, expired nor being deleted.
 pub fn is_adoptable(sandbox: &Sandbox) -> bool {
     let conditions = sandbox
         .status
@@ -43,7 +43,7 @@ pub fn is_adoptable(sandbox: &Sandbox) -> bool {
         && !has_ended
 }
 
-/// What the warm queue is to know of a sandbox, if claims may take it.
+/// The warm queue's entry for a sandbox, if claims may take it.
 pub fn candidate(sandbox: &Sandbox) -> Option<Candidate> {
     if !is_adoptable(sandbox) {
         return None;
@@ -66,7 +66,7 @@ pub fn candidate(sandbox: &Sandbox) -> Option<Candidate> {
     })
 }
 
-/// What a claim may ask the warm queue for, if anything.
+/// The claim's request to the warm queue, if it may take a warm sandbox.
 pub fn warm_request(
     claim: &SandboxClaim,
     pool: Lookup<'_, SandboxWarmPool>,
@@ -97,8 +97,8 @@ pub fn warm_request(
     })
 }
 
-/// Whether the claim's spec allows it to adopt this warm sandbox. A user can write any sandbox's name on a claim; that must not get
-/// around the template, the pool, `warmpool: none` or `env` of its spec.
+/// Whether the claim's spec allows it to adopt this warm sandbox. A user can write any sandbox's name on a claim; that must not
+/// bypass the template, the pool, `warmpool: none` or `env` of its spec (confused deputy).
 pub(super) fn allows_adoption(claim: &SandboxClaim, sandbox: &Sandbox) -> bool {
     let is_labelled =
         |label: &str, name: &str| sandbox.labels().get(label) == Some(&name_hash(name));
@@ -122,7 +122,7 @@ pub(super) fn allows_adoption(claim: &SandboxClaim, sandbox: &Sandbox) -> bool {
     }
 }
 
-/// Whether the claim asks for what a sandbox made in advance cannot have.
+/// Whether the claim sets environment variables or volumes, which an existing sandbox cannot get.
 fn wants_its_own(claim: &SandboxClaim) -> bool {
     let has_env = claim.spec.env.as_ref().is_some_and(|env| !env.is_empty());
     let has_volumes = claim
@@ -133,7 +133,7 @@ fn wants_its_own(claim: &SandboxClaim) -> bool {
     has_env || has_volumes
 }
 
-/// What brings the claim closer to having its sandbox, or what is in the way.
+/// The effects that get the claim its sandbox, or the obstacle.
 pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
     let claim = observed.claim;
     let source = validate(claim)?;
@@ -209,7 +209,7 @@ fn template_not_found(name: &str) -> Obstacle {
     )
 }
 
-/// Makes a warm sandbox the claim's: it leaves its pool, and its pod is told whose it is now.
+/// Makes a warm sandbox the claim's: it leaves its pool, and its pod gets the claim's labels.
 ///
 /// The pod keeps the label its network policy selects throughout.
 fn transfer(
@@ -305,8 +305,8 @@ fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, 
     })
 }
 
-/// Whether a sandbox of the claim's name is being deleted, or belonged to an earlier claim of this name and garbage collection has not
-/// come to it yet.
+/// Whether a sandbox of the claim's name is being deleted, or belonged to an earlier claim of this name and is not
+/// garbage-collected yet.
 fn is_leaving(claim: &SandboxClaim, namesake: &Sandbox) -> bool {
     let (name, uid) = (claim.name_any(), claim.metadata.uid.as_deref());
     namesake.metadata.deletion_timestamp.is_some()
@@ -314,7 +314,7 @@ fn is_leaving(claim: &SandboxClaim, namesake: &Sandbox) -> bool {
             .is_some_and(|owner| refers_to_predecessor::<SandboxClaim>(owner, &name, uid))
 }
 
-/// How a sandbox, though not its pod, says whether it was made in advance.
+/// The label of a sandbox, but not of its pod, for warm or cold start.
 fn launch_type(value: &str) -> (String, String) {
     (labels::LAUNCH_TYPE.to_owned(), value.to_owned())
 }

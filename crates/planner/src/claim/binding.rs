@@ -40,10 +40,13 @@ pub(super) fn bind(observed: &Observed<'_>, sandbox: &str) -> Effect {
         .annotations()
         .contains_key(labels::CONTROLLER_FIRST_OBSERVED_AT)
     {
-        let moment = observed.first_observed.to_string();
-        annotations.insert(labels::CONTROLLER_FIRST_OBSERVED_AT.into(), json!(moment));
+        let first_observed = observed.first_observed.to_string();
+        annotations.insert(
+            labels::CONTROLLER_FIRST_OBSERVED_AT.into(),
+            json!(first_observed),
+        );
     }
-    // A name may be longer than a label's value can be; the annotation says it then.
+    // A name may be longer than a label's value; only the annotation holds it then.
     let label = sandbox
         .parse::<LabelValue>()
         .map_or(Value::Null, |value| json!(value.as_str()));

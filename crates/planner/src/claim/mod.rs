@@ -1,7 +1,7 @@
 //! What to do about a SandboxClaim.
 //!
 //! A claim gets its sandbox in three writes: it is bound (the sandbox's name on the claim, which is the intent), the sandbox is
-//! transferred to it or made for it, and its status says so. The binding comes first and is written under the claim's optimistic
+//! transferred to it or created for it, and its status is published. The binding comes first and is written under the claim's optimistic
 //! lock; the transfer under the sandbox's. That keeps the guarantees below despite stale caches, queues and crashes:
 //!
 //! # Guarantees
@@ -49,7 +49,7 @@ use crate::expiry::{Deadlines, Expiry, expiry};
 use crate::owner::is_controlled_by;
 use crate::version::Version;
 
-/// How long to wait before looking again for a template or pool that is not there. Its appearance ends the wait.
+/// The delay before a missing template or pool is looked up again. Its creation ends the wait.
 const ABSENCE_RECHECK: Duration = Duration::from_secs(60);
 
 /// Something a claim refers to.
@@ -58,7 +58,7 @@ pub enum Lookup<'a, K> {
     /// The claim does not refer to one.
     NotAsked,
     Found(&'a K),
-    /// The API server itself says that it does not exist.
+    /// The API server has confirmed that it does not exist.
     Missing,
 }
 
@@ -79,7 +79,7 @@ impl<'a, K> Lookup<'a, K> {
     }
 }
 
-/// What one reconciliation sees.
+/// The facts that a decision about a claim rests on.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
     pub claim: &'a SandboxClaim,
@@ -88,7 +88,7 @@ pub struct Observed<'a> {
     /// The template that the claim, its pool, or the sandbox it holds names.
     pub template: Lookup<'a, SandboxTemplate>,
     pub holding: Holding<'a>,
-    /// What is left of a sandbox that the claim controls and that cannot be read.
+    /// The metadata of a sandbox that the claim controls and that cannot be decoded.
     pub unreadable: Option<&'a ObjectMeta>,
     /// A sandbox of the claim's name that is not the claim's.
     pub namesake: Option<&'a Sandbox>,
@@ -100,7 +100,7 @@ pub struct Observed<'a> {
     pub first_observed: Timestamp,
 }
 
-/// A change to the world, with what must still be true for it to happen.
+/// A write, with its preconditions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Write on the claim which sandbox it is to have.
@@ -137,7 +137,7 @@ pub enum Effect {
     },
 }
 
-/// Something the claim waits for, or why it can never have a sandbox as it is.
+/// What the claim waits for, or why it is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     pub reason: Reason,
@@ -153,14 +153,14 @@ impl Obstacle {
     }
 }
 
-/// What the claim's status is to say once the effects have happened.
+/// What the claim's status reports once the effects are applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The claim is going or gone: nothing.
+    /// Nothing: the claim is being deleted, or gone.
     Silent,
-    /// How its sandbox is.
+    /// The state of its sandbox.
     Reflect,
-    /// Why it has none, or not the right one.
+    /// Why it has no sandbox, or the wrong one.
     Blocked(Obstacle),
     /// It has expired.
     Expired,
@@ -175,7 +175,7 @@ pub struct Plan {
     pub announces_expiry: bool,
     /// Why part of the claim's metadata does not reach its pod, if that is so.
     pub unapplied: Option<String>,
-    /// When to look again at the latest, besides the claim's deadlines.
+    /// When to reconcile again without a change, besides the claim's deadlines.
     pub recheck_after: Option<Duration>,
 }
 
@@ -184,7 +184,7 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
     decide_by(observed, now, acquisition::decide)
 }
 
-/// Decides what to do about a claim of which not everything could be observed: it still expires, and gets nothing.
+/// Decides what to do about a claim whose dependencies could not all be looked up: it still expires, but gets no sandbox.
 pub fn decide_unobserved(observed: &Observed<'_>, obstacle: Obstacle, now: Timestamp) -> Plan {
     let mut plan = decide_by(observed, now, |_| Ok(Vec::new()));
     if plan.verdict == Verdict::Reflect {
@@ -253,7 +253,7 @@ fn unapplied(observed: &Observed<'_>) -> Option<String> {
     ))
 }
 
-/// Where the claim stands with its deadlines.
+/// Whether the claim has expired, or when it will.
 fn expiry_of(claim: &SandboxClaim, now: Timestamp) -> Expiry {
     let conditions = claim
         .status
@@ -275,8 +275,8 @@ fn deadlines<'a>(
     }
 }
 
-/// First the status says that the claim has expired, then, in the next pass, its sandbox is cleaned up: a client that watches sees why
-/// before the sandbox is gone.
+/// First the status reports the expiry, then the next pass deletes the sandbox: a client that watches sees the reason before the sandbox
+/// is gone.
 fn decide_expired(observed: &Observed<'_>, plan: &mut Plan) {
     plan.verdict = Verdict::Expired;
     if !is_marked_expired(observed.claim) {
@@ -322,7 +322,7 @@ pub fn legacy_policy_name(claim: &str) -> String {
     format!("{claim}-network-policy")
 }
 
-/// Only a policy that is the claim's goes; a user's policy of the same name stays.
+/// Deletes a policy only if the claim controls it; a user's policy of the same name stays.
 fn legacy_cleanup(observed: &Observed<'_>) -> Option<Effect> {
     let policy = observed.legacy_policy?;
     let uid = observed.claim.metadata.uid.as_deref()?;
@@ -352,7 +352,7 @@ pub fn template_name<'a>(
     }
 }
 
-/// Checks what can be said of a claim's own fields.
+/// Validates the claim's own fields.
 fn validate(claim: &SandboxClaim) -> Result<ClaimSource<'_>, Obstacle> {
     let source = claim
         .spec

@@ -1,4 +1,4 @@
-//! The labels and annotations of a claimed sandbox's pod: from the template, from the claim, and those that say whose it is.
+//! The labels and annotations of a claimed sandbox's pod: from the template, from the claim, and those that name the owner.
 
 use std::collections::BTreeMap;
 
@@ -36,8 +36,8 @@ pub(super) fn sync(
         .collect())
 }
 
-/// The metadata of a claimed sandbox's pod with what the claim adds to it. Without a template there is no telling what came from it and
-/// what from the claim, so everything that is there stays.
+/// The metadata of a claimed sandbox's pod with what the claim adds to it. Without the template it is unknown which keys came from it
+/// and which from the claim, so all existing keys stay.
 fn with_additions(claim: &SandboxClaim, sandbox: &Sandbox) -> PodMetadata {
     let mut metadata = sandbox.spec.pod_template.metadata.clone();
     let Some(additional) = &claim.spec.additional_pod_metadata else {
@@ -81,7 +81,7 @@ pub(super) fn unchangeable(observed: &Observed<'_>) -> Vec<String> {
     .collect()
 }
 
-/// The metadata that the pod of a claimed sandbox should have: the template's, who it is, and what the claim adds.
+/// The metadata that the pod of a claimed sandbox should have: the template's, the owner's labels, and the claim's.
 pub(super) fn claimed(
     claim: &SandboxClaim,
     sandbox: &Sandbox,
@@ -117,7 +117,7 @@ pub(super) fn patch_of_pod(sandbox: &Sandbox, desired: &PodMetadata) -> Option<V
     (!metadata.is_empty()).then(|| json!({ "podTemplate": { "metadata": metadata } }))
 }
 
-/// What gives an object exactly these labels and annotations; empty if it has them.
+/// The patch that gives an object exactly these labels and annotations; empty if it has them.
 pub(super) fn metadata_patch(
     (current_labels, labels): (&patch::StringMap, &Pairs),
     (current_annotations, annotations): (&patch::StringMap, &Pairs),
@@ -135,7 +135,7 @@ pub(super) fn metadata_patch(
         .collect()
 }
 
-/// How a sandbox and its pod say whose they are.
+/// The labels of a sandbox and its pod that name the owner.
 pub(super) fn claim_identity(claim: &SandboxClaim) -> Pairs {
     Pairs::from([(
         labels::CLAIM_UID.to_owned(),

@@ -1,4 +1,4 @@
-//! What a claim's status says.
+//! The status of a claim.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use kube::ResourceExt;
 use super::{Obstacle, deadlines};
 use crate::expiry::{Expiry, expiry};
 
-/// What came of a reconciliation. The order is that in which one hides the next.
+/// The result of a pass. An earlier variant takes precedence over a later one.
 #[derive(Clone, Debug)]
 pub enum Report<'a> {
-    /// What the claim depends on could not be looked up: of its sandbox, what is known stays.
+    /// The claim's dependencies could not be looked up: what the status says about the sandbox stays.
     Unobserved { obstacle: &'a Obstacle },
-    /// Something is in the way.
+    /// An obstacle.
     Blocked {
         obstacle: &'a Obstacle,
         sandbox: Option<&'a Sandbox>,
@@ -70,7 +70,7 @@ pub fn status(claim: &SandboxClaim, report: &Report<'_>, now: Timestamp) -> Sand
     }
 }
 
-/// Whether a report says no more than that the claim's sandbox is coming up, and is the first to be made of the claim.
+/// Whether a report is the first of the claim, and contains only that its sandbox is starting.
 pub fn is_first_start(claim: &SandboxClaim, report: &Report<'_>) -> bool {
     let Report::Reflects {
         sandbox: Some(sandbox),
@@ -85,7 +85,7 @@ pub fn is_first_start(claim: &SandboxClaim, report: &Report<'_>) -> bool {
     claim.status.is_none() && sandbox.metadata.deletion_timestamp.is_none() && is_waited_for
 }
 
-/// How long until a claim with this status is to be looked at again: its next deadline.
+/// The time until the claim's next deadline.
 pub fn next_look(
     claim: &SandboxClaim,
     status: &SandboxClaimStatus,

@@ -1,7 +1,7 @@
-//! What becomes of one sandbox of a batch: taken or made, told its environment, and given up if it does not answer.
+//! Decisions about one sandbox of a batch: adopt or create it, initialise it, and give it up if it does not respond.
 //!
-//! A sandbox that was Ready when it was picked is taken even if it is not any more: a batch is settled by what happens to its
-//! sandboxes, never by second thoughts, since another process may be working off the same batch.
+//! A sandbox that was Ready when it was selected is adopted even if it is not Ready any more: the contents of a batch never change, since
+//! another process may be working on the same batch.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,34 +24,34 @@ use crate::version::Version;
 
 type Pairs = BTreeMap<String, String>;
 
-/// How long after its pod became Ready a runtime may take until it listens.
+/// The time after its pod became Ready in which a runtime must listen.
 const RUNTIME_START: Duration = Duration::from_secs(5);
-/// How long a sandbox that does not serve `/init` is asked again. Its time is in whole seconds, so this is one second at least.
+/// How long `/init` is retried on a sandbox that does not serve it. Times are in whole seconds, so this is one second at least.
 const SERVED_WITHIN: Duration = Duration::from_secs(2);
 
-/// What is known of telling a sandbox its environment.
+/// The result of `POST /init`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Initialisation {
     /// Not tried in this pass.
     Untried,
     Done,
-    /// It did not answer, or cannot yet (why).
+    /// It did not respond, or cannot yet (why).
     Unanswered(String),
-    /// It answered that it will not (what it said).
+    /// It refused (the response).
     Refused(String),
-    /// It runs nothing that could be told: the connection was refused, or `/init` is not found (which). Nothing of the call was taken in.
+    /// It does not serve `/init`: the connection was refused, or the path not found (which). The call had no effect.
     Unserved(String),
 }
 
-/// One sandbox of a batch, as one moment shows it.
+/// One sandbox of a batch, as it was observed.
 #[derive(Clone, Debug)]
 pub struct Entry<'a> {
     pub name: &'a str,
     pub origin: Origin,
-    /// The sandbox; none only if the API server itself says so.
+    /// The sandbox; `None` only if the API server has confirmed that it does not exist.
     pub sandbox: Option<&'a Sandbox>,
     pub initialisation: &'a Initialisation,
-    /// What one is made from, if one can be made.
+    /// The blueprint to create it from, if there is one.
     pub blueprint: Option<(&'a SandboxSet, &'a SetBlueprint)>,
     /// The token to lock it with, should it be taken now.
     pub token: &'a str,
@@ -64,9 +64,9 @@ pub enum Next {
     Take { sandbox: Version, patch: Value },
     /// Make it.
     Make { sandbox: Box<Sandbox> },
-    /// Tell it its environment.
+    /// Call `/init` with its environment variables.
     Initialise { address: IpAddr, token: String },
-    /// Delete it: it was touched, so no other claim may have it.
+    /// Delete it: it may have been initialised, so no other claim may have it.
     Release { sandbox: Version, why: String },
     /// Mark it as failed and keep it.
     SetAside {
@@ -110,7 +110,7 @@ fn absent(claim: &SandboxClaim, entry: &Entry<'_>, now: Timestamp) -> Next {
     }
 }
 
-/// A sandbox that is the claim's counts once it runs and knows its environment.
+/// A sandbox of the claim counts once it runs and is initialised.
 fn owned(claim: &SandboxClaim, entry: &Entry<'_>, sandbox: &Sandbox, now: Timestamp) -> Next {
     if sandbox.annotations().contains_key(keys::INIT_FAILURE) {
         return Next::Settled(Outcome::Failed);
@@ -146,7 +146,7 @@ fn owned(claim: &SandboxClaim, entry: &Entry<'_>, sandbox: &Sandbox, now: Timest
     }
 }
 
-/// Whether a runtime that is going to serve `/init` would do so by now: the pod may be Ready before it listens.
+/// Whether a runtime that serves `/init` would listen by now: the pod may be Ready before.
 fn has_had_time_to_serve(sandbox: &Sandbox, ready: Timestamp, now: Timestamp) -> bool {
     let is_over = |since: Timestamp, time| since.checked_add(span(time)).is_ok_and(|at| at <= now);
     is_over(ready, RUNTIME_START)
@@ -230,7 +230,7 @@ fn make(
     sandbox
 }
 
-/// How a sandbox says whose it is, with what the claim adds. Our own keys win; a claim that uses them is refused before.
+/// The labels and annotations that name the owner, with those that the claim adds. Our own keys win; a claim that uses them is refused before.
 struct Marks {
     labels: Pairs,
     annotations: Pairs,
@@ -243,7 +243,7 @@ impl Marks {
         let mut labels = claim.spec.labels.clone().unwrap_or_default();
         labels.insert(keys::SANDBOX_CLAIMED.to_owned(), "true".to_owned());
         labels.insert(labels::CLAIM_UID.to_owned(), uid.clone());
-        // Names may be longer than a label's value; the annotations say the same.
+        // Names may be longer than a label's value; the annotations contain the same.
         for (key, value) in [(keys::CLAIM_NAME, claim.name_any()), (keys::SANDBOX_ID, id)] {
             if value.parse::<LabelValue>().is_ok() {
                 labels.insert(key.to_owned(), value);

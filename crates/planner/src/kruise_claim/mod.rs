@@ -1,9 +1,9 @@
 //! What to do about a batch SandboxClaim of the OpenKruise dialect.
 //!
-//! A claim takes its sandboxes batch by batch. Which sandboxes a batch is of is written to the claim's status first, under the
-//! claim's optimistic lock; each sandbox is then taken under its own, and told the claim's environment. The next batch is written
-//! only once it is known of each sandbox what became of it, together with the new count. So a batch may be worked off by any
-//! process, several times and by several at once, and comes to the same.
+//! A claim adopts its sandboxes in batches. The names of a batch are written to the claim's status first, under the claim's optimistic
+//! lock; each sandbox is then adopted under its own lock, and initialised with the claim's environment variables. The next batch is
+//! written once the result of each sandbox is known, together with the new count. So working on a batch is idempotent: any process
+//! may do it, several times and several at once.
 //!
 //! ```text
 //!   Pending ──▶ Claiming ──────────────────────────────────────────▶ Completed
@@ -41,15 +41,15 @@ pub use validation::{Invalid, validate};
 
 use crate::owner::is_controlled_by;
 
-/// How soon a sandbox that did not answer, or is not Ready yet, is looked at again.
+/// The delay before a sandbox that did not respond, or is not Ready yet, is checked again.
 const UNSETTLED_RECHECK: Duration = Duration::from_millis(500);
-/// How soon sandboxes that serve no `/init` are asked again.
+/// The delay before `/init` is retried on sandboxes that do not serve it.
 const UNSERVED_RECHECK: Duration = Duration::from_secs(60);
-/// How soon a claim looks again for free sandboxes, should no event wake it.
-const STOCK_RECHECK: Duration = Duration::from_secs(2);
+/// The delay before a claim looks again for free sandboxes, if no event wakes it.
+const FREE_SANDBOX_RECHECK: Duration = Duration::from_secs(2);
 /// How long a claim without a timeout waits for its set to exist.
 const SET_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest a claim waits after sandboxes failed it.
+/// The longest delay after failed sandboxes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Where a sandbox of a batch comes from.
@@ -68,18 +68,18 @@ pub struct Pick {
     pub origin: Origin,
 }
 
-/// What became of a sandbox of a batch.
+/// The result of a sandbox of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is the claim's, and knows its environment.
+    /// The claim owns it, and it is initialised.
     Held,
     /// It is gone, or another owner's.
     Lost,
-    /// It could not be initialised and is no longer the claim's to count.
+    /// It could not be initialised, and no longer counts.
     Failed,
     /// It is not known yet.
     Unsettled,
-    /// It is the claim's and serves no `/init` (how that showed). The claim keeps it until it asks for something that the sandbox can do.
+    /// The claim owns it, but it does not serve `/init` (the error). The claim keeps it until a change of the claim needs no `/init`.
     Unserved(String),
     /// The API server refuses what the claim would write on it (its message).
     Refused(String),
@@ -124,8 +124,8 @@ pub fn held_besides<'a>(
         .count()
 }
 
-/// Whether a cache that shows so many sandboxes besides the batch is as far as the claim's status. If not, only the API server
-/// itself can tell whether the cache is late or a sandbox is gone.
+/// Whether a cache that shows so many sandboxes besides the batch is as recent as the claim's status. If not, the API server must be
+/// asked whether the cache is stale or a sandbox is gone.
 pub fn agrees_with_status(claim: &SandboxClaim, held: usize) -> bool {
     let recorded = claim
         .status
@@ -134,21 +134,21 @@ pub fn agrees_with_status(claim: &SandboxClaim, held: usize) -> bool {
     usize::try_from(recorded).is_ok_and(|recorded| recorded == held)
 }
 
-/// How far a claim is, once its batch has been worked on.
+/// The progress of a claim after work on its batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     pub held: usize,
     /// How many have failed since the claim was made.
     pub failed: usize,
-    /// What of the batch is not settled.
+    /// The sandboxes of the batch without a result.
     pub unsettled: Vec<Pick>,
     /// Why the API server refuses to let the claim have sandboxes, if it does.
     pub refused: Option<String>,
-    /// Why the sandboxes of the set cannot be told the claim's environment, if they cannot.
+    /// Why the sandboxes of the set cannot be initialised, if they cannot.
     pub unserved: Option<String>,
 }
 
-/// Sums up what became of a batch.
+/// Sums up the results of a batch.
 pub fn progress(claim: &SandboxClaim, held: usize, outcomes: Vec<(Pick, Outcome)>) -> Progress {
     let failed = claim
         .status
@@ -184,13 +184,13 @@ pub enum Verdict {
     Blocked(Reason, String),
     /// The batch is not settled.
     Settling,
-    /// Sandboxes failed the claim; it tries others after this time.
+    /// Sandboxes failed; the claim tries others after this time.
     Paused(Duration),
     /// It begins a batch of up to so many.
     Claim(usize),
 }
 
-/// What bears on a claim's next step besides the claim.
+/// The facts besides the claim that decide its next step.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings {
     /// The set exists and is not being deleted.
@@ -230,7 +230,7 @@ pub fn decide(claim: &SandboxClaim, progress: &Progress, surroundings: &Surround
         };
     }
     let invalid = validate(claim).err();
-    // Whatever its timeout, a claim that can try takes at least what is there.
+    // Whatever its timeout, a claim takes the sandboxes that are available now.
     let has_tried = has_begun(claim) || invalid.is_some();
     if has_tried && is_overdue(claim, surroundings.now) {
         return Verdict::Completed(Reason::TimeoutReached);
@@ -251,13 +251,13 @@ pub fn decide(claim: &SandboxClaim, progress: &Progress, surroundings: &Surround
     Verdict::Claim((desired - progress.held).min(batch_size(surroundings.max_batch, progress)))
 }
 
-/// A set whose sandboxes fail is not emptied to find out whether the next one fails too.
+/// Limits a batch after failures: a set whose sandboxes fail is not emptied by trying them all.
 fn batch_size(max_batch: usize, progress: &Progress) -> usize {
     let halvings = u32::try_from(progress.failed).unwrap_or(u32::MAX);
     max_batch.checked_shr(halvings).unwrap_or(0).max(1)
 }
 
-/// How long a claim waits after sandboxes failed it, `failed` in all.
+/// The delay after `failed` sandboxes in all.
 pub fn pause_after(failed: usize) -> Duration {
     let doublings = u32::try_from(failed.saturating_sub(1)).unwrap_or(u32::MAX);
     Duration::from_secs(1_u64 << doublings.min(6)).min(LONGEST_PAUSE)
@@ -316,7 +316,7 @@ impl NextBatch {
     }
 }
 
-/// When to look at the claim again at the latest, unless something happens before.
+/// When to reconcile the claim again without a change.
 pub fn next_look(
     claim: &SandboxClaim,
     verdict: &Verdict,
@@ -333,26 +333,26 @@ pub fn next_look(
         Verdict::Blocked(..) => None,
         Verdict::Settling => Some(UNSETTLED_RECHECK),
         Verdict::Paused(left) => Some(*left),
-        Verdict::Claim(_) if batch.is_empty() => Some(STOCK_RECHECK),
+        Verdict::Claim(_) if batch.is_empty() => Some(FREE_SANDBOX_RECHECK),
         Verdict::Claim(_) => Some(Duration::ZERO),
     };
     let by_deadline = deadline(claim).map(|at| left(at).unwrap_or_default());
     by_verdict.into_iter().chain(by_deadline).min()
 }
 
-/// Where a claim is in its life.
+/// The stage of a claim's lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// It is being deleted.
     Going,
     Active,
-    /// It is Completed, and the object goes after this time, if it goes.
+    /// It is Completed, and deleted after this time, if it has one.
     Completed(Option<Duration>),
-    /// It is Completed, and the object has outlived its time.
+    /// It is Completed, and its time to live is over.
     Outlived,
 }
 
-/// Where a claim is in its life.
+/// The stage of a claim's lifecycle.
 pub fn life(claim: &SandboxClaim, now: Timestamp) -> Life {
     if claim.metadata.deletion_timestamp.is_some() {
         return Life::Going;
@@ -372,7 +372,7 @@ pub fn is_completed(claim: &SandboxClaim) -> bool {
     status.is_some_and(|status| status.phase == Some(ClaimPhase::Completed))
 }
 
-/// When the object of a Completed claim goes, if it does.
+/// When a Completed claim is deleted, if it has a time to live.
 fn removal(claim: &SandboxClaim) -> Option<Timestamp> {
     let ttl = span(Duration::from(claim.spec.ttl_after_completed?));
     let completed = completion_time(claim.status.as_ref()?)?;

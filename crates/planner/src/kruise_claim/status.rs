@@ -1,4 +1,4 @@
-//! What a batch claim says of itself.
+//! The status of a batch claim.
 
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::kruise::{ClaimPhase, SandboxClaim, SandboxClaimStatus};
@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{NextBatch, Origin, Progress, Verdict, validate};
 
-/// The status of a claim that has come so far, and has begun the next batch if it is to.
+/// The status of a claim with this progress, and with the next batch if one begins.
 pub fn status(
     claim: &SandboxClaim,
     progress: &Progress,
@@ -25,7 +25,7 @@ pub fn status(
     };
     let finding = finding(claim, progress, verdict, next);
     let mut conditions = before.conditions;
-    // Said only while the claim could not be decided upon.
+    // This condition exists only while nothing can be decided about the claim.
     conditions::remove(&mut conditions, ConditionType::Ready);
     conditions::merge(
         &mut conditions,

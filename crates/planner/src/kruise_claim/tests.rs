@@ -223,7 +223,7 @@ fn without_variables_a_taken_sandbox_is_held_at_once() {
 }
 
 #[test]
-fn variables_are_told_with_the_token_of_the_lock() {
+fn variables_are_sent_with_the_token_of_the_lock() {
     let claim = with_env(claim(1));
     let sandbox = taken(&claim);
     let next = step(&claim, Some(&sandbox), &Initialisation::Untried);
@@ -493,7 +493,7 @@ fn a_timeout_of_zero_takes_what_is_there() {
 }
 
 #[test]
-fn what_can_never_be_claimed_is_said_and_ends_with_the_timeout() {
+fn an_invalid_claim_is_reported_and_ends_with_its_timeout() {
     let labelled = |key: &str, value: &str| {
         let mut claim = claim(1);
         claim.spec.labels = Some(BTreeMap::from([(key.to_owned(), value.to_owned())]));
@@ -567,7 +567,7 @@ fn failures_make_a_claim_slow_and_careful() {
 }
 
 #[test]
-fn waiting_for_stock_is_said_and_looked_at_again() {
+fn waiting_for_free_sandboxes_is_reported_and_checked_again() {
     let claim = with_timeout(begun(claim(3), 1, &[]), 6);
     let status = written(&claim, &having(1), &surroundings());
     assert_eq!(completed_of(&status), ("False", "OutOfStock"));

@@ -1,4 +1,4 @@
-//! What can be said against a claim's own fields that its schema cannot say.
+//! Validation of a claim's fields beyond its schema.
 
 use api::conditions::Reason;
 use api::kruise::SandboxClaim;
@@ -7,7 +7,7 @@ use api::names::{LabelValue, MetadataKey, NameError};
 /// Domains in which labels and annotations mean something to this system.
 const OWN_DOMAINS: [&str; 2] = ["agents.x-k8s.io", api::KRUISE_GROUP];
 
-/// Why a claim can never have a sandbox as it is.
+/// Why a claim is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     #[error("spec.{field}: {key:?} is not a valid key: {cause}")]
@@ -39,7 +39,7 @@ impl Invalid {
     }
 }
 
-/// Checks what a claim would write on its sandboxes and tell them.
+/// Checks the labels, annotations and variables that a claim sets on its sandboxes.
 pub fn validate(claim: &SandboxClaim) -> Result<(), Invalid> {
     for (key, value) in claim.spec.labels.iter().flatten() {
         validate_key("labels", key)?;

@@ -5,7 +5,7 @@
 //! [`Objects`]. `controllers` answers requests from a Kubernetes API, the simulations in `tests/` from a model. Both run the same pass.
 //! A simulation ends a process between two writes by dropping the future.
 //!
-//! What an answer means is decided here; an environment only translates requests and errors.
+//! The meaning of a response is decided here; an environment only translates requests and errors.
 
 mod not_ready;
 
@@ -25,7 +25,7 @@ pub use not_ready::publish_not_ready;
 
 use crate::version::Version;
 
-/// When an object is to be looked at again.
+/// When an object is reconciled again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// When something that its controller watches changes.
@@ -163,7 +163,7 @@ impl Event {
     }
 }
 
-/// What must still be true of an object for a write to it to happen.
+/// The preconditions of a write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Precondition {
     pub uid: Option<String>,
@@ -214,7 +214,7 @@ pub enum Propagation {
     Orphan,
 }
 
-/// The objects of one kind in the namespace of the pass: a cache of them, and requests to the API server. The cache learns every answer.
+/// The objects of one kind in the namespace of the pass: a cache of them, and requests to the API server. The cache stores every response.
 pub trait Objects<K>: Send + Sync {
     type Error: RequestError;
 
@@ -271,7 +271,7 @@ pub trait Objects<K>: Send + Sync {
         status: Value,
     ) -> impl Future<Output = Result<Arc<K>, Self::Error>> + Send;
 
-    /// Deletes an object. That it is gone already is success.
+    /// Deletes an object. An object that does not exist is success.
     fn delete(
         &self,
         name: &str,

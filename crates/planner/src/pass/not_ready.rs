@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{Action, Error, Event, Failure, Objects, Precondition, RequestError};
 
-/// Writes `Ready=False` with this reason, unless the conditions say so already. Returns whether it was written.
+/// Writes `Ready=False` with this reason, unless the conditions contain it already. Returns whether it was written.
 pub async fn publish_not_ready<K, O: Objects<K>>(
     objects: &O,
     metadata: &ObjectMeta,
@@ -38,7 +38,7 @@ pub async fn publish_not_ready<K, O: Objects<K>>(
 }
 
 /// Ends the pass over an object one of whose dependencies could not be looked up. `emit` is called with an event that is new to the
-/// owner of the object. A failure that a retry cannot mend waits for a change.
+/// owner of the object. A failure that a retry cannot solve waits for a change.
 pub(crate) async fn end_unobserved<K: Resource, O: Objects<K>>(
     objects: &O,
     object: &K,

@@ -15,7 +15,7 @@ use crate::patch;
 
 type Pairs = BTreeMap<String, String>;
 
-/// Annotations that say how others were set, and are never copied from a template themselves.
+/// The annotations that list copied keys. They are never copied from a template themselves.
 const TRACKING: [&str; 2] = [labels::PROPAGATED_LABELS, labels::PROPAGATED_ANNOTATIONS];
 
 /// What a pod's metadata must hold.
@@ -28,7 +28,7 @@ pub(super) struct Wanted {
 pub(super) fn wanted(observed: &Observed) -> Wanted {
     let template = &observed.sandbox.spec.pod_template.metadata;
     let mut pod_labels = template.labels.clone().unwrap_or_default();
-    // The pod would get the requests, and with them the tokens, that are meant for the router.
+    // With the router's label, the pod would receive requests and tokens that are meant for the router.
     pod_labels.retain(|key, value| !is_router_label(key, value));
     let mut annotations = template.annotations.clone().unwrap_or_default();
     for key in TRACKING {
@@ -55,7 +55,7 @@ pub(super) fn wanted(observed: &Observed) -> Wanted {
     }
 }
 
-/// The patch of a pod's metadata that makes it hold what is wanted, and lets go of what the template once asked for.
+/// The patch that sets the wanted labels and annotations of a pod, and removes those that the template no longer has.
 pub(super) fn drift(observed: &Observed, metadata: &ObjectMeta) -> Option<Map<String, Value>> {
     let wanted = wanted(observed);
     let dropped_labels = tracked(metadata, labels::PROPAGATED_LABELS);

@@ -1,4 +1,4 @@
-//! What a Sandbox needs done.
+//! Decisions about a Sandbox: its pod, volumes, service, expiry and status.
 //!
 //! ```text
 //!              shutdown time passed                  next pass
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Expiry takes two passes so that the end of the pod (`Finished`) is in the status before the pod is gone from the API.
-//! A decision does not know in which order events arrive: it starts from what is observed now.
+//! A decision does not depend on the order of events, only on the observed state.
 
 mod metadata;
 mod observed_pod;
@@ -49,10 +49,10 @@ pub use status::{Outcome, Trouble, is_first_start, status};
 pub use suspension::{disagreement, is_reported_suspended};
 pub use volume_claims::claim_name;
 
-/// A sandbox is not looked at for its expiry more often than this.
+/// The shortest interval between two reconciles for the expiry of a sandbox.
 const EXPIRY_REQUEUE_FLOOR: Duration = Duration::from_secs(2);
 
-/// What an operator chose that decisions depend on.
+/// The settings that decisions depend on.
 #[derive(Clone, Debug)]
 pub struct Settings<'a> {
     /// The DNS suffix of services.
@@ -107,8 +107,8 @@ impl Observed {
         ownership(metadata, self.uid()) == Ownership::Ours
     }
 
-    /// Whether an object is being deleted, or belonged to an earlier Sandbox of this name and garbage collection has not come to it yet.
-    /// Its name is free again soon: a reason to wait, whichever controller it has.
+    /// Whether an object is being deleted, or belonged to an earlier Sandbox of this name and is not garbage-collected yet.
+    /// Its name will be free soon, so the sandbox waits, whichever controller the object has.
     fn is_leaving(&self, metadata: &ObjectMeta) -> bool {
         metadata.deletion_timestamp.is_some()
             || controller_of(metadata).is_some_and(|owner| {
@@ -117,7 +117,7 @@ impl Observed {
     }
 }
 
-/// Something to be done, with what must still be true when it is.
+/// A write, with its preconditions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     CreateVolumeClaim(Box<PersistentVolumeClaim>),
@@ -177,7 +177,7 @@ pub enum Effect {
     },
 }
 
-/// Why a pod goes.
+/// Why a pod is deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeletionCause {
     Suspended,
@@ -188,7 +188,7 @@ pub enum DeletionCause {
     Stray,
 }
 
-/// What cannot be done, and must not be worked around.
+/// A problem that keeps the sandbox from its spec.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     #[error("refusing to use {kind} {name:?}: it is controlled by {controller}")]
@@ -221,7 +221,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Whether only a change of the spec can mend it.
+    /// Whether only a change of the spec can solve it.
     pub fn is_invalid_spec(&self) -> bool {
         matches!(
             self,
@@ -232,12 +232,12 @@ impl Problem {
     }
 }
 
-/// Where a sandbox is in its life.
+/// The stage of a sandbox's lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Its pod, volumes and service follow its spec.
     Live,
-    /// It has just expired: its status is to say so before anything is removed.
+    /// It has just expired: its status reports this before anything is removed.
     Expiring,
     /// It has expired, and what it ran is removed.
     Expired,
@@ -252,7 +252,7 @@ pub struct Plan {
     /// In the order they are to be carried out.
     pub effects: Vec<Effect>,
     pub problems: Vec<Problem>,
-    /// When to look again though nothing changed.
+    /// When to reconcile again without a change.
     pub requeue: Option<Duration>,
 }
 
@@ -271,7 +271,7 @@ impl Plan {
     }
 }
 
-/// Whether a sandbox is Ready, and nothing happened to it but that it went from one controller to another.
+/// Whether a sandbox is Ready, and its controller is the only change.
 pub fn is_handed_over(before: &Sandbox, after: &Sandbox) -> bool {
     let controller =
         |sandbox: &Sandbox| controller_of(&sandbox.metadata).map(|owner| owner.uid.clone());
@@ -297,7 +297,7 @@ fn without_metadata(spec: &SandboxSpec) -> SandboxSpec {
     spec
 }
 
-/// What to do about a sandbox, given what was observed.
+/// Decides what to do about a sandbox.
 pub fn decide(observed: &Observed, settings: &Settings<'_>, now: Timestamp) -> Plan {
     let sandbox = &observed.sandbox;
     if sandbox.metadata.deletion_timestamp.is_some() {
@@ -338,7 +338,7 @@ fn is_marked_expired(sandbox: &Sandbox) -> bool {
         .is_some_and(|ready| ready.reason == Reason::SandboxExpired.as_str())
 }
 
-/// Removes what an expired sandbox ran, and the sandbox itself if it is to go. Volumes stay with the sandbox.
+/// Deletes the pod and service of an expired sandbox, and by its shutdown policy the sandbox itself. Volumes stay with the sandbox.
 fn clean_up(observed: &Observed) -> Plan {
     let mut plan = Plan::new(Stage::Expired);
     pod::delete_owned(observed, &DeletionCause::Expired, &mut plan);

@@ -26,7 +26,7 @@ pub struct Placement {
     pub node_name: Option<String>,
 }
 
-/// How far the pod has come.
+/// The pod's status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State {
@@ -77,7 +77,7 @@ pub struct Waiting {
     pub message: Option<String>,
 }
 
-/// How a run of a container ended. What it wrote to its termination log is the container's own, and not for others to read.
+/// How a run of a container ended. The termination message is left out: it may contain secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Terminated {
@@ -98,11 +98,11 @@ impl ContainerStatus {
 }
 
 impl Waiting {
-    /// Whether the container waits for more than its turn.
+    /// Whether the container waits because of a problem, and not only for its start.
     fn is_stall(&self) -> bool {
         match self.reason.as_deref() {
             None | Some("PodInitializing") => false,
-            // Without a message it is on its way.
+            // Without a message it is being created.
             Some("ContainerCreating") => self.message.is_some(),
             Some(_) => true,
         }

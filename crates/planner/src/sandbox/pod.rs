@@ -1,7 +1,7 @@
-//! The one pod of a sandbox: made fresh, taken over, kept in step, replaced when it was lost, and deleted on suspension.
+//! The pod of a sandbox: created, adopted, synchronized, replaced when it was lost, and deleted on suspension.
 //!
-//! A pod that comes to its own end stays as it is, so that the end can be seen. Only a pod that was taken away (evicted, its
-//! node lost, disrupted) is replaced, with a delay that grows while new pods keep being lost.
+//! A pod that terminates by itself stays, so that its result can be read. Only a lost pod (evicted, disrupted, or on a lost node) is
+//! replaced, with a delay that grows while new pods keep being lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,10 +21,10 @@ const KIND: &str = "pod";
 /// The delay before a second lost pod in a row is replaced; the first is at once.
 const RECREATION_DELAY: Duration = Duration::from_secs(10);
 const RECREATION_DELAY_MAX: Duration = Duration::from_secs(300);
-/// A pod that lived this long before it was lost starts the count anew.
+/// A pod that lived this long before it was lost resets the count.
 const STABLE_AFTER: SignedDuration = SignedDuration::from_mins(10);
 
-/// What the node or the control plane says of a pod that it took away.
+/// The reasons that a node or the control plane gives a lost pod.
 const LOSS_REASONS: [&str; 5] = [
     "Evicted",
     "NodeLost",
@@ -34,13 +34,13 @@ const LOSS_REASONS: [&str; 5] = [
 ];
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
-/// Why a pod was taken away.
+/// Why a pod was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     pub reason: String,
 }
 
-/// The name of the sandbox's pod: as its annotation says, or its own.
+/// The name of the sandbox's pod: from its annotation, or the sandbox's own.
 pub fn pod_name(sandbox: &Sandbox) -> &str {
     annotated_name(sandbox)
         .or(sandbox.metadata.name.as_deref())
@@ -69,7 +69,7 @@ pub fn loss(pod: &ObservedPod) -> Option<Loss> {
         .iter()
         .flatten()
         .find(|condition| condition.type_ == DISRUPTION_TARGET && condition.status == "True")?;
-    // A pod may be past its own deadline and on a disrupted node at once: then it has had its time.
+    // A pod past its own deadline has terminated by itself, even if its node was also disrupted.
     if reason == Some("DeadlineExceeded") {
         return None;
     }
@@ -122,7 +122,7 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, now: Timestamp,
 
 fn suspend(observed: &Observed, plan: &mut Plan) {
     delete_owned(observed, &DeletionCause::Suspended, plan);
-    // Until its pod is gone, the annotation is how it is found.
+    // Until the pod is gone, the annotation is needed to find it.
     let owns_any = observed.pods.iter().any(|pod| observed.owns(&pod.metadata));
     if !owns_any && annotated_name(&observed.sandbox).is_some() {
         plan.effects.push(clear_pod_name(observed));

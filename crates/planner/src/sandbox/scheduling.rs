@@ -32,7 +32,7 @@ pub(super) fn pod_scheduled(pod: &ObservedPod, generation: Option<i64>, now: &Ti
     }
 }
 
-/// What the pod reports. That it was bound to a node is taken up once the node reports anything: a status write for the binding
+/// What the pod reports. The binding to a node is copied once the node reports a status: a status write for the binding
 /// alone would delay the start that it precedes.
 fn reported(pod: &ObservedPod) -> Option<&StateCondition> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
@@ -51,7 +51,7 @@ fn status_of(condition: &StateCondition) -> &'static str {
     }
 }
 
-/// A pod's condition needs no reason, and may have any; that of a sandbox must be one word.
+/// The reason of a sandbox's condition: it must be one word, while a pod's may be empty or any text.
 fn reason_of(condition: &StateCondition) -> &str {
     let is_word = |reason: &&str| {
         reason.starts_with(|first: char| first.is_ascii_alphabetic())

@@ -1,5 +1,5 @@
-//! The headless service of a sandbox. `spec.service` has three states: true makes it, false removes it, and unset leaves
-//! alone what is there, which is how sandboxes older than the field keep theirs.
+//! The headless service of a sandbox. `spec.service` has three states: true creates it, false deletes it, and unset leaves
+//! an existing one alone, so that sandboxes older than the field keep theirs.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan
         return;
     }
     let metadata = &service.metadata;
-    // What is on its way out is neither mended nor adopted; once it is gone, a new one is made.
+    // A terminating service is neither repaired nor adopted; once it is gone, a new one is created.
     if observed.is_leaving(metadata) {
         return;
     }
@@ -67,7 +67,7 @@ pub(super) fn delete_owned(observed: &Observed, plan: &mut Plan) {
     }
 }
 
-/// Whether the sandbox is not ready without its service.
+/// Whether the sandbox needs its service to be ready.
 pub(super) fn is_required(observed: &Observed, exists: bool) -> bool {
     observed.sandbox.spec.service.unwrap_or(exists)
 }
@@ -93,7 +93,7 @@ fn create(observed: &Observed) -> Effect {
 
 fn adopt(observed: &Observed, settings: &Settings<'_>, service: &Service, plan: &mut Plan) {
     let name = observed.name().to_owned();
-    // A cluster address cannot be taken back from a service that has one.
+    // The cluster IP of a service cannot be removed.
     let cluster_ip = service
         .spec
         .as_ref()
@@ -123,7 +123,7 @@ fn adopt(observed: &Observed, settings: &Settings<'_>, service: &Service, plan: 
     });
 }
 
-/// What puts the identity label and the selector back. The selector must be exactly ours, or it selects no pod.
+/// The patch that restores the name label and the selector. The selector must be exactly ours, or it selects no pod.
 fn drift(observed: &Observed, service: &Service) -> Option<Value> {
     let identity = identity(observed);
     let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone());

@@ -1,8 +1,8 @@
 //! Why the sandbox's pod does not start, for the message of Ready.
 //!
-//! A kubelet words the same failure anew with every attempt: the reason alternates between the failure and its back-off, and the message
-//! names the delay. Each wording would be a write of the sandbox's status and of its claim's. So the text here holds nothing that counts
-//! or times attempts, and a failure that is merely tried again keeps its words.
+//! A kubelet changes the text of the same failure with every attempt: the reason alternates between the failure and its back-off, and the
+//! message contains the delay. Each change would be a write of the sandbox's status and of its claim's. So the text here contains no
+//! counts or times of attempts, and a repeated failure keeps its text.
 
 use api::start_problem::{StartProblem, Subject};
 
@@ -11,17 +11,17 @@ use super::observed_pod::{ContainerStatus, ObservedPod};
 const PULL_FAILED: &str = "ErrImagePull";
 const PULL_BACK_OFF: &str = "ImagePullBackOff";
 
-/// What keeps the pod from starting, if something does. `told` is the message that Ready has now.
-pub(super) fn start_failure(pod: &ObservedPod, told: Option<&str>) -> Option<StartProblem> {
+/// What keeps the pod from starting, if anything. `published` is the present message of Ready.
+pub(super) fn start_failure(pod: &ObservedPod, published: Option<&str>) -> Option<StartProblem> {
     let problem = unscheduled(pod).or_else(|| stalled_container(pod))?;
-    let before = told.and_then(StartProblem::parse);
+    let before = published.and_then(StartProblem::parse);
     Some(match before {
         Some(before) => steady(problem, before),
         None => problem,
     })
 }
 
-/// What the scheduler says of a pod that it finds no node for.
+/// The scheduler's message about a pod that fits no node.
 fn unscheduled(pod: &ObservedPod) -> Option<StartProblem> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let condition = conditions
@@ -65,7 +65,7 @@ fn last_end(container: &ContainerStatus) -> String {
     }
 }
 
-/// Why an image could not be pulled, out of `Back-off pulling image "…": ErrImagePull: why`. Empty if the kubelet does not say.
+/// Why an image could not be pulled, out of `Back-off pulling image "…": ErrImagePull: why`. Empty if the kubelet gives no reason.
 fn pull_failure(message: &str) -> &str {
     let Some(rest) = message.strip_prefix("Back-off pulling image \"") else {
         return message;
@@ -74,7 +74,7 @@ fn pull_failure(message: &str) -> &str {
     why.strip_prefix("ErrImagePull: ").unwrap_or(why)
 }
 
-/// The problem in the words of the one before, where it is the same failure tried again.
+/// The problem with the published text, if it is the same failure again.
 fn steady(problem: StartProblem, before: StartProblem) -> StartProblem {
     let is_pull =
         |problem: &StartProblem| matches!(problem.reason.as_str(), PULL_FAILED | PULL_BACK_OFF);
@@ -88,7 +88,7 @@ fn steady(problem: StartProblem, before: StartProblem) -> StartProblem {
             ..problem
         };
     }
-    // Once it has backed off, a further attempt that fails likewise is no news.
+    // After a back-off, another attempt that fails in the same way is not reported again.
     let is_same_again = before.reason == PULL_BACK_OFF && before.detail == problem.detail;
     if is_same_again { before } else { problem }
 }

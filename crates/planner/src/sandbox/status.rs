@@ -1,4 +1,4 @@
-//! The status of a sandbox: what is said of it, given what is there after the plan was carried out.
+//! The status of a sandbox, from the objects that exist after the plan was carried out.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::suspension::{is_name_taken, suspended};
 use super::{Observed, ObservedPod, Problem, Settings, Stage, current_pod, loss, service};
 use crate::owner::{Ownership, ownership};
 
-/// What is there after a plan was carried out.
+/// The objects that exist after a plan was carried out.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The sandbox's pod, if it has one.
@@ -28,11 +28,11 @@ pub struct Outcome {
 /// What went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// The spec cannot work as it is: what the API server, or one of our rules, says about it.
+    /// The spec is invalid: the message of the API server, or of our validation.
     Invalid(String),
     /// A retry may mend it.
     Failed(String),
-    /// Nothing is wrong: what is in the way goes by itself.
+    /// A wait, not an error: the obstacle goes away by itself.
     Waiting(String),
 }
 
@@ -48,7 +48,7 @@ impl From<&Problem> for Trouble {
 }
 
 impl Outcome {
-    /// What is there before anything is done.
+    /// The objects that exist before anything is done.
     pub fn before(observed: &Observed) -> Self {
         let pod = current_pod(observed).filter(|pod| observed.owns(&pod.metadata));
         let service = observed.service.as_ref().filter(|service| {
@@ -89,7 +89,7 @@ pub fn status(
     let generation = observed.sandbox.metadata.generation;
     let conditions = &mut status.conditions;
     let mut findings = vec![(ConditionType::Suspended, suspended(observed, outcome))];
-    // What was said of the pod's end outlives the pod once the sandbox has expired.
+    // Once the sandbox has expired, `Finished` stays although the pod is gone.
     if stage != Stage::Expired {
         findings.push((ConditionType::Finished, finished(outcome)));
     }
@@ -116,7 +116,7 @@ pub fn status(
     status
 }
 
-/// Whether a status says no more than that the sandbox's first pod is coming up, and is the first thing to be said of the sandbox.
+/// Whether a status is the first of the sandbox, and reports only that the first pod is starting.
 pub fn is_first_start(observed: &Observed, outcome: &Outcome, status: &SandboxStatus) -> bool {
     let is_coming_up = outcome
         .pod
@@ -140,7 +140,7 @@ fn resources(observed: &Observed, outcome: &Outcome, settings: &Settings<'_>) ->
         let namespace = namespace.unwrap_or_default();
         format!("{name}.{namespace}.svc.{}", settings.cluster_domain)
     });
-    // The addresses of a pod that is asked to go are of no use to anyone.
+    // The addresses of a terminating pod are of no use to clients.
     let running = outcome
         .pod
         .as_deref()
@@ -160,7 +160,7 @@ fn resources(observed: &Observed, outcome: &Outcome, settings: &Settings<'_>) ->
     }
 }
 
-/// How the pod came to its own end, if it did.
+/// The result of a pod that terminated by itself.
 fn finished(outcome: &Outcome) -> Option<Finding> {
     let pod = outcome.pod.as_deref()?;
     let (reason, message) = end_of(pod)?;
@@ -168,7 +168,7 @@ fn finished(outcome: &Outcome) -> Option<Finding> {
 }
 
 fn end_of(pod: &ObservedPod) -> Option<(Reason, &'static str)> {
-    // One that is being deleted is stopped, and says in its last moments how that went. It is no end of its own.
+    // A pod that is being deleted was stopped: its phase is not a result of its own.
     if pod.metadata.deletion_timestamp.is_some() {
         return None;
     }
@@ -211,12 +211,12 @@ fn ready(observed: &Observed, stage: Stage, outcome: &Outcome) -> Finding {
             message,
         );
     }
-    let told = observed.sandbox.status.as_ref();
-    let told = told.and_then(|status| find(&status.conditions, ConditionType::Ready));
-    let told = told.map(|ready| ready.message.as_str());
+    let status = observed.sandbox.status.as_ref();
+    let ready = status.and_then(|status| find(&status.conditions, ConditionType::Ready));
+    let published = ready.map(|ready| ready.message.as_str());
     let pod = outcome.pod.as_deref().filter(|pod| is_starting(pod));
-    if let Some(failure) = pod.and_then(|pod| start_failure(pod, told)) {
-        // Text that others chose comes last: what clients read from the message is before it.
+    if let Some(failure) = pod.and_then(|pod| start_failure(pod, published)) {
+        // Text from the pod comes last: clients parse what precedes it.
         message.push_str("; ");
         message.push_str(&failure.to_string());
     }
@@ -229,7 +229,7 @@ fn is_starting(pod: &ObservedPod) -> bool {
     pod.metadata.deletion_timestamp.is_none() && loss(pod).is_none() && !is_up
 }
 
-/// One reason and message for all that went wrong. What the spec's author must mend comes first.
+/// One reason and message for all problems. Those that the author of the spec must correct come first.
 fn trouble(trouble: &[Trouble]) -> Option<(Reason, String)> {
     let (mut invalid, mut failed, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     for trouble in trouble {
@@ -249,7 +249,7 @@ fn trouble(trouble: &[Trouble]) -> Option<(Reason, String)> {
     (!waiting.is_empty()).then(|| (Reason::DependenciesNotReady, waiting.join("; ")))
 }
 
-/// Plain words that clients compare. Which field suspends the sandbox, where two disagree, is an event's to say.
+/// A fixed message, which clients compare. If two fields disagree, an event reports which one suspends the sandbox.
 fn suspension_message(observed: &Observed, outcome: &Outcome) -> String {
     let has_other_pod = observed.sandbox.spec.condition_form() == ConditionForm::OperatingMode
         && is_name_taken(observed);

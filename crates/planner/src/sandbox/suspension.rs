@@ -1,4 +1,4 @@
-//! The condition `Suspended`, in the form of the generation that the object speaks, and what to say when its two fields disagree.
+//! The condition `Suspended`, in the form of the object's API generation, and the warning if `replicas` and `operatingMode` disagree.
 
 use api::conditions::{self, ConditionType, Finding, Reason};
 use api::sandbox::{ConditionForm, OperatingMode, Suspension};
@@ -6,7 +6,7 @@ use api::{SandboxSpec, SandboxStatus};
 
 use super::{Observed, Outcome, current_pod};
 
-/// The condition Suspended, or none where the object is not to have one.
+/// The condition Suspended, or `None` for an object that has no such condition.
 pub(super) fn suspended(observed: &Observed, outcome: &Outcome) -> Option<Finding> {
     let spec = &observed.sandbox.spec;
     let form = spec.condition_form();
@@ -42,21 +42,21 @@ pub(super) fn suspended(observed: &Observed, outcome: &Outcome) -> Option<Findin
     Some(Finding::new(condition, holds, reason, message))
 }
 
-/// Whether the pod of the sandbox's name is not the sandbox's.
+/// Whether the pod of the sandbox's name belongs to another owner.
 pub(super) fn is_name_taken(observed: &Observed) -> bool {
     current_pod(observed).is_some_and(|pod| !observed.owns(&pod.metadata))
 }
 
-/// Whether a status says that suspension is asked for, in either form.
+/// Whether a status reports a requested suspension, in either form.
 pub fn is_reported_suspended(status: &SandboxStatus) -> bool {
     conditions::find(&status.conditions, ConditionType::Suspended)
         .is_some_and(|suspended| suspended.reason != Reason::NotSuspended.as_str())
 }
 
-/// What to tell the author of a spec whose `replicas` and `operatingMode` disagree: which of them decides.
+/// The message about a spec whose `replicas` and `operatingMode` disagree: which of them decides.
 ///
-/// `replicas: 1` is also what the schema fills in, so beside `operatingMode: Suspended` it means nothing by itself. It is taken for a
-/// wish to resume when the spec was changed while the sandbox was suspended.
+/// `replicas: 1` is also what the schema fills in, so beside `operatingMode: Suspended` it is ignored by itself. It counts as a
+/// request to resume if the spec was changed while the sandbox was suspended.
 pub fn disagreement(spec: &SandboxSpec, before: &SandboxStatus) -> Option<&'static str> {
     match spec.suspension() {
         Suspension::ByReplicas if spec.operating_mode == Some(OperatingMode::Running) => Some(

@@ -1,4 +1,4 @@
-//! The volume claims of a sandbox: one per template, made or adopted, never deleted. They go with the Sandbox object.
+//! The volume claims of a sandbox: one per template, created or adopted, never deleted here. Garbage collection deletes them with the Sandbox.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -93,7 +93,7 @@ fn keep(
 ) {
     let metadata = &claim.metadata;
     if observed.is_leaving(metadata) {
-        // A pod that is there keeps the volume until it ends; one that is made now would wait for a claim that is going.
+        // An existing pod keeps its volume until it ends; a new pod would wait for a claim that is being deleted.
         let has_pod = current_pod(observed).is_some_and(|pod| observed.owns(&pod.metadata));
         if !has_pod && !observed.sandbox.spec.suspension().is_requested() {
             plan.problems.push(Problem::Leaving { kind: KIND, name });
@@ -101,7 +101,7 @@ fn keep(
         return;
     }
     let version = Version::of_metadata(metadata);
-    // The label brings the claim into view of the watch; without it every pass would try to create it again.
+    // The watch selects claims by this label; without it every pass would try to create the claim again.
     let label = patch::string_map(&metadata.labels, &identity(observed), []);
     match ownership(metadata, observed.uid()) {
         Ownership::Others(owner) => plan.problems.push(Problem::OwnedByOther {

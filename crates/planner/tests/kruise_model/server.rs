@@ -131,12 +131,12 @@ impl Server {
     /// A Completed claim counts the sandboxes that it holds, and those that users deleted before it could know.
     fn check_count(&self, claim: &SandboxClaim) {
         let uid = claim.uid().unwrap();
-        let said = usize::try_from(claim.status.as_ref().unwrap().claimed_replicas).unwrap();
+        let text = usize::try_from(claim.status.as_ref().unwrap().claimed_replicas).unwrap();
         let held = self.held(&uid);
         let bereaved = self.bereaved.get(&uid).copied().unwrap_or(0);
         assert!(
-            (held..=held + bereaved).contains(&said),
-            "{said} claimed, {held} held, {bereaved} taken away"
+            (held..=held + bereaved).contains(&text),
+            "{text} claimed, {held} held, {bereaved} taken away"
         );
     }
 

@@ -44,7 +44,7 @@ pub trait Environment: Send + Sync {
     /// The noted sandbox. The API server must be asked for it before the claim gets another.
     fn acquired(&self, claim: &SandboxClaim) -> Option<String>;
 
-    /// Drops the note: the cache shows that the sandbox is the claim's, or the server answered that it is not.
+    /// Drops the note: the cache shows that the claim owns the sandbox, or the server has refused the write.
     fn forget_acquired(&self, claim: &SandboxClaim);
 
     /// How long the first status of a claim whose sandbox is starting is still delayed, if it is. The delay begins with the first call.
@@ -66,7 +66,7 @@ pub trait Environment: Send + Sync {
     fn announce(&self, claim: &SandboxClaim, announcement: Announcement<'_, Self::Error>);
 }
 
-/// Something about a claim that users and operators are told.
+/// An announcement about a claim: an event, a metric or a log line.
 #[derive(Debug)]
 pub enum Announcement<'a, E> {
     /// The claim got its sandbox.
@@ -78,7 +78,7 @@ pub enum Announcement<'a, E> {
     },
     /// A part of the claim's metadata does not reach its pod (why).
     MetadataNotApplied(&'a str),
-    /// Something new is in the way.
+    /// A new obstacle.
     Blocked(&'a Obstacle),
     /// The claim is Ready for the first time.
     FirstReady {

@@ -1,4 +1,4 @@
-//! Looks up everything that a decision about a claim depends on. What must not rest on a cache is asked of the API server.
+//! Looks up everything that a decision about a claim depends on. Facts that must not rest on a cache are read from the API server.
 
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ impl<E: Environment> Facts<E> {
                 env.forget_acquired(&claim);
             }
         }
-        // The claim is bound to another sandbox only if the API server itself says that this one is lost.
+        // The claim is bound to another sandbox only if the API server has confirmed that this one is lost.
         if let Holding::Broken { name } = self.holding() {
             let name = name.to_owned();
             self.confirm_sandbox(env, &name).await?;
@@ -218,7 +218,7 @@ impl<E: Environment> Facts<E> {
     }
 }
 
-/// Clients give up on a claim whose template or pool is missing, so a cache that does not show it is not proof enough.
+/// Looks up a template or a pool. Clients give up on a claim if it is missing, so the API server is asked if the cache does not have it.
 async fn look_up<K, O: Objects<K>>(objects: &O, name: &str) -> Result<Found<K>, O::Error> {
     if let Some(object) = objects.cached(name) {
         return Ok(Found::Object(object));

@@ -1,4 +1,4 @@
-//! Publishes the status of a claim, and announces what users and operators want to know.
+//! Publishes the status of a claim, and announces changes by events, metrics and log lines.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ pub(super) async fn publish<E: Environment>(
     Ok(Published::Yes)
 }
 
-/// Whether the status before does not give the reason of an obstacle yet. A claim that waits for a sandbox to go has none to warn of.
+/// Whether the status before does not give the reason of an obstacle yet. Waiting for a sandbox to be deleted is not worth a warning.
 fn is_new(obstacle: &Obstacle, before: &SandboxClaimStatus) -> bool {
     let ready = conditions::find(&before.conditions, ConditionType::Ready);
     let is_known = ready.is_some_and(|ready| ready.reason == obstacle.reason.as_str());

@@ -1,4 +1,4 @@
-//! What a claim cannot have, and what it is told.
+//! Invalid claims, and the messages in their status.
 
 use api::claim::EnvVar;
 use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};

@@ -1,4 +1,4 @@
-//! What a claim's status says.
+//! The status of a claim.
 
 use api::SandboxClaimStatus;
 use api::claim::Lifecycle;
@@ -86,7 +86,7 @@ fn a_forwarded_condition_is_the_sandboxes_under_the_claims_generation() {
     let status = status(&claim(), &report, at(NOW));
     let ready = conditions::find(&status.conditions, ConditionType::Ready).unwrap();
     assert_eq!(ready.last_transition_time, Time(at(900)));
-    assert_eq!(ready.message, "said by the sandbox");
+    assert_eq!(ready.message, "from the sandbox");
     assert_eq!(ready.observed_generation, Some(4));
     let held = status.sandbox.unwrap();
     assert_eq!(
@@ -162,8 +162,8 @@ fn only_the_status_of_a_first_sandbox_that_is_starting_may_be_delayed() {
     };
     let mut going = with("DependenciesNotReady", "False");
     going.metadata.deletion_timestamp = Some(Time(at(1)));
-    let mut told = claim();
-    told.status = Some(SandboxClaimStatus::default());
+    let mut reported = claim();
+    reported.status = Some(SandboxClaimStatus::default());
     for (sandbox, is_delayed) in [
         (with_conditions(owned("w"), Vec::new()), true),
         (with("DependenciesNotReady", "False"), true),
@@ -176,7 +176,7 @@ fn only_the_status_of_a_first_sandbox_that_is_starting_may_be_delayed() {
             sandbox: Some(&sandbox),
         };
         assert_eq!(is_first_start(&claim(), &report), is_delayed, "{sandbox:?}");
-        assert!(!is_first_start(&told, &report));
+        assert!(!is_first_start(&reported, &report));
     }
     let obstacle = Obstacle::new(Reason::TemplateNotFound, "x");
     let blocked = Report::Blocked {

@@ -1,4 +1,4 @@
-//! What becomes of a claim that has its sandbox: changes, leftovers, expiry.
+//! Decisions about a claim that has its sandbox: changes, leftovers, expiry.
 
 use api::claim::Lifecycle;
 use api::sandbox::PodMetadata;

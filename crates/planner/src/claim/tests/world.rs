@@ -1,4 +1,4 @@
-//! A claim, what there is around it, and what is decided for it.
+//! A claim with the objects around it, and the decision for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ pub(super) fn ready_condition(status: &str, reason: &str, second: i64) -> Condit
         type_: "Ready".into(),
         status: status.into(),
         reason: reason.into(),
-        message: "said by the sandbox".into(),
+        message: "from the sandbox".into(),
         observed_generation: Some(9),
         last_transition_time: Time(at(second)),
     }

@@ -41,7 +41,7 @@ pub trait Environment: Send + Sync {
     /// Holds the reservations of the claim's batch, in place of those before.
     fn hold(&self, reservations: Vec<Self::Reservation>);
 
-    /// Puts the claim in the line of those that wait for a sandbox of this set.
+    /// Puts the claim in the queue of those that wait for a sandbox of this set.
     fn wait_in_line(&self, set_uid: &str);
 
     /// Remembers that the claim begins no batch for this time.

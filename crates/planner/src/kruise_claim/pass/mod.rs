@@ -32,7 +32,7 @@ const ATTEMPTS: usize = 4;
 /// The longest prefix that a new sandbox takes of its set's name: the name must fit one label of a host name.
 const NAME_PREFIX_MAX: usize = 50;
 
-/// Brings one claim further: settles the batch that it has begun, and begins the next.
+/// Brings one claim a step closer to its spec: settles the batch that it has begun, and begins the next.
 pub async fn reconcile<E: Environment>(
     env: &E,
     claim: Arc<SandboxClaim>,
@@ -60,7 +60,7 @@ pub async fn reconcile<E: Environment>(
     Ok(Action::RequeueAfter(Duration::ZERO))
 }
 
-/// Deletes the object of a claim that has outlived its time. Its sandboxes stay.
+/// Deletes a claim whose time to live is over. Its sandboxes stay.
 async fn remove<E: Environment>(env: &E, claim: &SandboxClaim) -> Result<Action, Error<E::Error>> {
     let (claims, name) = (env.claims(), claim.name_any());
     let deleted = claims.delete(&name, Precondition::same(claim), Propagation::Orphan);
@@ -126,7 +126,7 @@ async fn attempt<E: Environment>(
     Ok(Attempt::Done(action))
 }
 
-/// The set that the claim names, unless it is missing or being deleted. Only the API server itself is believed that it is missing.
+/// The set that the claim names, unless it is missing or being deleted. If the cache does not have it, the API server is asked.
 async fn find_set<E: Environment>(
     env: &E,
     claim: &SandboxClaim,
@@ -170,7 +170,7 @@ async fn held<E: Environment>(env: &E, claim: &SandboxClaim) -> Result<usize, Er
     Ok(held_besides(claim, &listed.map_err(Error::List)?))
 }
 
-/// Picks the sandboxes of the next batch, and reserves them. A claim that finds none waits in line.
+/// Picks the sandboxes of the next batch, and reserves them. A claim that finds none waits in the set's queue.
 fn pick<E: Environment>(
     env: &E,
     claim: &SandboxClaim,
@@ -194,7 +194,7 @@ fn pick<E: Environment>(
         next.creating = missing.map(|_| new_name(env, set)).collect();
     } else if reservations.is_empty() {
         env.wait_in_line(&uid);
-        // A sandbox that became Ready before the claim was in line woke no claim.
+        // A sandbox that became Ready before the claim was queued woke no claim.
         reservations = reserve();
     }
     next.claiming = reservations

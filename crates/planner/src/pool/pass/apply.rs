@@ -21,7 +21,7 @@ pub(super) async fn apply<P: Pool, E: Environment<P>>(
     let expectations = &mut memory.expectations;
     let mut failures = adopt(env, &plan.adoptions).await;
     failures.extend(delete(env, pool, &plan.deletions, expectations).await);
-    // A sandbox that changed or went comes back as an event of the watch. One that could not be created does not: servers also answer
+    // A changed or deleted sandbox causes an event of the watch. One that could not be created does not: servers also answer
     // with a conflict when many creations count against one quota.
     failures.retain(|error| !matches!(error.failure(), Failure::Conflict | Failure::NotFound));
     if let Some((count, sandbox)) = &plan.creations {
@@ -134,7 +134,7 @@ fn stuck(sandbox: &str) -> Event {
     Event::warning("SandboxStuck", "Delete", note)
 }
 
-/// Emits an event about the first failure that the owner of the pool can mend.
+/// Emits an event about the first failure that the owner of the pool can correct.
 fn report_refusal<P: Pool, E: Environment<P>>(env: &E, pool: &P, failures: &[E::Error]) {
     let refusal = failures.iter().find_map(|error| match error.failure() {
         Failure::Invalid(message) | Failure::Forbidden(message) => Some(message),

@@ -42,10 +42,10 @@ pub trait Environment<P>: Send + Sync {
     /// How many sandboxes one pass may create.
     fn max_batch(&self) -> usize;
 
-    /// How long the pool rests after its last decision, if it still does.
+    /// The rest of the pause after the pool's last decision, if any.
     fn rest(&self) -> Option<Duration>;
 
-    /// Makes a decision, and has the pool rest by how long that took.
+    /// Makes a decision, and starts a pause that is proportional to its duration.
     fn measured<T>(&self, decide: impl FnOnce() -> T) -> T;
 
     fn emit(&self, pool: &P, event: Event);

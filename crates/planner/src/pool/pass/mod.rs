@@ -69,7 +69,7 @@ pub trait Pool:
         json!(status)
     }
 
-    /// What a published status warns of, unless the status before did too.
+    /// The warning event for a published status, unless the status before had the same warning.
     fn warning(&self, _published: &Self::Status) -> Option<(Reason, String)> {
         None
     }
@@ -86,7 +86,7 @@ pub struct Memory {
 }
 
 impl Default for Memory {
-    /// An empty memory is in doubt: an earlier leader may have created sandboxes that the cache does not show yet.
+    /// A new memory starts in doubt: an earlier leader may have created sandboxes that the cache does not show yet.
     fn default() -> Self {
         let mut expectations = Expectations::default();
         expectations.doubt();
@@ -111,7 +111,7 @@ pub async fn reconcile<P: Pool, E: Environment<P>>(
         return Ok(Action::RequeueAfter(rest));
     }
     let now = env.now();
-    // Before the sandboxes are counted: one that the cache shows only in between would be missed by both.
+    // Before the sandboxes are counted: otherwise a sandbox that the cache shows in between would count as neither expected nor seen.
     settle(env, &mut memory.expectations);
     let sandboxes = env.labelled(&pool.label());
     confirm(env, pool, &sandboxes, &mut memory.expectations)

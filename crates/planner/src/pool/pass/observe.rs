@@ -75,7 +75,7 @@ pub(super) fn unreadable<P: Pool, E: Environment<P>>(env: &E, pool: &P) -> Vec<A
     unreadable
 }
 
-/// The template that a pool names. Only the API server itself is believed that it is missing.
+/// The template that a pool names. If the cache does not have it, the API server is asked.
 pub(crate) async fn template<P: Pool, O: Objects<SandboxTemplate>>(
     templates: &O,
     pool: &P,

@@ -1,4 +1,4 @@
-//! Carries out the plan for a sandbox, and says what exists afterwards.
+//! Carries out the plan for a sandbox, and returns the objects that exist afterwards.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) struct Applied<E> {
     pub sandbox_deleted: bool,
     /// The plan was made from outdated objects.
     pub is_outdated: bool,
-    /// The last failure that a retry may mend.
+    /// The last failure that is worth a retry.
     pub failure: Option<E>,
 }
 
@@ -194,7 +194,7 @@ impl<E: Environment> Applying<'_, E> {
         Ok(())
     }
 
-    /// Sorts a failure by what it calls for.
+    /// Classifies a failure.
     fn fail(&mut self, effect: &Effect, error: E::Error) {
         if matches!(
             effect,

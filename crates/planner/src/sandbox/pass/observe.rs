@@ -67,7 +67,7 @@ async fn pods<E: Environment>(
     let mut pods = BTreeMap::new();
     for name in [own_name, annotated] {
         let cached = cluster.cached(name);
-        // A cache that may never have shown the annotated pod is no proof that the pod is gone.
+        // The cache selects pods by label, so the annotated pod may exist although it is not cached.
         let must_ask = freshness == Freshness::Live || (cached.is_none() && name != own_name);
         let pod = if must_ask {
             cluster.get(name).await?

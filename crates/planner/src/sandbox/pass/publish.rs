@@ -10,7 +10,7 @@ use super::Environment;
 use crate::pass::{Error, Event, Failure, Objects, Precondition, RequestError};
 use crate::patch;
 
-/// What became of a status.
+/// The result of publishing a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Published {
     /// It is written, or it did not differ, or the sandbox is gone.

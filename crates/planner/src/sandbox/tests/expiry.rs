@@ -31,10 +31,10 @@ fn a_live_sandbox_is_looked_at_again_when_it_expires_but_not_too_often() {
 }
 
 #[test]
-fn expiry_is_told_before_anything_is_removed_and_the_end_of_the_pod_is_kept() {
+fn expiry_is_reported_before_anything_is_removed_and_the_result_of_the_pod_stays() {
     for (phase, reason) in [("Succeeded", "PodSucceeded"), ("Failed", "PodFailed")] {
         let mut world = expiring(Some(ShutdownPolicy::Retain), 60).with_own_pod(ready_pod(NAME));
-        // The pod ends and the time runs out before the next look.
+        // The pod ends and the sandbox expires before the next reconcile.
         world.pods[0].status = pod(NAME, phase).status;
         world.advance(60);
 
@@ -109,7 +109,7 @@ fn a_retained_sandbox_lives_again_when_its_time_is_extended() {
 }
 
 #[test]
-fn an_expired_sandbox_is_not_said_to_be_suspended_once_it_is_not() {
+fn an_expired_sandbox_that_resumes_is_no_longer_reported_as_suspended() {
     let mut world = expiring(None, 60);
     world.spec_mut().replicas = Some(0);
     world.settle();

@@ -22,14 +22,14 @@ fn running() -> World {
 }
 
 /// Status, reason and message of the condition, if there is one.
-fn told(world: &World, kind: ConditionType) -> Option<[String; 3]> {
+fn condition_of(world: &World, kind: ConditionType) -> Option<[String; 3]> {
     let to_array = |condition: Condition| [condition.status, condition.reason, condition.message];
     world.condition(kind).map(to_array)
 }
 
 #[expect(
     clippy::unnecessary_wraps,
-    reason = "compared with what `told` may not find"
+    reason = "compared with what `condition_of` may not find"
 )]
 fn words(status: &str, reason: &str, message: &str) -> Option<[String; 3]> {
     Some([status, reason, message].map(str::to_owned))
@@ -58,11 +58,14 @@ fn with_conditions(mut pod: Pod, conditions: Vec<PodCondition>) -> Pod {
 }
 
 #[test]
-fn suspended_is_always_told_of_an_object_that_sets_its_mode() {
+fn an_object_that_sets_its_mode_always_has_the_condition_suspended() {
     let not_suspended = words("False", "NotSuspended", "Sandbox is not suspended");
     let mut world = running();
     world.settle();
-    assert_eq!(told(&world, ConditionType::Suspended), not_suspended);
+    assert_eq!(
+        condition_of(&world, ConditionType::Suspended),
+        not_suspended
+    );
     assert!(!is_reported_suspended(&world.status()));
 
     make_ready(&mut world.pods[0]);
@@ -70,7 +73,7 @@ fn suspended_is_always_told_of_an_object_that_sets_its_mode() {
     begin_stopping(&mut world);
     let terminating = "Pod is terminating. Sandbox is suspending";
     assert_eq!(
-        told(&world, ConditionType::Suspended),
+        condition_of(&world, ConditionType::Suspended),
         words("False", "PodTerminating", terminating)
     );
     assert_eq!(world.ready().2, "Sandbox is suspending");
@@ -80,19 +83,22 @@ fn suspended_is_always_told_of_an_object_that_sets_its_mode() {
     world.settle();
     let terminated = "Pod has been terminated. Sandbox is suspended";
     assert_eq!(
-        told(&world, ConditionType::Suspended),
+        condition_of(&world, ConditionType::Suspended),
         words("True", "PodTerminated", terminated)
     );
     assert_eq!(world.ready().2, "Sandbox is suspended");
-    assert_eq!(told(&world, ConditionType::PodScheduled), None);
+    assert_eq!(condition_of(&world, ConditionType::PodScheduled), None);
 
     world.spec_mut().operating_mode = Some(OperatingMode::Running);
     world.settle();
-    assert_eq!(told(&world, ConditionType::Suspended), not_suspended);
+    assert_eq!(
+        condition_of(&world, ConditionType::Suspended),
+        not_suspended
+    );
 }
 
 #[test]
-fn a_foreign_pod_of_the_name_is_left_alone_and_told_of() {
+fn a_foreign_pod_of_the_name_is_left_alone_and_reported() {
     for owner in [None, Some(other_owner())] {
         let mut foreign = ready_pod(NAME);
         foreign.metadata.owner_references = owner.map(|owner| vec![owner]);
@@ -101,11 +107,11 @@ fn a_foreign_pod_of_the_name_is_left_alone_and_told_of() {
         world.settle();
         let refused = "Refused to delete pod because it is not owned by this sandbox";
         assert_eq!(
-            told(&world, ConditionType::Suspended),
+            condition_of(&world, ConditionType::Suspended),
             words("False", "PodNotOwned", refused)
         );
         assert_eq!(world.ready().2, "Sandbox is suspending");
-        assert_eq!(told(&world, ConditionType::PodScheduled), None);
+        assert_eq!(condition_of(&world, ConditionType::PodScheduled), None);
         assert_eq!(world.pods.len(), 1);
     }
 }
@@ -115,18 +121,18 @@ fn an_object_that_sets_only_replicas_keeps_the_older_form() {
     for replicas in [None, Some(1)] {
         let own = with_conditions(ready_pod(NAME), vec![scheduled("True", None, None)]);
         let mut world = world(None, replicas).with_own_pod(own);
-        assert_eq!(told(&world, ConditionType::Suspended), None);
-        assert_eq!(told(&world, ConditionType::PodScheduled), None);
+        assert_eq!(condition_of(&world, ConditionType::Suspended), None);
+        assert_eq!(condition_of(&world, ConditionType::PodScheduled), None);
         world.spec_mut().replicas = Some(0);
         begin_stopping(&mut world);
         assert_eq!(
-            told(&world, ConditionType::Suspended),
+            condition_of(&world, ConditionType::Suspended),
             words("False", "PodNotTerminated", "Pod is being terminated")
         );
         world.pods.clear();
         world.settle();
         assert_eq!(
-            told(&world, ConditionType::Suspended),
+            condition_of(&world, ConditionType::Suspended),
             words("True", "PodTerminated", "Pod is terminated")
         );
     }
@@ -143,7 +149,7 @@ fn pod_scheduled_is_the_pods() {
     };
     let table = vec![
         (vec![], nothing.clone()),
-        // That it is bound, and nothing more, is not worth a write.
+        // A binding alone is not written to the status.
         (vec![scheduled("True", None, None)], nothing),
         (
             vec![scheduled("True", None, None), initialized()],
@@ -170,27 +176,27 @@ fn pod_scheduled_is_the_pods() {
         let pod = with_conditions(pod(NAME, "Pending"), conditions.clone());
         let world = running().with_own_pod(pod);
         assert_eq!(
-            told(&world, ConditionType::PodScheduled),
+            condition_of(&world, ConditionType::PodScheduled),
             expected,
             "{conditions:?}"
         );
     }
     let long = scheduled("False", Some("Unschedulable"), Some(&"é".repeat(40_000)));
     let world = running().with_own_pod(with_conditions(pod(NAME, "Pending"), vec![long]));
-    assert!(told(&world, ConditionType::PodScheduled).unwrap()[2].len() <= 4096);
+    assert!(condition_of(&world, ConditionType::PodScheduled).unwrap()[2].len() <= 4096);
 }
 
 #[test]
 fn pod_scheduled_goes_with_the_expiry() {
     let own = with_conditions(ready_pod(NAME), vec![scheduled("True", None, None)]);
     let mut world = running().with_own_pod(own);
-    assert!(told(&world, ConditionType::PodScheduled).is_some());
-    let suspended = told(&world, ConditionType::Suspended);
+    assert!(condition_of(&world, ConditionType::PodScheduled).is_some());
+    let suspended = condition_of(&world, ConditionType::Suspended);
     let past = world.now;
     world.spec_mut().shutdown_time = Some(Time(past));
     world.settle();
-    assert_eq!(told(&world, ConditionType::PodScheduled), None);
-    assert_eq!(told(&world, ConditionType::Suspended), suspended);
+    assert_eq!(condition_of(&world, ConditionType::PodScheduled), None);
+    assert_eq!(condition_of(&world, ConditionType::Suspended), suspended);
 }
 
 #[test]
@@ -214,7 +220,7 @@ fn fields_that_disagree_explicitly_are_named_by_the_one_that_decides() {
                     assert!(fresh.unwrap().contains("because spec.replicas is 0"));
                     assert_eq!(fresh, changed, "{case}");
                 }
-                // The schema fills in `replicas: 1`: it counts only as an answer to a suspension.
+                // The schema fills in `replicas: 1`: it counts only as a request to resume.
                 (Some(OperatingMode::Suspended), Some(1)) => {
                     assert_eq!(fresh, None, "{case}");
                     assert!(changed.unwrap().contains("spec.operatingMode is Suspended"));

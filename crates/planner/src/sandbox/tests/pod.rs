@@ -175,7 +175,7 @@ fn a_second_pod_of_the_sandbox_is_removed_and_only_then() {
     world.settle();
     assert_eq!(pod_names(&world), [NAME]);
 
-    // The only pod is not a stray, even when the annotation names one that is gone.
+    // The only pod is the sandbox's, even if the annotation names a pod that is gone.
     let mut world = warm("gone").with_pod(ready_pod(NAME));
     world.pods[0].metadata.owner_references = Some(vec![world.owner()]);
     world.settle();

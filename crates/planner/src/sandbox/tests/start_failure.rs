@@ -1,4 +1,4 @@
-//! What Ready says of a pod that does not start.
+//! The message of Ready for a pod that does not start.
 
 use api::SandboxSpec;
 use serde_json::{Value, json};
@@ -84,9 +84,9 @@ fn the_message_ends_with_what_keeps_the_pod_from_starting() {
         ),
     ];
     for (status, message) in table {
-        let (_, reason, told) = world(&status).ready();
+        let (_, reason, reported) = world(&status).ready();
         assert_eq!(
-            (reason.as_str(), told.as_str()),
+            (reason.as_str(), reported.as_str()),
             ("DependenciesNotReady", message)
         );
     }
@@ -101,20 +101,20 @@ fn attempts_that_fail_alike_do_not_change_the_status() {
     );
     let mut world = world(&waiting("ErrImagePull", why));
     become_(&mut world, &back_off);
-    let told = world.status();
+    let reported = world.status();
     let expected =
         format!("Pod exists with phase: Pending; container \"main\": ImagePullBackOff: {why}");
     assert_eq!(world.ready().2, expected);
     for status in [waiting("ErrImagePull", why), back_off] {
         become_(&mut world, &status);
-        assert_eq!(world.status(), told, "{status}");
+        assert_eq!(world.status(), reported, "{status}");
     }
-    // Older kubelets do not say again why the pull failed.
+    // Older kubelets do not repeat why the pull failed.
     become_(
         &mut world,
         &waiting("ImagePullBackOff", "Back-off pulling image \"x:1\""),
     );
-    assert_eq!(world.status(), told);
+    assert_eq!(world.status(), reported);
     become_(
         &mut world,
         &waiting("ErrImagePull", "r.example does not answer"),
@@ -134,13 +134,13 @@ fn attempts_that_fail_alike_do_not_change_the_status() {
         }]})
     };
     become_(&mut world, &crash(10, 1));
-    let told = world.status();
+    let reported = world.status();
     become_(&mut world, &crash(20, 2));
-    assert_eq!(world.status(), told);
+    assert_eq!(world.status(), reported);
 }
 
 #[test]
-fn a_start_that_fails_is_told_at_once() {
+fn a_start_that_fails_is_reported_at_once() {
     let may_be_delayed = |status: &Value| {
         let mut world = world(status);
         world.sandbox.as_mut().unwrap().status = None;

@@ -20,7 +20,7 @@ fn with(spec: SandboxSpec, pod: Option<Pod>, service_exists: bool) -> World {
     world
 }
 
-/// The status that is published when nothing could be done about what is there.
+/// The status that is published if nothing was done about the observed objects.
 fn published(world: &World) -> World {
     let observed = world.observed();
     let outcome = Outcome::before(&observed);
@@ -31,8 +31,8 @@ fn published(world: &World) -> World {
     world
 }
 
-/// The Ready condition for a wish of a service, a pod and a service that is there.
-fn told(wish: Option<bool>, pod: Option<Pod>, service_exists: bool) -> [String; 3] {
+/// The Ready condition, by `spec.service`, the pod, and whether the service exists.
+fn reported(wish: Option<bool>, pod: Option<Pod>, service_exists: bool) -> [String; 3] {
     let spec = SandboxSpec {
         service: wish,
         ..SandboxSpec::default()
@@ -87,7 +87,7 @@ fn ready_says_what_is_missing() {
     ];
     for (wish, pod, service_exists, message) in table {
         let expected = ["False", "DependenciesNotReady", message];
-        assert_eq!(told(wish, pod, service_exists), expected);
+        assert_eq!(reported(wish, pod, service_exists), expected);
     }
 }
 
@@ -101,13 +101,13 @@ fn ready_needs_the_pod_and_the_service_that_was_asked_for() {
         (Some(false), false, "Pod is Ready"),
     ];
     for (wish, service_exists, message) in table {
-        let told = told(wish, Some(ready_pod(NAME)), service_exists);
-        assert_eq!(told, ["True", "DependenciesReady", message]);
+        let reported = reported(wish, Some(ready_pod(NAME)), service_exists);
+        assert_eq!(reported, ["True", "DependenciesReady", message]);
     }
 }
 
 #[test]
-fn suspension_is_told_by_two_conditions() {
+fn suspension_is_reported_by_two_conditions() {
     let spec = |replicas, operating_mode| SandboxSpec {
         replicas,
         operating_mode,
@@ -132,12 +132,12 @@ fn suspension_is_told_by_two_conditions() {
             Some(_) => "PodTerminating",
         };
         let world = published(&with(spec, has_pod.then(|| ready_pod(NAME)), false));
-        let (status, reason, told) = world.ready();
+        let (status, reason, reported) = world.ready();
         assert_eq!(
             (status.as_str(), reason.as_str()),
             ("False", "SandboxSuspended")
         );
-        assert_eq!(told, message);
+        assert_eq!(reported, message);
         let suspended = world.condition(ConditionType::Suspended).unwrap();
         let expected = if has_pod {
             ("False", stopping)
@@ -200,7 +200,7 @@ fn the_status_mirrors_the_pod_for_scale_and_clients() {
 #[test]
 fn trouble_comes_before_everything_but_expiry() {
     let world = with(SandboxSpec::default(), Some(ready_pod(NAME)), false);
-    let told = |stage, trouble: Vec<Trouble>| {
+    let reported = |stage, trouble: Vec<Trouble>| {
         let observed = world.observed();
         let outcome = Outcome {
             trouble,
@@ -215,15 +215,15 @@ fn trouble_comes_before_everything_but_expiry() {
     let invalid = |message: &str| Trouble::Invalid(message.to_owned());
     let pair = |reason: &str, message: &str| (reason.to_owned(), message.to_owned());
     assert_eq!(
-        told(Stage::Live, vec![failed("a"), failed("b")]),
+        reported(Stage::Live, vec![failed("a"), failed("b")]),
         pair("ReconcilerError", "Error seen: a; b")
     );
     assert_eq!(
-        told(Stage::Live, vec![failed("a"), invalid("image is required")]),
+        reported(Stage::Live, vec![failed("a"), invalid("image is required")]),
         pair("InvalidConfiguration", "image is required")
     );
     assert_eq!(
-        told(Stage::Expired, vec![failed("a")]),
+        reported(Stage::Expired, vec![failed("a")]),
         pair("SandboxExpired", "Sandbox has expired")
     );
 }
@@ -250,15 +250,15 @@ fn only_the_status_of_a_first_pod_that_is_starting_may_be_delayed() {
         (suspended, Some(pod(NAME, "Running")), false),
     ];
     for (spec, pod, is_delayed) in table {
-        let said = format!("{:?} {pod:?}", spec.operating_mode);
+        let case = format!("{:?} {pod:?}", spec.operating_mode);
         let world = with(spec, pod, false);
-        assert_eq!(may_be_delayed(&world, Vec::new()), is_delayed, "{said}");
+        assert_eq!(may_be_delayed(&world, Vec::new()), is_delayed, "{case}");
         assert!(
             !may_be_delayed(&published(&world), Vec::new()),
-            "{said}, again"
+            "{case}, again"
         );
         let trouble = vec![Trouble::Failed("no quota".to_owned())];
-        assert!(!may_be_delayed(&world, trouble), "{said}, in trouble");
+        assert!(!may_be_delayed(&world, trouble), "{case}, in trouble");
     }
 }
 
