@@ -25,7 +25,7 @@ mod tests {
     fn an_answer_that_cannot_be_decoded_is_not_quoted() {
         let error = serde_json::from_str::<Secret>(r#"{"data":"hunter2"}"#).unwrap_err();
         assert!(error.to_string().contains("hunter2"), "{error}");
-        let told = chain(&kube::Error::SerdeError(error));
-        assert_eq!(told, "the answer cannot be read");
+        let text = chain(&kube::Error::SerdeError(error));
+        assert_eq!(text, "the answer cannot be read");
     }
 }

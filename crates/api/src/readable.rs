@@ -56,7 +56,7 @@ mod tests {
         assert!(readable(Event::Apply(decoded())).is_none());
         assert!(readable(Event::InitApply(decoded())).is_none());
         let Some(Event::Delete(gone)) = readable(Event::Delete(decoded())) else {
-            panic!("its deletion is news");
+            panic!("its deletion is an event");
         };
         assert_eq!(gone.metadata.uid.as_deref(), Some("u"));
     }

@@ -22,7 +22,7 @@ pub async fn measure(up: &Up, duration: Duration) -> anyhow::Result<String> {
     up.await_warm_pool().await?;
     let cost = of_process(up.ready.pid, duration).await?;
     Ok(format!(
-        "idle with a full pool: {} resident, {:.2} % of a processor over {duration:?}",
+        "idle with a full pool: {} resident, {:.2} % of a CPU over {duration:?}",
         bytes(cost.resident),
         cost.share
     ))

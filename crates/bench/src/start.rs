@@ -58,7 +58,7 @@ async fn measure(up: &Up, begin: Instant, idling: Duration) -> anyhow::Result<Ve
             is_met: idle.resident <= MEMORY_BUDGET,
         },
         Judged {
-            what: "of a processor, idle",
+            what: "of a CPU, idle",
             measured: format!("{:.2} %", idle.share),
             budget: format!("{CPU_BUDGET_PERCENT} %"),
             is_met: idle.share < CPU_BUDGET_PERCENT,

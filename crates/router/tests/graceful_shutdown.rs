@@ -1,4 +1,4 @@
-//! Graceful shutdown: requests in flight finish, and load balancers are told early to send no more requests.
+//! Graceful shutdown: requests in flight finish, and load balancers learn early to send no more requests.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;

@@ -89,8 +89,8 @@ mod tests {
             line.unwrap().parse().unwrap()
         };
         let before = figure();
-        let panicked = std::thread::spawn(|| panic!("said {}", 1)).join();
-        assert_eq!(message(&*panicked.unwrap_err()), "said 1");
+        let panicked = std::thread::spawn(|| panic!("text {}", 1)).join();
+        assert_eq!(message(&*panicked.unwrap_err()), "text 1");
         let panicked = std::thread::spawn(|| panic!("plain")).join();
         assert_eq!(message(&*panicked.unwrap_err()), "plain");
         // Other tests may panic too, so the counter may be higher.

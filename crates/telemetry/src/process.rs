@@ -48,14 +48,14 @@ fn metrics() -> [Option<Metric>; 8] {
         })
     };
     let stat_field = |index: usize| stat.as_ref().and_then(|stat| stat.field(index));
-    let processor = stat_field(UTIME)
+    let cpu_time = stat_field(UTIME)
         .zip(stat_field(STIME))
         .map(|(user, system)| (user + system) / ticks);
     let started = stat_field(STARTTIME)
         .zip(boot_time())
         .map(|(after_boot, boot)| boot + after_boot / ticks);
     [
-        processor.map(|value| Metric {
+        cpu_time.map(|value| Metric {
             name: "process_cpu_seconds_total",
             kind: "counter",
             help: "Total user and system CPU time spent in seconds.",

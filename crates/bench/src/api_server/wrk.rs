@@ -222,7 +222,7 @@ async fn token(client: &Client, namespace: &str) -> anyhow::Result<String> {
     Ok(token)
 }
 
-/// Waits until the server grants the account's role: its caches may be stale for a moment.
+/// Waits until the server grants the account's role: its caches may be stale for a short time.
 async fn may_create(client: &Client, namespace: &str, account: &str) -> anyhow::Result<()> {
     const DEADLINE: Duration = Duration::from_secs(30);
     let review: SubjectAccessReview = serde_json::from_value(json!({"spec": {

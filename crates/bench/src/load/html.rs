@@ -41,7 +41,7 @@ fn write_page(page: &mut String, outcome: &Outcome, judged: Judged) -> std::fmt:
     let machine = &outcome.machine;
     writeln!(
         page,
-        "<p class=\"about\">{} · {} · agent-sandbox {} · {} processors · {}</p>",
+        "<p class=\"about\">{} · {} · agent-sandbox {} · {} CPUs · {}</p>",
         escaped(&outcome.began),
         escaped(&outcome.target),
         escaped(&machine.version),

@@ -47,7 +47,7 @@ const ATTACKS: [(&str, &str); 8] = [
         "x = []\nwhile True: x.append(bytearray(4 << 20))",
     ),
     (
-        "processor hog",
+        "CPU hog",
         "import os\n[os.fork() for _ in range(4)]\nwhile True: pass",
     ),
     (

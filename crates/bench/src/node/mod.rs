@@ -162,9 +162,9 @@ fn full_node(density: &Density) -> Table {
     }
     let percent = |share: f64| format!("{share:.1} % of one");
     let idle = density.idle_cpu_percent;
-    figure("processor, all pods idle", percent(idle));
+    figure("CPU, all pods idle", percent(idle));
     let empty = density.empty_cpu_percent;
-    figure("processor, without pods", percent(empty));
+    figure("CPU, without pods", percent(empty));
     table
 }
 

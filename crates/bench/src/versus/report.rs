@@ -142,7 +142,7 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
             move |figures| seconds(figures.filled),
         ),
         Row::new(
-            "  processor time of the controller, s",
+            "  CPU time of the controller, s",
             Better::Less,
             move |figures| seconds(figures.filled_cpu),
         ),
@@ -162,7 +162,7 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
     rows.extend(latencies(|figures| figures.burst.as_ref()));
     rows.extend([
         Row::new(
-            "  processor time of the controller, s",
+            "  CPU time of the controller, s",
             Better::Less,
             move |figures| seconds(figures.burst_cpu),
         ),
@@ -183,7 +183,7 @@ fn rows(arguments: &Arguments) -> Vec<Row> {
     rows.extend(latencies(|figures| figures.sustained.as_ref()));
     rows.extend([
         Row::new(
-            "  processor time of the controller, s",
+            "  CPU time of the controller, s",
             Better::Less,
             move |figures| seconds(figures.sustained_cpu),
         ),
