@@ -14,7 +14,7 @@ DEADLINE_SECONDS = 240
 
 _checks = []
 
-# The names of checks that failed, for whoever cleans up after them.
+# The names of checks that failed, for the cleanup.
 failed = []
 
 
@@ -70,6 +70,6 @@ def kubectl(*arguments, text=None, succeeds=True, environment=None):
         timeout=DEADLINE_SECONDS,
         env={**os.environ, **(environment or {})},
     )
-    said = f"kubectl {' '.join(arguments)}: exit {result.returncode}\n{result.stdout}\n{result.stderr}"
-    assert (result.returncode == 0) == succeeds, said
+    output = f"kubectl {' '.join(arguments)}: exit {result.returncode}\n{result.stdout}\n{result.stderr}"
+    assert (result.returncode == 0) == succeeds, output
     return result.stdout if succeeds else result.stderr

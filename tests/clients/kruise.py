@@ -46,10 +46,10 @@ def executed(url, command, headers):
 
     def answer():
         try:
-            said = execute(url, command, headers)
+            output = execute(url, command, headers)
         except (urllib.error.URLError, ConnectionError):
             return None
-        return said if isinstance(said, dict) else None
+        return output if isinstance(output, dict) else None
 
     return until(answer, f"{command} to be run")
 
@@ -85,7 +85,7 @@ def a_single_sandbox_is_claimed_with_its_environment():
 
 
 @check
-def an_unclaimed_sandbox_is_nobodys_to_use():
+def an_unclaimed_sandbox_is_not_reachable_through_the_router():
     free = sandboxes("agents.kruise.io/sandbox-claimed=false")[0]
     answer = execute(ROUTER_URL, "true", {"X-Sandbox-ID": free["metadata"]["name"]})
     assert answer == 404, answer
@@ -129,7 +129,7 @@ def a_claim_is_cleaned_up_and_its_sandboxes_stay():
     assert kubectl("wait", f"{CLAIM}/timed-claim", "--for=condition=Completed", *shown) == "5"
     kubectl("wait", f"{CLAIM}/timed-claim", "--for=delete", "--timeout=180s")
     selector = "project=my-project,environment=test"
-    until(lambda: all("ownerReferences" not in it["metadata"] for it in sandboxes(selector)), "nobody to own them")
+    until(lambda: all("ownerReferences" not in it["metadata"] for it in sandboxes(selector)), "the sandboxes to have no owner")
     found = sandboxes(selector)
     assert len(found) == 5
     assert all(it["metadata"]["annotations"]["claim-purpose"] == "integration-test" for it in found)
@@ -145,9 +145,9 @@ def bad_claims_are_refused_or_explained():
         kinds = {"apiVersion": "agents.kruise.io/v1alpha1", "kind": "SandboxClaim", "metadata": {"name": "bad"}}
         return json.dumps({**kinds, "spec": spec})
 
-    for spec, told in [({"replicas": 0}, "spec.replicas"), ({"claimTimeout": "soon"}, "spec.claimTimeout")]:
+    for spec, field_path in [({"replicas": 0}, "spec.replicas"), ({"claimTimeout": "soon"}, "spec.claimTimeout")]:
         error = kubectl("apply", "-f", "-", text=manifest(**spec), succeeds=False)
-        assert told in error, error
+        assert field_path in error, error
     kubectl("apply", "-f", "-", text=manifest(templateName="nowhere"))
     completed("bad")
     reason = field(CLAIM, "bad", "{.status.conditions[?(@.type=='Completed')].reason}")

@@ -63,8 +63,8 @@ def manifest(name):
 def every_documented_manifest_is_accepted():
     kubectl("create", "namespace", "research")
     for file in sorted(os.listdir(MANIFESTS)):
-        said = kubectl("apply", "--dry-run=server", "-f", os.path.join(MANIFESTS, file))
-        assert "created (server dry run)" in said, f"{file}: {said}"
+        output = kubectl("apply", "--dry-run=server", "-f", os.path.join(MANIFESTS, file))
+        assert "created (server dry run)" in output, f"{file}: {output}"
     kubectl("delete", "namespace", "research", "--timeout=180s")
 
 
@@ -104,16 +104,16 @@ def objects_are_applied_shown_and_waited_for():
 def events_are_found_by_what_they_are_about():
     about = {"apiVersion": "v1", "kind": "Pod", "name": "by-kubectl", "namespace": "default", "uid": path("by-kubectl", "{.metadata.uid}", "pod")}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "told", "namespace": "default"}, "involvedObject": about, "type": "Normal"}
-    event.update({"reason": "ToldByKubectl", "message": "hello", "count": 1, "firstTimestamp": now, "lastTimestamp": now})
+    event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "reported", "namespace": "default"}, "involvedObject": about, "type": "Normal"}
+    event.update({"reason": "ReportedByKubectl", "message": "hello", "count": 1, "firstTimestamp": now, "lastTimestamp": now})
     kubectl("create", "-f", "-", text=json.dumps(event))
-    assert "ToldByKubectl" in kubectl("events", "--for=pod/by-kubectl")
-    assert "ToldByKubectl" not in kubectl("events", "--for=pod/another")
-    assert "ToldByKubectl" in kubectl("describe", "pod", "by-kubectl")
-    selected = kubectl("get", "events", "--field-selector=reason=ToldByKubectl,involvedObject.name=by-kubectl", "-o", "name")
-    assert selected == "event/told\n", selected
-    assert "ToldByKubectl" in kubectl("get", "events.events.k8s.io", "told", "-o", "jsonpath={.reason}")
-    kubectl("delete", "event", "told")
+    assert "ReportedByKubectl" in kubectl("events", "--for=pod/by-kubectl")
+    assert "ReportedByKubectl" not in kubectl("events", "--for=pod/another")
+    assert "ReportedByKubectl" in kubectl("describe", "pod", "by-kubectl")
+    selected = kubectl("get", "events", "--field-selector=reason=ReportedByKubectl,involvedObject.name=by-kubectl", "-o", "name")
+    assert selected == "event/reported\n", selected
+    assert "ReportedByKubectl" in kubectl("get", "events.events.k8s.io", "reported", "-o", "jsonpath={.reason}")
+    kubectl("delete", "event", "reported")
 
 
 @check
@@ -159,7 +159,7 @@ def lists_of_a_built_in_kind_merge_by_key():
     kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": [pod("one", "two")]}))
     kubectl("patch", "pod", "merged", "-p", '{"metadata": {"labels": {"b": "2"}}, "spec": {"containers": [{"name": "two", "image": "other"}]}}')
     assert path("merged", "{.spec.containers[*].image}", "pod") == "host other"
-    # Applied again, what somebody else set stays where the configuration does not name it.
+    # Fields of other managers stay if the configuration does not contain them.
     assert "configured" in kubectl("apply", "-f", "-", text=json.dumps(pod("one", "two")))
     assert path("merged", "{.spec.containers[*].image}", "pod") == "host host"
     assert path("merged", "{.metadata.labels.b}", "pod") == "2"
@@ -247,17 +247,17 @@ def sandboxes_and_pools_are_scaled():
 
 
 @check
-def access_is_told():
+def access_is_reviewed():
     assert kubectl("auth", "can-i", "create", "sandboxes") == "yes\n"
     assert "sandboxes" in kubectl("auth", "can-i", "--list") or "*.*" in kubectl("auth", "can-i", "--list")
     assert "Username" in kubectl("auth", "whoami")
-    nobody = ["--as=system:serviceaccount:default:nobody"]
-    denied = subprocess.run(["kubectl", "auth", "can-i", "create", "sandboxes", *nobody], capture_output=True, text=True)
+    unprivileged = ["--as=system:serviceaccount:default:unprivileged"]
+    denied = subprocess.run(["kubectl", "auth", "can-i", "create", "sandboxes", *unprivileged], capture_output=True, text=True)
     assert denied.stdout == "no\n", denied
 
 
 @check
-def a_watch_tells_of_changes():
+def a_watch_reports_changes():
     watch = subprocess.Popen(["kubectl", "get", "sandboxes", "--watch", "-o", "name"], stdout=subprocess.PIPE, text=True)
     try:
         assert watch.stdout.readline()

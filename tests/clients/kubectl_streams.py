@@ -155,10 +155,10 @@ def attach_speaks_with_the_containers_own_command(environment):
         attached.stdin.write(f"{word}\n".encode())
         assert read_line(attached.stdout) == f"heard {word}\n"
         # The line that was the last when the follower came may be shown before.
-        said = [read_line(follower.stdout)]
-        if said[-1] != f"heard {word}\n":
-            said.append(read_line(follower.stdout))
-        assert said[-1] == f"heard {word}\n", said
+        output = [read_line(follower.stdout)]
+        if output[-1] != f"heard {word}\n":
+            output.append(read_line(follower.stdout))
+        assert output[-1] == f"heard {word}\n", output
     finally:
         for process in (attached, follower):
             process.kill()
@@ -168,7 +168,7 @@ def attach_speaks_with_the_containers_own_command(environment):
 def read_line(stream):
     """The next line of an unbuffered stream, which alone can be waited for with a deadline."""
     ready, _, _ = select.select([stream], [], [], DEADLINE_SECONDS)
-    assert ready, "nothing was said in time"
+    assert ready, "nothing was printed in time"
     return stream.readline().decode()
 
 
@@ -246,14 +246,14 @@ def the_log_of_the_run_before_is_kept():
 @check
 def a_pod_is_run_attached_and_removed():
     command = ["run", "once", "--image=host", "--restart=Never", "--rm", "-i", "--quiet", "--command", "--"]
-    said = kubectl(*command, "sh", "-c", "read line; echo heard $line", text="you\n")
-    assert said.startswith("heard you\n"), said
+    output = kubectl(*command, "sh", "-c", "read line; echo heard $line", text="you\n")
+    assert output.startswith("heard you\n"), output
     assert kubectl("get", "pod", "once", "--ignore-not-found") == ""
 
 
 @check
 def a_pod_is_debugged_from_within():
-    # The profile that newer releases take otherwise asks for SYS_PTRACE, which this node gives to nobody.
+    # The profile that newer releases take otherwise asks for SYS_PTRACE, which this node gives to no container.
     command = ["debug", POD, "--profile=baseline", "--image=host", "--target=main", "--container=looker", "--attach=false", "--"]
     kubectl(*command, "sh", "-c", "echo looking; exec sleep 1000")
     state = "jsonpath={.status.ephemeralContainerStatuses[?(@.name=='looker')].state.running.startedAt}"

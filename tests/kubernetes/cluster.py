@@ -68,7 +68,7 @@ class Process:
             self.child.kill()
             raise AssertionError(f"{self.name} did not end within {seconds} s of signal {number}")
 
-    def said(self):
+    def log_text(self):
         with open(self.log, encoding="utf-8", errors="replace") as log:
             return log.read()
 
@@ -91,11 +91,11 @@ def _end_all():
         if isinstance(process, Node):
             process.give_back()
         if failed or os.environ.get("SHOW_LOGS"):
-            print(f"--- log of {process.name}\n{process.said()[-4000:]}", file=sys.stderr)
+            print(f"--- log of {process.name}\n{process.log_text()[-4000:]}", file=sys.stderr)
 
 
 atexit.register(_end_all)
-# Whoever stops a script does not want to find its programs running.
+# The programs of a script end with the script.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
 
 
@@ -176,7 +176,7 @@ class OfUp:
         url = os.environ["METRICS_URL"]
         self.metrics = url.rsplit(":", 1)[1]
 
-    def said(self):
+    def log_text(self):
         return ""
 
     def end(self, *_):
@@ -237,7 +237,7 @@ class Controller(Process):
         while True:
             self.child.wait()
             with self.changing:
-                if self.ending or not self.said().rstrip().endswith("lost the lease"):
+                if self.ending or not self.log_text().rstrip().endswith("lost the lease"):
                     return
                 self._launch()
 

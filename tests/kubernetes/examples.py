@@ -30,8 +30,8 @@ def the_system_starts():
 def the_controllers_probes_answer_and_profiles_take_a_flag():
     def answer(port, path):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as said:
-                return said.status
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+                return response.status
         except urllib.error.HTTPError as refused:
             return refused.code
 
@@ -55,14 +55,14 @@ def careless_sandboxes_are_refused_with_what_to_change():
     careless = f"{EXAMPLES}/hello-world/sandbox.yaml"
 
     def refusal():
-        # A policy takes a moment to be in force. Until then the sandbox would be admitted, and nothing is made of it.
+        # A policy is in force after a short delay. Until then the dry run admits the sandbox.
         try:
             return kubectl("apply", "--dry-run=server", "-n", SECURE, "-f", careless, succeeds=False)
         except AssertionError:
             return None
 
-    said = until(refusal, "the policy to be in force")
-    assert "automountServiceAccountToken must be false" in said, said
+    output = until(refusal, "the policy to be in force")
+    assert "automountServiceAccountToken must be false" in output, output
     confined = f"{EXAMPLES}/admission-policy/sandbox.yaml"
     text = kubectl("create", "--dry-run=client", "-n", SECURE, "-o", "json", "-f", confined)
     limitless = {"name": "before", "image": "host", "securityContext": {"allowPrivilegeEscalation": False}}
@@ -77,10 +77,10 @@ def careless_sandboxes_are_refused_with_what_to_change():
     ):
         sandbox = json.loads(text)
         change(sandbox["spec"]["podTemplate"]["spec"])
-        said = kubectl("apply", "-n", SECURE, "-f", "-", text=json.dumps(sandbox), succeeds=False)
-        assert complaint in said, said
-    said = kubectl("apply", "-f", "-", text=json.dumps(template("careless", SECURE)), succeeds=False)
-    assert "allowPrivilegeEscalation" in said, said
+        output = kubectl("apply", "-n", SECURE, "-f", "-", text=json.dumps(sandbox), succeeds=False)
+        assert complaint in output, output
+    output = kubectl("apply", "-f", "-", text=json.dumps(template("careless", SECURE)), succeeds=False)
+    assert "allowPrivilegeEscalation" in output, output
 
 
 @check
@@ -107,7 +107,7 @@ def the_autoscaler_finds_the_pool_it_scales():
         return cluster.condition(found, "AbleToScale").get("status") == "True" and found
 
     until(able, "the autoscaler to read the pool's scale")
-    # Below its minimum the autoscaler needs no metric, and there is none here.
+    # Below its minimum the autoscaler needs no metric, and this cluster has no metrics.
     until(lambda: get("sandboxwarmpool", "python-warmpool", SPACE)["spec"]["replicas"] == 2, "the pool to have its minimum")
 
 
@@ -147,8 +147,8 @@ def an_agent_at_work_is_not_evicted():
         path = f"/api/v1/namespaces/{SPACE}/pods/{name}/eviction"
         return lambda succeeds: kubectl("create", "--raw", path, "-f", "-", text=json.dumps(eviction), succeeds=succeeds)
 
-    said = evict("at-work")(succeeds=False)
-    assert "disruption budget" in said, said
+    output = evict("at-work")(succeeds=False)
+    assert "disruption budget" in output, output
     evict("hello-world")(succeeds=True)
 
 
@@ -164,8 +164,8 @@ def agents_reach_the_tool_by_its_name_and_strangers_do_not():
 
     # The service's name is known once the cluster has noted that its pod is Ready.
     until(lambda: answer("agent") == "the tool answers\n", "the agent to reach the tool")
-    said = answer("stranger")
-    assert "timed out" in said, said
+    output = answer("stranger")
+    assert "timed out" in output, output
 
 
 @check

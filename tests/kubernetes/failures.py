@@ -50,7 +50,7 @@ class Replicas:
         def look():
             holder = cluster.get("lease", "a3317529.agent-sandbox.x-k8s.io", cluster.SYSTEM)["spec"].get("holderIdentity")
             for controller in self.running:
-                if holder and holder in controller.said() and controller.child.poll() is None:
+                if holder and holder in controller.log_text() and controller.child.poll() is None:
                     return controller
             return None
 

@@ -113,8 +113,8 @@ def bad_values_are_refused_by_name():
         ("monitoring.serviceMonitor.interval=often", "interval"),
         ("monitoring.alerts.enabled=true", "alerts"),
     ):
-        said = helm("template", "agent-sandbox", CHART, IMAGE, f"--set={value}", succeeds=False)
-        assert named in said, said
+        output = helm("template", "agent-sandbox", CHART, IMAGE, f"--set={value}", succeeds=False)
+        assert named in output, output
 
 
 @check
@@ -149,12 +149,12 @@ def the_server_accepts_it_before_it_is_installed():
 @check
 def the_installed_roles_are_enough_for_the_controller():
     controller = cluster.Controller()
-    until(lambda: "became leader" in controller.said(), "a leader")
+    until(lambda: "became leader" in controller.log_text(), "a leader")
     space = cluster.namespace("work")
     cluster.apply(cluster.template("plain", space))
     until(lambda: cluster.items("networkpolicies", space), "the network policy of a template")
     assert controller.end() == 0
-    assert "orbidden" not in controller.said(), controller.said()
+    assert "orbidden" not in controller.log_text(), controller.log_text()
 
 
 @check

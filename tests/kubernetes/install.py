@@ -123,7 +123,7 @@ def the_binary_prints_the_same_installation():
 @check
 def everything_can_be_deleted():
     kubectl("delete", "-f", file("router.yaml"), "--wait=false")
-    # kube-apiserver prepares to store a kind when somebody first asks for it. A definition that is deleted before that may be forgotten
+    # kube-apiserver prepares to store a kind when a client first requests it. A definition that is deleted before that may be forgotten
     # until its finalizer looks at all of them again, five minutes later.
     kubectl("get", "sandboxes,sandboxclaims,sandboxtemplates,sandboxwarmpools", "--all-namespaces")
     kubectl("delete", "-f", file("all-in-one.yaml"), "--timeout=180s")

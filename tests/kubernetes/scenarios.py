@@ -240,7 +240,7 @@ def many_claims_at_once_are_met_though_the_pool_does_not_suffice():
 
 
 @check
-def a_pool_replaces_a_sandbox_that_somebody_deletes():
+def a_pool_replaces_a_sandbox_that_a_user_deletes():
     apply([template("kept", SPACE), pool("kept", SPACE, "kept", 2)])
     before = pool_is_full("kept", SPACE) and members("kept")
     lost = sorted(before)[0]
@@ -330,7 +330,7 @@ def claims_are_counted_and_timed():
 
 @check
 def nothing_was_forbidden():
-    assert "orbidden" not in state["controller"].said(), state["controller"].said()[-3000:]
+    assert "orbidden" not in state["controller"].log_text(), state["controller"].log_text()[-3000:]
 
 
 @check

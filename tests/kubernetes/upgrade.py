@@ -72,7 +72,7 @@ def upstream_definitions():
     kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=180s")
 
     def served():
-        # This command asks anew, and all others remember what it was told.
+        # This command refreshes the discovery cache that the other commands use.
         groups = [kubectl("api-resources", f"--api-group={group}") for group in ("agents.x-k8s.io", "extensions.agents.x-k8s.io")]
         return all(KNOWS_V1BETA1 == ("v1beta1" in group) for group in groups)
 
@@ -100,7 +100,7 @@ def bindings():
 
 
 def settled():
-    """Waits until nobody writes: two looks, a second apart, that find every object in the same version."""
+    """Waits until no controller writes: two lists, a second apart, with every object in the same version."""
 
     def versions():
         return [(kind, thing["metadata"]["name"], thing["metadata"]["resourceVersion"]) for kind in KINDS for thing in items(kind, SPACE)]
@@ -110,7 +110,7 @@ def settled():
         time.sleep(1)
         return versions() == before
 
-    until(quiet, "everybody to be content")
+    until(quiet, "all controllers to be idle")
 
 
 def assert_kept(before, released=()):
@@ -213,7 +213,7 @@ def what_was_taken_over_still_works():
     gone("sandbox", state["bindings"]["from-the-pool"], SPACE)
     gone("pod", state["bindings"]["from-the-pool"], SPACE)
     # kube-apiserver itself takes half a minute to learn of a version that is new to it; what it refuses until then is tried again.
-    refused = [line for line in state["controller"].said().splitlines() if "orbidden" in line and "cannot find RESTMapping" not in line]
+    refused = [line for line in state["controller"].log_text().splitlines() if "orbidden" in line and "cannot find RESTMapping" not in line]
     assert not refused, refused[-3:]
 
 

@@ -28,7 +28,7 @@ func TestServerSideApplyOwnsFieldsByManager(t *testing.T) {
 	}
 	_, err = maps.Apply(ctx, two, metav1.ApplyOptions{FieldManager: "two", Force: true})
 	must(t, err)
-	// What a manager no longer applies, and nobody else owns, goes.
+	// A field that its manager no longer applies, and no other manager owns, is removed.
 	applied, err := maps.Apply(ctx, corev1.ConfigMap("shared", place), metav1.ApplyOptions{FieldManager: "one"})
 	must(t, err)
 	if len(applied.Data) != 2 || applied.Data["both"] != "2" || applied.Data["two"] != "2" {
