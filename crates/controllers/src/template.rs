@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::{Api, ResourceExt};
 use planner::owner::{controller_of, refers_to};
-use planner::template::{Decision, Observed, decide, is_retained, policy_name};
+use planner::template::{Decision, TemplateFacts, decide, is_retained, policy_name};
 use tracing::warn;
 
 use crate::context::Context;
@@ -96,7 +96,7 @@ pub async fn reconcile(
         } else {
             namespace_uid(&context, &key.namespace).await
         };
-        let decision = decide(Observed {
+        let decision = decide(TemplateFacts {
             template: &template,
             policy: policy.as_deref(),
             namespace_uid: namespace_uid.as_deref(),

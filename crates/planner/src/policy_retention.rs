@@ -67,14 +67,14 @@ pub fn template_of(policy: &NetworkPolicy) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::template::{Decision, Observed, decide};
+    use crate::template::{Decision, TemplateFacts, decide};
 
     fn policy() -> NetworkPolicy {
         let mut template = SandboxTemplate::default();
         template.metadata.name = Some("py".into());
         template.metadata.namespace = Some("ns".into());
         template.metadata.uid = Some("template-uid".into());
-        let observed = Observed {
+        let observed = TemplateFacts {
             template: &template,
             policy: None,
             namespace_uid: Some("ns-uid"),

@@ -104,7 +104,7 @@ pub struct Counts {
 
 /// What to do about the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct ScalePlan {
     pub deletions: Vec<Deletion>,
     /// How many sandboxes to make.
     pub creations: usize,
@@ -117,7 +117,7 @@ pub struct Plan {
 }
 
 /// Decides what to do about a pool, given its members and how many more were made but are not seen yet.
-pub fn plan(members: &[Member], unseen: usize, goal: &Goal, now: Timestamp) -> Plan {
+pub fn plan(members: &[Member], unseen: usize, goal: &Goal, now: Timestamp) -> ScalePlan {
     let (stuck, rest): (Vec<&Member>, Vec<&Member>) = members
         .iter()
         .partition(|member| is_stuck(member, goal, now));
@@ -142,7 +142,7 @@ pub fn plan(members: &[Member], unseen: usize, goal: &Goal, now: Timestamp) -> P
     let missing = goal.desired.saturating_sub(members.len() + unseen);
     let unfinished = missing > goal.max_batch || deletions.len() > goal.max_batch;
     deletions.truncate(goal.max_batch);
-    Plan {
+    ScalePlan {
         deletions,
         creations: missing.min(goal.max_batch),
         counts,
@@ -173,7 +173,7 @@ pub struct Refill {
 }
 
 /// Decides how much of a plan's creations are made now.
-pub fn refill(plan: &Plan, goal: &Goal, restraint: &Restraint<'_>, now: Timestamp) -> Refill {
+pub fn refill(plan: &ScalePlan, goal: &Goal, restraint: &Restraint<'_>, now: Timestamp) -> Refill {
     let mut refill = Refill {
         recheck_after: plan.recheck_after,
         ..Refill::default()
@@ -391,7 +391,7 @@ mod tests {
         }
     }
 
-    fn deleted(plan: &Plan) -> Vec<&str> {
+    fn deleted(plan: &ScalePlan) -> Vec<&str> {
         plan.deletions
             .iter()
             .map(|deletion| deletion.version.name.as_str())

@@ -28,7 +28,7 @@ type Pairs = BTreeMap<String, String>;
 
 /// The facts that a decision about a set rests on.
 #[derive(Clone, Debug)]
-pub struct Observed<'a> {
+pub struct SandboxSetFacts<'a> {
     pub set: &'a SandboxSet,
     /// What its sandboxes are made from, or why there is nothing to make them from.
     pub blueprint: &'a Result<SetBlueprint, Problem>,
@@ -36,7 +36,7 @@ pub struct Observed<'a> {
 }
 
 /// What to do about the set.
-pub type Plan = PoolPlan<SandboxSetStatus>;
+pub type SandboxSetPlan = PoolPlan<SandboxSetStatus>;
 
 /// Why a set has nothing to make sandboxes from.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -239,10 +239,10 @@ impl Pool for SandboxSet {
         view: PoolView<'_>,
         pacing: &Pacing,
         now: Timestamp,
-    ) -> Plan {
+    ) -> SandboxSetPlan {
         let set = self;
         decide(
-            &Observed {
+            &SandboxSetFacts {
                 set,
                 blueprint,
                 view,
@@ -258,9 +258,9 @@ impl Pool for SandboxSet {
 }
 
 /// Decides what to do about a set.
-pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan {
+pub fn decide(observed: &SandboxSetFacts<'_>, pacing: &Pacing, now: Timestamp) -> SandboxSetPlan {
     if observed.set.metadata.deletion_timestamp.is_some() {
-        return Plan::default();
+        return SandboxSetPlan::default();
     }
     let blueprint = observed.blueprint.as_ref().ok();
     let (members, adoptions) = survey(observed, blueprint);
@@ -276,7 +276,7 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     let creations = blueprint
         .filter(|_| refill.count > 0)
         .map(|blueprint| (refill.count, Box::new(new_member(observed.set, blueprint))));
-    Plan {
+    SandboxSetPlan {
         adoptions,
         deletions: arithmetic.deletions,
         creations,
@@ -289,7 +289,7 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
 /// The labelled sandboxes that belong to the set. A sandbox without an owner is adopted only if the set would create it just so: its labels
 /// cannot be trusted.
 fn survey(
-    observed: &Observed<'_>,
+    observed: &SandboxSetFacts<'_>,
     blueprint: Option<&SetBlueprint>,
 ) -> (Vec<Member>, Vec<Adoption>) {
     let uid = observed.set.metadata.uid.as_deref().unwrap_or_default();
@@ -319,7 +319,7 @@ fn survey(
     (members, adoptions)
 }
 
-fn goal(observed: &Observed<'_>) -> Goal {
+fn goal(observed: &SandboxSetFacts<'_>) -> Goal {
     let spec = &observed.set.spec;
     let desired = usize::try_from(spec.replicas).unwrap_or(0);
     let amount = spec
@@ -337,7 +337,7 @@ fn goal(observed: &Observed<'_>) -> Goal {
 }
 
 /// How many sandboxes may be made before more are unavailable than the scale strategy allows.
-fn room_to_grow(observed: &Observed<'_>, members: &[Member], desired: usize) -> usize {
+fn room_to_grow(observed: &SandboxSetFacts<'_>, members: &[Member], desired: usize) -> usize {
     let amount = observed
         .set
         .spec
@@ -366,7 +366,11 @@ fn new_member(set: &SandboxSet, blueprint: &SetBlueprint) -> Sandbox {
     sandbox
 }
 
-fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> SandboxSetStatus {
+fn status(
+    observed: &SandboxSetFacts<'_>,
+    counts: pool::Counts,
+    now: Timestamp,
+) -> SandboxSetStatus {
     let set = observed.set;
     let before = set.status.clone().unwrap_or_default();
     let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
@@ -401,7 +405,7 @@ pub fn selector(set: &str) -> String {
     format!("{}={}", labels::kruise::SANDBOX_POOL, set_label(set))
 }
 
-fn findings(observed: &Observed<'_>, counts: pool::Counts) -> Vec<Finding> {
+fn findings(observed: &SandboxSetFacts<'_>, counts: pool::Counts) -> Vec<Finding> {
     let desired = usize::try_from(observed.set.spec.replicas).unwrap_or(0);
     let problem = match observed.blueprint {
         Ok(_) => None,

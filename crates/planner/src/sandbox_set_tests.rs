@@ -64,9 +64,9 @@ fn plan_of(
     set: &SandboxSet,
     blueprint: &Result<SetBlueprint, Problem>,
     sandboxes: Vec<Sandbox>,
-) -> Plan {
+) -> SandboxSetPlan {
     let sandboxes: Vec<Arc<Sandbox>> = sandboxes.into_iter().map(Arc::new).collect();
-    let observed = Observed {
+    let observed = SandboxSetFacts {
         set,
         blueprint,
         view: undisturbed(&sandboxes),
@@ -74,15 +74,15 @@ fn plan_of(
     decide(&observed, &Pacing::default(), at(1_010))
 }
 
-fn plan(set: &SandboxSet, sandboxes: Vec<Sandbox>) -> Plan {
+fn plan(set: &SandboxSet, sandboxes: Vec<Sandbox>) -> SandboxSetPlan {
     plan_of(set, &SetBlueprint::new(set, None), sandboxes)
 }
 
-fn creations(plan: &Plan) -> usize {
+fn creations(plan: &SandboxSetPlan) -> usize {
     plan.creations.as_ref().map_or(0, |(count, _)| *count)
 }
 
-fn condition(plan: &Plan, kind: ConditionType) -> (&str, &str) {
+fn condition(plan: &SandboxSetPlan, kind: ConditionType) -> (&str, &str) {
     let condition = conditions::find(&plan.status.conditions, kind).unwrap();
     (&condition.status, &condition.reason)
 }

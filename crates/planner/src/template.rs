@@ -22,7 +22,7 @@ use crate::policy_retention::{namespace_reference, template_of};
 
 /// The facts that a decision about a template's policy rests on.
 #[derive(Clone, Copy, Debug)]
-pub struct Observed<'a> {
+pub struct TemplateFacts<'a> {
     pub template: &'a SandboxTemplate,
     /// The policy of the name that [`policy_name`] gives, of any owner.
     pub policy: Option<&'a NetworkPolicy>,
@@ -51,7 +51,7 @@ pub enum Decision {
     },
 }
 
-pub fn decide(observed: Observed<'_>) -> Decision {
+pub fn decide(observed: TemplateFacts<'_>) -> Decision {
     let template = observed.template;
     if template.metadata.deletion_timestamp.is_some() {
         return Decision::Nothing;
@@ -62,7 +62,7 @@ pub fn decide(observed: Observed<'_>) -> Decision {
     }
 }
 
-fn decide_unmanaged(observed: Observed<'_>) -> Decision {
+fn decide_unmanaged(observed: TemplateFacts<'_>) -> Decision {
     let template_uid = observed
         .template
         .metadata
@@ -84,7 +84,7 @@ fn decide_unmanaged(observed: Observed<'_>) -> Decision {
     }
 }
 
-fn decide_managed(observed: Observed<'_>) -> Decision {
+fn decide_managed(observed: TemplateFacts<'_>) -> Decision {
     let template = observed.template;
     let name = template.metadata.name.as_deref().unwrap_or_default();
     let spec = without_empty_lists(desired_spec(template));
@@ -139,7 +139,7 @@ fn is_left_behind(policy: &NetworkPolicy, template: &SandboxTemplate) -> bool {
 }
 
 /// The owners that a template's policy should have: the template, which controls it, the namespace, and those it has besides.
-fn owners(observed: Observed<'_>, present: &[OwnerReference]) -> Vec<OwnerReference> {
+fn owners(observed: TemplateFacts<'_>, present: &[OwnerReference]) -> Vec<OwnerReference> {
     let template = observed.template;
     let namespace = template.metadata.namespace.as_deref().unwrap_or_default();
     let ours = [
@@ -323,7 +323,7 @@ mod tests {
     }
 
     fn created(template: &SandboxTemplate) -> NetworkPolicy {
-        let observed = Observed {
+        let observed = TemplateFacts {
             template,
             policy: None,
             namespace_uid: Some("ns-uid"),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     fn decide_for(template: &SandboxTemplate, policy: &NetworkPolicy) -> Decision {
-        decide(Observed {
+        decide(TemplateFacts {
             template,
             policy: Some(policy),
             namespace_uid: Some("ns-uid"),
@@ -514,7 +514,7 @@ mod tests {
         let mut users = ours;
         users.metadata.owner_references = None;
         assert_eq!(decide_for(&unmanaged(), &users), Decision::Nothing);
-        let absent = Observed {
+        let absent = TemplateFacts {
             template: &unmanaged(),
             policy: None,
             namespace_uid: None,
@@ -569,7 +569,7 @@ mod tests {
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
                 k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
             ));
-        let observed = Observed {
+        let observed = TemplateFacts {
             template: &going,
             policy: None,
             namespace_uid: None,

@@ -24,7 +24,7 @@ use crate::version::Version;
 
 /// The facts that a decision about a pool rests on.
 #[derive(Clone, Debug)]
-pub struct Observed<'a> {
+pub struct WarmPoolFacts<'a> {
     pub pool: &'a SandboxWarmPool,
     /// The pool's template. `None` only if the API server has confirmed that it is missing, because the status reports it.
     pub template: Option<&'a SandboxTemplate>,
@@ -32,7 +32,7 @@ pub struct Observed<'a> {
 }
 
 /// What to do about the pool.
-pub type Plan = PoolPlan<SandboxWarmPoolStatus>;
+pub type WarmPoolPlan = PoolPlan<SandboxWarmPoolStatus>;
 
 /// The value of the label by which a pool's sandboxes are found.
 pub fn pool_hash(pool: &SandboxWarmPool) -> String {
@@ -61,8 +61,8 @@ impl Pool for SandboxWarmPool {
         view: PoolView<'_>,
         pacing: &Pacing,
         now: Timestamp,
-    ) -> Plan {
-        let observed = Observed {
+    ) -> WarmPoolPlan {
+        let observed = WarmPoolFacts {
             pool: self,
             template: template.as_deref(),
             view,
@@ -99,9 +99,9 @@ impl Pool for SandboxWarmPool {
 }
 
 /// Decides what to do about a pool.
-pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan {
+pub fn decide(observed: &WarmPoolFacts<'_>, pacing: &Pacing, now: Timestamp) -> WarmPoolPlan {
     if observed.pool.metadata.deletion_timestamp.is_some() {
-        return Plan::default();
+        return WarmPoolPlan::default();
     }
     let blueprint = observed.template.map(Blueprint::new);
     let membership = Membership::survey(observed, blueprint.as_ref());
@@ -120,7 +120,7 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
         .as_ref()
         .filter(|_| refill.count > 0)
         .map(|blueprint| (refill.count, Box::new(new_member(observed.pool, blueprint))));
-    Plan {
+    WarmPoolPlan {
         adoptions: membership.adoptions,
         deletions: arithmetic.deletions,
         creations,
@@ -130,7 +130,7 @@ pub fn decide(observed: &Observed<'_>, pacing: &Pacing, now: Timestamp) -> Plan 
     }
 }
 
-fn goal(observed: &Observed<'_>) -> Goal {
+fn goal(observed: &WarmPoolFacts<'_>) -> Goal {
     let spec = &observed.pool.spec;
     let desired = usize::try_from(spec.desired_replicas()).unwrap_or(0);
     let strategy = match spec.update_strategy_kind() {
@@ -165,7 +165,7 @@ struct Membership {
 }
 
 impl Membership {
-    fn survey(observed: &Observed<'_>, blueprint: Option<&Blueprint<'_>>) -> Self {
+    fn survey(observed: &WarmPoolFacts<'_>, blueprint: Option<&Blueprint<'_>>) -> Self {
         let pool_uid = observed.pool.metadata.uid.as_deref().unwrap_or_default();
         let mut revisions = Revisions::new(blueprint);
         let mut membership = Self::default();
@@ -294,7 +294,11 @@ fn new_member(pool: &SandboxWarmPool, blueprint: &Blueprint<'_>) -> Sandbox {
     sandbox
 }
 
-fn status(observed: &Observed<'_>, counts: pool::Counts, now: Timestamp) -> SandboxWarmPoolStatus {
+fn status(
+    observed: &WarmPoolFacts<'_>,
+    counts: pool::Counts,
+    now: Timestamp,
+) -> SandboxWarmPoolStatus {
     let pool = observed.pool;
     let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     let mut conditions = pool

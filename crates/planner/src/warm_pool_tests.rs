@@ -48,9 +48,9 @@ fn decide_for(
     pool: &SandboxWarmPool,
     template: Option<&SandboxTemplate>,
     sandboxes: Vec<Sandbox>,
-) -> Plan {
+) -> WarmPoolPlan {
     let sandboxes: Vec<Arc<Sandbox>> = sandboxes.into_iter().map(Arc::new).collect();
-    let observed = Observed {
+    let observed = WarmPoolFacts {
         pool,
         template,
         view: undisturbed(&sandboxes),
@@ -58,7 +58,7 @@ fn decide_for(
     decide(&observed, &Pacing::default(), at(1_010))
 }
 
-fn deleted(plan: &Plan) -> Vec<&str> {
+fn deleted(plan: &WarmPoolPlan) -> Vec<&str> {
     plan.deletions
         .iter()
         .map(|deletion| deletion.version.name.as_str())
@@ -181,7 +181,7 @@ fn a_member_without_readiness_goes_after_five_minutes() {
     let pool = pool(1, None);
     let mut starting = made(&pool, &template, "a");
     starting.status = None;
-    let verdict = |created: i64, lost: Option<i64>| {
+    let is_deleted = |created: i64, lost: Option<i64>| {
         let mut sandbox = starting.clone();
         sandbox.metadata.creation_timestamp = Some(Time(at(created)));
         sandbox.status = lost.map(|second| api::SandboxStatus {
@@ -192,10 +192,10 @@ fn a_member_without_readiness_goes_after_five_minutes() {
             .deletions
             .is_empty()
     };
-    assert!(verdict(710, None));
-    assert!(!verdict(711, None));
-    assert!(!verdict(0, Some(900)), "it was Ready until recently");
-    assert!(verdict(0, Some(100)));
+    assert!(is_deleted(710, None));
+    assert!(!is_deleted(711, None));
+    assert!(!is_deleted(0, Some(900)), "it was Ready until recently");
+    assert!(is_deleted(0, Some(100)));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_pool_without_its_template_says_so_and_keeps_what_it_has() {
     let missing = decide_for(&pool, None, members.clone());
     assert!(missing.creations.is_none() && missing.deletions.is_empty());
     assert_eq!(missing.status.replicas, 1);
-    let updated = |plan: &Plan| {
+    let updated = |plan: &WarmPoolPlan| {
         let updated = conditions::find(&plan.status.conditions, ConditionType::Updated).unwrap();
         (
             updated.status.clone(),
@@ -258,7 +258,7 @@ fn a_pool_without_its_template_says_so_and_keeps_what_it_has() {
 fn refills_wait_while_claims_do() {
     let template = template("py", "v1");
     let pool = pool(10, None);
-    let mut observed = Observed {
+    let mut observed = WarmPoolFacts {
         pool: &pool,
         template: Some(&template),
         view: PoolView {

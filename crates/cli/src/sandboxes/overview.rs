@@ -27,7 +27,7 @@ const RUNTIME_HANDLERS: &str = "node.agents.x-k8s.io/runtime-handlers";
 
 /// The objects that the overview is made from.
 #[derive(Debug, Default)]
-pub struct Observed {
+pub struct ObservedObjects {
     pub claims: Vec<SandboxClaim>,
     pub sandboxes: Vec<Sandbox>,
     pub pools: Vec<SandboxWarmPool>,
@@ -114,7 +114,7 @@ pub struct Throttled {
 }
 
 impl Overview {
-    pub fn of(observed: &Observed, now: Timestamp) -> Self {
+    pub fn of(observed: &ObservedObjects, now: Timestamp) -> Self {
         let mut overview = Self::default();
         for claim in &observed.claims {
             if is_ready(conditions_of_claim(claim)) {
@@ -325,13 +325,13 @@ mod tests {
         }))
     }
 
-    fn overview(observed: &Observed) -> Overview {
+    fn overview(observed: &ObservedObjects) -> Overview {
         Overview::of(observed, NOW.parse().unwrap())
     }
 
     #[test]
     fn sandboxes_are_counted_by_what_they_do() {
-        let observed = Observed {
+        let observed = ObservedObjects {
             sandboxes: vec![
                 sandbox("a", Some(("SandboxClaim", "c")), "Running", "True"),
                 sandbox("b", Some(("SandboxWarmPool", "p")), "Running", "True"),
@@ -339,7 +339,7 @@ mod tests {
                 sandbox("d", None, "Suspended", "False"),
                 sandbox("e", Some(("SandboxWarmPool", "p")), "Running", "False"),
             ],
-            ..Observed::default()
+            ..ObservedObjects::default()
         };
         let counted = overview(&observed).sandboxes;
         let expected = Sandboxes {
@@ -361,7 +361,7 @@ mod tests {
                 "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
             }]},
         }));
-        let observed = Observed {
+        let observed = ObservedObjects {
             claims: vec![
                 claim("old", "2026-11-16T00:00:00Z", "False", "SandboxNotReady"),
                 claim("young", "2026-11-16T00:00:55Z", "False", "SandboxNotReady"),
@@ -385,7 +385,7 @@ mod tests {
                 sandbox("alone", None, "Running", "False"),
             ],
             pods: vec![pod],
-            ..Observed::default()
+            ..ObservedObjects::default()
         };
         let overview = overview(&observed);
         let names: Vec<&str> = overview
@@ -421,13 +421,13 @@ mod tests {
             parse(json!({"metadata": {"name": name},
                 "status": {"conditions": [{"type": "CPUThrottled", "status": status, "message": "m"}]}}))
         };
-        let observed = Observed {
+        let observed = ObservedObjects {
             pods: vec![pod("hot", "True"), pod("cold", "False")],
             runtime_classes: vec![parse(
                 json!({"metadata": {"name": "gvisor"}, "handler": "runsc"}),
             )],
             nodes: vec![node],
-            ..Observed::default()
+            ..ObservedObjects::default()
         };
         let overview = overview(&observed);
         assert!(overview.nodes[0].ready);

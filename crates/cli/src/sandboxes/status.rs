@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
 
-use super::overview::{Observed, Overview};
+use super::overview::{ObservedObjects, Overview};
 use super::{Known, connect, scoped};
 use crate::connection::{self, Connected};
 use crate::output::{ObjectFormat, Table, counted, print_text};
@@ -45,7 +45,10 @@ pub async fn status(arguments: StatusArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Result<Observed> {
+async fn observe(
+    connected: &Connected,
+    namespace: Option<&str>,
+) -> anyhow::Result<ObservedObjects> {
     let everything = ListParams::default();
     let of_sandboxes = ListParams::default().labels(api::labels::SANDBOX_NAME_HASH);
     let ((claims, a), (sandboxes, b), (pools, c), (pods, _)) = tokio::try_join!(
@@ -57,7 +60,7 @@ async fn observe(connected: &Connected, namespace: Option<&str>) -> anyhow::Resu
     // A user of sandboxes may lack the permission to list nodes: the overview is then shown without them.
     let nodes = Api::all(connected.client.clone()).list(&everything).await;
     let classes = Api::all(connected.client.clone()).list(&everything).await;
-    Ok(Observed {
+    Ok(ObservedObjects {
         runtime_classes: classes.map(|list| sorted(list.items).0).unwrap_or_default(),
         nodes: nodes.map(|list| sorted(list.items).0).unwrap_or_default(),
         unreadable: [("claim", a), ("sandbox", b), ("pool", c)]

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::binding::bind;
 use super::pod_metadata::{claim_identity, claimed, metadata_patch, patch_of_pod, sync};
-use super::{Effect, Holding, Lookup, Observed, Obstacle, blueprint, validate};
+use super::{ClaimFacts, Effect, Holding, Lookup, Obstacle, blueprint, validate};
 use crate::blueprint::Blueprint;
 use crate::owner::{controller_of, controller_reference, refers_to, refers_to_predecessor};
 use crate::version::Version;
@@ -134,7 +134,7 @@ fn wants_its_own(claim: &SandboxClaim) -> bool {
 }
 
 /// The effects that get the claim its sandbox, or the obstacle.
-pub(super) fn decide(observed: &Observed<'_>) -> Result<Vec<Effect>, Obstacle> {
+pub(super) fn decide(observed: &ClaimFacts<'_>) -> Result<Vec<Effect>, Obstacle> {
     let claim = observed.claim;
     let source = validate(claim)?;
     let blueprint = blueprint(observed.template);
@@ -186,7 +186,7 @@ fn refuse_env_beside_pools(claim: &SandboxClaim, source: ClaimSource<'_>) -> Res
 }
 
 fn required<'a>(
-    observed: &Observed<'a>,
+    observed: &ClaimFacts<'a>,
     source: ClaimSource<'_>,
     blueprint: Option<Blueprint<'a>>,
 ) -> Result<Blueprint<'a>, Obstacle> {
@@ -248,7 +248,7 @@ fn transfer(
 }
 
 /// Makes a sandbox for this claim alone, under the claim's name.
-fn create(observed: &Observed<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, Obstacle> {
+fn create(observed: &ClaimFacts<'_>, blueprint: &Blueprint<'_>) -> Result<Effect, Obstacle> {
     let claim = observed.claim;
     if let Some(namesake) = observed.namesake {
         if is_leaving(claim, namesake) {

@@ -5,7 +5,7 @@ use api::{SandboxClaim, labels};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
-use super::{Effect, Holding, Observed};
+use super::{ClaimFacts, Effect, Holding};
 
 /// The sandbox that a claim is bound to and may still have to get: no status was published for the claim yet. A claim never takes a warm
 /// sandbox that is the unfinished binding of another one.
@@ -15,7 +15,7 @@ pub fn unfinished_binding(claim: &SandboxClaim) -> Option<&str> {
 }
 
 /// Writes the binding again that the claim lost, or that names another sandbox than the one the claim has.
-pub(super) fn restore(observed: &Observed<'_>) -> Option<Effect> {
+pub(super) fn restore(observed: &ClaimFacts<'_>) -> Option<Effect> {
     let Holding::Owned(sandbox) = observed.holding else {
         return None;
     };
@@ -32,7 +32,7 @@ pub(super) fn restore(observed: &Observed<'_>) -> Option<Effect> {
 }
 
 /// Writes the intent on the claim, with when the controller first saw it.
-pub(super) fn bind(observed: &Observed<'_>, sandbox: &str) -> Effect {
+pub(super) fn bind(observed: &ClaimFacts<'_>, sandbox: &str) -> Effect {
     let claim = observed.claim;
     let mut annotations = Map::new();
     annotations.insert(labels::ASSIGNED_SANDBOX_NAME.into(), json!(sandbox));

@@ -81,7 +81,7 @@ impl<'a, K> Lookup<'a, K> {
 
 /// The facts that a decision about a claim rests on.
 #[derive(Clone, Copy, Debug)]
-pub struct Observed<'a> {
+pub struct ClaimFacts<'a> {
     pub claim: &'a SandboxClaim,
     /// The pool that `warmPoolRef` names.
     pub pool: Lookup<'a, SandboxWarmPool>,
@@ -155,7 +155,7 @@ impl Obstacle {
 
 /// What the claim's status reports once the effects are applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PlannedStatus {
     /// Nothing: the claim is being deleted, or gone.
     Silent,
     /// The state of its sandbox.
@@ -168,9 +168,9 @@ pub enum Verdict {
 
 /// What to do about a claim.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct ClaimPlan {
     pub effects: Vec<Effect>,
-    pub verdict: Verdict,
+    pub planned_status: PlannedStatus,
     /// The claim has just expired, which is announced.
     pub announces_expiry: bool,
     /// Why part of the claim's metadata does not reach its pod, if that is so.
@@ -180,27 +180,31 @@ pub struct Plan {
 }
 
 /// Decides what to do about a claim.
-pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
+pub fn decide(observed: &ClaimFacts<'_>, now: Timestamp) -> ClaimPlan {
     decide_by(observed, now, acquisition::decide)
 }
 
 /// Decides what to do about a claim whose dependencies could not all be looked up: it still expires, but gets no sandbox.
-pub fn decide_unobserved(observed: &Observed<'_>, obstacle: Obstacle, now: Timestamp) -> Plan {
+pub fn decide_unobserved(
+    observed: &ClaimFacts<'_>,
+    obstacle: Obstacle,
+    now: Timestamp,
+) -> ClaimPlan {
     let mut plan = decide_by(observed, now, |_| Ok(Vec::new()));
-    if plan.verdict == Verdict::Reflect {
-        plan.verdict = Verdict::Blocked(obstacle);
+    if plan.planned_status == PlannedStatus::Reflect {
+        plan.planned_status = PlannedStatus::Blocked(obstacle);
     }
     plan
 }
 
 fn decide_by(
-    observed: &Observed<'_>,
+    observed: &ClaimFacts<'_>,
     now: Timestamp,
-    acquire: impl Fn(&Observed<'_>) -> Result<Vec<Effect>, Obstacle>,
-) -> Plan {
-    let mut plan = Plan {
+    acquire: impl Fn(&ClaimFacts<'_>) -> Result<Vec<Effect>, Obstacle>,
+) -> ClaimPlan {
+    let mut plan = ClaimPlan {
         effects: Vec::new(),
-        verdict: Verdict::Silent,
+        planned_status: PlannedStatus::Silent,
         announces_expiry: false,
         unapplied: None,
         recheck_after: None,
@@ -218,7 +222,7 @@ fn decide_by(
     match acquire(observed) {
         Ok(effects) => {
             plan.effects.extend(effects);
-            plan.verdict = Verdict::Reflect;
+            plan.planned_status = PlannedStatus::Reflect;
         }
         Err(obstacle) => {
             if let Holding::Broken { .. } = observed.holding {
@@ -232,14 +236,14 @@ fn decide_by(
                     | Reason::SandboxNotReady
             );
             plan.recheck_after = is_absence.then_some(ABSENCE_RECHECK);
-            plan.verdict = Verdict::Blocked(obstacle);
+            plan.planned_status = PlannedStatus::Blocked(obstacle);
         }
     }
     plan
 }
 
 /// Why part of the claim's metadata cannot be given to its pod, if that is so.
-fn unapplied(observed: &Observed<'_>) -> Option<String> {
+fn unapplied(observed: &ClaimFacts<'_>) -> Option<String> {
     let keys = pod_metadata::unchangeable(observed);
     if keys.is_empty() {
         return None;
@@ -277,8 +281,8 @@ fn deadlines<'a>(
 
 /// First the status reports the expiry, then the next pass deletes the sandbox: a client that watches sees the reason before the sandbox
 /// is gone.
-fn decide_expired(observed: &Observed<'_>, plan: &mut Plan) {
-    plan.verdict = Verdict::Expired;
+fn decide_expired(observed: &ClaimFacts<'_>, plan: &mut ClaimPlan) {
+    plan.planned_status = PlannedStatus::Expired;
     if !is_marked_expired(observed.claim) {
         plan.announces_expiry = true;
         plan.recheck_after = Some(Duration::ZERO);
@@ -287,11 +291,11 @@ fn decide_expired(observed: &Observed<'_>, plan: &mut Plan) {
     match observed.claim.spec.shutdown_policy() {
         ClaimShutdownPolicy::Delete => {
             plan.effects.push(Effect::DeleteClaim { foreground: false });
-            plan.verdict = Verdict::Silent;
+            plan.planned_status = PlannedStatus::Silent;
         }
         ClaimShutdownPolicy::DeleteForeground => {
             plan.effects.push(Effect::DeleteClaim { foreground: true });
-            plan.verdict = Verdict::Silent;
+            plan.planned_status = PlannedStatus::Silent;
         }
         ClaimShutdownPolicy::Retain => {
             let held = match observed.holding {
@@ -323,7 +327,7 @@ pub fn legacy_policy_name(claim: &str) -> String {
 }
 
 /// Deletes a policy only if the claim controls it; a user's policy of the same name stays.
-fn legacy_cleanup(observed: &Observed<'_>) -> Option<Effect> {
+fn legacy_cleanup(observed: &ClaimFacts<'_>) -> Option<Effect> {
     let policy = observed.legacy_policy?;
     let uid = observed.claim.metadata.uid.as_deref()?;
     let is_ours =

@@ -8,7 +8,7 @@ use api::sandbox::PodMetadata;
 use api::{Sandbox, SandboxClaim, labels};
 use serde_json::{Map, Value, json};
 
-use super::{Effect, Holding, Observed, Obstacle};
+use super::{ClaimFacts, Effect, Holding, Obstacle};
 use crate::blueprint::Blueprint;
 use crate::patch;
 use crate::version::Version;
@@ -57,7 +57,7 @@ fn with_additions(claim: &SandboxClaim, sandbox: &Sandbox) -> PodMetadata {
 
 /// The labels and annotations of a claim that its sandbox's pod has with other values, and that cannot be changed because the template is
 /// gone that may have set them.
-pub(super) fn unchangeable(observed: &Observed<'_>) -> Vec<String> {
+pub(super) fn unchangeable(observed: &ClaimFacts<'_>) -> Vec<String> {
     let (Holding::Owned(sandbox), None) = (observed.holding, observed.template.found()) else {
         return Vec::new();
     };

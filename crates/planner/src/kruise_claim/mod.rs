@@ -177,7 +177,7 @@ pub fn progress(claim: &SandboxClaim, held: usize, outcomes: Vec<(Pick, Outcome)
 
 /// What a claim does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum NextStep {
     /// Claiming is over.
     Completed(Reason),
     /// Nothing can be claimed until the claim is changed.
@@ -202,10 +202,10 @@ pub struct Surroundings {
 }
 
 /// Decides what a claim does next.
-pub fn decide(claim: &SandboxClaim, progress: &Progress, surroundings: &Surroundings) -> Verdict {
+pub fn decide(claim: &SandboxClaim, progress: &Progress, surroundings: &Surroundings) -> NextStep {
     let desired = usize::try_from(claim.spec.desired_replicas()).unwrap_or(1);
     if let Some(why) = &progress.unserved {
-        return Verdict::Blocked(
+        return NextStep::Blocked(
             Reason::EnvVarsInjectionRejected,
             format!(
                 "spec.envVars: the sandboxes of SandboxSet {:?} serve no POST /init on port 49983 ({why}); use an image that runs sandboxd, \
@@ -215,40 +215,40 @@ pub fn decide(claim: &SandboxClaim, progress: &Progress, surroundings: &Surround
         );
     }
     if !progress.unsettled.is_empty() {
-        return Verdict::Settling;
+        return NextStep::Settling;
     }
     if progress.held >= desired {
-        return Verdict::Completed(Reason::AllReplicasClaimed);
+        return NextStep::Completed(Reason::AllReplicasClaimed);
     }
     if !surroundings.set_exists {
         let set = &claim.spec.template_name;
         return if awaits_set(claim, surroundings.now) {
             let why = format!("waits for SandboxSet {set:?}, which does not exist");
-            Verdict::Blocked(Reason::SandboxSetNotFound, why)
+            NextStep::Blocked(Reason::SandboxSetNotFound, why)
         } else {
-            Verdict::Completed(Reason::SandboxSetNotFound)
+            NextStep::Completed(Reason::SandboxSetNotFound)
         };
     }
     let invalid = validate(claim).err();
     // Whatever its timeout, a claim takes the sandboxes that are available now.
     let has_tried = has_begun(claim) || invalid.is_some();
     if has_tried && is_overdue(claim, surroundings.now) {
-        return Verdict::Completed(Reason::TimeoutReached);
+        return NextStep::Completed(Reason::TimeoutReached);
     }
     if let Some(invalid) = invalid {
-        return Verdict::Blocked(invalid.reason(), invalid.to_string());
+        return NextStep::Blocked(invalid.reason(), invalid.to_string());
     }
     if let Some(message) = &progress.refused {
-        return Verdict::Blocked(Reason::InvalidConfiguration, message.clone());
+        return NextStep::Blocked(Reason::InvalidConfiguration, message.clone());
     }
     let left = surroundings
         .paused_until
         .and_then(|until| Duration::try_from(until.duration_since(surroundings.now)).ok())
         .filter(|left| !left.is_zero());
     if let Some(left) = left {
-        return Verdict::Paused(left);
+        return NextStep::Paused(left);
     }
-    Verdict::Claim((desired - progress.held).min(batch_size(surroundings.max_batch, progress)))
+    NextStep::Claim((desired - progress.held).min(batch_size(surroundings.max_batch, progress)))
 }
 
 /// Limits a batch after failures: a set whose sandboxes fail is not emptied by trying them all.
@@ -319,22 +319,22 @@ impl NextBatch {
 /// When to reconcile the claim again without a change.
 pub fn next_look(
     claim: &SandboxClaim,
-    verdict: &Verdict,
+    next_step: &NextStep,
     batch: &NextBatch,
     now: Timestamp,
 ) -> Option<Duration> {
     let left = |deadline: Timestamp| Duration::try_from(deadline.duration_since(now)).ok();
-    let by_verdict = match verdict {
-        Verdict::Completed(_) => return removal(claim).map(|at| left(at).unwrap_or_default()),
-        Verdict::Blocked(Reason::SandboxSetNotFound, _) => {
+    let by_verdict = match next_step {
+        NextStep::Completed(_) => return removal(claim).map(|at| left(at).unwrap_or_default()),
+        NextStep::Blocked(Reason::SandboxSetNotFound, _) => {
             set_deadline(claim).map(|at| left(at).unwrap_or_default())
         }
-        Verdict::Blocked(Reason::EnvVarsInjectionRejected, _) => Some(UNSERVED_RECHECK),
-        Verdict::Blocked(..) => None,
-        Verdict::Settling => Some(UNSETTLED_RECHECK),
-        Verdict::Paused(left) => Some(*left),
-        Verdict::Claim(_) if batch.is_empty() => Some(FREE_SANDBOX_RECHECK),
-        Verdict::Claim(_) => Some(Duration::ZERO),
+        NextStep::Blocked(Reason::EnvVarsInjectionRejected, _) => Some(UNSERVED_RECHECK),
+        NextStep::Blocked(..) => None,
+        NextStep::Settling => Some(UNSETTLED_RECHECK),
+        NextStep::Paused(left) => Some(*left),
+        NextStep::Claim(_) if batch.is_empty() => Some(FREE_SANDBOX_RECHECK),
+        NextStep::Claim(_) => Some(Duration::ZERO),
     };
     let by_deadline = deadline(claim).map(|at| left(at).unwrap_or_default());
     by_verdict.into_iter().chain(by_deadline).min()

@@ -5,25 +5,25 @@ use api::kruise::{ClaimPhase, SandboxClaim, SandboxClaimStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::{NextBatch, Origin, Progress, Verdict, validate};
+use super::{NextBatch, NextStep, Origin, Progress, validate};
 
 /// The status of a claim with this progress, and with the next batch if one begins.
 pub fn status(
     claim: &SandboxClaim,
     progress: &Progress,
-    verdict: &Verdict,
+    next_step: &NextStep,
     next: &NextBatch,
     now: Timestamp,
 ) -> SandboxClaimStatus {
     let before = claim.status.clone().unwrap_or_default();
     let moment = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
     let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
-    let phase = match verdict {
-        Verdict::Completed(_) => ClaimPhase::Completed,
-        Verdict::Blocked(..) if before.claim_start_time.is_none() => ClaimPhase::Pending,
+    let phase = match next_step {
+        NextStep::Completed(_) => ClaimPhase::Completed,
+        NextStep::Blocked(..) if before.claim_start_time.is_none() => ClaimPhase::Pending,
         _ => ClaimPhase::Claiming,
     };
-    let finding = finding(claim, progress, verdict, next);
+    let finding = finding(claim, progress, next_step, next);
     let mut conditions = before.conditions;
     // This condition exists only while nothing can be decided about the claim.
     conditions::remove(&mut conditions, ConditionType::Ready);
@@ -63,7 +63,7 @@ pub fn status(
 fn finding(
     claim: &SandboxClaim,
     progress: &Progress,
-    verdict: &Verdict,
+    next_step: &NextStep,
     next: &NextBatch,
 ) -> Finding {
     let set = &claim.spec.template_name;
@@ -78,14 +78,14 @@ fn finding(
         let failed = progress.failed;
         message = format!("{message}; {failed} could not be initialised and had to be {fate}");
     }
-    let (is_completed, reason) = match verdict {
-        Verdict::Completed(reason) => (true, *reason),
-        Verdict::Blocked(reason, _) => (false, *reason),
-        Verdict::Claim(_) if next.is_empty() => (false, Reason::OutOfStock),
-        Verdict::Settling | Verdict::Paused(_) | Verdict::Claim(_) => (false, Reason::Claiming),
+    let (is_completed, reason) = match next_step {
+        NextStep::Completed(reason) => (true, *reason),
+        NextStep::Blocked(reason, _) => (false, *reason),
+        NextStep::Claim(_) if next.is_empty() => (false, Reason::OutOfStock),
+        NextStep::Settling | NextStep::Paused(_) | NextStep::Claim(_) => (false, Reason::Claiming),
     };
-    let detail = match (verdict, reason) {
-        (Verdict::Blocked(_, why), _) => Some(why.clone()),
+    let detail = match (next_step, reason) {
+        (NextStep::Blocked(_, why), _) => Some(why.clone()),
         (_, Reason::OutOfStock) => Some(format!("SandboxSet {set:?} has no other that is Ready")),
         (_, Reason::SandboxSetNotFound) => Some(format!("SandboxSet {set:?} does not exist")),
         (_, Reason::TimeoutReached) => {

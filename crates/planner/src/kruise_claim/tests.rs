@@ -142,11 +142,11 @@ fn written(
     progress: &Progress,
     surroundings: &Surroundings,
 ) -> SandboxClaimStatus {
-    let verdict = decide(claim, progress, surroundings);
+    let next_step = decide(claim, progress, surroundings);
     status(
         claim,
         progress,
-        &verdict,
+        &next_step,
         &NextBatch::default(),
         surroundings.now,
     )
@@ -282,18 +282,18 @@ fn a_ready_sandbox_that_serves_no_init_blocks_the_claim_soon_and_stays_with_it()
         origin: Origin::Taken,
     };
     let progress = progress(&claim, 0, vec![(pick, Outcome::Unserved("404".into()))]);
-    let verdict = decide(&claim, &progress, &surroundings());
-    let Verdict::Blocked(Reason::EnvVarsInjectionRejected, why) = &verdict else {
-        panic!("{verdict:?}");
+    let next_step = decide(&claim, &progress, &surroundings());
+    let NextStep::Blocked(Reason::EnvVarsInjectionRejected, why) = &next_step else {
+        panic!("{next_step:?}");
     };
     for part in ["spec.envVars", "\"a\": 404", "49983", "skipInitRuntime"] {
         assert!(why.contains(part), "{why}");
     }
-    let status = status(&claim, &progress, &verdict, &NextBatch::default(), now());
+    let status = status(&claim, &progress, &next_step, &NextBatch::default(), now());
     assert_eq!(status.claiming, ["a"], "it stays in the batch");
     assert_eq!((status.failed_replicas, status.claimed_replicas), (0, 0));
     assert_eq!(
-        next_look(&claim, &verdict, &NextBatch::default(), now()),
+        next_look(&claim, &next_step, &NextBatch::default(), now()),
         Some(Duration::from_secs(60))
     );
 }
@@ -392,8 +392,8 @@ fn one_that_is_made_counts_once_it_is_ready() {
 #[test]
 fn a_batch_is_bounded_by_what_is_missing_and_by_the_limit() {
     for (replicas, held, expected) in [(3, 0, 3), (30, 0, 10), (30, 25, 5)] {
-        let verdict = decide(&claim(replicas), &having(held), &surroundings());
-        assert_eq!(verdict, Verdict::Claim(expected), "{replicas} {held}");
+        let next_step = decide(&claim(replicas), &having(held), &surroundings());
+        assert_eq!(next_step, NextStep::Claim(expected), "{replicas} {held}");
     }
 }
 
@@ -457,8 +457,8 @@ fn a_claim_that_was_applied_before_its_set_waits_for_it() {
         if !is_completed {
             assert_eq!(status.phase, Some(ClaimPhase::Pending));
             assert_eq!(status.claim_start_time, None, "claiming has not begun");
-            let verdict = decide(claim, &having(0), &surroundings);
-            let look = next_look(claim, &verdict, &NextBatch::default(), at(seconds));
+            let next_step = decide(claim, &having(0), &surroundings);
+            let look = next_look(claim, &next_step, &NextBatch::default(), at(seconds));
             assert!(look.is_some(), "the wait ends");
         }
     }
@@ -471,7 +471,7 @@ fn a_batch_under_way_is_settled_before_anything_else_is_decided() {
     progress.unsettled = batch(&overdue);
     assert_eq!(
         decide(&overdue, &progress, &surroundings()),
-        Verdict::Settling
+        NextStep::Settling
     );
     let status = written(&overdue, &progress, &surroundings());
     assert_eq!(
@@ -485,11 +485,11 @@ fn a_timeout_of_zero_takes_what_is_there() {
     let claim = with_timeout(claim(3), 0);
     assert_eq!(
         decide(&claim, &having(0), &surroundings()),
-        Verdict::Claim(3)
+        NextStep::Claim(3)
     );
     let later = with_timeout(begun(claim, 2, &[]), 0);
-    let verdict = decide(&later, &having(2), &surroundings());
-    assert_eq!(verdict, Verdict::Completed(Reason::TimeoutReached));
+    let next_step = decide(&later, &having(2), &surroundings());
+    assert_eq!(next_step, NextStep::Completed(Reason::TimeoutReached));
 }
 
 #[test]
@@ -549,7 +549,7 @@ fn failures_make_a_claim_slow_and_careful() {
         progress.failed = failed;
         assert_eq!(
             decide(&claim(20), &progress, &surroundings()),
-            Verdict::Claim(batch)
+            NextStep::Claim(batch)
         );
         assert_eq!(pause_after(failed), Duration::from_secs(pause), "{failed}");
     }
@@ -557,8 +557,8 @@ fn failures_make_a_claim_slow_and_careful() {
         paused_until: Some(at(1_003)),
         ..surroundings()
     };
-    let verdict = decide(&claim(20), &progress, &paused);
-    assert_eq!(verdict, Verdict::Paused(Duration::from_secs(3)));
+    let next_step = decide(&claim(20), &progress, &paused);
+    assert_eq!(next_step, NextStep::Paused(Duration::from_secs(3)));
     let message = written(&claim(20), &progress, &paused).message.unwrap();
     assert!(
         message.contains("500 could not be initialised"),
@@ -571,8 +571,8 @@ fn waiting_for_free_sandboxes_is_reported_and_checked_again() {
     let claim = with_timeout(begun(claim(3), 1, &[]), 6);
     let status = written(&claim, &having(1), &surroundings());
     assert_eq!(completed_of(&status), ("False", "OutOfStock"));
-    let verdict = Verdict::Claim(2);
-    let look = next_look(&claim, &verdict, &NextBatch::default(), now());
+    let next_step = NextStep::Claim(2);
+    let look = next_look(&claim, &next_step, &NextBatch::default(), now());
     assert_eq!(
         look,
         Some(Duration::from_secs(1)),

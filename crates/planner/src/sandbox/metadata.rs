@@ -10,7 +10,7 @@ use api::metadata::is_router_label;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
-use super::Observed;
+use super::SandboxFacts;
 use crate::patch;
 
 type Pairs = BTreeMap<String, String>;
@@ -25,7 +25,7 @@ pub(super) struct Wanted {
 }
 
 /// The labels and annotations that a sandbox's pod must have.
-pub(super) fn wanted(observed: &Observed) -> Wanted {
+pub(super) fn wanted(observed: &SandboxFacts) -> Wanted {
     let template = &observed.sandbox.spec.pod_template.metadata;
     let mut pod_labels = template.labels.clone().unwrap_or_default();
     // With the router's label, the pod would receive requests and tokens that are meant for the router.
@@ -56,7 +56,7 @@ pub(super) fn wanted(observed: &Observed) -> Wanted {
 }
 
 /// The patch that sets the wanted labels and annotations of a pod, and removes those that the template no longer has.
-pub(super) fn drift(observed: &Observed, metadata: &ObjectMeta) -> Option<Map<String, Value>> {
+pub(super) fn drift(observed: &SandboxFacts, metadata: &ObjectMeta) -> Option<Map<String, Value>> {
     let wanted = wanted(observed);
     let dropped_labels = tracked(metadata, labels::PROPAGATED_LABELS);
     let mut dropped_annotations = tracked(metadata, labels::PROPAGATED_ANNOTATIONS);
@@ -92,7 +92,7 @@ fn tracked<'a>(metadata: &'a ObjectMeta, annotation: &str) -> BTreeSet<&'a str> 
         .unwrap_or_default()
 }
 
-fn trace_context(observed: &Observed) -> Option<String> {
+fn trace_context(observed: &SandboxFacts) -> Option<String> {
     let annotations = observed.sandbox.metadata.annotations.as_ref()?;
     annotations.get(labels::TRACE_CONTEXT).cloned()
 }

@@ -80,7 +80,7 @@ impl Adoption {
 
 /// Everything a decision about a sandbox depends on.
 #[derive(Clone, Debug)]
-pub struct Observed {
+pub struct SandboxFacts {
     pub sandbox: Arc<Sandbox>,
     /// Every pod that may be the sandbox's: the one its annotation names, the one of its own name, those it controls.
     pub pods: Vec<Arc<ObservedPod>>,
@@ -90,7 +90,7 @@ pub struct Observed {
     pub volume_claims: Vec<Arc<PersistentVolumeClaim>>,
 }
 
-impl Observed {
+impl SandboxFacts {
     fn uid(&self) -> Option<&str> {
         self.sandbox.metadata.uid.as_deref()
     }
@@ -247,7 +247,7 @@ pub enum Stage {
 
 /// What to do about a sandbox.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct SandboxPlan {
     pub stage: Stage,
     /// In the order they are to be carried out.
     pub effects: Vec<Effect>,
@@ -256,7 +256,7 @@ pub struct Plan {
     pub requeue: Option<Duration>,
 }
 
-impl Plan {
+impl SandboxPlan {
     fn new(stage: Stage) -> Self {
         Self {
             stage,
@@ -298,20 +298,20 @@ fn without_metadata(spec: &SandboxSpec) -> SandboxSpec {
 }
 
 /// Decides what to do about a sandbox.
-pub fn decide(observed: &Observed, settings: &Settings<'_>, now: Timestamp) -> Plan {
+pub fn decide(observed: &SandboxFacts, settings: &Settings<'_>, now: Timestamp) -> SandboxPlan {
     let sandbox = &observed.sandbox;
     if sandbox.metadata.deletion_timestamp.is_some() {
-        return Plan::new(Stage::Deleting);
+        return SandboxPlan::new(Stage::Deleting);
     }
     let expiry = sandbox_expiry(sandbox, now);
     if expiry.has_passed() {
         return if is_marked_expired(sandbox) {
             clean_up(observed)
         } else {
-            Plan::new(Stage::Expiring)
+            SandboxPlan::new(Stage::Expiring)
         };
     }
-    let mut plan = Plan::new(Stage::Live);
+    let mut plan = SandboxPlan::new(Stage::Live);
     volume_claims::plan(observed, settings, &mut plan);
     pod::plan(observed, settings, now, &mut plan);
     service::plan(observed, settings, &mut plan);
@@ -339,8 +339,8 @@ fn is_marked_expired(sandbox: &Sandbox) -> bool {
 }
 
 /// Deletes the pod and service of an expired sandbox, and by its shutdown policy the sandbox itself. Volumes stay with the sandbox.
-fn clean_up(observed: &Observed) -> Plan {
-    let mut plan = Plan::new(Stage::Expired);
+fn clean_up(observed: &SandboxFacts) -> SandboxPlan {
+    let mut plan = SandboxPlan::new(Stage::Expired);
     pod::delete_owned(observed, &DeletionCause::Expired, &mut plan);
     service::delete_owned(observed, &mut plan);
     let policy = observed.sandbox.spec.shutdown_policy.unwrap_or_default();

@@ -13,7 +13,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::observed_pod::{ObservedPod, State};
-use super::{DeletionCause, Effect, Observed, Plan, Problem, Settings, metadata, volume_claims};
+use super::{
+    DeletionCause, Effect, Problem, SandboxFacts, SandboxPlan, Settings, metadata, volume_claims,
+};
 use crate::owner::{Named, Ownership, controller_reference, ownership, with_controller};
 use crate::version::Version;
 
@@ -48,7 +50,7 @@ pub fn pod_name(sandbox: &Sandbox) -> &str {
 }
 
 /// The pod that is, or may become, the sandbox's.
-pub fn current_pod(observed: &Observed) -> Option<&Arc<ObservedPod>> {
+pub fn current_pod(observed: &SandboxFacts) -> Option<&Arc<ObservedPod>> {
     annotated_pod(observed).or_else(|| named(observed, observed.name()))
 }
 
@@ -79,7 +81,12 @@ pub fn loss(pod: &ObservedPod) -> Option<Loss> {
     })
 }
 
-pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, now: Timestamp, plan: &mut Plan) {
+pub(super) fn plan(
+    observed: &SandboxFacts,
+    settings: &Settings<'_>,
+    now: Timestamp,
+    plan: &mut SandboxPlan,
+) {
     if observed.sandbox.spec.suspension().is_requested() {
         suspend(observed, plan);
         return;
@@ -120,7 +127,7 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, now: Timestamp,
     }
 }
 
-fn suspend(observed: &Observed, plan: &mut Plan) {
+fn suspend(observed: &SandboxFacts, plan: &mut SandboxPlan) {
     delete_owned(observed, &DeletionCause::Suspended, plan);
     // Until the pod is gone, the annotation is needed to find it.
     let owns_any = observed.pods.iter().any(|pod| observed.owns(&pod.metadata));
@@ -130,13 +137,13 @@ fn suspend(observed: &Observed, plan: &mut Plan) {
 }
 
 /// Deletes every pod that is the sandbox's.
-pub(super) fn delete_owned(observed: &Observed, cause: &DeletionCause, plan: &mut Plan) {
+pub(super) fn delete_owned(observed: &SandboxFacts, cause: &DeletionCause, plan: &mut SandboxPlan) {
     for pod in &observed.pods {
         delete_if_owned(observed, pod, cause, plan);
     }
 }
 
-fn delete_strays(observed: &Observed, current: &ObservedPod, plan: &mut Plan) {
+fn delete_strays(observed: &SandboxFacts, current: &ObservedPod, plan: &mut SandboxPlan) {
     for pod in &observed.pods {
         if pod.metadata.name != current.metadata.name {
             delete_if_owned(observed, pod, &DeletionCause::Stray, plan);
@@ -144,7 +151,12 @@ fn delete_strays(observed: &Observed, current: &ObservedPod, plan: &mut Plan) {
     }
 }
 
-fn delete_if_owned(observed: &Observed, pod: &ObservedPod, cause: &DeletionCause, plan: &mut Plan) {
+fn delete_if_owned(
+    observed: &SandboxFacts,
+    pod: &ObservedPod,
+    cause: &DeletionCause,
+    plan: &mut SandboxPlan,
+) {
     if observed.owns(&pod.metadata) && pod.metadata.deletion_timestamp.is_none() {
         plan.effects.push(Effect::DeletePod {
             name: name_of(pod),
@@ -155,7 +167,7 @@ fn delete_if_owned(observed: &Observed, pod: &ObservedPod, cause: &DeletionCause
 }
 
 /// Makes a pod, unless a volume it would mount is not the sandbox's.
-fn create(observed: &Observed, recreations: u32, plan: &mut Plan) {
+fn create(observed: &SandboxFacts, recreations: u32, plan: &mut SandboxPlan) {
     if !plan.problems.is_empty() {
         return;
     }
@@ -180,7 +192,7 @@ fn create(observed: &Observed, recreations: u32, plan: &mut Plan) {
     })));
 }
 
-fn adopt(observed: &Observed, pod: &ObservedPod) -> Effect {
+fn adopt(observed: &SandboxFacts, pod: &ObservedPod) -> Effect {
     let mut patch = metadata::drift(observed, &pod.metadata).unwrap_or_default();
     let owner = controller_reference(observed.sandbox.as_ref());
     let owners = with_controller(&pod.metadata, owner);
@@ -192,7 +204,7 @@ fn adopt(observed: &Observed, pod: &ObservedPod) -> Effect {
     }
 }
 
-fn keep_in_step(observed: &Observed, pod: &ObservedPod, plan: &mut Plan) {
+fn keep_in_step(observed: &SandboxFacts, pod: &ObservedPod, plan: &mut SandboxPlan) {
     if let Some(patch) = metadata::drift(observed, &pod.metadata) {
         plan.effects.push(Effect::UpdatePodMetadata {
             name: name_of(pod),
@@ -203,7 +215,13 @@ fn keep_in_step(observed: &Observed, pod: &ObservedPod, plan: &mut Plan) {
 }
 
 /// Replaces a lost pod, now or when its delay is over.
-fn replace(observed: &Observed, pod: &ObservedPod, loss: Loss, now: Timestamp, plan: &mut Plan) {
+fn replace(
+    observed: &SandboxFacts,
+    pod: &ObservedPod,
+    loss: Loss,
+    now: Timestamp,
+    plan: &mut SandboxPlan,
+) {
     let lost_at = lost_at(pod).unwrap_or(now);
     let losses = losses_before(pod, lost_at);
     let delay = recreation_delay(losses);
@@ -262,7 +280,7 @@ fn lost_at(pod: &ObservedPod) -> Option<Timestamp> {
     pod.status.as_ref().and_then(conditions).or(created)
 }
 
-fn clear_pod_name(observed: &Observed) -> Effect {
+fn clear_pod_name(observed: &SandboxFacts) -> Effect {
     Effect::ClearPodName {
         version: Version::of_metadata(&observed.sandbox.metadata),
         patch: json!({ "metadata": { "annotations": { labels::POD_NAME: Value::Null } } }),
@@ -275,11 +293,11 @@ fn annotated_name(sandbox: &Sandbox) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-fn annotated_pod(observed: &Observed) -> Option<&Arc<ObservedPod>> {
+fn annotated_pod(observed: &SandboxFacts) -> Option<&Arc<ObservedPod>> {
     named(observed, annotated_name(&observed.sandbox)?)
 }
 
-fn named<'a>(observed: &'a Observed, name: &str) -> Option<&'a Arc<ObservedPod>> {
+fn named<'a>(observed: &'a SandboxFacts, name: &str) -> Option<&'a Arc<ObservedPod>> {
     observed
         .pods
         .iter()

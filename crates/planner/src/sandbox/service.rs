@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value, json};
 
-use super::{Effect, Observed, Plan, Problem, Settings};
+use super::{Effect, Problem, SandboxFacts, SandboxPlan, Settings};
 use crate::owner::{Named, Ownership, controller_reference, ownership, with_controller};
 use crate::patch;
 use crate::version::Version;
@@ -16,7 +16,7 @@ use crate::version::Version;
 const KIND: &str = "service";
 const HEADLESS: &str = "None";
 
-pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan) {
+pub(super) fn plan(observed: &SandboxFacts, settings: &Settings<'_>, plan: &mut SandboxPlan) {
     let wish = observed.sandbox.spec.service;
     let Some(service) = &observed.service else {
         if wish == Some(true) {
@@ -54,7 +54,7 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan
 }
 
 /// Deletes the service if it is the sandbox's.
-pub(super) fn delete_owned(observed: &Observed, plan: &mut Plan) {
+pub(super) fn delete_owned(observed: &SandboxFacts, plan: &mut SandboxPlan) {
     let Some(service) = &observed.service else {
         return;
     };
@@ -68,11 +68,11 @@ pub(super) fn delete_owned(observed: &Observed, plan: &mut Plan) {
 }
 
 /// Whether the sandbox needs its service to be ready.
-pub(super) fn is_required(observed: &Observed, exists: bool) -> bool {
+pub(super) fn is_required(observed: &SandboxFacts, exists: bool) -> bool {
     observed.sandbox.spec.service.unwrap_or(exists)
 }
 
-fn create(observed: &Observed) -> Effect {
+fn create(observed: &SandboxFacts) -> Effect {
     let identity = identity(observed);
     Effect::CreateService(Box::new(Service {
         metadata: ObjectMeta {
@@ -91,7 +91,12 @@ fn create(observed: &Observed) -> Effect {
     }))
 }
 
-fn adopt(observed: &Observed, settings: &Settings<'_>, service: &Service, plan: &mut Plan) {
+fn adopt(
+    observed: &SandboxFacts,
+    settings: &Settings<'_>,
+    service: &Service,
+    plan: &mut SandboxPlan,
+) {
     let name = observed.name().to_owned();
     // The cluster IP of a service cannot be removed.
     let cluster_ip = service
@@ -124,7 +129,7 @@ fn adopt(observed: &Observed, settings: &Settings<'_>, service: &Service, plan: 
 }
 
 /// The patch that restores the name label and the selector. The selector must be exactly ours, or it selects no pod.
-fn drift(observed: &Observed, service: &Service) -> Option<Value> {
+fn drift(observed: &SandboxFacts, service: &Service) -> Option<Value> {
     let identity = identity(observed);
     let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone());
     let mut patch = Map::new();
@@ -137,6 +142,6 @@ fn drift(observed: &Observed, service: &Service) -> Option<Value> {
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
-fn identity(observed: &Observed) -> BTreeMap<String, String> {
+fn identity(observed: &SandboxFacts) -> BTreeMap<String, String> {
     BTreeMap::from([(labels::SANDBOX_NAME_HASH.to_owned(), observed.name_hash())])
 }

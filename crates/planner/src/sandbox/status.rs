@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::scheduling::pod_scheduled;
 use super::start_failure::start_failure;
 use super::suspension::{is_name_taken, suspended};
-use super::{Observed, ObservedPod, Problem, Settings, Stage, current_pod, loss, service};
+use super::{ObservedPod, Problem, SandboxFacts, Settings, Stage, current_pod, loss, service};
 use crate::owner::{Ownership, ownership};
 
 /// The objects that exist after a plan was carried out.
@@ -49,7 +49,7 @@ impl From<&Problem> for Trouble {
 
 impl Outcome {
     /// The objects that exist before anything is done.
-    pub fn before(observed: &Observed) -> Self {
+    pub fn before(observed: &SandboxFacts) -> Self {
         let pod = current_pod(observed).filter(|pod| observed.owns(&pod.metadata));
         let service = observed.service.as_ref().filter(|service| {
             let metadata = &service.metadata;
@@ -68,7 +68,7 @@ impl Outcome {
 
 /// The status to publish.
 pub fn status(
-    observed: &Observed,
+    observed: &SandboxFacts,
     stage: Stage,
     outcome: &Outcome,
     settings: &Settings<'_>,
@@ -117,7 +117,7 @@ pub fn status(
 }
 
 /// Whether a status is the first of the sandbox, and reports only that the first pod is starting.
-pub fn is_first_start(observed: &Observed, outcome: &Outcome, status: &SandboxStatus) -> bool {
+pub fn is_first_start(observed: &SandboxFacts, outcome: &Outcome, status: &SandboxStatus) -> bool {
     let is_coming_up = outcome
         .pod
         .as_deref()
@@ -130,7 +130,7 @@ pub fn is_first_start(observed: &Observed, outcome: &Outcome, status: &SandboxSt
 }
 
 /// The fields that say what the sandbox is made of.
-fn resources(observed: &Observed, outcome: &Outcome, settings: &Settings<'_>) -> SandboxStatus {
+fn resources(observed: &SandboxFacts, outcome: &Outcome, settings: &Settings<'_>) -> SandboxStatus {
     let namespace = observed.sandbox.metadata.namespace.as_deref();
     let service = outcome
         .service
@@ -179,7 +179,7 @@ fn end_of(pod: &ObservedPod) -> Option<(Reason, &'static str)> {
     }
 }
 
-fn ready(observed: &Observed, stage: Stage, outcome: &Outcome) -> Finding {
+fn ready(observed: &SandboxFacts, stage: Stage, outcome: &Outcome) -> Finding {
     let not_ready =
         |reason, message: String| Finding::new(ConditionType::Ready, false, reason, message);
     if stage != Stage::Live {
@@ -250,7 +250,7 @@ fn trouble(trouble: &[Trouble]) -> Option<(Reason, String)> {
 }
 
 /// A fixed message, which clients compare. If two fields disagree, an event reports which one suspends the sandbox.
-fn suspension_message(observed: &Observed, outcome: &Outcome) -> String {
+fn suspension_message(observed: &SandboxFacts, outcome: &Outcome) -> String {
     let has_other_pod = observed.sandbox.spec.condition_form() == ConditionForm::OperatingMode
         && is_name_taken(observed);
     let message = if outcome.pod.is_some() || has_other_pod {

@@ -4,10 +4,10 @@ use api::conditions::{self, ConditionType, Finding, Reason};
 use api::sandbox::{ConditionForm, OperatingMode, Suspension};
 use api::{SandboxSpec, SandboxStatus};
 
-use super::{Observed, Outcome, current_pod};
+use super::{Outcome, SandboxFacts, current_pod};
 
 /// The condition Suspended, or `None` for an object that has no such condition.
-pub(super) fn suspended(observed: &Observed, outcome: &Outcome) -> Option<Finding> {
+pub(super) fn suspended(observed: &SandboxFacts, outcome: &Outcome) -> Option<Finding> {
     let spec = &observed.sandbox.spec;
     let form = spec.condition_form();
     let is_requested = spec.suspension().is_requested();
@@ -43,7 +43,7 @@ pub(super) fn suspended(observed: &Observed, outcome: &Outcome) -> Option<Findin
 }
 
 /// Whether the pod of the sandbox's name belongs to another owner.
-pub(super) fn is_name_taken(observed: &Observed) -> bool {
+pub(super) fn is_name_taken(observed: &SandboxFacts) -> bool {
     current_pod(observed).is_some_and(|pod| !observed.owns(&pod.metadata))
 }
 

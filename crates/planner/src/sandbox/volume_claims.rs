@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
-use super::{Effect, Observed, Plan, Problem, Settings, current_pod};
+use super::{Effect, Problem, SandboxFacts, SandboxPlan, Settings, current_pod};
 use crate::owner::{Named, Ownership, controller_reference, ownership, with_controller};
 use crate::patch;
 use crate::version::Version;
@@ -24,7 +24,7 @@ pub fn claim_name(template: &str, sandbox: &str) -> String {
     format!("{template}-{sandbox}")
 }
 
-pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan) {
+pub(super) fn plan(observed: &SandboxFacts, settings: &Settings<'_>, plan: &mut SandboxPlan) {
     let mut names = BTreeSet::new();
     for (index, template) in templates(observed).enumerate() {
         let Some(template_name) = template
@@ -60,7 +60,7 @@ pub(super) fn plan(observed: &Observed, settings: &Settings<'_>, plan: &mut Plan
     }
 }
 
-fn create(observed: &Observed, index: usize, name: String) -> Effect {
+fn create(observed: &SandboxFacts, index: usize, name: String) -> Effect {
     let template = &observed
         .sandbox
         .spec
@@ -85,11 +85,11 @@ fn create(observed: &Observed, index: usize, name: String) -> Effect {
 
 /// Takes an existing claim, or refuses to use it.
 fn keep(
-    observed: &Observed,
+    observed: &SandboxFacts,
     settings: &Settings<'_>,
     claim: &PersistentVolumeClaim,
     name: String,
-    plan: &mut Plan,
+    plan: &mut SandboxPlan,
 ) {
     let metadata = &claim.metadata;
     if observed.is_leaving(metadata) {
@@ -137,18 +137,18 @@ fn keep(
     }
 }
 
-fn templates(observed: &Observed) -> impl Iterator<Item = &PersistentVolumeClaimTemplate> {
+fn templates(observed: &SandboxFacts) -> impl Iterator<Item = &PersistentVolumeClaimTemplate> {
     let templates = &observed.sandbox.spec.volume_claim_templates;
     templates.iter().flatten()
 }
 
-fn identity(observed: &Observed) -> BTreeMap<String, String> {
+fn identity(observed: &SandboxFacts) -> BTreeMap<String, String> {
     BTreeMap::from([(labels::SANDBOX_NAME_HASH.to_owned(), observed.name_hash())])
 }
 
 /// Lets a pod mount the sandbox's claims by their templates' names. A volume of the pod spec that has a template's name is
 /// replaced.
-pub(super) fn merge_volumes(observed: &Observed, spec: &mut PodSpec) {
+pub(super) fn merge_volumes(observed: &SandboxFacts, spec: &mut PodSpec) {
     for template in templates(observed) {
         let Some(name) = &template.metadata.name else {
             continue;

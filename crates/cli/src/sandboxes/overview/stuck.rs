@@ -10,7 +10,7 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 
 use super::super::columns::{self, holder};
-use super::{Observed, State, conditions_of_claim, conditions_of_sandbox, is_ready, state};
+use super::{ObservedObjects, State, conditions_of_claim, conditions_of_sandbox, is_ready, state};
 
 /// An object that is not Ready this long after its creation is listed as stuck.
 const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(10);
@@ -26,7 +26,7 @@ pub struct Stuck {
 }
 
 /// The stuck objects, claims first. A sandbox is listed only if its claim is not, and a pod only if its sandbox is not.
-pub fn stuck(observed: &Observed, now: Timestamp) -> Vec<Stuck> {
+pub fn stuck(observed: &ObservedObjects, now: Timestamp) -> Vec<Stuck> {
     let mut stuck = Vec::new();
     for (kind, left) in &observed.unreadable {
         let metadata = &left.metadata;
@@ -123,7 +123,7 @@ fn is_old(object: &impl Resource, now: Timestamp) -> bool {
     created.is_some_and(|created| now.duration_since(created.0) > STUCK_AFTER)
 }
 
-fn is_suspended(observed: &Observed, namespace: Option<&str>, name: &str) -> bool {
+fn is_suspended(observed: &ObservedObjects, namespace: Option<&str>, name: &str) -> bool {
     observed.sandboxes.iter().any(|sandbox| {
         sandbox.namespace().as_deref() == namespace
             && sandbox.name_any() == name
@@ -132,7 +132,11 @@ fn is_suspended(observed: &Observed, namespace: Option<&str>, name: &str) -> boo
 }
 
 /// What keeps the pod of a sandbox from running, from the pod's status.
-fn pod_trouble(observed: &Observed, namespace: Option<&str>, sandbox: &str) -> Option<String> {
+fn pod_trouble(
+    observed: &ObservedObjects,
+    namespace: Option<&str>,
+    sandbox: &str,
+) -> Option<String> {
     let pod = observed.pods.iter().find(|pod| {
         pod.namespace().as_deref() == namespace
             && (pod.name_any() == sandbox || is_owned_by(pod, sandbox))

@@ -21,8 +21,8 @@ use self::apply::{Applied, apply};
 use self::observe::observe;
 use self::publish::{Published, announce_provisioning, announce_unapplied, publish};
 use super::{
-    Holding, Obstacle, Plan, Report, Verdict, decide, decide_unobserved, is_first_start, next_look,
-    status,
+    ClaimPlan, Holding, Obstacle, PlannedStatus, Report, decide, decide_unobserved, is_first_start,
+    next_look, status,
 };
 use crate::pass::{Action, Error, Failure, Objects, RequestError};
 
@@ -90,16 +90,16 @@ async fn attempt<E: Environment>(
         _ => applied.sandbox.as_deref(),
     };
     let obstacle = obstacle(&plan, &applied);
-    let report = match (&obstacle, &plan.verdict) {
-        (None, Verdict::Silent) => return finish(applied, Action::AwaitChange),
-        (Some(obstacle), Verdict::Blocked(_)) if unobserved.is_some() => {
+    let report = match (&obstacle, &plan.planned_status) {
+        (None, PlannedStatus::Silent) => return finish(applied, Action::AwaitChange),
+        (Some(obstacle), PlannedStatus::Blocked(_)) if unobserved.is_some() => {
             Report::Unobserved { obstacle }
         }
         (Some(obstacle), _) => Report::Blocked {
             obstacle,
             sandbox: held,
         },
-        (None, Verdict::Expired) => Report::Expired { sandbox: held },
+        (None, PlannedStatus::Expired) => Report::Expired { sandbox: held },
         (None, _) => Report::Reflects { sandbox: held },
     };
 
@@ -130,10 +130,10 @@ async fn attempt<E: Environment>(
 }
 
 /// What stopped the plan, or what the plan says is in the way.
-fn obstacle<E: RequestError>(plan: &Plan, applied: &Applied<E>) -> Option<Obstacle> {
-    match (&applied.failure, &plan.verdict) {
+fn obstacle<E: RequestError>(plan: &ClaimPlan, applied: &Applied<E>) -> Option<Obstacle> {
+    match (&applied.failure, &plan.planned_status) {
         (Some(error), _) => Some(obstacle_of(error)),
-        (None, Verdict::Blocked(planned)) => Some(planned.clone()),
+        (None, PlannedStatus::Blocked(planned)) => Some(planned.clone()),
         (None, _) => None,
     }
 }

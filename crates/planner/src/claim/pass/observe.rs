@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::super::{
-    Holding, Lookup, Observed, holding, legacy_policy_name, names_to_look_up, template_name,
+    ClaimFacts, Holding, Lookup, holding, legacy_policy_name, names_to_look_up, template_name,
     warm_request,
 };
 use super::Environment;
@@ -191,7 +191,7 @@ impl<E: Environment> Facts<E> {
             .map(Arc::as_ref)
     }
 
-    pub fn observed(&self) -> Observed<'_> {
+    pub fn observed(&self) -> ClaimFacts<'_> {
         let uid = self.claim.metadata.uid.as_deref().unwrap_or_default();
         let namesake = self
             .sandboxes
@@ -200,7 +200,7 @@ impl<E: Environment> Facts<E> {
             .find(|sandbox| sandbox.metadata.name == self.claim.metadata.name)
             .filter(|sandbox| !is_controlled_by(&sandbox.metadata, uid));
         let candidate = self.reservation.as_ref().map(Reservation::sandbox);
-        Observed {
+        ClaimFacts {
             claim: &self.claim,
             pool: self.warm_pool.lookup(),
             template: self.template.lookup(),

@@ -6,7 +6,7 @@ use api::conditions::{self, ConditionType, Reason};
 use api::{SandboxClaim, SandboxClaimStatus};
 use kube::ResourceExt;
 
-use super::super::{Obstacle, Plan, Report, status};
+use super::super::{ClaimPlan, Obstacle, Report, status};
 use super::apply::Applied;
 use super::observe::Facts;
 use super::{Announcement, Environment, Source};
@@ -107,7 +107,7 @@ pub(super) fn announce_provisioning<E: Environment>(
 }
 
 /// Announces why a part of the claim's metadata does not reach its pod, once for each generation of its spec.
-pub(super) fn announce_unapplied<E: Environment>(env: &E, claim: &SandboxClaim, plan: &Plan) {
+pub(super) fn announce_unapplied<E: Environment>(env: &E, claim: &SandboxClaim, plan: &ClaimPlan) {
     let Some(why) = &plan.unapplied else {
         return;
     };

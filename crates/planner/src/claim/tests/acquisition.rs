@@ -70,7 +70,7 @@ fn a_warm_claim_is_bound_first_and_transferred_second() {
         !pod_labels.contains_key(labels::SANDBOX_TEMPLATE_REF_HASH),
         "the label of the network policy stays as it is"
     );
-    assert_eq!(plan.verdict, Verdict::Reflect);
+    assert_eq!(plan.planned_status, PlannedStatus::Reflect);
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn a_claim_whose_binding_was_taken_off_or_forged_keeps_its_sandbox_and_is_bound_
             patch["metadata"]["labels"][labels::ASSIGNED_SANDBOX_NAME],
             "w"
         );
-        assert_eq!(plan.verdict, Verdict::Reflect);
+        assert_eq!(plan.planned_status, PlannedStatus::Reflect);
     }
     let mut leaving = owned("w");
     leaving.metadata.deletion_timestamp = Some(Time(at(1)));
@@ -292,7 +292,7 @@ fn a_sandbox_found_by_status_binding_or_name_is_recognised_if_it_is_the_claims()
                 .all(|effect| matches!(effect, Effect::Bind { sandbox, .. } if sandbox == name)),
             "{plan:?}"
         );
-        assert_eq!(plan.verdict, Verdict::Reflect);
+        assert_eq!(plan.planned_status, PlannedStatus::Reflect);
     }
 }
 

@@ -47,7 +47,7 @@ fn a_claim_that_has_its_sandbox_needs_no_template() {
         sandboxes: vec![owned("w")],
         ..World::of(bound_to("w"))
     };
-    assert_eq!(world.decide().verdict, Verdict::Reflect);
+    assert_eq!(world.decide().planned_status, PlannedStatus::Reflect);
 }
 
 #[test]

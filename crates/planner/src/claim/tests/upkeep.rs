@@ -57,7 +57,7 @@ fn without_its_template_a_claim_adds_metadata_and_says_what_it_cannot_change() {
         patch["spec"]["podTemplate"]["metadata"],
         serde_json::json!({ "labels": { "team": "ml" }, "annotations": { "cost": "7" } })
     );
-    assert_eq!(plan.verdict, Verdict::Reflect);
+    assert_eq!(plan.planned_status, PlannedStatus::Reflect);
     let why = plan.unapplied.unwrap();
     assert!(why.contains("app") && why.contains("\"py\""), "{why}");
     world.template = Some(super::world::template());
@@ -109,13 +109,16 @@ fn an_expired_claim_says_so_before_it_cleans_up() {
     use ClaimShutdownPolicy::{Delete, DeleteForeground, Retain};
     for policy in [Delete, DeleteForeground, Retain] {
         let plan = expiring(policy, false).decide();
-        assert_eq!((plan.effects, plan.verdict), (Vec::new(), Verdict::Expired));
+        assert_eq!(
+            (plan.effects, plan.planned_status),
+            (Vec::new(), PlannedStatus::Expired)
+        );
         assert!(plan.announces_expiry);
         assert_eq!(plan.recheck_after, Some(Duration::ZERO));
     }
     let delete = expiring(Delete, true).decide();
     assert_eq!(delete.effects, [Effect::DeleteClaim { foreground: false }]);
-    assert_eq!(delete.verdict, Verdict::Silent);
+    assert_eq!(delete.planned_status, PlannedStatus::Silent);
     let foreground = expiring(DeleteForeground, true).decide();
     assert_eq!(
         foreground.effects,
@@ -125,7 +128,7 @@ fn an_expired_claim_says_so_before_it_cleans_up() {
     assert!(
         matches!(retain.effects.as_slice(), [Effect::DeleteSandbox { sandbox }] if sandbox.uid == "uid-w")
     );
-    assert_eq!(retain.verdict, Verdict::Expired);
+    assert_eq!(retain.planned_status, PlannedStatus::Expired);
     assert!(!retain.announces_expiry);
 }
 
@@ -134,7 +137,10 @@ fn expiry_never_deletes_a_sandbox_that_is_not_the_claims() {
     let mut world = expiring(ClaimShutdownPolicy::Retain, true);
     world.sandboxes = vec![warm("w")];
     let plan = world.decide();
-    assert_eq!((plan.effects, plan.verdict), (Vec::new(), Verdict::Expired));
+    assert_eq!(
+        (plan.effects, plan.planned_status),
+        (Vec::new(), PlannedStatus::Expired)
+    );
 }
 
 #[test]
@@ -142,5 +148,8 @@ fn a_claim_that_is_going_is_left_alone() {
     let mut world = expiring(ClaimShutdownPolicy::Delete, true);
     world.claim.metadata.deletion_timestamp = Some(Time(at(1)));
     let plan = world.decide();
-    assert_eq!((plan.effects, plan.verdict), (Vec::new(), Verdict::Silent));
+    assert_eq!(
+        (plan.effects, plan.planned_status),
+        (Vec::new(), PlannedStatus::Silent)
+    );
 }

@@ -111,7 +111,7 @@ pub(super) fn with_conditions(mut sandbox: Sandbox, conditions: Vec<Condition>) 
 /// A Ready sandbox as the pool makes it.
 pub(super) fn warm(name: &str) -> Sandbox {
     let (pool, template) = (pool(), template());
-    let observed = warm_pool::Observed {
+    let observed = warm_pool::WarmPoolFacts {
         pool: &pool,
         template: Some(&template),
         view: undisturbed(&[]),
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    pub fn decide(&self) -> Plan {
+    pub fn decide(&self) -> ClaimPlan {
         let mut found: Vec<(String, Option<Arc<Sandbox>>)> = names_to_look_up(&self.claim)
             .into_iter()
             .map(|name| {
@@ -186,7 +186,7 @@ impl World {
             .find(|sandbox| sandbox.name_any() == self.claim.name_any())
             .filter(|sandbox| !is_controlled_by(&sandbox.metadata, "claim-uid"));
         let asks_pool = self.claim.spec.warm_pool_ref.is_some();
-        let observed = Observed {
+        let observed = ClaimFacts {
             claim: &self.claim,
             pool: match &self.pool {
                 Some(pool) => Lookup::Found(pool),
@@ -208,8 +208,8 @@ impl World {
     }
 
     pub fn blocked(&self) -> Obstacle {
-        match self.decide().verdict {
-            Verdict::Blocked(obstacle) => obstacle,
+        match self.decide().planned_status {
+            PlannedStatus::Blocked(obstacle) => obstacle,
             other => panic!("expected an obstacle, got {other:?}"),
         }
     }
@@ -220,7 +220,7 @@ impl World {
             [.., Effect::Create { sandbox }] => (**sandbox).clone(),
             other => panic!(
                 "expected a cold start, got {other:?} and {:?}",
-                plan.verdict
+                plan.planned_status
             ),
         }
     }

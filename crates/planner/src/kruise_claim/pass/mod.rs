@@ -19,8 +19,8 @@ pub use environment::Environment;
 use self::publish::publish;
 use self::settle::settle_batch;
 use super::{
-    Life, NextBatch, Surroundings, Verdict, agrees_with_status, decide, held_besides, is_completed,
-    life, next_look, pause_after, progress,
+    Life, NextBatch, NextStep, Surroundings, agrees_with_status, decide, held_besides,
+    is_completed, life, next_look, pause_after, progress,
 };
 use crate::pass::{
     Action, Error, Failure, Objects, Precondition, Propagation, RequestError, end_unobserved,
@@ -103,12 +103,12 @@ async fn attempt<E: Environment>(
         max_batch: env.max_batch(),
         now,
     };
-    let verdict = decide(claim, &progress, &surroundings);
-    let (next, reservations) = match (&verdict, &set) {
-        (Verdict::Claim(count), Some(set)) => pick(env, claim, set, *count),
+    let next_step = decide(claim, &progress, &surroundings);
+    let (next, reservations) = match (&next_step, &set) {
+        (NextStep::Claim(count), Some(set)) => pick(env, claim, set, *count),
         _ => (NextBatch::default(), Vec::new()),
     };
-    let Some(published) = publish(env, claim, &progress, &verdict, &next).await? else {
+    let Some(published) = publish(env, claim, &progress, &next_step, &next).await? else {
         return Ok(Attempt::Outdated);
     };
     if let Some(failure) = settled.failure {
@@ -121,7 +121,7 @@ async fn attempt<E: Environment>(
         env.hold(reservations);
         return Ok(Attempt::Begun(published));
     }
-    let look = next_look(&published, &verdict, &next, now);
+    let look = next_look(&published, &next_step, &next, now);
     let action = look.map_or(Action::AwaitChange, Action::RequeueAfter);
     Ok(Attempt::Done(action))
 }

@@ -6,7 +6,7 @@ use api::conditions::{self, ConditionType, Reason};
 use api::kruise::SandboxClaim;
 use kube::ResourceExt;
 
-use super::super::{NextBatch, Progress, Verdict, status};
+use super::super::{NextBatch, NextStep, Progress, status};
 use super::Environment;
 use crate::pass::{Error, Event, Failure, Objects, Precondition, RequestError};
 use crate::patch::difference;
@@ -16,10 +16,10 @@ pub(super) async fn publish<E: Environment>(
     env: &E,
     claim: &Arc<SandboxClaim>,
     progress: &Progress,
-    verdict: &Verdict,
+    next_step: &NextStep,
     next: &NextBatch,
 ) -> Result<Option<Arc<SandboxClaim>>, Error<E::Error>> {
-    let after = Some(status(claim, progress, verdict, next, env.now()));
+    let after = Some(status(claim, progress, next_step, next, env.now()));
     let Some(patch) = difference(&claim.status, &after).map_err(Error::Serialize)? else {
         return Ok(Some(Arc::clone(claim)));
     };
@@ -28,7 +28,7 @@ pub(super) async fn publish<E: Environment>(
     match claims.patch_status(&name, &precondition, patch).await {
         Ok(published) => {
             let message = after.and_then(|status| status.message).unwrap_or_default();
-            if let Some(event) = event(claim, verdict, message) {
+            if let Some(event) = event(claim, next_step, message) {
                 env.emit(claim, event);
             }
             Ok(Some(published))
@@ -40,16 +40,16 @@ pub(super) async fn publish<E: Environment>(
     }
 }
 
-fn event(claim: &SandboxClaim, verdict: &Verdict, message: String) -> Option<Event> {
-    match verdict {
-        Verdict::Completed(Reason::AllReplicasClaimed) => {
+fn event(claim: &SandboxClaim, next_step: &NextStep, message: String) -> Option<Event> {
+    match next_step {
+        NextStep::Completed(Reason::AllReplicasClaimed) => {
             let reason = Reason::AllReplicasClaimed.as_str();
             Some(Event::normal(reason, "Complete", message))
         }
-        Verdict::Completed(reason) => Some(Event::warning(reason.as_str(), "Complete", message)),
+        NextStep::Completed(reason) => Some(Event::warning(reason.as_str(), "Complete", message)),
         // A set that does not exist yet is no reason for a warning: it may be applied next.
-        Verdict::Blocked(Reason::SandboxSetNotFound, _) => None,
-        Verdict::Blocked(reason, _) if !was_blocked_by(claim, *reason) => {
+        NextStep::Blocked(Reason::SandboxSetNotFound, _) => None,
+        NextStep::Blocked(reason, _) if !was_blocked_by(claim, *reason) => {
             Some(Event::warning(reason.as_str(), "Claim", message))
         }
         _ => None,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use api::Sandbox;
 
 use super::super::{
-    DeletionCause, Effect, Observed, Outcome, Plan, Stage, Trouble, is_reported_suspended,
+    DeletionCause, Effect, Outcome, SandboxFacts, SandboxPlan, Stage, Trouble,
+    is_reported_suspended,
 };
 use super::{Environment, Part};
 use crate::pass::{Event, Failure, Objects, Precondition, Propagation, RequestError};
@@ -26,8 +27,8 @@ pub(super) struct Applied<E> {
 /// Carries out a plan, part by part.
 pub(super) async fn apply<E: Environment>(
     env: &E,
-    observed: &Observed,
-    plan: &Plan,
+    observed: &SandboxFacts,
+    plan: &SandboxPlan,
 ) -> Applied<E::Error> {
     let mut applying = Applying {
         env,
@@ -63,7 +64,7 @@ struct Applying<'a, E: Environment> {
 }
 
 impl<E: Environment> Applying<'_, E> {
-    async fn carry_out_part(&mut self, part: Part, plan: &Plan) {
+    async fn carry_out_part(&mut self, part: Part, plan: &SandboxPlan) {
         let effects = plan.effects.iter();
         for effect in effects.filter(|effect| Part::of(effect) == part) {
             if let Err(error) = self.carry_out(effect).await {

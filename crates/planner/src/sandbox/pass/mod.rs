@@ -18,7 +18,7 @@ pub use environment::{Environment, Part};
 use self::apply::{Applied, apply};
 use self::observe::{Freshness, observe};
 use self::publish::{Published, publish};
-use super::{Plan, Stage, decide, is_first_start, status};
+use super::{SandboxPlan, Stage, decide, is_first_start, status};
 use crate::pass::{Action, Error, end_unobserved};
 
 /// How soon an expired sandbox is cleaned up after its status reported the expiry.
@@ -66,7 +66,10 @@ pub async fn reconcile<E: Environment>(
     Ok(Action::Retry)
 }
 
-fn finish<E: std::error::Error>(plan: &Plan, applied: Applied<E>) -> Result<Action, Error<E>> {
+fn finish<E: std::error::Error>(
+    plan: &SandboxPlan,
+    applied: Applied<E>,
+) -> Result<Action, Error<E>> {
     if let Some(failure) = applied.failure {
         return Err(Error::Apply(failure));
     }

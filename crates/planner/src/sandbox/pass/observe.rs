@@ -9,7 +9,7 @@ use std::sync::Arc;
 use api::Sandbox;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
-use super::super::{Observed, ObservedPod, claim_name, pod_name};
+use super::super::{ObservedPod, SandboxFacts, claim_name, pod_name};
 use super::Environment;
 use crate::pass::{Failure, Objects, RequestError};
 
@@ -26,7 +26,7 @@ pub(super) async fn observe<E: Environment>(
     env: &E,
     name: &str,
     freshness: Freshness,
-) -> Result<Option<Observed>, E::Error> {
+) -> Result<Option<SandboxFacts>, E::Error> {
     let sandbox = match look_up(&env.sandboxes(), name, freshness).await {
         // The watch shows the same, and its unreadable objects are reported elsewhere.
         Err(error) if matches!(error.failure(), Failure::Unreadable(_)) => None,
@@ -36,7 +36,7 @@ pub(super) async fn observe<E: Environment>(
         return Ok(None);
     };
     let service = look_up(&env.services(), name, freshness).await?;
-    Ok(Some(Observed {
+    Ok(Some(SandboxFacts {
         pods: pods(env, name, &sandbox, freshness).await?,
         volume_claims: volume_claims(env, name, &sandbox, freshness).await?,
         service,

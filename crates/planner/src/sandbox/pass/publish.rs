@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api::conditions::{self, ConditionType, Reason};
 use api::{Sandbox, SandboxStatus};
 
-use super::super::{Observed, disagreement};
+use super::super::{SandboxFacts, disagreement};
 use super::Environment;
 use crate::pass::{Error, Event, Failure, Objects, Precondition, RequestError};
 use crate::patch;
@@ -23,7 +23,7 @@ pub(super) enum Published {
 pub(super) async fn publish<E: Environment>(
     env: &E,
     latest: &Arc<Sandbox>,
-    observed: &Observed,
+    observed: &SandboxFacts,
     status: SandboxStatus,
 ) -> Result<Published, Error<E::Error>> {
     let before = observed.sandbox.status.clone().unwrap_or_default();

@@ -13,7 +13,9 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use futures::FutureExt;
 
-use super::super::{Adoption, Observed, ObservedPod, Plan, Problem, Settings, decide, reconcile};
+use super::super::{
+    Adoption, ObservedPod, Problem, SandboxFacts, SandboxPlan, Settings, decide, reconcile,
+};
 use super::cluster::WorldPass;
 use crate::owner::controller_reference;
 
@@ -200,8 +202,8 @@ impl World {
             .unwrap();
     }
 
-    pub fn observed(&self) -> Observed {
-        Observed {
+    pub fn observed(&self) -> SandboxFacts {
+        SandboxFacts {
             sandbox: Arc::new(self.sandbox().clone()),
             pods: self.pods.iter().map(read).map(Arc::new).collect(),
             service: self.service.clone().map(Arc::new),
@@ -209,7 +211,7 @@ impl World {
         }
     }
 
-    pub fn decide(&self) -> Plan {
+    pub fn decide(&self) -> SandboxPlan {
         decide(&self.observed(), &self.settings(), self.now)
     }
 
@@ -225,7 +227,7 @@ impl World {
     }
 
     /// One pass, as the controller runs it. Returns its plan.
-    pub fn reconcile(&mut self) -> Plan {
+    pub fn reconcile(&mut self) -> SandboxPlan {
         let (plan, sandbox) = (self.decide(), self.sandbox().clone());
         let pass = WorldPass(Mutex::new(self));
         let ended = reconcile(&pass, &sandbox).now_or_never();
