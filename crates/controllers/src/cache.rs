@@ -26,7 +26,7 @@ use planner::owner::controller_of;
 use crate::cached::{Cached, resource_version};
 use crate::key::ObjectKey;
 use crate::pod_specs::PodSpecs;
-use crate::slim::Slim;
+use crate::trimmed::Trimmed;
 
 use contents::{Contents, Index, Put, key_of, version_of};
 
@@ -257,14 +257,14 @@ impl<K: Cached> Cache<K> {
     }
 
     /// Applies an event of the watch, whose object may be undecodable.
-    pub(crate) fn take(&self, event: Event<Decoded<Slim<K>>>) {
+    pub(crate) fn take(&self, event: Event<Decoded<Trimmed<K>>>) {
         use Decoded::{Readable, Unreadable};
         match event {
             Event::Init => self.apply(Event::Init),
             Event::InitDone => self.apply(Event::InitDone),
-            Event::Apply(Readable(Slim(object))) => self.apply(Event::Apply(object)),
-            Event::InitApply(Readable(Slim(object))) => self.apply(Event::InitApply(object)),
-            Event::Delete(Readable(Slim(object))) => self.apply(Event::Delete(object)),
+            Event::Apply(Readable(Trimmed(object))) => self.apply(Event::Apply(object)),
+            Event::InitApply(Readable(Trimmed(object))) => self.apply(Event::InitApply(object)),
+            Event::Delete(Readable(Trimmed(object))) => self.apply(Event::Delete(object)),
             Event::Apply(Unreadable(left)) | Event::InitApply(Unreadable(left)) => {
                 self.apply_unreadable(*left);
             }

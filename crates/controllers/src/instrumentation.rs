@@ -119,7 +119,7 @@ pub trait Instrumentation: Debug + Send + Sync {
     /// A sandbox came, changed or went.
     fn sandbox_changed(&self, _change: &Change<'_, Sandbox>) {}
     /// A structure holds entries in memory, and `count` returns how many. `count` must not block.
-    fn keeps(&self, _structure: &'static str, _of: &str, _count: Count) {}
+    fn count_entries(&self, _structure: &'static str, _of: &str, _count: Count) {}
     /// A request to the API server ended.
     fn requested(&self, _report: &RequestReport<'_>) {}
 }

@@ -6,7 +6,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`cache`], [`cached`], [`slim`], `watch` | one watch and one cache per kind, shared by all controllers |
+//! | [`cache`], [`cached`], [`trimmed`], `watch` | one watch and one cache per kind, shared by all controllers |
 //! | [`queue`] | which object is worked on next |
 //! | [`runtime`], [`context`] | composing them; what a reconciler gets |
 //! | `objects` | the driver of every pass: answers the requests of [`planner::pass`] |
@@ -48,11 +48,11 @@ pub mod rbac;
 pub mod retained_policy;
 pub mod runtime;
 pub mod sandbox;
-pub mod slim;
 mod status_delay;
 pub mod template;
 pub mod throttle;
 mod trace;
+pub mod trimmed;
 mod unreadable;
 pub mod warm_pool;
 pub mod warm_queue;

@@ -55,7 +55,9 @@ pub fn register(runtime: &mut Runtime) {
     });
     let counted = memory.clone();
     let count = Box::new(move || counted.entries().len());
-    context.instrumentation.keeps("retained", CONTROLLER, count);
+    context
+        .instrumentation
+        .count_entries("retained", CONTROLLER, count);
     let queue = runtime.controller(
         CONTROLLER,
         WORKERS,

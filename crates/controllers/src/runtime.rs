@@ -93,7 +93,9 @@ impl Runtime {
         );
         let counted = events.clone();
         let count = Box::new(move || counted.remembered());
-        parts.instrumentation.keeps("event_series", "events", count);
+        parts
+            .instrumentation
+            .count_entries("event_series", "events", count);
         let context = Context {
             client: parts.client,
             caches: Caches::default(),
@@ -122,7 +124,7 @@ impl Runtime {
         let count = Box::new(move || counted.len());
         self.context
             .instrumentation
-            .keeps("cache", &K::name_in_metrics(), count);
+            .count_entries("cache", &K::name_in_metrics(), count);
         let synced = cache.clone();
         self.watches.push(Watch {
             run: watch::follow(self.context.client.clone(), cache.clone()).boxed(),
@@ -183,7 +185,7 @@ impl Runtime {
         let counted = queue.clone();
         self.context
             .instrumentation
-            .keeps("queue", name, Box::new(move || counted.len()));
+            .count_entries("queue", name, Box::new(move || counted.len()));
         let own = queue.clone();
         primary.subscribe(move |change| {
             let key = ObjectKey::of(change.latest().as_ref());

@@ -40,7 +40,9 @@ impl<K: Cached> StatusDelay<K> {
         });
         let counted = delays.clone();
         let count = Box::new(move || counted.since().len());
-        context.instrumentation.keeps("starting", controller, count);
+        context
+            .instrumentation
+            .count_entries("starting", controller, count);
         delays
     }
 

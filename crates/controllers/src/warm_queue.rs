@@ -167,7 +167,7 @@ impl SharedWarmQueue {
             depth.waiting + depth.taken
         };
         let instrumentation = &context.instrumentation;
-        instrumentation.keeps("warm_queue", controller, Box::new(count));
+        instrumentation.count_entries("warm_queue", controller, Box::new(count));
     }
 
     /// Brings the queue in line with the cache. The queue is locked before the cache is read, so that of two changes reported

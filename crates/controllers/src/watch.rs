@@ -9,7 +9,7 @@ use tracing::{Instrument, info_span, warn};
 
 use crate::cache::Cache;
 use crate::cached::Cached;
-use crate::slim::Slim;
+use crate::trimmed::Trimmed;
 
 /// Follows a kind in all namespaces. Never returns; drop the future to stop.
 pub(crate) async fn follow<K: Cached>(client: Client, cache: Cache<K>) {
@@ -19,7 +19,7 @@ pub(crate) async fn follow<K: Cached>(client: Client, cache: Cache<K>) {
         ..watcher::Config::default()
     };
     let span = info_span!("watch", kind);
-    let events = watcher(Api::<Decoded<Slim<K>>>::all(client), config).default_backoff();
+    let events = watcher(Api::<Decoded<Trimmed<K>>>::all(client), config).default_backoff();
     async {
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {

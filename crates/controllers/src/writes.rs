@@ -24,7 +24,7 @@ use crate::cached::Cached;
 use crate::context::Context;
 use crate::instrumentation::{RequestReport, Verb};
 use crate::key::ObjectKey;
-use crate::slim::Slim;
+use crate::trimmed::Trimmed;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -262,14 +262,14 @@ impl<'a, K: Cached> Writer<'a, K> {
         let answer = match Self::request(key).delete(&key.name, &params) {
             Ok(request) => {
                 let client = &self.context.client;
-                client.request_status::<Decoded<Slim<K>>>(request).await
+                client.request_status::<Decoded<Trimmed<K>>>(request).await
             }
             Err(error) => Err(kube::Error::BuildRequest(error)),
         };
         match self.report(Verb::Delete, key, started, answer) {
             Ok(either) => {
                 // An object that stays for a while (finalizers, a grace period) is answered with its deletion timestamp.
-                if let Some(Decoded::Readable(Slim(object))) = either.left() {
+                if let Some(Decoded::Readable(Trimmed(object))) = either.left() {
                     self.cache.learn_deletion(object, epoch);
                 }
                 Ok(())
@@ -298,15 +298,15 @@ impl<'a, K: Cached> Writer<'a, K> {
         Ok(self.cache.learn(object, epoch))
     }
 
-    async fn send(&self, request: Prepared) -> Result<Decoded<Slim<K>>, kube::Error> {
+    async fn send(&self, request: Prepared) -> Result<Decoded<Trimmed<K>>, kube::Error> {
         let request = request.map_err(kube::Error::BuildRequest)?;
         self.context.client.request(request).await
     }
 
     /// The object of an answer, if it can be read.
-    fn read(verb: Verb, key: &ObjectKey, answer: Decoded<Slim<K>>) -> Result<K, WriteError> {
+    fn read(verb: Verb, key: &ObjectKey, answer: Decoded<Trimmed<K>>) -> Result<K, WriteError> {
         match answer {
-            Decoded::Readable(Slim(object)) => Ok(object),
+            Decoded::Readable(Trimmed(object)) => Ok(object),
             Decoded::Unreadable(left) => Err(WriteError {
                 verb,
                 ..WriteError::unreadable::<K>(key, &left)

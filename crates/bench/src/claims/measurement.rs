@@ -8,7 +8,7 @@ use api::sandbox::PodTemplate;
 use api::template::SandboxTemplateRef;
 use api::{Sandbox, SandboxTemplate, SandboxTemplateSpec, SandboxWarmPool, SandboxWarmPoolSpec};
 use controllers::Parts;
-use controllers::slim::Slim;
+use controllers::trimmed::Trimmed;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use kube::api::{ListParams, ObjectList, PostParams};
 use kube::{Api, Client, Resource};
@@ -208,7 +208,7 @@ async fn list(client: &Client, options: &Options) -> anyhow::Result<(Duration, D
         .context("cannot list the sandboxes")?;
     let listed = started.elapsed();
     let started = Instant::now();
-    let decoded = serde_json::from_str::<ObjectList<Slim<Sandbox>>>(&answer);
+    let decoded = serde_json::from_str::<ObjectList<Trimmed<Sandbox>>>(&answer);
     let decoded = decoded.context("cannot decode the list of sandboxes")?;
     let took = started.elapsed();
     drop(decoded);

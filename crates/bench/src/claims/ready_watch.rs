@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use api::SandboxClaim;
 use api::conditions::{self, ConditionType};
-use controllers::slim::Slim;
+use controllers::trimmed::Trimmed;
 use futures::StreamExt;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -28,7 +28,7 @@ struct Expected(Mutex<HashMap<String, oneshot::Sender<Instant>>>);
 impl ReadyWatch {
     pub fn start(client: Client, namespace: &str) -> Self {
         let expected = Arc::new(Expected::default());
-        let claims = Api::<Slim<SandboxClaim>>::namespaced(client, namespace);
+        let claims = Api::<Trimmed<SandboxClaim>>::namespaced(client, namespace);
         Self {
             task: tokio::spawn(follow(claims, Arc::clone(&expected))),
             expected,
@@ -55,11 +55,11 @@ impl Expected {
     }
 }
 
-async fn follow(claims: Api<Slim<SandboxClaim>>, expected: Arc<Expected>) {
+async fn follow(claims: Api<Trimmed<SandboxClaim>>, expected: Arc<Expected>) {
     let events = watcher(claims, watcher::Config::default()).default_backoff();
     let mut events = std::pin::pin!(events);
     while let Some(event) = events.next().await {
-        let Ok(Event::Apply(Slim(claim)) | Event::InitApply(Slim(claim))) = event else {
+        let Ok(Event::Apply(Trimmed(claim)) | Event::InitApply(Trimmed(claim))) = event else {
             continue;
         };
         let is_ready = claim

@@ -144,7 +144,7 @@ fn what_the_watch_does_not_select_is_not_learned() {
     assert!(cache.is_empty());
 }
 
-fn unreadable(name: &str, version: u64) -> Decoded<Slim<ObservedPod>> {
+fn unreadable(name: &str, version: u64) -> Decoded<Trimmed<ObservedPod>> {
     let metadata = &pod(name, version, "o").metadata;
     let text = json!({ "metadata": metadata, "spec": 3, "status": 3 }).to_string();
     let decoded = Decoded::from_json(&text);

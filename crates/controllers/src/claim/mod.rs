@@ -99,10 +99,14 @@ pub fn register(runtime: &mut Runtime, warm_queue: &SharedWarmQueue) {
     claims.acquired.follow(&caches.claims);
     let (first_seen, first_ready) = (claims.first_seen.clone(), claims.first_ready.clone());
     let acquired = claims.acquired.clone();
-    let keeps = |structure, count| context.instrumentation.keeps(structure, CONTROLLER, count);
-    keeps("first_seen", Box::new(move || first_seen.len()));
-    keeps("first_ready", Box::new(move || first_ready.len()));
-    keeps("acquired", Box::new(move || acquired.len()));
+    let count_entries = |structure, count| {
+        context
+            .instrumentation
+            .count_entries(structure, CONTROLLER, count)
+    };
+    count_entries("first_seen", Box::new(move || first_seen.len()));
+    count_entries("first_ready", Box::new(move || first_ready.len()));
+    count_entries("acquired", Box::new(move || acquired.len()));
     let workers = context.config.claim_workers.get();
     let queue = runtime.controller(
         CONTROLLER,

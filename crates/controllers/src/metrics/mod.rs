@@ -5,7 +5,7 @@
 
 mod build;
 mod claims;
-mod kept;
+mod entry_counts;
 mod machinery;
 mod sandboxes;
 
@@ -22,7 +22,7 @@ use crate::instrumentation::{
 
 pub use build::BuildInfo;
 use claims::Claims;
-use kept::Kept;
+use entry_counts::EntryCounts;
 use machinery::Machinery;
 use sandboxes::Sandboxes;
 
@@ -36,7 +36,7 @@ pub struct Metrics {
     machinery: Machinery,
     claims: Claims,
     sandboxes: Sandboxes,
-    kept: Kept,
+    entry_counts: EntryCounts,
     leadership: IntGaugeVec,
 }
 
@@ -57,13 +57,13 @@ impl Metrics {
             machinery: Machinery::new(host),
             claims: Claims::new(),
             sandboxes: Sandboxes::new(),
-            kept: Kept::new(),
+            entry_counts: EntryCounts::new(),
             leadership,
         };
         metrics.machinery.register(&metrics);
         metrics.claims.register(&metrics);
         metrics.register(metrics.sandboxes.clone());
-        metrics.register(metrics.kept.clone());
+        metrics.register(metrics.entry_counts.clone());
         metrics.register(metrics.leadership.clone());
         metrics.register(build.gauge());
         metrics
@@ -131,8 +131,8 @@ impl Instrumentation for Metrics {
         );
     }
 
-    fn keeps(&self, structure: &'static str, of: &str, count: Count) {
-        self.kept.add(structure, of, count);
+    fn count_entries(&self, structure: &'static str, of: &str, count: Count) {
+        self.entry_counts.add(structure, of, count);
     }
 
     fn requested(&self, report: &RequestReport<'_>) {

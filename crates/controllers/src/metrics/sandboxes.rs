@@ -23,7 +23,7 @@ const UNKNOWN_TEMPLATE: &str = "unknown";
 
 /// The labels of a sandbox's series. Borrowed, so that comparing them before and after a change does not allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sort<'a> {
+struct Series<'a> {
     namespace: &'a str,
     is_ready: bool,
     has_expired: bool,
@@ -34,7 +34,7 @@ struct Sort<'a> {
 
 /// The same, owned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct KeptSort {
+struct OwnedSeries {
     namespace: Box<str>,
     is_ready: bool,
     has_expired: bool,
@@ -43,7 +43,7 @@ struct KeptSort {
     owner: &'static str,
 }
 
-impl<'a> Sort<'a> {
+impl<'a> Series<'a> {
     fn of(sandbox: &'a Sandbox) -> Self {
         let status = sandbox.status.as_ref();
         let ready =
@@ -66,8 +66,8 @@ impl<'a> Sort<'a> {
         }
     }
 
-    fn kept(self) -> KeptSort {
-        KeptSort {
+    fn into_owned(self) -> OwnedSeries {
+        OwnedSeries {
             namespace: self.namespace.into(),
             is_ready: self.is_ready,
             has_expired: self.has_expired,
@@ -91,7 +91,7 @@ fn owner_name(owner: &OwnerReference) -> &'static str {
 /// The counts, and the collector that exports them.
 #[derive(Clone, Debug)]
 pub(super) struct Sandboxes {
-    counts: Arc<Mutex<HashMap<KeptSort, i64>>>,
+    counts: Arc<Mutex<HashMap<OwnedSeries, i64>>>,
     description: Desc,
 }
 
@@ -119,30 +119,30 @@ impl Sandboxes {
 
     /// Records a change of a sandbox.
     pub fn count(&self, before: Option<&Sandbox>, after: Option<&Sandbox>) {
-        let (before, after) = (before.map(Sort::of), after.map(Sort::of));
+        let (before, after) = (before.map(Series::of), after.map(Series::of));
         if before == after {
             return;
         }
         let mut counts = self.counts();
-        for (sort, step) in [(before, -1), (after, 1)] {
-            let Some(sort) = sort.map(Sort::kept) else {
+        for (series, step) in [(before, -1), (after, 1)] {
+            let Some(series) = series.map(Series::into_owned) else {
                 continue;
             };
-            let count = counts.entry(sort.clone()).or_default();
+            let count = counts.entry(series.clone()).or_default();
             *count += step;
             if *count == 0 {
-                counts.remove(&sort);
+                counts.remove(&series);
             }
         }
     }
 
     /// The number of series.
     #[cfg(test)]
-    pub fn sorts(&self) -> usize {
+    pub fn series(&self) -> usize {
         self.counts().len()
     }
 
-    fn counts(&self) -> MutexGuard<'_, HashMap<KeptSort, i64>> {
+    fn counts(&self) -> MutexGuard<'_, HashMap<OwnedSeries, i64>> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -160,11 +160,11 @@ impl Collector for Sandboxes {
         let counts = self.counts().clone();
         let metrics = counts.into_iter().filter(|(_, count)| *count > 0);
         let metrics: Vec<Metric> = metrics
-            .map(|(sort, count)| {
+            .map(|(series, count)| {
                 let mut gauge = Gauge::default();
                 gauge.set_value(count as f64);
                 let mut metric = Metric::from_gauge(gauge);
-                metric.set_label(sort.labels());
+                metric.set_label(series.labels());
                 metric
             })
             .collect();
@@ -180,7 +180,7 @@ impl Collector for Sandboxes {
     }
 }
 
-impl KeptSort {
+impl OwnedSeries {
     /// Sorted by name, as every label of an exposition is.
     fn labels(&self) -> Vec<LabelPair> {
         [

@@ -71,9 +71,9 @@ fn dashboards_find_the_names_they_know() {
 #[test]
 fn structures_of_the_same_labels_are_counted_together() {
     let metrics = Metrics::new("", BuildInfo::UNKNOWN);
-    metrics.keeps("cache", "SandboxClaim", Box::new(|| 3));
-    metrics.keeps("cache", "SandboxClaim", Box::new(|| 0));
-    metrics.keeps("cache", "Pod", Box::new(|| 2));
+    metrics.count_entries("cache", "SandboxClaim", Box::new(|| 3));
+    metrics.count_entries("cache", "SandboxClaim", Box::new(|| 0));
+    metrics.count_entries("cache", "Pod", Box::new(|| 2));
     let expected = [
         r#"agent_sandbox_controller_entries{of="SandboxClaim",structure="cache"} 3"#,
         r#"agent_sandbox_controller_entries{of="Pod",structure="cache"} 2"#,
@@ -293,6 +293,6 @@ proptest! {
             })
             .collect();
         prop_assert_eq!(&counted, &recount);
-        prop_assert_eq!(metrics.sandboxes.sorts(), recount.len());
+        prop_assert_eq!(metrics.sandboxes.series(), recount.len());
     }
 }

@@ -75,13 +75,15 @@ impl Memories {
 
     /// Registers gauges of the memories and the expectations of a controller.
     pub fn count(&self, context: &Context, controller: &'static str) {
-        let keeps = |structure, count: fn(&Self) -> usize| {
+        let count_entries = |structure, count: fn(&Self) -> usize| {
             let memories = self.clone();
             let count = Box::new(move || count(&memories));
-            context.instrumentation.keeps(structure, controller, count);
+            context
+                .instrumentation
+                .count_entries(structure, controller, count);
         };
-        keeps("memory", |memories| memories.lock().len());
-        keeps("expectation", Self::expected);
+        count_entries("memory", |memories| memories.lock().len());
+        count_entries("expectation", Self::expected);
     }
 
     /// The expectations of all pools. A pool with a running pass is left out, since counting must not wait.

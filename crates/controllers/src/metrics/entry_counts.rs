@@ -21,12 +21,12 @@ struct Structure {
 
 /// The structures that are counted, and the collector that counts them.
 #[derive(Clone)]
-pub(super) struct Kept {
+pub(super) struct EntryCounts {
     structures: Arc<Mutex<Vec<Structure>>>,
     entries: IntGaugeVec,
 }
 
-impl Kept {
+impl EntryCounts {
     pub fn new() -> Self {
         let options = Opts::new(
             "agent_sandbox_controller_entries",
@@ -48,7 +48,7 @@ impl Kept {
     }
 }
 
-impl Collector for Kept {
+impl Collector for EntryCounts {
     fn desc(&self) -> Vec<&Desc> {
         self.entries.desc()
     }
@@ -72,8 +72,10 @@ impl Collector for Kept {
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for EntryCounts {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Kept").finish_non_exhaustive()
+        formatter
+            .debug_struct("EntryCounts")
+            .finish_non_exhaustive()
     }
 }

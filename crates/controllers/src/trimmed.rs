@@ -18,9 +18,9 @@ use crate::cached::Cached;
 
 /// An object that was decoded without its managed fields.
 #[derive(Clone, Debug)]
-pub struct Slim<K>(pub K);
+pub struct Trimmed<K>(pub K);
 
-impl<'de, K: Deserialize<'de>> Deserialize<'de> for Slim<K> {
+impl<'de, K: Deserialize<'de>> Deserialize<'de> for Trimmed<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         K::deserialize(Within {
             inner: deserializer,
@@ -30,7 +30,7 @@ impl<'de, K: Deserialize<'de>> Deserialize<'de> for Slim<K> {
     }
 }
 
-impl<K: Cached> Resource for Slim<K> {
+impl<K: Cached> Resource for Trimmed<K> {
     type DynamicType = ();
     type Scope = NamespaceResourceScope;
 
@@ -236,7 +236,8 @@ mod tests {
     fn only_the_managed_fields_are_missing() {
         let mut expected: ObservedPod = serde_json::from_value(pod()).unwrap();
         expected.metadata.managed_fields = None;
-        let Slim(decoded) = serde_json::from_str::<Slim<ObservedPod>>(&pod().to_string()).unwrap();
+        let Trimmed(decoded) =
+            serde_json::from_str::<Trimmed<ObservedPod>>(&pod().to_string()).unwrap();
         assert_eq!(decoded, expected);
         assert_eq!(decoded.labels()["managedFields"], "a label");
     }
@@ -244,8 +245,8 @@ mod tests {
     #[test]
     fn watches_decode_so_too() {
         let event = json!({ "type": "MODIFIED", "object": pod() }).to_string();
-        let event: WatchEvent<Slim<ObservedPod>> = serde_json::from_str(&event).unwrap();
-        let WatchEvent::Modified(Slim(decoded)) = event else {
+        let event: WatchEvent<Trimmed<ObservedPod>> = serde_json::from_str(&event).unwrap();
+        let WatchEvent::Modified(Trimmed(decoded)) = event else {
             panic!("{event:?}");
         };
         assert_eq!(decoded.metadata.managed_fields, None);
@@ -255,12 +256,12 @@ mod tests {
     #[test]
     fn what_cannot_be_decoded_still_says_why() {
         let broken = json!({ "metadata": { "name": 7 }, "spec": {} }).to_string();
-        let error = serde_json::from_str::<Slim<Sandbox>>(&broken).unwrap_err();
+        let error = serde_json::from_str::<Trimmed<Sandbox>>(&broken).unwrap_err();
         assert!(
             error.to_string().contains("invalid type: integer `7`"),
             "{error}"
         );
-        let empty = serde_json::from_str::<Slim<ObservedPod>>("{}").unwrap();
+        let empty = serde_json::from_str::<Trimmed<ObservedPod>>("{}").unwrap();
         assert_eq!(empty.0, ObservedPod::default());
     }
 }
