@@ -22,7 +22,7 @@ PROGRAMS = (
     "def double(x) return x",
     "def double(x):\n    while True: pass",
 )
-# Processor time: on a busy machine a right program may take long.
+# CPU time: on a busy machine a correct program may take long.
 LIMITED = "ulimit -t 2; exec python3 test.py"
 TEST = "from solution import double\nassert [double(x) for x in range(4)] == [0, 2, 4, 6]\n"
 

@@ -14,9 +14,9 @@
 //! | [`metadata`] | what a claim may add to a pod's labels and annotations |
 //! | [`events`], [`addresses`] | the limits of events; the addresses that a pod can have |
 //! | [`decoding`] | decoding objects one by one, and the readable parts of an object that does not fit its type |
-//! | [`readable`], [`errors`] | watches that pass over unreadable objects; errors in logs, without the text of an answer |
+//! | [`readable`], [`errors`] | watches that pass over unreadable objects; errors in logs, without the text of a response |
 //! | [`volumes`] | which claim a volume belongs to, and where the node stores it |
-//! | [`start_problem`] | why a pod does not start, as conditions word it and clients read it |
+//! | [`start_problem`] | why a pod does not start, as controllers write and clients parse it |
 //! | [`rbac`] | how a controller declares the permissions it needs |
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

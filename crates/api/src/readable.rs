@@ -1,11 +1,11 @@
-//! Watching kinds whose objects the node may not be able to read, such as those of a newer API server.
+//! Watches of kinds whose objects may not be decodable, such as those of a newer API server.
 
 use crate::decoding::{Decoded, Unreadable};
 use kube::Resource;
 use kube::runtime::watcher::Event;
 
-/// Passes on what can be read. Of an object that cannot, only its deletion is passed on: what was known of it stays until then, and
-/// what was not known does not become known.
+/// Drops the events of objects that cannot be decoded, except deletions: a consumer keeps the last version that could be decoded until
+/// the object is deleted.
 pub fn readable<K>(event: Event<Decoded<K>>) -> Option<Event<K>>
 where
     K: Resource<DynamicType = ()> + Default,
@@ -31,7 +31,7 @@ pub fn shell<K: Resource + Default>(left: Unreadable) -> K {
     object
 }
 
-/// Logs that an object cannot be read: its name and the field, nothing of what it says.
+/// Logs that an object cannot be decoded: its name and the field, but not its content.
 pub fn warn<K: Resource<DynamicType = ()>>(left: &Unreadable) {
     let (kind, metadata) = (K::kind(&()), &left.metadata);
     tracing::warn!(

@@ -1,4 +1,4 @@
-//! Why a pod does not start: how the controller words it at the end of a Ready condition's message, and how clients read it back.
+//! Why a pod does not start: the text at the end of a Ready condition's message, which controllers write and clients parse.
 //!
 //! The reason of the condition stays the one that the specification fixes (`DependenciesNotReady`); the message goes on after it:
 //!
@@ -17,7 +17,7 @@ const DETAIL_MAX: usize = 400;
 /// What replaces a credential.
 const REDACTED: &str = "[redacted]";
 
-/// What a problem is of.
+/// The container or pod with the problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     Pod,
@@ -28,16 +28,16 @@ pub enum Subject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartProblem {
     pub subject: Subject,
-    /// In the words of the kubelet or the scheduler, such as `ErrImagePull`.
+    /// The reason that the kubelet or the scheduler gives, such as `ErrImagePull`.
     pub reason: String,
     /// Empty if nothing more is known.
     pub detail: String,
 }
 
-/// The reasons that no waiting mends: clients that see one stop waiting at once.
+/// The permanent failures: clients that see one stop waiting at once.
 ///
-/// Everything else may mend by itself, `Unschedulable`, `CrashLoopBackOff` and `CreateContainerConfigError` included: room is made, a
-/// dependency comes up, a Secret is created.
+/// Every other problem may be transient, `Unschedulable`, `CrashLoopBackOff` and `CreateContainerConfigError` included: a node becomes
+/// free, a dependency starts, a Secret is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lasting {
     /// The image reference cannot be parsed.
@@ -47,12 +47,12 @@ pub enum Lasting {
     /// The node has no runtime for the pod's runtime class.
     RuntimeClassUnavailable,
     /// The registry says that the image does not exist, or denies access to it, and the first back-off has begun. Other failures to
-    /// pull, and the first failure of this kind, may pass.
+    /// pull, and the first failure of this kind, may be transient.
     ImagePullBackOff,
 }
 
 impl StartProblem {
-    /// A problem in words that others chose: the detail becomes one line, bounded and without credentials.
+    /// A problem with a detail from a kubelet or a registry: it becomes one line, bounded and without credentials.
     pub fn new(subject: Subject, reason: &str, detail: &str) -> Self {
         Self {
             subject,
@@ -61,7 +61,7 @@ impl StartProblem {
         }
     }
 
-    /// Reads the problem that a condition's message ends with, if it does.
+    /// Parses the problem at the end of a condition's message, if there is one.
     pub fn parse(message: &str) -> Option<Self> {
         const CONTAINER: &str = "; container \"";
         const POD: &str = "; pod: ";
@@ -85,7 +85,7 @@ impl StartProblem {
         })
     }
 
-    /// Why no waiting mends the problem, if none does.
+    /// The permanent failure behind the problem, if it is permanent.
     pub fn lasting(&self) -> Option<Lasting> {
         match self.reason.as_str() {
             "InvalidImageName" => Some(Lasting::InvalidImageName),
@@ -112,7 +112,7 @@ impl fmt::Display for StartProblem {
     }
 }
 
-/// Whether a registry answered that there is no such image for this client, in the words of our node, containerd and CRI-O. A registry
+/// Whether a registry answered that there is no such image for this client, by the messages of our node, containerd and CRI-O. A registry
 /// that cannot be reached, or is too busy, may answer otherwise later.
 fn is_refusal(detail: &str) -> bool {
     const REFUSALS: [&str; 9] = [
@@ -138,7 +138,7 @@ fn is_refusal(detail: &str) -> bool {
     says(&REFUSALS) && !says(&PASSING)
 }
 
-/// A reason is one word; what is not must not be taken for a part of the message's form.
+/// Whether a text has the form of a reason: one word. Other text is not part of the message's format.
 fn single_word(reason: &str) -> String {
     let word = |character: &char| character.is_ascii_alphanumeric();
     reason.chars().filter(word).take(64).collect()

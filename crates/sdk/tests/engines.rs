@@ -219,11 +219,11 @@ async fn timeouts_apply_to_attempts_and_to_calls() {
         }
     })
     .await;
-    let impatient = Options {
+    let short_timeout = Options {
         per_attempt_timeout: Duration::from_millis(500),
         ..options(&router.url)
     };
-    let sandbox = sandbox(&world, impatient).await;
+    let sandbox = sandbox(&world, short_timeout).await;
     assert!(
         sandbox.files().exists("a").await.unwrap(),
         "the second attempt gets the response"

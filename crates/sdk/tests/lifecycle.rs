@@ -334,7 +334,7 @@ async fn an_expired_watch_is_restarted() {
             _ => None,
         }
     });
-    let request = CreateOptions::from_template(NEVER).name("patient");
+    let request = CreateOptions::from_template(NEVER).name("waiting");
     let creating = tokio::spawn(async move { client.create(request).await });
     testkit::eventually("the third watch", async || {
         (watches.load(Ordering::Relaxed) >= 2).then_some(())
@@ -345,7 +345,7 @@ async fn an_expired_watch_is_restarted() {
     let patch = kube::api::Patch::Merge(patch);
     world
         .claims()
-        .patch_status("patient", &PatchParams::default(), &patch)
+        .patch_status("waiting", &PatchParams::default(), &patch)
         .await
         .unwrap();
     creating.await.unwrap().unwrap();

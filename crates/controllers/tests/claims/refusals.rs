@@ -272,7 +272,7 @@ fn volume_refusals() -> Vec<Refusal> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_refusal_says_what_is_wrong_and_mending_it_is_enough() {
+async fn every_refusal_names_the_problem_and_correcting_it_is_enough() {
     let cluster = Cluster::start().await;
     let controllers = cluster.controllers();
     let unrelated = SandboxSpec {

@@ -118,17 +118,17 @@ async fn a_claim_that_waits_gets_what_comes() {
         .create::<SandboxSet>(crate::fixture::set("late", 0))
         .await;
     scene
-        .create::<SandboxClaim>(claim("patient", "late", json!({ "replicas": 3 })))
+        .create::<SandboxClaim>(claim("waiting", "late", json!({ "replicas": 3 })))
         .await;
     scene
         .cluster
-        .until::<SandboxClaim>("patient", "to find nothing", |claim| {
+        .until::<SandboxClaim>("waiting", "to find nothing", |claim| {
             claim.status.is_some() && condition(claim).1 == "OutOfStock"
         })
         .await;
     let scale = json!({ "spec": { "replicas": 2 } });
     scene.try_patch::<SandboxSet>("late", scale).await.unwrap();
-    assert_eq!(claimed(&scene.completed("patient").await), 3);
+    assert_eq!(claimed(&scene.completed("waiting").await), 3);
     scene.stop().await;
 }
 
@@ -338,11 +338,13 @@ async fn bad_input_is_refused_or_explained() {
 
     let fields = json!({ "labels": { "team": "not valid" } });
     scene
-        .create::<SandboxClaim>(claim("mended", "python", fields))
+        .create::<SandboxClaim>(claim("corrected", "python", fields))
         .await;
     let blocked = scene
         .cluster
-        .until::<SandboxClaim>("mended", "to be explained", |claim| claim.status.is_some())
+        .until::<SandboxClaim>("corrected", "to be explained", |claim| {
+            claim.status.is_some()
+        })
         .await;
     assert_eq!(
         condition(&blocked),
@@ -351,12 +353,12 @@ async fn bad_input_is_refused_or_explained() {
     let status = blocked.status.unwrap();
     assert_eq!(status.phase, Some(ClaimPhase::Pending));
     assert!(status.message.unwrap().contains("spec.labels: \"team\""));
-    let mended = json!({ "spec": { "labels": { "team": "valid" } } });
+    let corrected = json!({ "spec": { "labels": { "team": "valid" } } });
     scene
-        .try_patch::<SandboxClaim>("mended", mended)
+        .try_patch::<SandboxClaim>("corrected", corrected)
         .await
         .unwrap();
-    assert_eq!(claimed(&scene.completed("mended").await), 1);
+    assert_eq!(claimed(&scene.completed("corrected").await), 1);
     scene.stop().await;
 }
 

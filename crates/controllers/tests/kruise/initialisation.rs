@@ -75,9 +75,9 @@ async fn a_sandbox_that_does_not_answer_at_first_is_asked_again_with_the_same_to
     .await;
     scene.full_set("python", 1).await;
     scene
-        .create::<SandboxClaim>(claim("patient", "python", with_env(1)))
+        .create::<SandboxClaim>(claim("waiting", "python", with_env(1)))
         .await;
-    let done = scene.completed("patient").await;
+    let done = scene.completed("waiting").await;
     assert_eq!(
         (claimed(&done), done.status.unwrap().failed_replicas),
         (1, 0)

@@ -30,7 +30,7 @@ pub struct Outcome {
 pub enum Trouble {
     /// The spec is invalid: the message of the API server, or of our validation.
     Invalid(String),
-    /// A retry may mend it.
+    /// A retry may succeed.
     Failed(String),
     /// A wait, not an error: the obstacle goes away by itself.
     Waiting(String),

@@ -44,7 +44,7 @@ pub struct Server {
     /// Sandboxes whose runtime refuses to be initialised.
     broken: BTreeSet<String>,
     /// How many sandboxes of each claim users have deleted, by the claim's UID.
-    bereaved: BTreeMap<String, usize>,
+    deleted_by_users: BTreeMap<String, usize>,
 }
 
 impl Server {
@@ -66,7 +66,7 @@ impl Server {
             claims: BTreeMap::new(),
             sandboxes: BTreeMap::new(),
             broken: BTreeSet::new(),
-            bereaved: BTreeMap::new(),
+            deleted_by_users: BTreeMap::new(),
         }
     }
 
@@ -131,12 +131,12 @@ impl Server {
     /// A Completed claim counts the sandboxes that it holds, and those that users deleted before it could know.
     fn check_count(&self, claim: &SandboxClaim) {
         let uid = claim.uid().unwrap();
-        let text = usize::try_from(claim.status.as_ref().unwrap().claimed_replicas).unwrap();
+        let counted = usize::try_from(claim.status.as_ref().unwrap().claimed_replicas).unwrap();
         let held = self.held(&uid);
-        let bereaved = self.bereaved.get(&uid).copied().unwrap_or(0);
+        let deleted_by_users = self.deleted_by_users.get(&uid).copied().unwrap_or(0);
         assert!(
-            (held..=held + bereaved).contains(&text),
-            "{text} claimed, {held} held, {bereaved} taken away"
+            (held..=held + deleted_by_users).contains(&counted),
+            "{counted} claimed, {held} held, {deleted_by_users} deleted by users"
         );
     }
 
@@ -158,7 +158,7 @@ impl Server {
     pub fn delete_by_hand(&mut self, name: &str) {
         if let Some(sandbox) = self.sandboxes.remove(name) {
             let owner = controller_of(&sandbox.metadata).unwrap().uid.clone();
-            *self.bereaved.entry(owner).or_default() += 1;
+            *self.deleted_by_users.entry(owner).or_default() += 1;
         }
     }
 

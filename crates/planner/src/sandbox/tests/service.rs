@@ -5,7 +5,7 @@ use serde_json::json;
 use super::super::{Effect, Problem, Stage};
 use super::world::{HASH, NAME, World, other_owner, predecessor, ready_pod, sandbox, service};
 
-/// What is there before, in the words of the table.
+/// The objects that exist before, by their names in the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Existing {
     Nothing,
