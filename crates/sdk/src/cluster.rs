@@ -206,11 +206,11 @@ pub(crate) type Progress = watch::Sender<Option<Waiting>>;
 fn publish(progress: &Progress, conditions: &[Condition]) {
     let now = waiting::of(conditions);
     progress.send_if_modified(|before| {
-        let is_news = *before != now;
-        if is_news {
+        let is_changed = *before != now;
+        if is_changed {
             *before = now;
         }
-        is_news
+        is_changed
     });
 }
 

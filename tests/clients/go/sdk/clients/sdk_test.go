@@ -192,7 +192,7 @@ func TestTheTraceOfTheClientIsCarriedToTheCommand(t *testing.T) {
 	for _, span := range spans.GetSpans() {
 		if span.Name == "sandbox-client.run" {
 			if !strings.Contains(result.Stdout, span.SpanContext.TraceID().String()) {
-				t.Fatalf("the command was told %q in trace %s", result.Stdout, span.SpanContext.TraceID())
+				t.Fatalf("the command got %q in trace %s", result.Stdout, span.SpanContext.TraceID())
 			}
 			return
 		}
