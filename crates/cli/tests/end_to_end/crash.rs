@@ -48,8 +48,8 @@ fn a_crash_in_the_middle_of_many_runs_loses_and_leaks_nothing() {
     assert!(lost.is_empty(), "claims are gone: {lost:?}");
     let mut recalled = BTreeSet::new();
     for claim in &claims {
-        let reported = recall(&up, claim);
-        let lines: Vec<&str> = reported.lines().collect();
+        let output = recall(&up, claim);
+        let lines: Vec<&str> = output.lines().collect();
         // A run that was killed before its command began has written nothing, but its sandbox exists.
         if let [number, before, now] = lines[..] {
             assert_eq!(

@@ -90,7 +90,7 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
         .create(sdk::CreateOptions::from_pool("python-warmpool"))
         .await
         .unwrap();
-    let reported = sandbox
+    let output = sandbox
         .commands()
         .run("sh -c 'echo $TRACEPARENT'")
         .await
@@ -155,9 +155,9 @@ async fn one_trace_connects_the_call_of_a_client_with_the_command() {
     assert_eq!(request.name, "POST sandbox");
     assert_eq!(parent_of(request).unwrap().name, "sandbox-client.run");
     assert_eq!(
-        reported.stdout.trim().get(3..35),
+        output.stdout.trim().get(3..35),
         Some(hexadecimal(&root.trace).as_str()),
-        "the command can go on with the trace: {reported:?}"
+        "the command can go on with the trace: {output:?}"
     );
     assert_traces_the_node(&spans);
     assert_traces_the_steps_of_a_sandbox(&spans);
@@ -187,11 +187,11 @@ async fn a_command_line_is_a_step_of_the_trace_that_its_environment_names() {
             .args(["run", "--", "sh", "-c", "echo $TRACEPARENT"]);
         crate::support::stdout_of(&mut command)
     });
-    let reported = output.await.unwrap();
+    let traceparent = output.await.unwrap();
     assert_eq!(
-        reported.get(3..35),
+        traceparent.get(3..35),
         Some(TRACE),
-        "the command got {reported:?}"
+        "the command got {traceparent:?}"
     );
     let spans = receiver.spans();
     let command = spans.iter().find(|span| span.name == "agent-sandbox run");
@@ -233,16 +233,14 @@ fn assert_traces_the_steps_of_a_sandbox(spans: &[Received]) {
             assert!(parent.is_some(), "{span:?} hangs in the air");
         }
     }
-    let reported = spans
+    let events = spans
         .iter()
         .filter(|span| span.name == "reconcilePod")
         .flat_map(|span| &span.events);
     assert!(
-        reported
-            .clone()
-            .any(|event| event == "NewPodStatusObserved"),
+        events.clone().any(|event| event == "NewPodStatusObserved"),
         "{:?}",
-        reported.collect::<Vec<_>>()
+        events.collect::<Vec<_>>()
     );
 }
 

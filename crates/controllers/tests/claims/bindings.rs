@@ -62,12 +62,12 @@ async fn a_claim_that_loses_its_binding_before_its_first_status_gets_no_second_s
     .await;
     cluster.patch::<SandboxClaim>("mine", binding(None)).await;
     bound_to(&cluster, "mine", &held).await;
-    let text = eventually("the claim's status", async || {
+    let reported = eventually("the claim's status", async || {
         let claim = cluster.get::<SandboxClaim>("mine").await?;
         Some(claim.status?.sandbox?.name)
     })
     .await;
-    assert_eq!(text, held);
+    assert_eq!(reported, held);
     assert_eq!(holders(&cluster).await.len(), 1);
     controllers.stop().await;
     cluster.stop().await;

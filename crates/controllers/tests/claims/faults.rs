@@ -227,8 +227,8 @@ async fn a_claim_that_others_keep_changing_says_so_and_gets_its_sandbox_later() 
         .await;
     assert!(message_of(&waiting).contains("keep changing"));
     let seen = tap.seen();
-    let text = seen.iter().position(publishes).unwrap();
-    let attempts = seen[..text].iter().filter(|seen| binds(seen)).count();
+    let published = seen.iter().position(publishes).unwrap();
+    let attempts = seen[..published].iter().filter(|seen| binds(seen)).count();
     assert_eq!(attempts, 3);
     tap.refuse_nothing();
     cluster.claim_ready("mine").await;
