@@ -70,7 +70,7 @@ fn described(reclaimed: &Reclaimed) -> String {
         count(reclaimed.mounts, "mount"),
         count(reclaimed.links, "network link"),
     ];
-    if reclaimed.share {
+    if reclaimed.ranges {
         parts.push("its addresses and UIDs".to_owned());
     }
     format!("gave back {}", parts.join(", "))

@@ -188,7 +188,7 @@ mod tests {
                 hostname: path.clone(),
                 user: path,
             },
-            control_groups: Vec::new(),
+            cgroups: Vec::new(),
             out_of_memory_score: 0,
         };
         let launcher = Launcher::start(&shim, &preparation).unwrap();

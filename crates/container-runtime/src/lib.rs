@@ -8,23 +8,23 @@
 pub mod agent;
 pub mod assets;
 pub mod capabilities;
+pub mod cgroups;
 pub mod config;
-pub mod control_groups;
+pub mod cpu_fairness;
 pub mod handlers;
 pub mod host_image;
+mod kernel_limits;
 pub mod launcher;
 pub mod logs;
-mod machine_tables;
 pub mod native;
+pub mod node_ranges;
 pub mod oci_spec;
 pub mod privileges;
 pub mod reclaim;
 pub mod seccomp;
-pub mod shares;
 pub mod signals;
 pub mod slots;
 pub mod throttling;
-pub mod turns;
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -36,13 +36,13 @@ use serde::{Deserialize, Serialize};
 use shim_protocol::Mount;
 use tokio::net::TcpStream;
 
+use self::cgroups::Limits;
 pub use self::config::Config;
-use self::control_groups::Limits;
 use self::throttling::Periods;
 
 /// The cgroup that holds the cgroups of all pods of the node with this data directory.
-pub fn control_group(data_dir: &std::path::Path) -> String {
-    pod_network::names::Names::of(data_dir).control_group
+pub fn cgroup(data_dir: &std::path::Path) -> String {
+    pod_network::names::Names::of(data_dir).cgroup
 }
 
 /// A pod as the runtime knows it.
@@ -95,7 +95,7 @@ pub struct PodSandbox {
     /// Absent on a machine without IPv6.
     pub ipv6_address: Option<Ipv6Addr>,
     /// The first of the pod's host identities; container id 0 maps to it.
-    pub identity_base: u32,
+    pub uid_base: u32,
 }
 
 impl PodSandbox {
@@ -277,9 +277,9 @@ pub enum RuntimeError {
     #[error(transparent)]
     Network(#[from] pod_network::links::NetworkError),
     #[error(transparent)]
-    Share(#[from] shares::ShareError),
+    NodeRanges(#[from] node_ranges::NodeRangesError),
     #[error(transparent)]
-    ControlGroup(#[from] control_groups::ControlGroupError),
+    Cgroup(#[from] cgroups::CgroupError),
     #[error("the launcher failed: {0}")]
     Launcher(String),
     #[error("the container did not start within {0:?}")]
@@ -362,7 +362,7 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     ) -> impl Future<Output = Result<std::io::Result<TcpStream>, RuntimeError>> + Send;
     /// How a running container's work compares with its limit on processor time; nothing once it has ended, and where that is
     /// not counted.
-    fn processor_periods(&self, id: &ContainerId) -> Option<Periods>;
+    fn cpu_periods(&self, id: &ContainerId) -> Option<Periods>;
     /// Frees the pod's namespaces and the layers of its containers; logs stay.
     fn stop_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
     /// Removes every trace of the pod.

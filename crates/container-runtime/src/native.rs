@@ -9,15 +9,15 @@
 //!           /containers/<name>/<attempt>/     state.json, exit.json, termination.json, agent.sock, upper, work
 //! ```
 
-mod ending;
 mod image_root;
 mod launching;
 mod network_repair;
-mod process_holder;
+mod pid_namespace_holder;
 mod records;
 mod recovery;
 mod rotation;
 mod starting;
+mod termination;
 
 use std::collections::HashMap;
 use std::fs;
@@ -38,10 +38,10 @@ pub use self::network_repair::LostLink;
 pub(super) use self::records::write_whole;
 use self::records::{ContainerRecord, Group, SandboxRecord, write_durably, write_record};
 use super::agent::{self, Session};
-use super::control_groups::ControlGroups;
+use super::cgroups::Cgroups;
 use super::host_image::{self, HostImage};
-use super::machine_tables::{Demand, Shares, Tables};
-use super::shares::{self, Share};
+use super::kernel_limits::{ContainerLimits, Demand, KernelLimits};
+use super::node_ranges::{self, NodeRanges};
 use super::slots::{self, Slots};
 use super::{
     ContainerId, ContainerProcesses, ContainerSpec, PodSandbox, PodSandboxSpec, RecoveredPod,
@@ -82,11 +82,11 @@ pub struct NativeRuntime {
     programs: Programs,
     host: HostImage,
     images: Arc<images::Images>,
-    control_groups: ControlGroups,
+    cgroups: Cgroups,
     slots: Arc<Slots>,
     seccomp_programs: Vec<PathBuf>,
     /// What containers get of the machine's tables.
-    tables: Shares,
+    container_limits: ContainerLimits,
     pods: PathBuf,
     run: PathBuf,
     running: Mutex<HashMap<ContainerId, Running>>,
@@ -95,7 +95,7 @@ pub struct NativeRuntime {
     /// Held while the process is looked for that holds a pod's shared PID namespace, and made if there is none.
     making_holder: tokio::sync::Mutex<()>,
     shortcomings: Shortcomings,
-    share: Share,
+    ranges: NodeRanges,
 }
 
 fn failure(what: impl Into<String>) -> impl FnOnce(io::Error) -> RuntimeError {
@@ -111,14 +111,15 @@ impl NativeRuntime {
     ) -> Result<Self, RuntimeError> {
         let data_dir = config.data_dir.clone();
         let names = Names::of(&data_dir);
-        let registry = shares::registry(&data_dir);
+        let registry = node_ranges::registry(&data_dir);
         reclaim::reclaim_abandoned(&registry).await;
         // What pods have on disk belongs to identities of the share they had.
         let kept = data_dir.join("share");
         let had = fs::read_to_string(&kept).ok();
         let had = had.and_then(|text| text.trim().parse().ok());
-        let share = shares::claim(&registry, &data_dir, had.unwrap_or(names.preferred_share))?;
-        write_durably(&kept, share.number().to_string().as_bytes())
+        let ranges =
+            node_ranges::claim(&registry, &data_dir, had.unwrap_or(names.preferred_index))?;
+        write_durably(&kept, ranges.index().to_string().as_bytes())
             .map_err(failure("the number of the share"))?;
         let (pods, run) = (data_dir.join("pods"), data_dir.join("run"));
         fs::create_dir_all(&pods).map_err(failure("the pods' directory"))?;
@@ -126,22 +127,22 @@ impl NativeRuntime {
         fs::create_dir_all(run.join("stage")).map_err(failure("the stage"))?;
         let host = host_image::prepare(&data_dir.join("images"), &programs.sandboxd)
             .map_err(failure("the image `host`"))?;
-        let control_groups = ControlGroups::discover(&names.control_group)?;
-        let tables = share_tables(&config);
-        control_groups.limit_processes(tables.all_processes)?;
+        let cgroups = Cgroups::discover(&names.cgroup)?;
+        let container_limits = raise_kernel_limits(&config);
+        cgroups.limit_processes(container_limits.all_processes)?;
         let seccomp_programs = write_seccomp(&data_dir.join("bin"))?;
         let range = config.pod_network.unwrap_or(PodNetwork {
             address: std::net::Ipv4Addr::new(
                 10,
-                200 + u8::try_from(share.number()).unwrap_or(0),
+                200 + u8::try_from(ranges.index()).unwrap_or(0),
                 0,
                 0,
             ),
             prefix_length: 16,
         });
-        let used = recovery::used_slots(&pods, share.number())?;
+        let used = recovery::used_slots(&pods, ranges.index())?;
         slots::check_range(&run.join("slots"), &used, range)?;
-        let layout = Layout::new(names.clone(), share.number(), range);
+        let layout = Layout::new(names.clone(), ranges.index(), range);
         let surroundings = layout
             .surroundings(config.firewall_program.clone())
             .reached_by(config.local_users.clone());
@@ -153,17 +154,17 @@ impl NativeRuntime {
             None => Forwarding::On,
             Some(_) => Forwarding::Off,
         };
-        let network = Network::open(layout, forwarding, shares::rules_lock(&registry)).await?;
+        let network = Network::open(layout, forwarding, node_ranges::rules_lock(&registry)).await?;
         let shortcomings = Shortcomings {
             firewall,
-            controllers: control_groups.missing(),
+            controllers: cgroups.missing(),
         };
         let slots = Slots::open(
             run.join("slots"),
             programs.shim.clone(),
-            share.number(),
+            ranges.index(),
             network,
-            control_groups.clone(),
+            cgroups.clone(),
             config.ready_namespaces,
             &used,
         )
@@ -173,17 +174,17 @@ impl NativeRuntime {
             programs,
             host,
             images,
-            control_groups,
+            cgroups,
             slots: Arc::new(slots),
             seccomp_programs,
-            tables,
+            container_limits,
             pods,
             run,
             running: Mutex::default(),
             starting: Mutex::default(),
             making_holder: tokio::sync::Mutex::default(),
             shortcomings,
-            share,
+            ranges,
         })
     }
 
@@ -214,7 +215,7 @@ impl NativeRuntime {
 
     /// The process stops to be the node; the pods go on.
     pub fn let_go(&self) {
-        self.share.let_go();
+        self.ranges.let_go();
     }
 
     /// Frees everything the node holds of the machine. Every pod must have been removed.
@@ -228,13 +229,13 @@ impl NativeRuntime {
         )
         .await?;
         // A container whose pod went while it was being launched may have made its group again.
-        for left in self.control_groups.pods() {
+        for left in self.cgroups.pods() {
             tracing::warn!(group = left, "a control group was left");
-            self.control_groups.remove_pod(&left)?;
+            self.cgroups.remove_pod(&left)?;
         }
-        self.control_groups.remove_parent()?;
+        self.cgroups.remove_parent()?;
         let _ = rustix::mount::unmount(&self.run, rustix::mount::UnmountFlags::DETACH);
-        self.share.give_back();
+        self.ranges.give_back();
         Ok(())
     }
 
@@ -270,14 +271,14 @@ impl NativeRuntime {
         Ok(self.slots.pins(slot).network)
     }
 
-    pub fn control_groups(&self) -> &ControlGroups {
-        &self.control_groups
+    pub fn cgroups(&self) -> &Cgroups {
+        &self.cgroups
     }
 
     /// The memory a container's processes use now, its agent included.
     pub fn memory_bytes(&self, id: &ContainerId) -> Option<u64> {
         let group = self.running(id)?.record.group;
-        self.control_groups.memory_bytes(&group.parent, &group.name)
+        self.cgroups.memory_bytes(&group.parent, &group.name)
     }
 
     /// The control groups of a pod's containers that run.
@@ -350,17 +351,17 @@ fn image_user(id: &ContainerId) -> String {
 }
 
 /// Makes the machine's tables large enough for the node's pods, and says what each gets of them.
-fn share_tables(config: &Config) -> Shares {
+fn raise_kernel_limits(config: &Config) -> ContainerLimits {
     let demand = Demand {
         pods: config.maximum_pods,
         processes: config.default_process_limit,
     };
     if Privileges::current() == Privileges::Root {
-        Tables::read().raise(demand);
+        KernelLimits::read().raise(demand);
     }
     // Raising its own limit may be beyond the node itself; the lower of the two is always possible.
     let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    Tables::read().shares(demand, allowed)
+    KernelLimits::read().container_limits(demand, allowed)
 }
 
 fn write_seccomp(directory: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
@@ -422,7 +423,7 @@ impl Runtime for NativeRuntime {
         let sandbox = PodSandbox {
             address: self.slots.network().address(slot),
             ipv6_address: self.slots.network().ipv6_address(slot),
-            identity_base: self.slots.identities(slot).base,
+            uid_base: self.slots.uid_range(slot).base,
         };
         launching::write_pod_files(&directory, spec, &sandbox.addresses())
             .map_err(failure("a pod's files"))?;
@@ -479,7 +480,7 @@ impl Runtime for NativeRuntime {
         if let Some(running) = self.running(id) {
             let _ = rustix::process::pidfd_send_signal(running.process.get_ref(), Signal::KILL);
             let group = &running.record.group;
-            self.control_groups.kill(&group.parent, &group.name);
+            self.cgroups.kill(&group.parent, &group.name);
         }
         let starting = self.with_starting(|starting| starting.get(id).cloned());
         starting.iter().for_each(CancellationToken::cancel);
@@ -518,16 +519,15 @@ impl Runtime for NativeRuntime {
         Ok(namespaces::connect_from(&self.network_of(pod)?, target).await?)
     }
 
-    fn processor_periods(&self, id: &ContainerId) -> Option<Periods> {
+    fn cpu_periods(&self, id: &ContainerId) -> Option<Periods> {
         let group = self.running(id)?.record.group;
-        self.control_groups
-            .processor_periods(&group.parent, &group.name)
+        self.cgroups.cpu_periods(&group.parent, &group.name)
     }
 
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
-        self.end_process_holder(pod).await;
+        self.end_pid_namespace_holder(pod).await;
         // Also of a pod that nothing is written down of.
-        let (groups, uid) = (self.control_groups.clone(), pod.to_owned());
+        let (groups, uid) = (self.cgroups.clone(), pod.to_owned());
         blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
         let Some(mut record) = self.sandbox_record(pod) else {
             return Ok(());
@@ -559,7 +559,7 @@ impl Runtime for NativeRuntime {
 
     fn processes(&self, pod: &str) -> Vec<ContainerProcesses> {
         let of_group = |(id, group): (ContainerId, Group)| {
-            let processes = self.control_groups.processes(&group.parent, &group.name);
+            let processes = self.cgroups.processes(&group.parent, &group.name);
             ContainerProcesses {
                 container: id.container,
                 processes,
@@ -571,7 +571,7 @@ impl Runtime for NativeRuntime {
     fn cpu_time_us(&self, pod: &str) -> Option<u64> {
         let groups = self.groups_of(pod).into_iter();
         groups
-            .map(|(_, group)| self.control_groups.cpu_time_us(&group.parent, &group.name))
+            .map(|(_, group)| self.cgroups.cpu_time_us(&group.parent, &group.name))
             .sum()
     }
 

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::UnmountFlags;
 
-use crate::control_groups::{ControlGroupError, ControlGroups};
+use crate::cgroups::{CgroupError, Cgroups};
+use crate::node_ranges::{self, NodeRanges, NodeRangesError};
 use crate::privileges::Privileges;
-use crate::shares::{self, Share, ShareError};
 use api::errors::chain;
 use pod_network::names::Names;
 use pod_network::{firewall, links};
@@ -23,9 +23,9 @@ pub enum ReclaimError {
     #[error("what a node leaves on its machine is root's to remove")]
     NotRoot,
     #[error(transparent)]
-    Share(#[from] ShareError),
+    NodeRanges(#[from] NodeRangesError),
     #[error(transparent)]
-    ControlGroups(#[from] ControlGroupError),
+    Cgroup(#[from] CgroupError),
     #[error("reading the table of mounts")]
     Mounts(#[source] std::io::Error),
     #[error(transparent)]
@@ -44,7 +44,7 @@ pub struct Reclaimed {
     pub mounts: usize,
     pub links: usize,
     /// Whether the node had a share of the machine.
-    pub share: bool,
+    pub ranges: bool,
 }
 
 impl Reclaimed {
@@ -58,14 +58,14 @@ pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
     if Privileges::current() != Privileges::Root {
         return Err(ReclaimError::NotRoot);
     }
-    let registry = shares::registry(data_dir);
-    if shares::is_attended(&registry, data_dir) {
+    let registry = node_ranges::registry(data_dir);
+    if node_ranges::is_attended(&registry, data_dir) {
         return Err(ReclaimError::InUse(data_dir.to_owned()));
     }
     // Held to the end, so that no node begins where this one is being cleared away.
-    let share = shares::take_over(&registry, data_dir)?;
+    let ranges = node_ranges::take_over(&registry, data_dir)?;
     let names = Names::of(data_dir);
-    let (group, table) = (names.control_group.clone(), names.table.clone());
+    let (group, table) = (names.cgroup.clone(), names.table.clone());
     // Processes go first: they hold everything else.
     let groups = tokio::task::spawn_blocking(move || {
         let groups = remove_groups(&group)?;
@@ -76,20 +76,20 @@ pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
     .map_err(|_| ReclaimError::Died)??;
     // Where nodes mount. Elsewhere below the directory there may be another node's.
     let mounts = unmount_below(&data_dir.join("run"))? + unmount_below(&data_dir.join("memory"))?;
-    let number = share.as_ref().map(Share::number);
-    let links = links::remove_all(&names, number, &shares::rules_lock(&registry)).await?;
+    let index = ranges.as_ref().map(NodeRanges::index);
+    let links = links::remove_all(&names, index, &node_ranges::rules_lock(&registry)).await?;
     Ok(Reclaimed {
         groups,
         mounts,
         links,
-        share: share.inspect(Share::give_back).is_some(),
+        ranges: ranges.inspect(NodeRanges::give_back).is_some(),
     })
 }
 
 /// Gives back what nodes have left whose process and whose data directory are gone, so that nothing of theirs is in the way
 /// of the next with their share.
 pub async fn reclaim_abandoned(registry: &Path) {
-    for data_dir in shares::unattended(registry) {
+    for data_dir in node_ranges::unattended(registry) {
         if data_dir.exists() {
             continue;
         }
@@ -106,11 +106,11 @@ pub async fn reclaim_abandoned(registry: &Path) {
 
 /// Data directories on this machine that have a share of it and no process.
 pub fn unattended() -> Vec<PathBuf> {
-    shares::unattended(&shares::registry(Path::new("")))
+    node_ranges::unattended(&node_ranges::registry(Path::new("")))
 }
 
-fn remove_groups(parent: &str) -> Result<usize, ControlGroupError> {
-    let groups = ControlGroups::find(parent)?;
+fn remove_groups(parent: &str) -> Result<usize, CgroupError> {
+    let groups = Cgroups::find(parent)?;
     let pods = groups.pods();
     for pod in &pods {
         groups.remove_pod(pod)?;

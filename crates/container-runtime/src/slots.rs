@@ -14,15 +14,13 @@ use std::time::Duration;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use saturating_time::SaturatingTime;
-use shim_protocol::{
-    IdentityRange, NamespacePins, NamespacesAnswer, NamespacesRequest, Preparation,
-};
+use shim_protocol::{NamespacePins, NamespacesAnswer, NamespacesRequest, Preparation, UidRange};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::RuntimeError;
-use super::control_groups::{ControlGroups, Limits};
+use super::cgroups::{Cgroups, Limits};
 use super::launcher::{Launcher, Starter};
 use super::native::write_whole;
 use crate::privileges::Privileges;
@@ -30,10 +28,10 @@ use pod_network::links::{Network, Wiring};
 use pod_network::pod_cidr::PodNetwork;
 
 /// Identities per pod: all that 16 bits hold, as container images expect.
-const IDENTITIES_PER_POD: u32 = 1 << 16;
+const UIDS_PER_POD: u32 = 1 << 16;
 /// Slots per node; with as many nodes as there can be ([`NODES_MAX`](pod_network::names::NODES_MAX)) they fit below the sign bit, which
 /// some programs trip over.
-const SLOTS_PER_SHARE: u32 = 2048;
+const SLOTS_PER_NODE: u32 = 2048;
 const FIRST_RANGE: u32 = 16;
 const NAMESPACE_FILE_SYSTEM: i64 = 0x6e73_6673;
 /// A container goes before the node when memory runs out.
@@ -60,12 +58,12 @@ pub fn slot_group(slot: u32) -> String {
 }
 
 /// The slot whose identities a file on disk belongs to.
-pub fn slot_of_identity(share: u32, identity: u32) -> Option<u32> {
-    let first = share
-        .checked_mul(SLOTS_PER_SHARE)?
+pub fn slot_of_uid(node_index: u32, uid: u32) -> Option<u32> {
+    let first = node_index
+        .checked_mul(SLOTS_PER_NODE)?
         .checked_add(FIRST_RANGE)?;
-    let slot = (identity / IDENTITIES_PER_POD).checked_sub(first)?;
-    (slot < SLOTS_PER_SHARE).then_some(slot)
+    let slot = (uid / UIDS_PER_POD).checked_sub(first)?;
+    (slot < SLOTS_PER_NODE).then_some(slot)
 }
 
 /// The slot whose control group has this name.
@@ -88,10 +86,10 @@ struct State {
 pub struct Slots {
     directory: PathBuf,
     shim: PathBuf,
-    share: u32,
+    node_index: u32,
     capacity: u32,
     network: Network,
-    control_groups: ControlGroups,
+    cgroups: Cgroups,
     starter: Starter,
     state: Mutex<State>,
     refill: Notify,
@@ -104,22 +102,22 @@ impl Slots {
     pub async fn open(
         directory: PathBuf,
         shim: PathBuf,
-        share: u32,
+        node_index: u32,
         network: Network,
-        control_groups: ControlGroups,
+        cgroups: Cgroups,
         keep_ready: usize,
         used: &BTreeSet<u32>,
     ) -> Result<Self, RuntimeError> {
         fs::create_dir_all(&directory)
             .map_err(|source| io_error("the slots' directory", source))?;
-        let capacity = SLOTS_PER_SHARE.min(network.range().capacity());
+        let capacity = SLOTS_PER_NODE.min(network.range().capacity());
         let slots = Self {
             directory,
             shim,
-            share,
+            node_index,
             capacity,
             network,
-            control_groups,
+            cgroups,
             starter: Starter::new().map_err(|source| io_error("a thread", source))?,
             state: Mutex::default(),
             refill: Notify::new(),
@@ -183,14 +181,14 @@ impl Slots {
         }
     }
 
-    pub fn identities(&self, slot: u32) -> IdentityRange {
+    pub fn uid_range(&self, slot: u32) -> UidRange {
         if self.privileges == Privileges::Rootless {
-            return IdentityRange { base: 0, count: 1 };
+            return UidRange { base: 0, count: 1 };
         }
-        let range = FIRST_RANGE + self.share * SLOTS_PER_SHARE + slot;
-        IdentityRange {
-            base: range * IDENTITIES_PER_POD,
-            count: IDENTITIES_PER_POD,
+        let range = FIRST_RANGE + self.node_index * SLOTS_PER_NODE + slot;
+        UidRange {
+            base: range * UIDS_PER_POD,
+            count: UIDS_PER_POD,
         }
     }
 
@@ -244,17 +242,12 @@ impl Slots {
 
     /// Lets a launcher wait in a slot.
     async fn post_launcher(&self, slot: u32) -> Result<(), RuntimeError> {
-        let (groups, shim, pins) = (
-            self.control_groups.clone(),
-            self.shim.clone(),
-            self.pins(slot),
-        );
+        let (groups, shim, pins) = (self.cgroups.clone(), self.shim.clone(), self.pins(slot));
         let start = move || {
-            let control_groups =
-                groups.create(&slot_group(slot), WAITING_GROUP, &Limits::default())?;
+            let cgroups = groups.create(&slot_group(slot), WAITING_GROUP, &Limits::default())?;
             let preparation = Preparation {
                 pins,
-                control_groups,
+                cgroups,
                 out_of_memory_score: OUT_OF_MEMORY_SCORE,
             };
             Launcher::start(&shim, &preparation)
@@ -287,7 +280,7 @@ impl Slots {
             return Ok(path);
         }
         fs::create_dir_all(&path)?;
-        let base = self.identities(slot).base;
+        let base = self.uid_range(slot).base;
         let options =
             std::ffi::CString::new(format!("size={bytes},mode=1777,uid={base},gid={base}"))
                 .map_err(io::Error::from)?;
@@ -325,7 +318,7 @@ impl Slots {
     async fn fill(&self, slot: u32) -> Result<(), RuntimeError> {
         let request = NamespacesRequest {
             pins: self.pins(slot),
-            identities: self.identities(slot),
+            uid_range: self.uid_range(slot),
         };
         let (path, shim) = (self.path(slot), self.shim.clone());
         tokio::task::spawn_blocking(move || {
@@ -374,7 +367,7 @@ impl Slots {
         self.network.disconnect(slot).await?;
         let (path, groups, launcher) = (
             self.path(slot),
-            self.control_groups.clone(),
+            self.cgroups.clone(),
             self.take_launcher(slot),
         );
         tokio::task::spawn_blocking(move || {

@@ -36,7 +36,7 @@ pub async fn watch<R: Runtime>(
 ) {
     let mut throttled = false;
     let mut last = Periods::default();
-    while let Some(counted) = runtime.processor_periods(id) {
+    while let Some(counted) = runtime.cpu_periods(id) {
         let since = Periods {
             all: counted.all.saturating_sub(last.all),
             throttled: counted.throttled.saturating_sub(last.throttled),

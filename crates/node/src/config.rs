@@ -45,7 +45,7 @@ pub struct Config {
     /// How often pods' use of the disk is looked at.
     pub storage_check: Duration,
     /// How often containers' work is compared with their limits on processor time.
-    pub processor_check: Duration,
+    pub cpu_throttling_interval: Duration,
     /// How often the machine is swept for processes and files of pods that the node does not know.
     pub stray_check: Duration,
     /// How long a container may take from its launch to the start of its command.
@@ -91,7 +91,7 @@ impl Config {
             log_maximum_files: 5,
             volume_refresh: Duration::from_secs(60),
             storage_check: Duration::from_secs(10),
-            processor_check: Duration::from_secs(10),
+            cpu_throttling_interval: Duration::from_secs(10),
             stray_check: Duration::from_secs(30),
             launch_deadline: Duration::from_secs(120),
             name_servers: Vec::new(),

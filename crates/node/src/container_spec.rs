@@ -12,7 +12,7 @@ use crate::environment;
 use crate::pod_resources;
 use crate::quantity;
 use crate::runtime::capabilities::ALLOWED_CAPABILITIES;
-use crate::runtime::control_groups::Limits;
+use crate::runtime::cgroups::Limits;
 use crate::runtime::{ContainerId, ContainerSpec, ImageSource};
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -7,10 +7,10 @@
 //!                 the disk is short? ──► images nobody uses go ──► still short? ──► the pod that holds the most goes
 //! ```
 //!
-//! Who is over what is decided in [`judgement`], which touches nothing; [`usage`] measures trees, and [`open_files`] what is in none.
+//! Who is over what is decided in [`decision`], which touches nothing; [`usage`] measures trees, and [`open_files`] what is in none.
 //! A pod that has not run since it was measured holds what it held, so that idle pods cost nothing.
 
-mod judgement;
+mod decision;
 mod open_files;
 mod usage;
 
@@ -24,8 +24,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use self::judgement::Pressure;
-use self::judgement::{PodUsage, Space};
+pub use self::decision::Pressure;
+use self::decision::{PodUsage, Space};
 use self::usage::Claim;
 use crate::config::Config;
 use crate::pod_lifecycle::Verdict;
@@ -208,7 +208,7 @@ impl<R: Runtime> Disk<R> {
     fn look(&self, pods: &HashMap<PodUid, Watched>, claims_are_due: bool) -> Found {
         let mut found = Found::default();
         for (uid, watched) in pods {
-            let limited = judgement::is_limited(&watched.pod);
+            let limited = decision::is_limited(&watched.pod);
             let claims = watched.claims.iter().flat_map(|claims| claims.iter());
             // The first look tells what was there before the pod.
             let first = watched.held.is_empty();
@@ -221,8 +221,8 @@ impl<R: Runtime> Disk<R> {
                 usage = self.measure(uid, watched, &mut found);
             }
             add_claims(&mut usage, usage::measure_claims(&claims));
-            let verdict = judgement::exceeded(&watched.pod, &usage)
-                .or_else(|| judgement::overgrown(&claims, &usage.claims, &watched.held));
+            let verdict = decision::exceeded(&watched.pod, &usage)
+                .or_else(|| decision::overgrown(&claims, &usage.claims, &watched.held));
             found
                 .verdicts
                 .extend(verdict.map(|verdict| (watched.sender.clone(), verdict)));
@@ -282,9 +282,9 @@ impl<R: Runtime> Disk<R> {
             (uid.clone(), usage)
         });
         let usages = usages.collect();
-        let heaviest = judgement::heaviest(&usages, pressure)?;
+        let heaviest = decision::heaviest(&usages, pressure)?;
         let sender = pods.get(heaviest)?.sender.clone();
-        Some((sender, judgement::short(pressure)))
+        Some((sender, decision::short(pressure)))
     }
 
     /// Removes every image that nobody uses.

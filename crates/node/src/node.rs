@@ -27,8 +27,8 @@ use crate::runtime::{PodIdentity, RecoveredPod, Runtime, RuntimeError};
 use crate::volumes::Volumes;
 use api::errors::chain;
 use container_runtime::assets;
+use container_runtime::cpu_fairness;
 use container_runtime::privileges::{Privileges, ROOTLESS_LIMITS};
-use container_runtime::turns;
 use event_recorder::{EventSink, Severity};
 
 /// How often the disk is looked at for images that could go.
@@ -380,8 +380,8 @@ fn spawn_upkeep(
         }
     });
     tasks.spawn(repair_network(shared.clone(), shutdown.clone()));
-    let groups = shared.runtime.control_groups().clone();
-    tasks.spawn(turns::run(groups, shutdown.clone()));
+    let groups = shared.runtime.cgroups().clone();
+    tasks.spawn(cpu_fairness::run(groups, shutdown.clone()));
     let (evicting, stop) = (shared.clone(), shutdown.clone());
     tasks.spawn(async move {
         let Shared {

@@ -481,7 +481,8 @@ print((used() - a) / os.sysconf('SC_CLK_TCK') / (time.monotonic() - t))
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
     let machine =
-        Machine::start_with(|config| config.processor_check = Duration::from_millis(500)).await;
+        Machine::start_with(|config| config.cpu_throttling_interval = Duration::from_millis(500))
+            .await;
     let neighbour = neighbour(&machine).await;
     let hog = "import os\n[os.fork() for _ in range(3)]\nwhile True: pass";
     machine
@@ -515,7 +516,7 @@ async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
 
 /// How many pods' groups have the processors only while nobody else wants them.
 fn yielding(machine: &Machine) -> usize {
-    let group = container_runtime::control_group(&machine.config.data_dir);
+    let group = container_runtime::cgroup(&machine.config.data_dir);
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     let pods = mounts.flat_map(|mount| std::fs::read_dir(format!("{mount}/{group}")));

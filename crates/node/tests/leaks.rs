@@ -115,7 +115,7 @@ fn left_behind(data_dir: &Path) -> BTreeSet<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mounts = mounts.lines().filter(|line| line.contains(&shown));
     found.extend(mounts.map(|line| format!("mount {line}")));
-    let group = container_runtime::control_group(data_dir);
+    let group = container_runtime::cgroup(data_dir);
     for hierarchy in names(Path::new("/sys/fs/cgroup")) {
         let path = Path::new("/sys/fs/cgroup").join(hierarchy).join(&group);
         if path.exists() {

@@ -109,7 +109,7 @@ async fn everything_of_a_node_that_is_gone_can_be_given_back_and_its_pods_start_
         reclaim(&data_dir).await.ok()
     })
     .await;
-    assert!(reclaimed.share && reclaimed.groups > 0 && reclaimed.links > 0 && reclaimed.mounts > 0);
+    assert!(reclaimed.ranges && reclaimed.groups > 0 && reclaimed.links > 0 && reclaimed.mounts > 0);
     assert_eq!(support::of_machine(&data_dir), Vec::<String>::new());
     assert!(reclaim(&data_dir).await.unwrap().is_nothing());
 

@@ -9,7 +9,7 @@
 //! firewall       rules → one nftables transaction (pure), and the program that puts it into force
 //! enforcer       watches policies, pods and namespaces, and keeps the two above in step
 //! table_monitor  notices when another program changes the table
-//! losses         notices when another program removes a link or a routing rule
+//! removal_monitor  notices when another program removes a link or a routing rule
 //! resolver       the cluster's names for pods, on the node's own address
 //! ```
 //!
@@ -24,11 +24,11 @@ pub mod enforcer;
 pub mod firewall;
 mod link_filter;
 pub mod links;
-pub mod losses;
 pub mod names;
 pub mod namespaces;
 pub mod pod_cidr;
 pub mod policy;
+pub mod removal_monitor;
 pub mod resolver;
 pub mod routing_rules;
 mod sysctls;

@@ -85,7 +85,7 @@ pub struct PodNetwork6 {
 
 impl PodNetwork6 {
     fn of(names: &Names) -> Self {
-        let digits = short_hash(names.control_group.as_bytes(), 5);
+        let digits = short_hash(names.cgroup.as_bytes(), 5);
         let site = u64::from_str_radix(&digits, 16).unwrap_or(0);
         Self {
             prefix: (0xfd << 56) | (site << 16),
@@ -126,18 +126,18 @@ pub struct Wiring {
 pub struct Layout {
     pub names: Names,
     /// The node's number on its machine.
-    pub share: u32,
+    pub node_index: u32,
     pub range: PodNetwork,
     /// Absent where there is no IPv6, with the reason.
     range6: Result<PodNetwork6, String>,
 }
 
 impl Layout {
-    pub fn new(names: Names, share: u32, range: PodNetwork) -> Self {
+    pub fn new(names: Names, node_index: u32, range: PodNetwork) -> Self {
         let range6 = ipv6_is_usable().map(|()| PodNetwork6::of(&names));
         Self {
             names,
-            share,
+            node_index,
             range,
             range6,
         }
@@ -235,7 +235,7 @@ impl Network {
     /// Puts the routing rules into force that drop what nobody has judged. Repeating it changes nothing.
     pub async fn install_rules(&self) -> Result<(), NetworkError> {
         let scope = Scope {
-            share: self.layout.share,
+            node_index: self.layout.node_index,
             ranges: self.layout.ranges(),
             node: self.layout.node_addresses(),
             forwarding: self.forwarding,
@@ -386,7 +386,7 @@ impl Network {
 
     /// Removes the node's own interface and its routing rules; every pod must be gone.
     pub async fn close(&self) -> Result<(), NetworkError> {
-        routing_rules::remove(&self.handle, &self.rules_lock, self.layout.share).await?;
+        routing_rules::remove(&self.handle, &self.rules_lock, self.layout.node_index).await?;
         self.handle
             .link()
             .del(self.holder)
@@ -408,13 +408,13 @@ pub(super) fn name_of(link: &LinkMessage) -> Option<&str> {
 /// Removes every link of a node whose process is gone, and the routing rules of its share if it has one; how many links there were.
 pub async fn remove_all(
     names: &Names,
-    share: Option<u32>,
+    node_index: Option<u32>,
     rules_lock: &Path,
 ) -> Result<usize, NetworkError> {
     let (connection, handle, _) = new_connection().map_err(NetworkError::Socket)?;
     let connection = tokio::spawn(connection);
-    if let Some(share) = share {
-        routing_rules::remove(&handle, rules_lock, share).await?;
+    if let Some(node_index) = node_index {
+        routing_rules::remove(&handle, rules_lock, node_index).await?;
     }
     let links: Vec<LinkMessage> = handle
         .link()

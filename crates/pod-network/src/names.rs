@@ -29,20 +29,20 @@ pub struct Names {
     /// The nftables table.
     pub table: String,
     /// The control group below which every pod's is.
-    pub control_group: String,
+    pub cgroup: String,
     /// Where to start looking for a free share of the machine's addresses and identities.
-    pub preferred_share: u32,
+    pub preferred_index: u32,
 }
 
 impl Names {
     pub fn of(data_dir: &Path) -> Self {
         let tag = short_hash(data_dir.as_os_str().as_encoded_bytes(), 4);
-        let preferred_share = u32::from_str_radix(&tag, 16).unwrap_or(0);
+        let preferred_index = u32::from_str_radix(&tag, 16).unwrap_or(0);
         Self {
             holder: format!("asb-{tag}"),
             table: format!("agent_sandbox_{tag}"),
-            control_group: format!("agent-sandbox-{tag}"),
-            preferred_share,
+            cgroup: format!("agent-sandbox-{tag}"),
+            preferred_index,
             tag,
         }
     }

@@ -44,7 +44,7 @@ const FILE_EXISTS: i32 = -17;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
     /// The node's number on its machine.
-    pub share: u32,
+    pub node_index: u32,
     /// Where pods' addresses come from, at most one range per family.
     pub ranges: Vec<AddressBlock>,
     /// The node's own addresses among pods.
@@ -135,7 +135,7 @@ impl PolicyRule {
 
 /// The rules of a node. Pure.
 fn wanted(scope: &Scope) -> Vec<PolicyRule> {
-    let base = FIRST + scope.share * RULES_PER_NODE;
+    let base = FIRST + scope.node_index * RULES_PER_NODE;
     let mut rules = Vec::new();
     for range in &scope.ranges {
         let family = family_of(range);
@@ -171,8 +171,8 @@ fn family_of(block: &AddressBlock) -> AddressFamily {
     }
 }
 
-fn is_of(share: u32, priority: u32) -> bool {
-    let base = FIRST + share * RULES_PER_NODE;
+fn is_of(node_index: u32, priority: u32) -> bool {
+    let base = FIRST + node_index * RULES_PER_NODE;
     (base..base + RULES_PER_NODE).contains(&priority)
 }
 
@@ -190,7 +190,7 @@ pub async fn install(handle: &Handle, lock: &Path, scope: &Scope) -> Result<(), 
         }
         for found in list(handle, family).await? {
             let rule = PolicyRule::of(&found);
-            let is_stale = is_of(scope.share, rule.priority) && !wanted.contains(&rule);
+            let is_stale = is_of(scope.node_index, rule.priority) && !wanted.contains(&rule);
             if is_stale || is_original_local(&found) {
                 delete(handle, found).await?;
             }
@@ -200,7 +200,7 @@ pub async fn install(handle: &Handle, lock: &Path, scope: &Scope) -> Result<(), 
 }
 
 /// Takes a node's rules away. With the last node's rules the local table's rule goes back to where it was.
-pub async fn remove(handle: &Handle, lock: &Path, share: u32) -> Result<(), NetworkError> {
+pub async fn remove(handle: &Handle, lock: &Path, node_index: u32) -> Result<(), NetworkError> {
     let _lock = lock_exclusively(lock).await?;
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         // A kernel without the family has nothing to list.
@@ -209,7 +209,7 @@ pub async fn remove(handle: &Handle, lock: &Path, share: u32) -> Result<(), Netw
         };
         let (own, others): (Vec<_>, Vec<_>) = found
             .into_iter()
-            .partition(|found| is_of(share, PolicyRule::of(found).priority));
+            .partition(|found| is_of(node_index, PolicyRule::of(found).priority));
         if own.is_empty() {
             continue;
         }
@@ -287,7 +287,7 @@ mod tests {
 
     fn scope(forwarding: Forwarding) -> Scope {
         Scope {
-            share: 2,
+            node_index: 2,
             ranges: vec![
                 "10.202.0.0/16".parse().unwrap(),
                 "fd00:1::/64".parse().unwrap(),
@@ -334,13 +334,13 @@ mod tests {
     fn the_rules_of_all_nodes_come_before_the_local_table_and_do_not_meet() {
         use crate::names::NODES_MAX;
         let mut seen = std::collections::BTreeSet::new();
-        for share in 0..NODES_MAX {
+        for node_index in 0..NODES_MAX {
             let scope = Scope {
-                share,
+                node_index,
                 ..scope(Forwarding::Off)
             };
             for rule in wanted(&scope) {
-                assert!(rule.priority < LOCAL && is_of(share, rule.priority));
+                assert!(rule.priority < LOCAL && is_of(node_index, rule.priority));
                 let is_ipv4 = rule.family == AddressFamily::Inet;
                 assert!(seen.insert((is_ipv4, rule.priority)));
             }

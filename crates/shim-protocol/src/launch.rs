@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 /// The UID and GID range of a pod's user namespace: container ID 0 maps to host ID `base`, and the range has `count` IDs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IdentityRange {
+pub struct UidRange {
     pub base: u32,
     pub count: u32,
 }
 
-impl IdentityRange {
+impl UidRange {
     /// Whether the range has only one ID, as on a node that runs without root.
     pub fn is_single(self) -> bool {
         self.count == 1
@@ -31,7 +31,7 @@ pub struct NamespacePins {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NamespacesRequest {
     pub pins: NamespacePins,
-    pub identities: IdentityRange,
+    pub uid_range: UidRange,
 }
 
 /// The response to a [`NamespacesRequest`]: one JSON value on standard output.
@@ -67,7 +67,7 @@ pub struct BindSource {
     /// Whether a missing `sub_path` is created as a directory.
     pub create_sub_path: bool,
     /// Whether the mount is ID-mapped: files have the container's IDs on disk. Otherwise they have host IDs of the pod's range.
-    pub identity_mapped: bool,
+    pub id_mapped: bool,
     /// Whether submounts of `path` are included.
     pub recursive: bool,
 }
@@ -184,14 +184,14 @@ pub struct ContainerFiles {
 pub struct Preparation {
     pub pins: NamespacePins,
     /// The directories of the cgroups to start in.
-    pub control_groups: Vec<PathBuf>,
+    pub cgroups: Vec<PathBuf>,
     pub out_of_memory_score: i32,
 }
 
 /// Asks a prepared `shim launch` to start a container: the rest of its standard input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Launch {
-    pub identities: IdentityRange,
+    pub uid_range: UidRange,
     pub hostname: String,
     /// The PID namespace of another container of the pod to join, instead of creating a new one.
     pub pid_namespace: Option<PathBuf>,

@@ -14,9 +14,9 @@ pub use frame::{
     HEADER_BYTES, MAXIMUM_PAYLOAD_BYTES, SignalRequest, StartedReport, WindowSize, decode, encode,
 };
 pub use launch::{
-    BindSource, ContainerExit, ContainerFiles, Entrance, IdentityRange, Launch, LaunchAnswer,
-    Layer, Mount, MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Outside,
-    Preparation, Process, ResourceLimit, RootFilesystem, User,
+    BindSource, ContainerExit, ContainerFiles, Entrance, Launch, LaunchAnswer, Layer, Mount,
+    MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Outside, Preparation, Process,
+    ResourceLimit, RootFilesystem, UidRange, User,
 };
 
 /// The examples of README.md.

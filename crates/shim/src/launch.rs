@@ -75,11 +75,11 @@ fn prepare_and_start() -> Result<LaunchAnswer, Failure> {
 fn prepare(preparation: &Preparation) -> Result<Prepared, Failure> {
     let Preparation {
         pins,
-        control_groups,
+        cgroups,
         out_of_memory_score,
     } = preparation;
     rustix::process::umask(Mode::empty());
-    join_cgroups(control_groups, *out_of_memory_score)?;
+    join_cgroups(cgroups, *out_of_memory_score)?;
     // Optional: without it the container runs as well, only other containers wait longer for the CPU.
     let _ = syscalls::set_time_slice(TIME_SLICE);
     let user_namespace = open(&pins.user)?;

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dev, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
-use shim_protocol::{BindSource, IdentityRange, Launch, Mount, MountKind, Outside};
+use shim_protocol::{BindSource, Launch, Mount, MountKind, Outside, UidRange};
 
 use crate::failure::{During, Failure};
 use crate::sub_path::{self, Missing};
@@ -82,7 +82,7 @@ fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd
     let stage = match launch.outside {
         None => memory_file_system(64 << 10, 0o700, None),
         // Another runtime finds its bundle here, and keeps its state here for the life of the container.
-        Some(_) => memory_file_system(4 << 20, 0o700, Some(launch.identities)),
+        Some(_) => memory_file_system(4 << 20, 0o700, Some(launch.uid_range)),
     }
     .during("making the stage")?;
     attach(stage.as_fd(), CWD, &launch.stage).during("mounting the stage")?;
@@ -96,7 +96,7 @@ fn mount_root(launch: &Launch, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd
             .during(format_args!("opening layer {}", layer.path.display()))?;
         map_ids(
             tree.as_fd(),
-            Some(user_namespace).filter(|_| !launch.identities.is_single()),
+            Some(user_namespace).filter(|_| !launch.uid_range.is_single()),
             READ_ONLY,
         )
         .during(format_args!("mapping layer {}", layer.path.display()))?;
@@ -129,7 +129,7 @@ fn overlay(launch: &Launch, lower: &[String]) -> rustix::io::Result<OwnedFd> {
     rustix::mount::fsconfig_set_string(&context, "upperdir", by_descriptor(&upper).as_str())?;
     let work = open_path(&launch.root.work)?;
     rustix::mount::fsconfig_set_string(&context, "workdir", by_descriptor(&work).as_str())?;
-    if launch.identities.is_single() {
+    if launch.uid_range.is_single() {
         // Without root, overlayfs keeps its metadata in user extended attributes.
         rustix::mount::fsconfig_set_flag(&context, "userxattr")?;
     }
@@ -193,14 +193,14 @@ pub fn attach(
 pub fn memory_file_system(
     size_bytes: u64,
     mode: u32,
-    owner: Option<IdentityRange>,
+    owner: Option<UidRange>,
 ) -> rustix::io::Result<OwnedFd> {
     let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, "source", "tmpfs")?;
     rustix::mount::fsconfig_set_string(&context, "size", size_bytes.to_string().as_str())?;
     rustix::mount::fsconfig_set_string(&context, "mode", format!("{mode:o}").as_str())?;
-    if let Some(identities) = owner {
-        let base = identities.base.to_string();
+    if let Some(uid_range) = owner {
+        let base = uid_range.base.to_string();
         rustix::mount::fsconfig_set_string(&context, "uid", base.as_str())?;
         rustix::mount::fsconfig_set_string(&context, "gid", base.as_str())?;
     }
@@ -222,7 +222,7 @@ impl Builder<'_> {
                 if mount.no_exec {
                     attributes |= libc::MOUNT_ATTR_NOEXEC;
                 }
-                if source.identity_mapped && !self.launch.identities.is_single() {
+                if source.id_mapped && !self.launch.uid_range.is_single() {
                     syscalls::mount_set_attributes(
                         tree.as_fd(),
                         false,
@@ -259,7 +259,7 @@ impl Builder<'_> {
                     .during(format_args!("mounting {shown}"))
             }
             MountKind::Memory { size_bytes, mode } => {
-                let tree = memory_file_system(*size_bytes, *mode, Some(self.launch.identities))
+                let tree = memory_file_system(*size_bytes, *mode, Some(self.launch.uid_range))
                     .during(format_args!("making a tmpfs for {shown}"))?;
                 let mut attributes = libc::MOUNT_ATTR_NODEV;
                 if mount.no_exec {
@@ -300,12 +300,12 @@ impl Builder<'_> {
     }
 
     fn missing_policy(&self, source: &BindSource) -> Missing {
-        let identities = self.launch.identities;
-        match (source.create_sub_path, source.identity_mapped) {
+        let uid_range = self.launch.uid_range;
+        match (source.create_sub_path, source.id_mapped) {
             (false, _) => Missing::IsAnError,
             // With an ID-mapped mount, the container's IDs are on the disk unmapped.
-            (true, true) if !identities.is_single() => Missing::CreateFor(0),
-            (true, _) => Missing::CreateFor(identities.base),
+            (true, true) if !uid_range.is_single() => Missing::CreateFor(0),
+            (true, _) => Missing::CreateFor(uid_range.base),
         }
     }
 
@@ -371,7 +371,7 @@ impl Builder<'_> {
     }
 
     fn give_to_container(&self, directory: BorrowedFd<'_>, name: &Path) -> rustix::io::Result<()> {
-        let base = self.launch.identities.base;
+        let base = self.launch.uid_range.base;
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
         rustix::fs::chownat(
             directory,
@@ -384,13 +384,13 @@ impl Builder<'_> {
 
     /// Mounts a `/dev` with the devices that every program expects and no others.
     fn mount_devices(&mut self) -> Result<(), Failure> {
-        let devices = memory_file_system(64 << 10, 0o755, Some(self.launch.identities))
+        let devices = memory_file_system(64 << 10, 0o755, Some(self.launch.uid_range))
             .during("making /dev")?;
         self.populate_devices(devices.as_fd())
             .during("filling /dev")?;
         let target = self.target(Path::new("dev"), FileType::Directory)?;
         attach(devices.as_fd(), target.as_fd(), Path::new("")).during("mounting /dev")?;
-        if self.launch.identities.is_single() {
+        if self.launch.uid_range.is_single() {
             show_devices(devices.as_fd()).during("showing the machine's devices")?;
         }
 
@@ -404,7 +404,7 @@ impl Builder<'_> {
             None => memory_file_system(
                 self.launch.shared_memory_bytes,
                 0o1777,
-                Some(self.launch.identities),
+                Some(self.launch.uid_range),
             )
             .during("making /dev/shm")?,
         };
@@ -423,7 +423,7 @@ impl Builder<'_> {
             ("pts/ptmx", "ptmx"),
         ];
         for (name, major, minor) in NODES {
-            if self.launch.identities.is_single() {
+            if self.launch.uid_range.is_single() {
                 continue;
             }
             let device: Dev = rustix::fs::makedev(major, minor);
@@ -452,10 +452,10 @@ impl Builder<'_> {
         rustix::mount::fsconfig_set_string(&context, "max", most.as_str())?;
         rustix::mount::fsconfig_set_string(&context, "ptmxmode", "0666")?;
         rustix::mount::fsconfig_set_string(&context, "mode", "0620")?;
-        let group = if self.launch.identities.is_single() {
-            self.launch.identities.base
+        let group = if self.launch.uid_range.is_single() {
+            self.launch.uid_range.base
         } else {
-            self.launch.identities.base + TERMINAL_GROUP
+            self.launch.uid_range.base + TERMINAL_GROUP
         }
         .to_string();
         rustix::mount::fsconfig_set_string(&context, "gid", group.as_str())?;

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Pid, WaitOptions, waitpid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
-use shim_protocol::{IdentityRange, NamespacesAnswer, NamespacesRequest};
+use shim_protocol::{NamespacesAnswer, NamespacesRequest, UidRange};
 
 use crate::failure::{During, Failure};
 use crate::syscalls::{self, Side};
@@ -54,15 +54,15 @@ fn make(request: &NamespacesRequest) -> Result<(), Failure> {
         let namespace = format!("/proc/{}/ns/net", pid.as_raw_nonzero());
         let namespace = Path::new(&namespace);
         crate::launch::join(namespace, LinkNameSpaceType::Network)?;
-        set_network_defaults(request.identities);
+        set_network_defaults(request.uid_range);
         pin(namespace, &request.pins.network)
     })
 }
 
 /// Lets a container bind port 80 and send pings without capabilities over its network. On kernels without a setting
 /// only that convenience is missing.
-fn set_network_defaults(identities: IdentityRange) {
-    let last = identities.base + identities.count - 1;
+fn set_network_defaults(uid_range: UidRange) {
+    let last = uid_range.base + uid_range.count - 1;
     let settings = [
         (
             "/proc/sys/net/ipv4/ip_unprivileged_port_start",
@@ -70,7 +70,7 @@ fn set_network_defaults(identities: IdentityRange) {
         ),
         (
             "/proc/sys/net/ipv4/ping_group_range",
-            format!("{} {last}", identities.base),
+            format!("{} {last}", uid_range.base),
         ),
     ];
     for (path, value) in settings {
@@ -96,11 +96,11 @@ fn with_namespaces(
     let (wait, release) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).during("making a pipe")?;
     let flags = u64::try_from(flags).expect("positive flags");
-    let identities = request.identities;
-    let cloned = if identities.is_single() {
+    let uid_range = request.uid_range;
+    let cloned = if uid_range.is_single() {
         syscalls::clone_child(flags)
     } else {
-        let cloned = syscalls::clone_child_for(identities.base, flags);
+        let cloned = syscalls::clone_child_for(uid_range.base, flags);
         // The kernel clears the parent-death signal when the user changes.
         crate::die_with_node().during("following the node")?;
         cloned
@@ -108,7 +108,7 @@ fn with_namespaces(
     match cloned.during("making a user namespace")? {
         Side::Child => {
             drop(release);
-            if identities.is_single() {
+            if uid_range.is_single() {
                 limit_single_user();
             }
             wait_for_end(wait);
@@ -139,10 +139,7 @@ fn wait_for_end(pipe: OwnedFd) {
 
 fn map_and_pin(request: &NamespacesRequest, pid: Pid) -> Result<(), Failure> {
     let pid = pid.as_raw_nonzero();
-    let map = format!(
-        "0 {} {}\n",
-        request.identities.base, request.identities.count
-    );
+    let map = format!("0 {} {}\n", request.uid_range.base, request.uid_range.count);
     for file in ["uid_map", "gid_map"] {
         let path = format!("/proc/{pid}/{file}");
         let mut file = File::options().write(true).open(&path).during(&path)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use container_runtime::agent::Output;
-use container_runtime::control_groups::Limits;
+use container_runtime::cgroups::Limits;
 use container_runtime::native::NativeRuntime;
 use container_runtime::{
     ContainerId, ContainerSpec, ImageSource, PodIdentity, PodSandboxSpec, Runtime,

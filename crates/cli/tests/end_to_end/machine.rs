@@ -74,7 +74,7 @@ pub fn tag_of(home: &Path) -> String {
         .join("node")
         .canonicalize()
         .expect("its node has a directory");
-    let group = container_runtime::control_group(&node);
+    let group = container_runtime::cgroup(&node);
     let tag = group.strip_prefix("agent-sandbox-");
     tag.expect("groups are named after the program").to_owned()
 }

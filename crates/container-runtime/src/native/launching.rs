@@ -82,7 +82,7 @@ impl NativeRuntime {
             ImageSource::Stored { image, .. } => Some(image.clone()),
         };
         let start = Start {
-            groups: self.control_groups.clone(),
+            groups: self.cgroups.clone(),
             shim: self.programs.shim.clone(),
             images: self.images.clone(),
             stored,
@@ -126,7 +126,7 @@ impl NativeRuntime {
         }
         let shared_memory = Some(self.slots.shared_memory(slot)).filter(|path| path.exists());
         Launch {
-            identities: self.slots.identities(slot),
+            uid_range: self.slots.uid_range(slot),
             hostname: pod.hostname.clone(),
             pid_namespace: None,
             stage: self.run.join("stage"),
@@ -140,7 +140,7 @@ impl NativeRuntime {
             mounts: self.mounts(spec, root.mounts, &directory),
             shared_memory,
             shared_memory_bytes: SHARED_MEMORY_BYTES,
-            terminals: self.tables.terminals,
+            terminals: self.container_limits.terminals,
             masked_paths: MASKED.iter().map(PathBuf::from).collect(),
             read_only_paths: READ_ONLY.iter().map(PathBuf::from).collect(),
             seccomp_programs: self.seccomp_programs.clone(),
@@ -152,7 +152,7 @@ impl NativeRuntime {
                 user: root.user,
                 capabilities: spec.capabilities,
                 no_new_privileges: spec.no_new_privileges,
-                limits: limits(self.tables.open_files),
+                limits: limits(self.container_limits.open_files),
                 terminal: spec.terminal,
                 stdin: spec.stdin,
                 stdin_once: spec.stdin_once,
@@ -235,7 +235,7 @@ pub(super) fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
             path: source.to_owned(),
             sub_path: None,
             create_sub_path: false,
-            identity_mapped: false,
+            id_mapped: false,
             recursive: false,
         }),
         read_only,

@@ -1,7 +1,7 @@
 //! Restores the parts of the pod network that another program removes: a pod's link (`ip link del`), the routing rules (`ip rule flush`).
 
 use api::errors::chain;
-use pod_network::losses::{Loss, Losses};
+use pod_network::removal_monitor::{Removal, RemovalMonitor};
 use tokio_util::sync::CancellationToken;
 
 use super::NativeRuntime;
@@ -21,17 +21,17 @@ impl NativeRuntime {
     /// Repairs the pod network until `shutdown`, and reports each pod whose link was lost.
     pub async fn repair_network(&self, report: impl Fn(LostLink), shutdown: CancellationToken) {
         let names = self.network().layout().names.clone();
-        let mut losses = match Losses::open(names) {
-            Ok(losses) => losses,
+        let mut removals = match RemovalMonitor::open(names) {
+            Ok(removals) => removals,
             Err(error) => {
                 tracing::warn!(error = %chain(&error), "links that others remove are not made again");
                 return;
             }
         };
-        while let Some(Some(loss)) = shutdown.run_until_cancelled(losses.next()).await {
-            match loss {
-                Loss::Link(slot) => self.restore_link(slot, &report).await,
-                Loss::Rule => {
+        while let Some(Some(removal)) = shutdown.run_until_cancelled(removals.next()).await {
+            match removal {
+                Removal::Link(slot) => self.restore_link(slot, &report).await,
+                Removal::Rule => {
                     if let Err(error) = self.network().install_rules().await {
                         tracing::error!(error = %chain(&error), "routing rules that isolate pods cannot be restored");
                     }

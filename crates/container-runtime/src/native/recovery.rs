@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-use super::process_holder::PROCESS_HOLDER;
+use super::pid_namespace_holder::PID_NAMESPACE_HOLDER;
 use super::records::{
     ContainerRecord, Group, Recorded, SandboxRecord, read_record, set_aside, write_record,
 };
@@ -45,20 +45,20 @@ fn read_sandbox(directory: &Path) -> Result<Recorded<SandboxRecord>, RuntimeErro
 }
 
 /// The slots that pods below `pods` hold.
-pub(super) fn used_slots(pods: &Path, share: u32) -> Result<BTreeSet<u32>, RuntimeError> {
+pub(super) fn used_slots(pods: &Path, node_index: u32) -> Result<BTreeSet<u32>, RuntimeError> {
     let mut used = BTreeSet::new();
     for pod in entries(pods) {
         let directory = pods.join(pod);
         used.extend(match read_sandbox(&directory)? {
             Recorded::Known(record) => record.slot,
-            Recorded::Absent | Recorded::Unreadable => slot_of_files(&directory, share),
+            Recorded::Absent | Recorded::Unreadable => slot_of_files(&directory, node_index),
         });
     }
     Ok(used)
 }
 
 /// The slot that a pod's files belong to, by their owner. It tells what a lost record would have told.
-fn slot_of_files(directory: &Path, share: u32) -> Option<u32> {
+fn slot_of_files(directory: &Path, node_index: u32) -> Option<u32> {
     let below = |path: PathBuf| {
         let names = entries(&path).into_iter();
         names.map(move |name| path.join(name)).collect::<Vec<_>>()
@@ -71,7 +71,7 @@ fn slot_of_files(directory: &Path, share: u32) -> Option<u32> {
         .chain(below(directory.join("volumes")));
     files
         .filter_map(|file| fs::symlink_metadata(file).ok())
-        .find_map(|file| slots::slot_of_identity(share, file.uid()))
+        .find_map(|file| slots::slot_of_uid(node_index, file.uid()))
 }
 
 impl NativeRuntime {
@@ -115,7 +115,7 @@ impl NativeRuntime {
             .map(|slot| PodSandbox {
                 address: self.slots.network().address(slot),
                 ipv6_address: self.slots.network().ipv6_address(slot),
-                identity_base: self.slots.identities(slot).base,
+                uid_base: self.slots.uid_range(slot).base,
             });
         // One that was freed was not lost.
         let is_lost = sandbox.is_none() && record.slot.is_some();
@@ -132,8 +132,8 @@ impl NativeRuntime {
     /// volumes it had and in the slot that they belong to.
     async fn replace_record(&self, uid: &str) -> Result<SandboxRecord, RuntimeError> {
         let directory = self.pods.join(uid);
-        let slot = slot_of_files(&directory, self.share.number());
-        let (groups, pod) = (self.control_groups.clone(), uid.to_owned());
+        let slot = slot_of_files(&directory, self.ranges.index());
+        let (groups, pod) = (self.cgroups.clone(), uid.to_owned());
         blocking(move || Ok(groups.remove_pod(&pod)?)).await?;
         if let Some(slot) = slot {
             self.slots.tear_down(slot).await?;
@@ -163,7 +163,7 @@ impl NativeRuntime {
 
     /// The pods of which something is on this machine. Slots that nobody has are freed, with whatever runs in them.
     pub(super) async fn sweep_groups(&self) -> Vec<String> {
-        let (groups, directory) = (self.control_groups.clone(), self.pods.clone());
+        let (groups, directory) = (self.cgroups.clone(), self.pods.clone());
         let looked = blocking(move || Ok((groups.pods(), entries(&directory)))).await;
         let (groups, directories) = looked.unwrap_or_default();
         let mut found: BTreeSet<String> = directories.into_iter().collect();
@@ -206,7 +206,7 @@ impl NativeRuntime {
                 }
             }
             // It belongs to the sandbox; nobody but this runtime knows of it.
-            recovered.extend(latest.filter(|run| run.id.container != PROCESS_HOLDER));
+            recovered.extend(latest.filter(|run| run.id.container != PID_NAMESPACE_HOLDER));
         }
         recovered
     }
@@ -290,10 +290,8 @@ impl NativeRuntime {
             .map(Group::of_slot)
             .filter(|group| !self.is_recorded(&id.pod, group));
         for group in std::iter::once(Group::of(id)).chain(waited) {
-            self.control_groups.kill(&group.parent, &group.name);
-            let _ = self
-                .control_groups
-                .remove_container(&group.parent, &group.name);
+            self.cgroups.kill(&group.parent, &group.name);
+            let _ = self.cgroups.remove_container(&group.parent, &group.name);
         }
     }
 
@@ -312,13 +310,13 @@ impl NativeRuntime {
     }
 
     fn remove_stray_groups(&self, pods: &[RecoveredPod]) {
-        for group in self.control_groups.pods() {
+        for group in self.cgroups.pods() {
             let known = match slots::slot_of_group(&group) {
                 Some(slot) => self.slots.is_taken(slot),
                 None => pods.iter().any(|pod| pod.identity.uid == group),
             };
             if !known {
-                let _ = self.control_groups.remove_pod(&group);
+                let _ = self.cgroups.remove_pod(&group);
             }
         }
     }

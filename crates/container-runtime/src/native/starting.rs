@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::launching::start_ticks;
 use super::records::{ContainerRecord, Group, write_whole};
 use super::{failure, image_user};
-use crate::control_groups::ControlGroups;
+use crate::cgroups::Cgroups;
 use crate::handlers;
 use crate::launcher::Launcher;
 use crate::slots::OUT_OF_MEMORY_SCORE;
@@ -25,7 +25,7 @@ const NO_PROCESS: i32 = 0;
 
 /// What starting a container takes that blocks.
 pub(super) struct Start {
-    pub(super) groups: ControlGroups,
+    pub(super) groups: Cgroups,
     pub(super) shim: PathBuf,
     pub(super) images: Arc<images::Images>,
     /// The image to hold on to, if it is one of the store.
@@ -86,7 +86,7 @@ impl Start {
 
     /// The launcher that waits, or a new one, in the container's control group with its limits.
     fn launcher(&self, group: &Group, waiting: Option<Launcher>) -> Result<Launcher, RuntimeError> {
-        let control_groups = self
+        let cgroups = self
             .groups
             .create(&group.parent, &group.name, &self.spec.limits)?;
         if let Some(launcher) = waiting {
@@ -94,7 +94,7 @@ impl Start {
         }
         let preparation = Preparation {
             pins: self.pins.clone(),
-            control_groups,
+            cgroups,
             out_of_memory_score: OUT_OF_MEMORY_SCORE,
         };
         Launcher::start(&self.shim, &preparation)
@@ -102,7 +102,7 @@ impl Start {
 }
 
 fn prepare_directories(launch: &Launch) -> io::Result<()> {
-    let base = launch.identities.base;
+    let base = launch.uid_range.base;
     for path in [&launch.root.upper, &launch.root.work] {
         // A leftover of a start that was cut short; an overlay refuses a used work directory.
         let _ = directory_tree::remove(path);

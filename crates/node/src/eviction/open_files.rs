@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Pod;
 use rustix::process::Pid;
 
-use super::judgement::PodUsage;
+use super::decision::PodUsage;
 use crate::runtime::ContainerProcesses;
 use crate::runtime::slots::is_on;
 use directory_tree::Usage;

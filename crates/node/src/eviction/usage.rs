@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 
-use super::judgement::{PodUsage, disk_volumes};
+use super::decision::{PodUsage, disk_volumes};
 use crate::api_objects::{self, References};
 use crate::quantity;
 use crate::volumes::claims;

@@ -35,7 +35,7 @@ fn sandbox() -> Sandbox {
     Sandbox::Ready(PodSandbox {
         address: Ipv4Addr::new(10, 0, 0, 5),
         ipv6_address: Some("fd00::5".parse().unwrap()),
-        identity_base: 1 << 20,
+        uid_base: 1 << 20,
     })
 }
 

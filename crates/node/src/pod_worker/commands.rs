@@ -223,7 +223,7 @@ impl<R: Runtime> PodWorker<R> {
         let (shared, reports) = (self.shared.clone(), self.tasks.reports.clone());
         let id = self.id(container, run);
         self.tasks.observe(async move {
-            let interval = shared.config.processor_check;
+            let interval = shared.config.cpu_throttling_interval;
             let report = |throttled| {
                 let event = Event::Throttled {
                     container: id.container.clone(),

@@ -120,7 +120,7 @@ pub(super) async fn prepare<R: Runtime>(
             .map_err(|error| NotPrepared::mount(chain(&error)))?;
         shared
             .volumes
-            .prepare(uid, pod, &objects, &surroundings, sandbox.identity_base)
+            .prepare(uid, pod, &objects, &surroundings, sandbox.uid_base)
             .await
             .map_err(|error| {
                 let looked_at = Awaited::in_namespace(namespace).references(&references, &objects);
@@ -153,7 +153,7 @@ pub(super) async fn refresh_volumes<R: Runtime>(
             let objects = api_objects::fetch(&shared.client, namespace, &references)
                 .await
                 .map_err(|error| chain(&error))?;
-            let base = sandbox.identity_base;
+            let base = sandbox.uid_base;
             let refreshing =
                 shared
                     .volumes

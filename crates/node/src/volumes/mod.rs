@@ -128,7 +128,7 @@ impl std::fmt::Debug for Volumes {
 /// How a volume reaches a container.
 struct Source {
     path: PathBuf,
-    identity_mapped: bool,
+    id_mapped: bool,
     read_only: bool,
 }
 
@@ -162,7 +162,7 @@ impl Volumes {
         pod: &Pod,
         objects: &Objects,
         surroundings: &Surroundings,
-        identity_base: u32,
+        uid_base: u32,
     ) -> Result<(), VolumeError> {
         let group = group_of(pod);
         for volume in volumes_of(pod) {
@@ -180,7 +180,7 @@ impl Volumes {
                     fs::create_dir_all(&path).map_err(failed)?;
                     path
                 };
-                give(&path, identity_base, group, 0o777).map_err(failed)?;
+                give(&path, uid_base, group, 0o777).map_err(failed)?;
             } else if let Some(claim) = claim_name(pod, volume) {
                 let path = self.claim_path(volume, &claim, objects)?;
                 fs::create_dir_all(&path).map_err(failed)?;
@@ -218,7 +218,7 @@ impl Volumes {
                         path
                     }
                 };
-                write_files(&path, &content.files, identity_base, group).map_err(failed)?;
+                write_files(&path, &content.files, uid_base, group).map_err(failed)?;
             }
         }
         Ok(())
@@ -304,7 +304,7 @@ impl Volumes {
                         path: source.path,
                         sub_path,
                         create_sub_path: !source.read_only,
-                        identity_mapped: source.identity_mapped,
+                        id_mapped: source.id_mapped,
                         recursive: false,
                     }),
                     read_only: source.read_only || wanted.read_only == Some(true),
@@ -332,14 +332,14 @@ impl Volumes {
                 .is_some_and(|claim| claim.read_only == Some(true));
             return Ok(Source {
                 path: self.claim_path(volume, &claim, objects)?,
-                identity_mapped: true,
+                id_mapped: true,
                 read_only,
             });
         }
         if let Some(host) = &volume.host_path {
             return Ok(Source {
                 path: PathBuf::from(&host.path),
-                identity_mapped: false,
+                id_mapped: false,
                 read_only: false,
             });
         }
@@ -351,7 +351,7 @@ impl Volumes {
         };
         Ok(Source {
             path,
-            identity_mapped: false,
+            id_mapped: false,
             read_only: volume.empty_dir.is_none(),
         })
     }

@@ -75,7 +75,7 @@ impl Volumes {
         pod: &Pod,
         objects: &Objects,
         surroundings: &Surroundings,
-        identity_base: u32,
+        uid_base: u32,
         tokens: Tokens,
     ) -> Result<(), VolumeError> {
         let group = group_of(pod);
@@ -99,7 +99,7 @@ impl Volumes {
                 }
             };
             let written = room
-                .and_then(|()| write_files(&path, &content.files, identity_base, group))
+                .and_then(|()| write_files(&path, &content.files, uid_base, group))
                 .and_then(|()| remove_others(&path, &content.files));
             written.map_err(|source| VolumeError::Io {
                 volume: volume.name.clone(),

@@ -6,9 +6,9 @@
 )]
 
 mod changes;
+mod dns;
 mod fixture;
 mod forged_sources;
-mod names;
 mod peers;
 mod ports;
 mod secure_default;

@@ -58,7 +58,7 @@ impl Runtime {
         let sandbox = pod.sandbox.get_or_insert(PodSandbox {
             address: Ipv4Addr::new(10, 0, 0, 2),
             ipv6_address: None,
-            identity_base: 1 << 20,
+            uid_base: 1 << 20,
         });
         sandbox.clone()
     }

@@ -433,7 +433,7 @@ impl Drop for Machine {
 }
 
 fn clean_up(data_dir: &Path) {
-    let group = container_runtime::control_group(data_dir);
+    let group = container_runtime::cgroup(data_dir);
     let tag = group.trim_start_matches("agent-sandbox-").to_owned();
     let mut groups: Vec<PathBuf> = entries(Path::new("/sys/fs/cgroup"))
         .iter()
@@ -496,7 +496,7 @@ pub fn is_ready(pod: &Pod) -> bool {
 
 /// What the machine has of a node's, outside of its data directory's files.
 pub fn of_machine(data_dir: &Path) -> Vec<String> {
-    let group = container_runtime::control_group(data_dir);
+    let group = container_runtime::cgroup(data_dir);
     let tag = group.trim_start_matches("agent-sandbox-").to_owned();
     let mut found = Vec::new();
     let hierarchies = entries(Path::new("/sys/fs/cgroup"));

@@ -20,7 +20,7 @@ use pod_network::names::NODES_MAX;
 static CLAIMS: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Debug, thiserror::Error)]
-pub enum ShareError {
+pub enum NodeRangesError {
     #[error("claiming a share of this machine in {}", registry.display())]
     Io {
         registry: PathBuf,
@@ -60,15 +60,15 @@ pub fn rules_lock(registry: &Path) -> PathBuf {
 
 /// A claimed share.
 #[derive(Debug)]
-pub struct Share {
+pub struct NodeRanges {
     number: u32,
     path: PathBuf,
     /// Locked while the process is the node.
     file: Mutex<Option<File>>,
 }
 
-impl Share {
-    pub fn number(&self) -> u32 {
+impl NodeRanges {
+    pub fn index(&self) -> u32 {
         self.number
     }
 
@@ -128,7 +128,7 @@ impl Claim {
 }
 
 /// Takes the share that a data directory has, if it has one and no process is the node there.
-pub fn take_over(registry: &Path, data_dir: &Path) -> Result<Option<Share>, ShareError> {
+pub fn take_over(registry: &Path, data_dir: &Path) -> Result<Option<NodeRanges>, NodeRangesError> {
     loop {
         let mut known = claims(registry).into_iter();
         let Some(own) = known.find(|claim| claim.owner == data_dir) else {
@@ -138,24 +138,30 @@ pub fn take_over(registry: &Path, data_dir: &Path) -> Result<Option<Share>, Shar
             // Whoever had it gave it back meanwhile.
             Ok(()) if !own.is_in_place() => {}
             Ok(()) => {
-                return Ok(Some(Share {
+                return Ok(Some(NodeRanges {
                     number: own.number,
                     path: own.path,
                     file: Mutex::new(Some(own.file)),
                 }));
             }
-            Err(TryLockError::WouldBlock) => return Err(ShareError::InUse(data_dir.to_owned())),
+            Err(TryLockError::WouldBlock) => {
+                return Err(NodeRangesError::InUse(data_dir.to_owned()));
+            }
             Err(TryLockError::Error(source)) => {
                 let registry = registry.to_owned();
-                return Err(ShareError::Io { registry, source });
+                return Err(NodeRangesError::Io { registry, source });
             }
         }
     }
 }
 
 /// Claims a share for a data directory: the one it has, the one it had before the machine was started, or another.
-pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, ShareError> {
-    let failed = |source| ShareError::Io {
+pub fn claim(
+    registry: &Path,
+    data_dir: &Path,
+    preferred: u32,
+) -> Result<NodeRanges, NodeRangesError> {
+    let failed = |source| NodeRangesError::Io {
         registry: registry.to_owned(),
         source,
     };
@@ -175,9 +181,9 @@ pub fn claim(registry: &Path, data_dir: &Path, preferred: u32) -> Result<Share, 
     let (Some(number), file) = placed.map_err(failed)? else {
         let owners = claims(registry).into_iter();
         let owners = owners.map(|claim| claim.owner).collect();
-        return Err(ShareError::AllTaken(owners));
+        return Err(NodeRangesError::AllTaken(owners));
     };
-    Ok(Share {
+    Ok(NodeRanges {
         number,
         path: registry.join(number.to_string()),
         file: Mutex::new(Some(file)),
@@ -257,10 +263,10 @@ mod tests {
         let (first, second) = (Path::new("/data/one"), Path::new("/data/two"));
         let one = claim(registry.path(), first, 7).unwrap();
         let two = claim(registry.path(), second, 7).unwrap();
-        assert_ne!(one.number(), two.number());
-        let number = one.number();
+        assert_ne!(one.index(), two.index());
+        let number = one.index();
         one.let_go();
-        assert_eq!(claim(registry.path(), first, 7).unwrap().number(), number);
+        assert_eq!(claim(registry.path(), first, 7).unwrap().index(), number);
         assert_eq!(
             fs::read_dir(registry.path()).unwrap().count(),
             2,
@@ -273,7 +279,7 @@ mod tests {
         let registry = tempfile::tempdir().unwrap();
         for _ in 0..50 {
             let start = std::sync::Barrier::new(4);
-            let claimed: Vec<Share> = std::thread::scope(|scope| {
+            let claimed: Vec<NodeRanges> = std::thread::scope(|scope| {
                 let claiming: Vec<_> = (0..4)
                     .map(|number| {
                         let (start, registry) = (&start, registry.path());
@@ -297,7 +303,7 @@ mod tests {
                 .map(|number| format!("/data/{number}").into())
                 .collect();
             assert_eq!(owners, expected);
-            claimed.iter().for_each(Share::give_back);
+            claimed.iter().for_each(NodeRanges::give_back);
         }
     }
 
@@ -329,7 +335,7 @@ mod tests {
                 loop {
                     match claim(registry.path(), directory, 0) {
                         Ok(share) => break share,
-                        Err(ShareError::InUse(_)) => {}
+                        Err(NodeRangesError::InUse(_)) => {}
                         Err(error) => panic!("{error}"),
                     }
                 }
@@ -348,7 +354,7 @@ mod tests {
     fn a_full_machine_names_who_fills_it_and_how_to_make_room() {
         let registry = tempfile::tempdir().unwrap();
         let name = |number: u32| PathBuf::from(format!("/data/{number}"));
-        let held: Vec<Share> = (0..NODES_MAX)
+        let held: Vec<NodeRanges> = (0..NODES_MAX)
             .map(|number| claim(registry.path(), &name(number), 3).unwrap())
             .collect();
         let refused = claim(registry.path(), Path::new("/data/more"), 3).unwrap_err();

@@ -11,24 +11,24 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Half of this is what somebody waits on average. At 500 µs a virtual machine spends 3 % of its time on it, hardware less.
 const INTERVAL: Duration = Duration::from_micros(500);
-const THREAD: &str = "turns";
+const THREAD: &str = "fairness";
 const STACK_BYTES: usize = 64 << 10;
 
 /// Beats until it is dropped.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct PreemptionTick {
     stopped: Arc<AtomicBool>,
 }
 
-impl Pulse {
+impl PreemptionTick {
     /// Starts a thread on every processor that this process may use. Where that fails, the tick has to do.
     pub fn start() -> Self {
         let stopped = Arc::new(AtomicBool::new(false));
-        for processor in processors() {
+        for cpu in cpus() {
             let stopped = stopped.clone();
             let beat = move || {
                 let mut only = CpuSet::new();
-                only.set(processor);
+                only.set(cpu);
                 if sched_setaffinity(None, &only).is_err() {
                     return;
                 }
@@ -39,22 +39,22 @@ impl Pulse {
             let thread = std::thread::Builder::new();
             let thread = thread.name(THREAD.to_owned()).stack_size(STACK_BYTES);
             if let Err(error) = thread.spawn(beat) {
-                tracing::debug!(processor, %error, "no pulse on a processor");
+                tracing::debug!(cpu, %error, "no tick on a cpu");
             }
         }
         Self { stopped }
     }
 }
 
-impl Drop for Pulse {
+impl Drop for PreemptionTick {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
 }
 
-fn processors() -> impl Iterator<Item = usize> {
+fn cpus() -> impl Iterator<Item = usize> {
     let usable = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
-    (0..CpuSet::MAX_CPU).filter(move |processor| usable.is_set(*processor))
+    (0..CpuSet::MAX_CPU).filter(move |cpu| usable.is_set(*cpu))
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     /// The processors that threads of this process are bound to, by the kernel's account.
-    fn beating() -> Vec<String> {
+    fn ticking_cpus() -> Vec<String> {
         let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         let mut found: Vec<String> = threads
             .filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok())
@@ -77,16 +77,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_processor_has_a_pulse_until_it_is_dropped() {
-        let mut expected: Vec<String> = processors().map(|number| number.to_string()).collect();
+    async fn every_cpu_is_woken_until_it_is_dropped() {
+        let mut expected: Vec<String> = cpus().map(|number| number.to_string()).collect();
         expected.sort();
         assert!(!expected.is_empty());
-        let pulse = Pulse::start();
-        testkit::eventually("a pulse on every processor", || async {
-            (beating() == expected).then_some(())
+        let tick = PreemptionTick::start();
+        testkit::eventually("a tick on every cpu", || async {
+            (ticking_cpus() == expected).then_some(())
         })
         .await;
-        drop(pulse);
-        testkit::eventually("no pulse", || async { beating().is_empty().then_some(()) }).await;
+        drop(tick);
+        testkit::eventually("no tick", || async {
+            ticking_cpus().is_empty().then_some(())
+        })
+        .await;
     }
 }

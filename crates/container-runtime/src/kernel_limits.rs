@@ -28,7 +28,7 @@ const TERMINALS_LEAST: u64 = 8;
 
 /// Sizes of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tables {
+pub struct KernelLimits {
     process_identifiers: u64,
     threads: u64,
     open_files: u64,
@@ -47,7 +47,7 @@ pub struct Demand {
 
 /// What containers get of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shares {
+pub struct ContainerLimits {
     /// Processes that all pods of the node may have together.
     pub all_processes: u64,
     /// Files that one process may have open.
@@ -56,7 +56,7 @@ pub struct Shares {
     pub terminals: u32,
 }
 
-impl Tables {
+impl KernelLimits {
     /// Reads the tables' sizes below `/proc/sys`. A kernel that does not tell a size is taken to have no bound.
     pub fn read() -> Self {
         let root = Path::new("/proc/sys");
@@ -119,13 +119,13 @@ impl Tables {
     }
 
     /// What containers get. `allowed` is how many files the node itself may let a process open.
-    pub fn shares(&self, demand: Demand, allowed: Option<u64>) -> Shares {
+    pub fn container_limits(&self, demand: Demand, allowed: Option<u64>) -> ContainerLimits {
         let pods = u64::from(demand.pods).max(1);
         let open_files = (self.open_files / 2 / demand.processes.max(1))
             .clamp(OPEN_FILES_LEAST, OPEN_FILES_WANTED);
         let terminals = (self.terminals.saturating_sub(self.reserved_terminals) / 2 / pods)
             .clamp(TERMINALS_LEAST, TERMINALS_WANTED);
-        Shares {
+        ContainerLimits {
             all_processes: self.process_identifiers.min(self.threads) / 4 * 3,
             open_files: open_files.min(allowed.unwrap_or(u64::MAX)),
             terminals: u32::try_from(terminals).unwrap_or(u32::MAX),
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     /// What a kernel without systemd starts with on a machine of 24 GB.
-    const SMALL: Tables = Tables {
+    const SMALL: KernelLimits = KernelLimits {
         process_identifiers: 32_768,
         threads: 192_699,
         open_files: 2_465_780,
@@ -150,9 +150,9 @@ mod tests {
         processes: 1024,
     };
 
-    fn grown(tables: Tables, demand: Demand) -> Tables {
-        let mut grown = tables;
-        for (name, value) in tables.growth(demand) {
+    fn grown(kernel: KernelLimits, demand: Demand) -> KernelLimits {
+        let mut grown = kernel;
+        for (name, value) in kernel.growth(demand) {
             match name {
                 PROCESS_IDENTIFIERS => grown.process_identifiers = value,
                 OPEN_FILES => grown.open_files = value,
@@ -164,19 +164,19 @@ mod tests {
     }
 
     #[test]
-    fn raised_tables_have_room_for_every_pod_and_the_machine() {
-        let tables = grown(SMALL, DEMAND);
-        let shares = tables.shares(DEMAND, None);
-        assert_eq!((shares.open_files, shares.terminals), (65_536, 64));
-        assert!(shares.open_files * 1024 * 1000 <= tables.open_files / 2);
-        assert!(64 * 1000 <= (tables.terminals - tables.reserved_terminals) / 2);
-        assert!(1000 * 1024 + PROCESSES_OF_MACHINE <= tables.process_identifiers);
-        assert_eq!(tables.growth(DEMAND), [], "once is enough");
+    fn raised_limits_have_room_for_every_pod_and_the_machine() {
+        let kernel = grown(SMALL, DEMAND);
+        let limits = kernel.container_limits(DEMAND, None);
+        assert_eq!((limits.open_files, limits.terminals), (65_536, 64));
+        assert!(limits.open_files * 1024 * 1000 <= kernel.open_files / 2);
+        assert!(64 * 1000 <= (kernel.terminals - kernel.reserved_terminals) / 2);
+        assert!(1000 * 1024 + PROCESSES_OF_MACHINE <= kernel.process_identifiers);
+        assert_eq!(kernel.growth(DEMAND), [], "once is enough");
     }
 
     #[test]
-    fn tables_that_are_large_enough_stay_as_they_are() {
-        let large = Tables {
+    fn limits_that_are_large_enough_stay_as_they_are() {
+        let large = KernelLimits {
             process_identifiers: PROCESS_IDENTIFIERS_MAX,
             threads: 200_000,
             open_files: u64::MAX >> 1,
@@ -184,15 +184,15 @@ mod tests {
             reserved_terminals: 1024,
         };
         assert_eq!(large.growth(DEMAND), []);
-        assert_eq!(large.shares(DEMAND, None).all_processes, 150_000);
+        assert_eq!(large.container_limits(DEMAND, None).all_processes, 150_000);
     }
 
     #[test]
-    fn tables_that_cannot_be_raised_are_shared_out_and_programs_still_work() {
-        let shares = SMALL.shares(DEMAND, Some(20_000));
+    fn limits_that_cannot_be_raised_are_shared_out_and_programs_still_work() {
+        let limits = SMALL.container_limits(DEMAND, Some(20_000));
         assert_eq!(
-            shares,
-            Shares {
+            limits,
+            ContainerLimits {
                 all_processes: 24_576,
                 open_files: 1203,
                 terminals: 8,
@@ -202,13 +202,16 @@ mod tests {
             pods: 10,
             processes: 64,
         };
-        let shares = SMALL.shares(few, Some(20_000));
-        assert_eq!((shares.open_files, shares.terminals), (19_263, 64));
+        let limits = SMALL.container_limits(few, Some(20_000));
+        assert_eq!((limits.open_files, limits.terminals), (19_263, 64));
         let most = Demand {
             pods: u32::MAX,
             processes: u64::MAX,
         };
-        assert_eq!(SMALL.shares(most, None).open_files, OPEN_FILES_LEAST);
+        assert_eq!(
+            SMALL.container_limits(most, None).open_files,
+            OPEN_FILES_LEAST
+        );
         assert!(!SMALL.growth(most).is_empty(), "no overflow");
     }
 }

@@ -123,8 +123,8 @@ async fn a_sweep_ends_processes_and_removes_files_of_no_pod() {
     let uid = "9a0c9f3e-0000-4000-8000-00000000dead";
     let stray = machine.config.data_dir.join("pods").join(uid);
     std::fs::create_dir_all(stray.join("volumes/v")).unwrap();
-    let limits = container_runtime::control_groups::Limits::default();
-    let groups = machine.runtime().control_groups().clone();
+    let limits = container_runtime::cgroups::Limits::default();
+    let groups = machine.runtime().cgroups().clone();
     let joined = groups.create(uid, "c.0", &limits).unwrap();
     let child = std::process::Command::new("sleep")
         .arg("1000")

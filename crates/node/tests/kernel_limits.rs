@@ -199,7 +199,7 @@ async fn one_pod_cannot_open_half_of_the_files_the_machine_allows() {
 #[tokio::test(flavor = "multi_thread")]
 async fn all_pods_together_leave_the_machine_process_identifiers() {
     let machine = Machine::start().await;
-    let group = container_runtime::control_group(&machine.config.data_dir.canonicalize().unwrap());
+    let group = container_runtime::cgroup(&machine.config.data_dir.canonicalize().unwrap());
     let candidates = ["pids", "unified", ""].map(|hierarchy| {
         Path::new("/sys/fs/cgroup")
             .join(hierarchy)

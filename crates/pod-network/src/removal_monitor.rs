@@ -13,28 +13,28 @@ use crate::names::Names;
 
 /// What another program took away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loss {
+pub enum Removal {
     /// The link of a slot.
     Link(u32),
     /// A routing rule, of whomever.
     Rule,
 }
 
-/// Hears of losses.
+/// Hears of removals.
 #[derive(Debug)]
-pub struct Losses {
+pub struct RemovalMonitor {
     names: Names,
     messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
     connection: JoinHandle<()>,
 }
 
-impl Drop for Losses {
+impl Drop for RemovalMonitor {
     fn drop(&mut self) {
         self.connection.abort();
     }
 }
 
-impl Losses {
+impl RemovalMonitor {
     /// Hears of what happens from now on.
     pub fn open(names: Names) -> Result<Self, NetworkError> {
         let groups = [
@@ -51,8 +51,8 @@ impl Losses {
         })
     }
 
-    /// The next loss, also of what the node removed itself; nothing once the socket is closed.
-    pub async fn next(&mut self) -> Option<Loss> {
+    /// The next removal, also of what the node removed itself; nothing once the socket is closed.
+    pub async fn next(&mut self) -> Option<Removal> {
         loop {
             let (message, _) = self.messages.next().await?;
             let NetlinkPayload::InnerMessage(message) = message.payload else {
@@ -62,10 +62,10 @@ impl Losses {
                 RouteNetlinkMessage::DelLink(link) => {
                     let slot = name_of(&link).and_then(|name| self.names.slot_of(name));
                     if let Some(slot) = slot {
-                        return Some(Loss::Link(slot));
+                        return Some(Removal::Link(slot));
                     }
                 }
-                RouteNetlinkMessage::DelRule(_) => return Some(Loss::Rule),
+                RouteNetlinkMessage::DelRule(_) => return Some(Removal::Rule),
                 _ => {}
             }
         }

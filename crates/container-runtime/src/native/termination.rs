@@ -10,7 +10,7 @@ use shim_protocol::ContainerExit;
 
 use super::records::{ContainerRecord, Group};
 use super::{NativeRuntime, image_user, rotation};
-use crate::control_groups::ControlGroups;
+use crate::cgroups::Cgroups;
 use crate::{ContainerId, Termination};
 
 /// What is told of the message that a container leaves; it may write more, as much as the disk holds.
@@ -44,7 +44,7 @@ impl NativeRuntime {
             message_from_log: record.is_some_and(|record| record.message_from_log),
             started_at: record.map(|record| record.started_at),
             user: image_user(id),
-            control_groups: self.control_groups.clone(),
+            cgroups: self.cgroups.clone(),
             images: self.images.clone(),
         }
     }
@@ -60,7 +60,7 @@ pub(super) struct Ending {
     message_from_log: bool,
     started_at: Option<Timestamp>,
     user: String,
-    control_groups: ControlGroups,
+    cgroups: Cgroups,
     images: Arc<images::Images>,
 }
 
@@ -78,9 +78,7 @@ impl Ending {
             return termination;
         }
         rotation::finish(&self.log, self.log_files);
-        let out_of_memory = self
-            .control_groups
-            .was_out_of_memory(&group.parent, &group.name);
+        let out_of_memory = self.cgroups.was_out_of_memory(&group.parent, &group.name);
         let exit: Option<ContainerExit> = fs::read(directory.join("exit.json"))
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok());
@@ -96,9 +94,7 @@ impl Ending {
             Timestamp::now(),
         );
         let _ = serde_json::to_vec(&termination).map(|text| fs::write(&kept, text));
-        let _ = self
-            .control_groups
-            .remove_container(&group.parent, &group.name);
+        let _ = self.cgroups.remove_container(&group.parent, &group.name);
         // The layer goes with the run, as the next run starts from the image again.
         for name in ["upper", "work"] {
             let _ = directory_tree::remove(&directory.join(name));

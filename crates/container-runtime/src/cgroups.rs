@@ -3,7 +3,7 @@
 //! Every group is made in each hierarchy that has something to give: limits where a controller is, and the v2 one
 //! always, since killing a whole group works there even without controllers.
 
-mod processor;
+mod cpu;
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use crate::privileges::Privileges;
 use crate::throttling::Periods;
 
 #[derive(Debug, thiserror::Error)]
-pub enum ControlGroupError {
+pub enum CgroupError {
     #[error("reading the mounted control group hierarchies")]
     Discover(#[source] io::Error),
     #[error("no control group hierarchy is mounted on this machine")]
@@ -86,16 +86,16 @@ struct Hierarchy {
 
 /// The node's groups in all hierarchies.
 #[derive(Debug, Clone)]
-pub struct ControlGroups {
+pub struct Cgroups {
     hierarchies: Vec<Hierarchy>,
     parent: String,
 }
 
-impl ControlGroups {
-    pub fn discover(parent: &str) -> Result<Self, ControlGroupError> {
+impl Cgroups {
+    pub fn discover(parent: &str) -> Result<Self, CgroupError> {
         let mut groups = Self::find(parent)?;
         if groups.hierarchies.is_empty() && Privileges::current() == Privileges::Root {
-            return Err(ControlGroupError::NoneMounted);
+            return Err(CgroupError::NoneMounted);
         }
         match groups.prepare_parent() {
             // Without root there are no limits; a container ends with its first process all the same.
@@ -106,9 +106,8 @@ impl ControlGroups {
     }
 
     /// The groups of a node, as they are.
-    pub fn find(parent: &str) -> Result<Self, ControlGroupError> {
-        let mounts =
-            fs::read_to_string("/proc/self/mountinfo").map_err(ControlGroupError::Discover)?;
+    pub fn find(parent: &str) -> Result<Self, CgroupError> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(CgroupError::Discover)?;
         let hierarchies = parse_mounts(&mounts, |mount| {
             fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
         });
@@ -133,7 +132,7 @@ impl ControlGroups {
             .collect()
     }
 
-    fn prepare_parent(&self) -> Result<(), ControlGroupError> {
+    fn prepare_parent(&self) -> Result<(), CgroupError> {
         for hierarchy in &self.hierarchies {
             let path = hierarchy.mount.join(&self.parent);
             create(&path)?;
@@ -144,7 +143,7 @@ impl ControlGroups {
     }
 
     /// Bounds the processes of all pods together.
-    pub fn limit_processes(&self, most: u64) -> Result<(), ControlGroupError> {
+    pub fn limit_processes(&self, most: u64) -> Result<(), CgroupError> {
         let limits = Limits {
             processes: Some(most),
             ..Limits::default()
@@ -177,7 +176,7 @@ impl ControlGroups {
         pod: &str,
         container: &str,
         limits: &Limits,
-    ) -> Result<Vec<PathBuf>, ControlGroupError> {
+    ) -> Result<Vec<PathBuf>, CgroupError> {
         let mut paths = Vec::new();
         for hierarchy in &self.hierarchies {
             let pod_path = hierarchy.mount.join(&self.parent).join(pod);
@@ -195,7 +194,7 @@ impl ControlGroups {
             paths.push(path);
         }
         // Also for one that asked for nothing: a container before it may have, and is gone.
-        self.weigh(pod).map_err(|source| ControlGroupError::Weigh {
+        self.weigh(pod).map_err(|source| CgroupError::Weigh {
             pod: pod.to_owned(),
             source,
         })?;
@@ -279,7 +278,7 @@ impl ControlGroups {
     }
 
     /// How often a container was at work, and held back by its limit on processor time, where that is counted.
-    pub fn processor_periods(&self, pod: &str, container: &str) -> Option<Periods> {
+    pub fn cpu_periods(&self, pod: &str, container: &str) -> Option<Periods> {
         let hierarchy = self
             .hierarchies
             .iter()
@@ -292,12 +291,12 @@ impl ControlGroups {
         })
     }
 
-    pub fn remove_container(&self, pod: &str, container: &str) -> Result<(), ControlGroupError> {
+    pub fn remove_container(&self, pod: &str, container: &str) -> Result<(), CgroupError> {
         self.remove(&Path::new(pod).join(container))
     }
 
     /// Removes a pod's group and whatever is left below it.
-    pub fn remove_pod(&self, pod: &str) -> Result<(), ControlGroupError> {
+    pub fn remove_pod(&self, pod: &str) -> Result<(), CgroupError> {
         for hierarchy in &self.hierarchies {
             let path = hierarchy.mount.join(&self.parent).join(pod);
             for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
@@ -328,10 +327,10 @@ impl ControlGroups {
         pods
     }
 
-    fn remove(&self, relative: &Path) -> Result<(), ControlGroupError> {
+    fn remove(&self, relative: &Path) -> Result<(), CgroupError> {
         for hierarchy in &self.hierarchies {
             let path = hierarchy.mount.join(&self.parent).join(relative);
-            remove_when_empty(&path).map_err(|source| ControlGroupError::Remove {
+            remove_when_empty(&path).map_err(|source| CgroupError::Remove {
                 path: path.clone(),
                 source,
             })?;
@@ -340,19 +339,17 @@ impl ControlGroups {
     }
 
     /// Removes the node's own group; every pod must be gone.
-    pub fn remove_parent(&self) -> Result<(), ControlGroupError> {
+    pub fn remove_parent(&self) -> Result<(), CgroupError> {
         self.remove(Path::new(""))
     }
 }
 
-fn create(path: &Path) -> Result<(), ControlGroupError> {
+fn create(path: &Path) -> Result<(), CgroupError> {
     match fs::create_dir(path) {
-        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
-            Err(ControlGroupError::Create {
-                path: path.to_owned(),
-                source,
-            })
-        }
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(CgroupError::Create {
+            path: path.to_owned(),
+            source,
+        }),
         _ => Ok(()),
     }
 }
@@ -421,13 +418,13 @@ fn set_where_it_exists(file: &'static str, value: u64) -> Setting {
     }
 }
 
-fn apply(path: &Path, settings: Vec<Setting>) -> Result<(), ControlGroupError> {
+fn apply(path: &Path, settings: Vec<Setting>) -> Result<(), CgroupError> {
     for setting in settings {
         let path = path.join(setting.file);
         if setting.optional && !path.exists() {
             continue;
         }
-        fs::write(&path, &setting.value).map_err(|source| ControlGroupError::Set {
+        fs::write(&path, &setting.value).map_err(|source| CgroupError::Set {
             path,
             value: setting.value,
             source,

@@ -5,11 +5,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{ControlGroups, Controller, Hierarchy, Setting, counter, set};
+use super::{Cgroups, Controller, Hierarchy, Setting, counter, set};
 
-impl ControlGroups {
+impl Cgroups {
     /// The processor time that all containers of a pod have used, where the kernel counts it.
-    pub fn processor_time(&self, pod: &str) -> Option<Duration> {
+    pub fn cpu_time(&self, pod: &str) -> Option<Duration> {
         // The v2 hierarchy counts it with and without a controller.
         let hierarchy = self.hierarchies.iter().find(|found| found.unified)?;
         let text = fs::read_to_string(self.pod_path(hierarchy, pod).join("cpu.stat")).ok()?;
@@ -17,8 +17,8 @@ impl ControlGroups {
     }
 
     /// Thousandths of a processor that the containers of a pod have asked for.
-    pub fn processor_request_milli(&self, pod: &str) -> u64 {
-        let Some(hierarchy) = self.of_processors() else {
+    pub fn cpu_request_milli(&self, pod: &str) -> u64 {
+        let Some(hierarchy) = self.cpu_hierarchy() else {
             return 0;
         };
         let containers = fs::read_dir(self.pod_path(hierarchy, pod));
@@ -38,8 +38,8 @@ impl ControlGroups {
     }
 
     /// Lets a pod have the processors only while nobody else wants them, or as much of them as it asked for.
-    pub fn set_yielding(&self, pod: &str, yields: bool) -> io::Result<()> {
-        let hierarchy = self.of_processors().ok_or(io::ErrorKind::Unsupported)?;
+    pub fn set_sched_idle(&self, pod: &str, yields: bool) -> io::Result<()> {
+        let hierarchy = self.cpu_hierarchy().ok_or(io::ErrorKind::Unsupported)?;
         let file = self.pod_path(hierarchy, pod).join("cpu.idle");
         fs::write(file, if yields { "1" } else { "0" })?;
         // The kernel forgets the weight of a group that yields.
@@ -48,18 +48,18 @@ impl ControlGroups {
 
     /// Gives a pod the weight of what its containers asked for, beside other pods. One that yields gets it when it no longer does.
     pub fn weigh(&self, pod: &str) -> io::Result<()> {
-        let Some(hierarchy) = self.of_processors() else {
+        let Some(hierarchy) = self.cpu_hierarchy() else {
             return Ok(());
         };
         let Setting { file, value, .. } =
-            weight_of_pod(self.processor_request_milli(pod), hierarchy.unified);
+            weight_of_pod(self.cpu_request_milli(pod), hierarchy.unified);
         match fs::write(self.pod_path(hierarchy, pod).join(file), value) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
             other => other,
         }
     }
 
-    fn of_processors(&self) -> Option<&Hierarchy> {
+    fn cpu_hierarchy(&self) -> Option<&Hierarchy> {
         let mut hierarchies = self.hierarchies.iter();
         hierarchies.find(|hierarchy| hierarchy.controllers.contains(&Controller::Cpu))
     }

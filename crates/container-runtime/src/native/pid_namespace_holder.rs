@@ -9,12 +9,12 @@ use futures::future::BoxFuture;
 
 use super::launching::start_ticks;
 use super::{ContainerId, NativeRuntime};
-use crate::control_groups::Limits;
+use crate::cgroups::Limits;
 use crate::privileges::Privileges;
 use crate::{ContainerSpec, ImageSource, Runtime, RuntimeError, StartError};
 
 /// Stands where a container's name does; no container can have it.
-pub(super) const PROCESS_HOLDER: &str = ".processes";
+pub(super) const PID_NAMESPACE_HOLDER: &str = ".processes";
 
 /// Nobody that a container's processes run as, so that none of them may look into it.
 const NOBODY_ELSE: u32 = 65_535;
@@ -22,7 +22,7 @@ const NOBODY_ELSE: u32 = 65_535;
 fn id_of(pod: &str) -> ContainerId {
     ContainerId {
         pod: pod.to_owned(),
-        container: PROCESS_HOLDER.to_owned(),
+        container: PID_NAMESPACE_HOLDER.to_owned(),
         attempt: 0,
     }
 }
@@ -56,7 +56,7 @@ impl NativeRuntime {
         spec: &ContainerSpec,
         shared: bool,
     ) -> Result<Option<PathBuf>, StartError> {
-        if spec.id.container == PROCESS_HOLDER {
+        if spec.id.container == PID_NAMESPACE_HOLDER {
             return Ok(None);
         }
         if shared {
@@ -105,7 +105,7 @@ impl NativeRuntime {
     }
 
     /// Ends the process that holds a pod's PID namespace, if there is one, and with it whatever is left there.
-    pub(super) async fn end_process_holder(&self, pod: &str) {
+    pub(super) async fn end_pid_namespace_holder(&self, pod: &str) {
         let id = id_of(pod);
         if self.running(&id).is_some() {
             let _ = self.kill(&id).await;
