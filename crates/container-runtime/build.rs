@@ -52,7 +52,7 @@ fn main() {
     if workspace.join("Cargo.lock").exists() {
         cargo.arg("--locked");
     }
-    // What the outer cargo was told (by clippy, by a coverage run, by a user) is not meant for these programs.
+    // Flags of the outer cargo (from clippy, a coverage run or a user) do not apply to these programs.
     for inherited in [
         "RUSTFLAGS",
         "CARGO_ENCODED_RUSTFLAGS",

@@ -15,15 +15,17 @@ use crate::links::Text;
 const ALLOWANCES: &str = "xtask/vocabulary-allowances.txt";
 
 /// Refused words, and the term to use instead. This file is outside the checked directories.
-const REFUSED: [(&str, &str); 8] = [
+const REFUSED: [(&str, &str); 10] = [
     ("patience", "timeout"),
     ("whoever", "name the client, the user or the process"),
+    ("whomever", "name the client, the user or the process"),
     ("somebody", "name the client, the user or the process"),
     ("nobody", "no client, no user, no process"),
     ("unsaid", "suppressed, not reported"),
     ("untold", "suppressed, not reported"),
     ("happenings", "events"),
     ("is none", "there is no …, or: is invalid"),
+    ("system call filter", "seccomp filter"),
 ];
 
 /// Checks the vocabulary of the repository's texts.

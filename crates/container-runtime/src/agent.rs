@@ -20,7 +20,7 @@ pub enum AgentError {
     Connect(#[source] io::Error),
     #[error("talking to the container's agent")]
     Stream(#[source] io::Error),
-    #[error("the container's agent answered nonsense")]
+    #[error("the container's agent sent an invalid response")]
     Frame(#[from] FrameError),
     #[error("the container ended")]
     Gone,
@@ -54,8 +54,8 @@ pub struct OutputStream {
     buffer: Vec<u8>,
 }
 
-/// Connects to the agent whose socket is in `directory`. The path may be longer than a socket address holds, so it goes
-/// through the directory's descriptor.
+/// Connects to the agent whose socket is in `directory`. The path may be longer than a socket address allows, so it is opened through
+/// the directory's descriptor.
 async fn connect(directory: &Path) -> Result<UnixStream, AgentError> {
     let opened = rustix::fs::open(directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|source| AgentError::Connect(source.into()))?;
@@ -179,7 +179,7 @@ pub async fn exec(directory: &Path, request: &ExecRequest) -> Result<Session, Ag
     open(directory, FrameKind::Exec, request).await
 }
 
-/// Follows the container's own command.
+/// Attaches to the container's own command.
 pub async fn attach(directory: &Path, stdin: bool) -> Result<Session, AgentError> {
     open(
         directory,
@@ -227,7 +227,7 @@ pub async fn replace_log(directory: &Path, file: std::fs::File) -> Result<(), Ag
             let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
             ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-            // So short a message on a new connection is never sent in part.
+            // A message this short is never sent partially on a new connection.
             sendmsg(
                 &stream,
                 &[io::IoSlice::new(&request)],

@@ -1,4 +1,4 @@
-//! The programs the node carries inside itself, packed, and where it puts them.
+//! The programs that are embedded in the node's binary, compressed, and their extraction.
 
 use std::fs;
 use std::io;
@@ -17,8 +17,8 @@ pub struct Programs {
     pub sandboxd: PathBuf,
 }
 
-/// Writes the programs under `directory`, each under a name that holds its checksum: a running container keeps the file it
-/// was started with.
+/// Writes the programs to `directory`. Each name contains a checksum, so that a running container keeps the file that it was started
+/// with.
 pub fn unpack(directory: &Path) -> io::Result<Programs> {
     fs::create_dir_all(directory)?;
     Ok(Programs {
@@ -29,7 +29,7 @@ pub fn unpack(directory: &Path) -> io::Result<Programs> {
 
 fn write(directory: &Path, name: &str, packed: &[u8]) -> io::Result<PathBuf> {
     let path = directory.join(format!("{name}-{}", checksum(packed)));
-    // It got this name only once it was whole.
+    // The file was renamed to this name only when it was complete.
     if path.exists() {
         return Ok(path);
     }
@@ -38,14 +38,14 @@ fn write(directory: &Path, name: &str, packed: &[u8]) -> io::Result<PathBuf> {
     io::copy(&mut GzDecoder::new(packed), &mut file)?;
     file.set_permissions(fs::Permissions::from_mode(0o755))?;
     file.sync_all()?;
-    // A file that is open for writing cannot be executed.
+    // A file that is open for writing cannot be executed (ETXTBSY).
     drop(file);
     fs::rename(&temporary, &path)?;
     Ok(path)
 }
 
-/// The checksum and the length that packing has left behind the data, so that a program that lies unpacked already is not even
-/// read.
+/// The checksum and the length from the trailer of the compressed data: a program that is already extracted need not be decompressed
+/// to compare it.
 fn checksum(packed: &[u8]) -> String {
     let trailer = packed.last_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(trailer))

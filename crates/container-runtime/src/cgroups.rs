@@ -1,7 +1,7 @@
-//! Control groups on machines of any generation: v1 controllers, the v2 hierarchy, or both side by side.
+//! Cgroups, on machines with v1 controllers, with the v2 (unified) hierarchy, or with both (hybrid).
 //!
-//! Every group is made in each hierarchy that has something to give: limits where a controller is, and the v2 one
-//! always, since killing a whole group works there even without controllers.
+//! A pod's cgroup is created in every hierarchy that has a controller we use. It is always created in the v2 hierarchy, because
+//! `cgroup.kill` works there even without controllers.
 
 mod cpu;
 
@@ -15,11 +15,11 @@ use crate::throttling::Periods;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    #[error("reading the mounted control group hierarchies")]
+    #[error("reading the mounted cgroup hierarchies")]
     Discover(#[source] io::Error),
-    #[error("no control group hierarchy is mounted on this machine")]
+    #[error("no cgroup hierarchy is mounted on this machine")]
     NoneMounted,
-    #[error("making control group {path}")]
+    #[error("creating cgroup {path}")]
     Create {
         path: PathBuf,
         #[source]
@@ -32,13 +32,13 @@ pub enum CgroupError {
         #[source]
         source: io::Error,
     },
-    #[error("giving control group {pod} its weight beside others")]
-    Weigh {
+    #[error("setting the CPU weight of cgroup {pod}")]
+    Weight {
         pod: String,
         #[source]
         source: io::Error,
     },
-    #[error("removing control group {path}")]
+    #[error("removing cgroup {path}")]
     Remove {
         path: PathBuf,
         #[source]
@@ -46,17 +46,17 @@ pub enum CgroupError {
     },
 }
 
-/// What a container may use.
+/// The resource limits of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
     pub memory_bytes: Option<u64>,
-    /// What all containers of the pod may use together. Files in memory outlive the container that wrote them, and count for its
-    /// pod from then on.
+    /// The memory limit of all containers of the pod together. Files on a tmpfs outlive the container that wrote them, and count
+    /// for the pod from then on.
     pub pod_memory_bytes: Option<u64>,
     pub processes: Option<u64>,
-    /// Thousandths of a processor.
+    /// The CPU limit, in thousandths of a CPU.
     pub cpu_milli: Option<u64>,
-    /// Thousandths of a processor that it gets under contention.
+    /// The CPU request, in thousandths of a CPU: what the container gets under contention.
     pub cpu_request_milli: Option<u64>,
 }
 
@@ -65,8 +65,8 @@ enum Controller {
     Memory,
     Processes,
     Cpu,
-    /// Only for what the v2 hierarchy does by itself once it counts: every pod has an equal share of the disk, all of them together
-    /// as much as another group beside the node's, and writeback is charged to the pod whose pages they are.
+    /// Enabled in the v2 hierarchy only, without settings. The kernel then gives every pod an equal weight for disk I/O, gives all
+    /// pods together the weight of one sibling of the node's cgroup, and charges writeback to the pod that dirtied the pages.
     Io,
 }
 
@@ -84,7 +84,7 @@ struct Hierarchy {
     controllers: Vec<Controller>,
 }
 
-/// The node's groups in all hierarchies.
+/// The node's cgroups in all hierarchies.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
     hierarchies: Vec<Hierarchy>,
@@ -98,14 +98,14 @@ impl Cgroups {
             return Err(CgroupError::NoneMounted);
         }
         match groups.prepare_parent() {
-            // Without root there are no limits; a container ends with its first process all the same.
+            // Without root there are no limits. All processes of a container still end with its PID 1.
             Err(_) if Privileges::current() == Privileges::Rootless => groups.hierarchies.clear(),
             other => other?,
         }
         Ok(groups)
     }
 
-    /// The groups of a node, as they are.
+    /// The cgroups of a node, without creating any.
     pub fn find(parent: &str) -> Result<Self, CgroupError> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(CgroupError::Discover)?;
         let hierarchies = parse_mounts(&mounts, |mount| {
@@ -126,7 +126,7 @@ impl Cgroups {
         };
         CONTROLLERS
             .iter()
-            // No limit hangs on this one.
+            // No limit depends on this controller.
             .filter(|(controller, _)| *controller != Controller::Io && !has(*controller))
             .map(|(_, name)| *name)
             .collect()
@@ -142,7 +142,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Bounds the processes of all pods together.
+    /// Limits the number of processes of all pods together.
     pub fn limit_processes(&self, most: u64) -> Result<(), CgroupError> {
         let limits = Limits {
             processes: Some(most),
@@ -158,8 +158,8 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Lets groups below `path` have limits; only the v2 hierarchy needs to be told. A refusal shows when a limit is
-    /// set, with the file that is missing.
+    /// Enables the controllers for the children of `path` (`cgroup.subtree_control`), which only the v2 hierarchy needs. A failure
+    /// is reported when a limit is set, with the name of the missing file.
     fn delegate(hierarchy: &Hierarchy, path: &Path) {
         if hierarchy.unified {
             for (controller, name) in CONTROLLERS {
@@ -170,7 +170,7 @@ impl Cgroups {
         }
     }
 
-    /// Makes the group of one container of a pod; the answer is its directories, for the launcher to join.
+    /// Creates the cgroup of one container of a pod. Returns its directories, for the launcher to join.
     pub fn create(
         &self,
         pod: &str,
@@ -193,15 +193,15 @@ impl Cgroups {
             }
             paths.push(path);
         }
-        // Also for one that asked for nothing: a container before it may have, and is gone.
-        self.weigh(pod).map_err(|source| CgroupError::Weigh {
+        // Also for a container without a request: the weight may still count a container that has ended.
+        self.set_weight(pod).map_err(|source| CgroupError::Weight {
             pod: pod.to_owned(),
             source,
         })?;
         Ok(paths)
     }
 
-    /// Whether the kernel killed something in the container for its memory limit.
+    /// Whether the OOM killer ended a process of the container.
     pub fn was_out_of_memory(&self, pod: &str, container: &str) -> bool {
         self.hierarchies
             .iter()
@@ -217,7 +217,7 @@ impl Cgroups {
             })
     }
 
-    /// Kills every process of a container at once where the kernel can, one by one elsewhere.
+    /// Kills every process of a container: at once with `cgroup.kill`, or one by one on kernels without it.
     pub fn kill(&self, pod: &str, container: &str) {
         for hierarchy in &self.hierarchies {
             let path = hierarchy.mount.join(&self.parent).join(pod).join(container);
@@ -246,7 +246,7 @@ impl Cgroups {
         found.max_by_key(Vec::len).unwrap_or_default()
     }
 
-    /// The memory a container uses now, where that is counted.
+    /// The memory that a container uses now. `None` without the memory controller.
     pub fn memory_bytes(&self, pod: &str, container: &str) -> Option<u64> {
         self.hierarchies
             .iter()
@@ -266,7 +266,7 @@ impl Cgroups {
             })
     }
 
-    /// How long a container's processes have run on a CPU. The v2 hierarchy counts it also without the controller.
+    /// The CPU time of a container's processes. The v2 hierarchy counts it even without the CPU controller.
     pub fn cpu_time_us(&self, pod: &str, container: &str) -> Option<u64> {
         let unified = self
             .hierarchies
@@ -277,7 +277,7 @@ impl Cgroups {
         Some(counter(&text, "usage_usec"))
     }
 
-    /// How often a container was at work, and held back by its limit on processor time, where that is counted.
+    /// In how many periods a container ran, and in how many its CPU limit throttled it. `None` without the CPU controller.
     pub fn cpu_periods(&self, pod: &str, container: &str) -> Option<Periods> {
         let hierarchy = self
             .hierarchies
@@ -295,7 +295,7 @@ impl Cgroups {
         self.remove(&Path::new(pod).join(container))
     }
 
-    /// Removes a pod's group and whatever is left below it.
+    /// Removes a pod's cgroup and all cgroups below it.
     pub fn remove_pod(&self, pod: &str) -> Result<(), CgroupError> {
         for hierarchy in &self.hierarchies {
             let path = hierarchy.mount.join(&self.parent).join(pod);
@@ -308,7 +308,7 @@ impl Cgroups {
         self.remove(Path::new(pod))
     }
 
-    /// The pods that have groups.
+    /// The pods that have cgroups.
     pub fn pods(&self) -> Vec<String> {
         let mut pods: Vec<String> = self
             .hierarchies
@@ -338,7 +338,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Removes the node's own group; every pod must be gone.
+    /// Removes the node's own cgroup. All pods must be gone.
     pub fn remove_parent(&self) -> Result<(), CgroupError> {
         self.remove(Path::new(""))
     }
@@ -354,7 +354,7 @@ fn create(path: &Path) -> Result<(), CgroupError> {
     }
 }
 
-/// A group stays busy for a moment after its last process was killed.
+/// Removes a cgroup, with retries: it stays busy for a short time after its last process was killed.
 fn remove_when_empty(path: &Path) -> io::Result<()> {
     const ATTEMPTS: u32 = 200;
     const LONGEST_PAUSE: Duration = Duration::from_millis(5);
@@ -390,12 +390,12 @@ fn counter(text: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// A file of a group, and what is written to it.
+/// A file of a cgroup, and the value to write to it.
 #[derive(Debug, PartialEq, Eq)]
 struct Setting {
     file: &'static str,
     value: String,
-    /// The kernel may have been built or started without it, and then has nothing that would need it.
+    /// Whether a kernel without this file also has nothing that the setting limits, such as swap.
     optional: bool,
 }
 
@@ -433,8 +433,7 @@ fn apply(path: &Path, settings: Vec<Setting>) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// A bound on memory, and none of it on the disk: what is swapped out would not count, and what a limit does would depend on
-/// the machine.
+/// A memory limit without swap. Memory that is swapped out would not count, so the effect of a limit would depend on the machine.
 fn memory_bound(unified: bool, bytes: u64) -> [Setting; 2] {
     if unified {
         [
@@ -442,7 +441,7 @@ fn memory_bound(unified: bool, bytes: u64) -> [Setting; 2] {
             set_where_it_exists("memory.swap.max", 0),
         ]
     } else {
-        // The second is for both together, and the kernel wants it to be no less than the first.
+        // The second limits memory and swap together, and must not be less than the first.
         [
             set("memory.limit_in_bytes", bytes),
             set_where_it_exists("memory.memsw.limit_in_bytes", bytes),
@@ -450,7 +449,7 @@ fn memory_bound(unified: bool, bytes: u64) -> [Setting; 2] {
     }
 }
 
-/// What puts the limit of all containers of a pod into force, in the group above theirs.
+/// The settings of a pod's cgroup: the limit of all its containers together.
 fn of_pod(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setting> {
     match (controller, limits.pod_memory_bytes) {
         (Controller::Memory, Some(bytes)) => memory_bound(unified, bytes).into(),
@@ -458,7 +457,7 @@ fn of_pod(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setting
     }
 }
 
-/// The files and values that put `limits` into force.
+/// The settings of a container's cgroup.
 fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setting> {
     const PERIOD_US: u64 = 100_000;
     let mut settings = Vec::new();
@@ -491,7 +490,7 @@ fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setti
             }
             let shares = (limits.cpu_request_milli.unwrap_or(0) * 1024 / 1000).clamp(2, 262_144);
             if unified {
-                // The kernel's two scales, related as Kubernetes relates them.
+                // Converts v1 shares to the v2 weight as Kubernetes does.
                 settings.push(set("cpu.weight", 1 + (shares - 2) * 9999 / 262_142));
             } else {
                 settings.push(set("cpu.shares", shares));
@@ -550,7 +549,7 @@ mod tests {
 ";
 
     #[test]
-    fn every_generation_of_hierarchies_is_understood() {
+    fn v1_v2_and_hybrid_hierarchies_are_found() {
         let hybrid = parse_mounts(HYBRID, |_| "hugetlb\n".to_owned());
         assert_eq!(hybrid.len(), 4);
         assert!(
@@ -581,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_become_the_files_of_either_generation() {
+    fn limits_become_settings_of_v1_and_v2() {
         let limits = Limits {
             memory_bytes: Some(1 << 20),
             pod_memory_bytes: Some(3 << 20),
@@ -651,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_does_not_have_is_missed_only_where_it_is_needed() {
+    fn only_a_required_setting_fails_on_a_kernel_without_its_file() {
         let directory = tempfile::tempdir().unwrap();
         let group = directory.path().join("gone");
         apply(&group, vec![set_where_it_exists("memory.swap.max", 0)]).unwrap();

@@ -1,10 +1,11 @@
-//! Whose turn it is on a busy machine: a pod that uses much of the processors yields to those that need little.
+//! CPU fairness on a busy machine: throttles CPU-bound pods to `SCHED_IDLE`, so that other pods respond without delay (ADR 28).
 //!
-//! The kernel lets whoever runs go on for some milliseconds before somebody who wakes up gets the processor, so that a pod which
-//! computes without end would delay every answer of its neighbours. A pod that has lately used more than it asked for, and more
-//! than half a processor, is therefore put into the kernel's idle class: it has all the time that nobody else wants, and gives
-//! it back the moment somebody does. Where others leave it nothing it uses little, and is soon like anybody else again: no pod
-//! starves, and two that both compute without end share alike. While somebody yields on a full machine, every processor has a [`PreemptionTick`].
+//! The kernel protects the time slice of a running process for some milliseconds after another process wakes up, so a CPU-bound
+//! pod would delay every response of its neighbours. A pod that recently used more CPU time than it requested, and more than half
+//! a CPU, is therefore moved to the scheduling class `SCHED_IDLE` (`cpu.idle` of its cgroup): it runs only while no other process
+//! wants the CPU, and is preempted at once. No pod starves: one that gets no CPU time uses little, and returns to the normal class
+//! after a few reviews. Two CPU-bound pods get equal time. While a pod is throttled on a full machine, a [`PreemptionTick`] runs on
+//! every CPU.
 
 mod preemption_tick;
 
@@ -17,14 +18,14 @@ use tokio_util::sync::CancellationToken;
 use crate::cgroups::Cgroups;
 use preemption_tick::PreemptionTick;
 
-/// How often pods are looked at while the machine is busy.
+/// How often pods are reviewed while the machine is busy.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// On a machine that is idle for less than this part of the time, somebody often waits for a processor.
+/// On a machine whose CPUs are idle for less than this part of the time, processes often wait for a CPU.
 const FULL_IDLE_PERCENT: u64 = 25;
-/// What every pod may use without yielding, in thousandths of a processor.
+/// The CPU time that every pod may use without being throttled, in thousandths of a CPU.
 const FAIR_MILLI: u64 = 500;
 
-/// Reviews whose turn it is until told to stop.
+/// Reviews the pods' CPU usage until `shutdown`.
 pub async fn run(groups: Cgroups, shutdown: CancellationToken) {
     let mut fairness = CpuFairness::default();
     let mut tick: Option<PreemptionTick> = None;
@@ -54,8 +55,8 @@ pub async fn run(groups: Cgroups, shutdown: CancellationToken) {
     }
 }
 
-/// How much of the time a machine is idle when everybody finds a processor free: somebody who wakes up looks for one nearby, and on a
-/// machine with few of them that may be the one that is in use.
+/// The idle time above which every process that wakes up finds a free CPU. The kernel looks for one nearby, and on a machine with
+/// few CPUs that may be a busy one, so such a machine needs more idle time.
 fn enough_idle_percent(cpus: usize) -> u64 {
     const FREE_CPUS_PERCENT: u64 = 125;
     const MOST: u64 = 75;
@@ -63,13 +64,13 @@ fn enough_idle_percent(cpus: usize) -> u64 {
     (FREE_CPUS_PERCENT / cpus.max(1)).clamp(FULL_IDLE_PERCENT, MOST)
 }
 
-/// How many processors the machine has, by `/proc/stat`: a line for all of them, and one for each.
+/// The number of CPUs in `/proc/stat`, which has one line for all CPUs together and one for each.
 fn cpus(text: &str) -> usize {
     let lines = text.lines().filter(|line| line.starts_with("cpu"));
     lines.count().saturating_sub(1)
 }
 
-/// How the machine's processors have spent their time, in the kernel's ticks.
+/// How the machine's CPUs have spent their time, in the kernel's ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Times {
     idle: u64,
@@ -77,7 +78,7 @@ struct Times {
 }
 
 impl Times {
-    /// From the first line of `/proc/stat`: user, nice, system, idle, waiting for the disk, interrupts.
+    /// From the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq.
     fn parse(text: &str) -> Self {
         const COUNTED: usize = 7;
         let line = text.lines().next().unwrap_or_default();
@@ -90,12 +91,13 @@ impl Times {
     }
 }
 
-/// What is known of a pod.
+/// The last measurement of a pod.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     used: Duration,
     at: Instant,
-    /// What it uses, in thousandths of a processor, smoothed: whoever yields uses less at once, and would no longer yield at the next look.
+    /// Its usage in thousandths of a CPU, smoothed: a throttled pod uses less at once, and would otherwise be released at the next
+    /// review.
     milli: Option<u64>,
     is_sched_idle: bool,
 }
@@ -107,7 +109,7 @@ struct CpuFairness {
 }
 
 impl CpuFairness {
-    /// How much of the time the machine was idle since this was last asked.
+    /// The percentage of idle time since the previous call.
     fn idle_percent(&mut self, now: Times) -> u64 {
         let before = std::mem::replace(&mut self.machine, now);
         let idle = now.idle.saturating_sub(before.idle);
@@ -119,31 +121,31 @@ impl CpuFairness {
         self.pods.values().any(|seen| seen.is_sched_idle)
     }
 
-    /// Lets nobody yield: there will be nobody to end it.
+    /// Returns every pod to the normal scheduling class, because nothing reviews them after this.
     fn reset_all_pods(&self, groups: &Cgroups) {
         for (pod, _) in self.pods.iter().filter(|(_, seen)| seen.is_sched_idle) {
             let _ = groups.set_sched_idle(pod, false);
         }
     }
 
-    /// Compares what pods have used with what they had used before.
+    /// Measures the CPU time that pods used since the previous review, and throttles or releases them.
     fn review(&mut self, groups: &Cgroups, now: Instant) {
         let mut pods = HashMap::new();
         for pod in groups.pods() {
             let Some(used) = groups.cpu_time(&pod) else {
                 continue;
             };
-            // A pod may have taken the name of another that was looked at before.
+            // A smaller counter belongs to a new cgroup with the same name.
             let before = self.pods.get(&pod).filter(|seen| seen.used <= used);
             let (milli, is_sched_idle) = match before {
                 None => {
-                    // An earlier run of the node may have made it yield.
+                    // An earlier run of the node may have throttled it.
                     let _ = groups.set_sched_idle(&pod, false);
                     (None, false)
                 }
                 Some(before) => {
                     let latest = used_milli(used.saturating_sub(before.used), now - before.at);
-                    // Most pods use little, and need not be looked up.
+                    // Saves reading the cgroups of the many pods that use little.
                     let requested = if before.milli.max(Some(latest)) > Some(FAIR_MILLI / 2) {
                         groups.cpu_request_milli(&pod)
                     } else {
@@ -155,8 +157,13 @@ impl CpuFairness {
                     let is_sched_idle = if is_sched_idle == before.is_sched_idle {
                         is_sched_idle
                     } else {
-                        tracing::debug!(pod, milli, is_sched_idle, "the cpus are shared anew");
-                        // Where the kernel has no such class, everybody is alike.
+                        tracing::debug!(
+                            pod,
+                            milli,
+                            is_sched_idle,
+                            "changed the scheduling class of a pod"
+                        );
+                        // A kernel without `cpu.idle` throttles no pod.
                         groups.set_sched_idle(&pod, is_sched_idle).is_ok() && is_sched_idle
                     };
                     (Some(milli), is_sched_idle)
@@ -179,15 +186,15 @@ fn used_milli(used: Duration, during: Duration) -> u64 {
     micros(used).saturating_mul(1000) / micros(during).max(1)
 }
 
-/// What a pod uses, given what was thought before and what was seen last. More than twice what it may use is not remembered: one
-/// that had a large machine to itself would yield for long after others came.
+/// The smoothed usage of a pod, from its previous value and the latest measurement. It is at most twice what the pod may use:
+/// otherwise a pod that had a large machine to itself would stay throttled long after other pods came.
 fn smoothed(before: Option<u64>, latest: u64, requested_milli: u64) -> u64 {
     let milli = before.map_or(latest, |before| (3 * before + latest) / 4);
     milli.min(2 * requested_milli.max(FAIR_MILLI))
 }
 
-/// Whether a pod is to yield, given whether it does and what it has used. One that does goes on until it uses half of what every pod
-/// may, or no more than it asked for.
+/// Whether a pod must be throttled, from whether it is and from its usage. A throttled pod is released when it uses at most half of
+/// what every pod may use, or no more than it requested (hysteresis).
 fn should_be_sched_idle(before: bool, used_milli: u64, requested_milli: u64) -> bool {
     let enough = if before { FAIR_MILLI / 2 } else { FAIR_MILLI };
     used_milli > enough && used_milli > requested_milli
@@ -198,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_uses_more_than_it_asked_for_yields_until_it_uses_little() {
+    fn a_pod_that_uses_more_than_it_requested_is_throttled_until_it_uses_little() {
         for (before, used, requested, expected) in [
             (false, 100, 0, false),
             (false, 500, 0, false),
@@ -217,15 +224,15 @@ mod tests {
         assert_eq!(used, 1_500);
     }
 
-    /// What pods that all want everything get of two processors on average, by what they asked for: those that do not yield share by weight,
-    /// and leave those that do next to nothing.
+    /// The average usage of CPU-bound pods with these requests on two CPUs: pods in the normal class share the CPUs by weight, and
+    /// leave next to nothing to the throttled ones.
     fn averages<const PODS: usize>(requests: [u64; PODS]) -> [u64; PODS] {
         const LOOKS: u64 = 400;
         let (mut milli, mut is_sched_idle) = ([None; PODS], [false; PODS]);
         let mut total = [0; PODS];
         for _ in 0..LOOKS {
-            let all_yield = is_sched_idle.iter().all(|is_sched_idle| *is_sched_idle);
-            let weight = |pod: usize| match (is_sched_idle[pod], all_yield) {
+            let all_are_sched_idle = is_sched_idle.iter().all(|pod| *pod);
+            let weight = |pod: usize| match (is_sched_idle[pod], all_are_sched_idle) {
                 (false, _) => 10 * requests[pod].max(100),
                 (true, true) => 3,
                 (true, false) => 0,
@@ -243,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_others_who_want_everything_pods_have_most_of_what_they_asked_for() {
+    fn pods_get_most_of_their_cpu_request_beside_cpu_bound_pods() {
         let [asked, greedy] = averages([1_500, 0]);
         assert!(asked > 1_300 && greedy > 300, "{asked}, {greedy}");
         let [one, two, greedy] = averages([750, 750, 0]);
@@ -256,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_had_a_large_machine_yields_no_longer_than_others() {
+    fn a_pod_that_had_a_large_machine_is_throttled_no_longer_than_others() {
         for had in [1_000, 4_000, 64_000] {
             let (mut milli, mut looks) = (smoothed(None, had, 0), 0);
             while should_be_sched_idle(true, milli, 0) {
@@ -267,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_as_idle_as_it_was_since_it_was_last_looked_at() {
+    fn idle_time_is_measured_since_the_previous_reading() {
         let mut fairness = CpuFairness::default();
         for (line, expected) in [
             ("cpu  100 0 100 750 50 0 0 7 0 0\ncpu0 1 1 1 1\n", 80),
@@ -284,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_with_few_processors_needs_more_of_them_idle() {
+    fn a_machine_with_few_cpus_needs_more_idle_time() {
         assert_eq!(cpus("cpu  1 2\ncpu0 1 2\ncpu1 1 2\nintr 7\n"), 2);
         for (cpus, expected) in [(0, 75), (1, 75), (2, 62), (4, 31), (8, 25), (256, 25)] {
             assert_eq!(enough_idle_percent(cpus), expected, "{cpus}");

@@ -1,7 +1,7 @@
-//! Runtime classes: which handlers this machine has, and whether they work here.
+//! The handlers of runtime classes (`runc`, `runsc`): which this machine has, and whether they work.
 //!
-//! A handler is found by its program and believed only after a container of it has run, made as a pod's would be: a program
-//! that is installed may still fail on this kernel.
+//! A handler counts as working only after a trial container has run, created in the same way as a pod's: a program that is installed
+//! may still fail on this kernel.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use super::{
 use crate::privileges::Privileges;
 use api::errors::chain;
 
-/// The handler of pods that name no class.
+/// The handler of pods without a runtime class.
 pub const NATIVE: &str = "agent-sandbox";
-const PROBE_PATIENCE: Duration = Duration::from_secs(30);
-/// Probes take a second of a processor, which whoever starts a node has better use for at first.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The trials take a second of CPU time, so they are delayed while the node and its first pods start.
 const PROBE_DELAY: Duration = Duration::from_secs(2);
 
-/// A program that runs containers from bundles.
+/// Another OCI runtime, which runs containers from bundles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Driver {
@@ -41,7 +41,7 @@ impl Driver {
         }
     }
 
-    /// The driver that a class's handler names.
+    /// The driver with this handler name.
     fn of_handler(handler: &str) -> Option<Self> {
         match handler {
             "runc" => Some(Self::Runc),
@@ -50,7 +50,7 @@ impl Driver {
         }
     }
 
-    /// Where its program is.
+    /// The path of its program, from `PATH` or the usual directories.
     pub fn find(self) -> Option<PathBuf> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let usual = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
@@ -61,13 +61,13 @@ impl Driver {
     }
 }
 
-/// What is known of a driver on this machine.
+/// The result of a driver's trial on this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
     pub handler: &'static str,
     pub works: bool,
-    /// The version of one that works, the reason of one that does not.
+    /// The version of a driver that works, or the reason why it does not.
     pub detail: String,
 }
 
@@ -82,7 +82,7 @@ pub enum Unusable {
     },
 }
 
-/// The drivers of this machine, once they are probed.
+/// The drivers of this machine, after their trials.
 #[derive(Debug, Clone)]
 pub struct Handlers {
     findings: watch::Receiver<Option<Arc<Vec<Finding>>>>,
@@ -90,19 +90,19 @@ pub struct Handlers {
 }
 
 impl Handlers {
-    /// The handlers, and what to tell them once they are known.
+    /// The handlers before their trials, and the sender for the results.
     pub fn unprobed() -> (Self, watch::Sender<Option<Arc<Vec<Finding>>>>) {
         let (sender, findings) = watch::channel(None);
         let wanted = Arc::default();
         (Self { findings, wanted }, sender)
     }
 
-    /// Waits until it is time to probe: when a pod needs to know, or soon anyway.
+    /// Waits until the trials are due: when a pod needs a handler, or after a short delay.
     pub async fn due(&self) {
         let _ = tokio::time::timeout(PROBE_DELAY, self.wanted.notified()).await;
     }
 
-    /// What was found; waits for the probes.
+    /// The results; waits for the trials.
     pub async fn findings(&self) -> Arc<Vec<Finding>> {
         let mut findings = self.findings.clone();
         match findings.wait_for(Option::is_some).await {
@@ -111,7 +111,7 @@ impl Handlers {
         }
     }
 
-    /// The driver of a handler, once it is probed; `None` for the native runtime.
+    /// The driver of a handler, after its trial. `None` for the native runtime.
     pub async fn driver(&self, handler: &str) -> Result<Option<Driver>, Unusable> {
         if handler == NATIVE {
             return Ok(None);
@@ -135,11 +135,11 @@ fn works(driver: Driver, findings: &[Finding]) -> Result<(), String> {
     match finding {
         Some(finding) if finding.works => Ok(()),
         Some(finding) => Err(finding.detail.clone()),
-        None => Err("the node was told not to look for it".to_owned()),
+        None => Err("the node is configured not to look for it".to_owned()),
     }
 }
 
-/// Tries each driver out.
+/// Runs a trial of each driver.
 pub async fn probe<R: Runtime>(
     runtime: &R,
     drivers: &[Driver],
@@ -178,14 +178,14 @@ async fn version(program: PathBuf) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Runs a container that ends at once. Nothing is left of it.
+/// Runs a container that exits immediately, and removes it.
 async fn try_out<R: Runtime>(
     runtime: &R,
     driver: Driver,
     shutdown: &CancellationToken,
 ) -> Result<(), String> {
     let id = ContainerId {
-        // A node that was killed leaves its own trial, which the next one clears away as any pod it does not know.
+        // The trial of a node that was killed is removed by the next run, like any pod that the API does not have.
         pod: format!("{TRIAL}{}-{}", driver.program(), std::process::id()),
         container: "probe".to_owned(),
         attempt: 0,
@@ -199,9 +199,9 @@ async fn try_out<R: Runtime>(
             .start(container(&id))
             .await
             .map_err(|error| chain(&error))?;
-        let patience = tokio::time::timeout(PROBE_PATIENCE, runtime.wait(&id));
+        let wait = tokio::time::timeout(TRIAL_TIMEOUT, runtime.wait(&id));
         let ended = shutdown
-            .run_until_cancelled(patience)
+            .run_until_cancelled(wait)
             .await
             .ok_or("the node was stopped before it was known")?
             .map_err(|_| "a container of it does not come to an end")?;
@@ -215,10 +215,10 @@ async fn try_out<R: Runtime>(
     tried
 }
 
-/// How the pods begin in which runtimes are tried out.
+/// The prefix of the UIDs of trial pods.
 const TRIAL: &str = "probe-";
 
-/// Whether a pod is a trial of this process: no pod of the API, and not a stray either.
+/// Whether a pod is a running trial of this process, which must not be removed although the API does not have it.
 pub fn is_trial(pod: &str) -> bool {
     let number = pod
         .strip_prefix(TRIAL)
@@ -234,7 +234,7 @@ fn verdict(ended: &Termination, log: &Path) -> Result<(), String> {
     Err(last_words(&log).unwrap_or_else(|| format!("it ends with code {}", ended.exit_code)))
 }
 
-/// What a runtime said last, from a log in Kubernetes' format; `runc` wraps it into a line of its own log.
+/// The last message of a runtime, from a log in CRI format. `runc` wraps the message into a line of its own format.
 pub(super) fn last_words(log: &str) -> Option<String> {
     let text = log.lines().last()?.splitn(4, ' ').nth(3)?;
     let inner = text.split_once("msg=\"").map_or(text, |(_, inner)| inner);
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_of_a_runtime_are_the_reason() {
+    fn the_last_message_of_a_runtime_is_the_reason() {
         let wrapped = "2026-01-01T00:00:00Z stderr F first\n\
             2026-01-01T00:00:01Z stderr F time=\"2026\" level=error msg=\"runc run failed: exec \\\"/x\\\": not found\"\n";
         assert_eq!(
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn trials_are_known_by_their_process() {
+    fn a_trial_belongs_to_the_process_that_started_it() {
         let own = std::process::id();
         assert!(is_trial(&format!("probe-runc-{own}")));
         assert!(!is_trial(&format!("probe-runc-{}", own + 1)));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_works_only_if_it_was_seen_to() {
+    fn a_driver_works_only_after_a_successful_trial() {
         let finding = |handler, works, detail: &str| Finding {
             handler,
             works,

@@ -1,7 +1,7 @@
 //! The built-in image `host`: this machine's `/usr`, read-only, on a skeleton of directories and a minimal `/etc`.
 //!
-//! Nothing of the machine's home directories, `/var`, `/run` or configuration beyond name lookup and certificates is in
-//! it. What the container writes goes to its own layer.
+//! It contains nothing of the machine's home directories, `/var` or `/run`, and of the configuration only name lookup and
+//! certificates. A container writes to its own layer.
 
 use std::fmt::Write;
 use std::fs;
@@ -14,7 +14,7 @@ use shim_protocol::Mount;
 use super::native::view;
 use pod_network::names::short_hash;
 
-/// Where sandboxd is inside the container.
+/// The path of sandboxd in the container.
 pub const SANDBOXD_PATH: &str = "/opt/agent-sandbox/bin/sandboxd";
 
 const DIRECTORIES: [(&str, u32); 22] = [
@@ -42,7 +42,7 @@ const DIRECTORIES: [(&str, u32); 22] = [
     ("etc/ssl/certs", 0o755),
 ];
 
-/// Directories that are links into `/usr` on most machines, and are shown as they are elsewhere.
+/// Directories that are symlinks into `/usr` on most machines. Where they are directories, they are mounted.
 const USR_LINKS: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
 const WRITTEN: [(&str, &str); 6] = [
@@ -58,7 +58,7 @@ const WRITTEN: [(&str, &str); 6] = [
         "etc/nsswitch.conf",
         "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
     ),
-    // For `su` and its like: root becomes whom it likes, and nobody has a password.
+    // For `su` and similar programs: root may switch to any user, and no user has a password.
     (
         "etc/pam.d/other",
         "auth sufficient pam_rootok.so\nauth required pam_deny.so\naccount required pam_permit.so\n\
@@ -68,7 +68,7 @@ const WRITTEN: [(&str, &str); 6] = [
     ("etc/profile", "export PS1='\\u@\\h:\\w\\$ '\n"),
 ];
 
-/// Files of the machine that programs need to run, to find hosts and to trust certificates.
+/// Files of the machine that programs need to run, to resolve names and to verify certificates.
 const COPIED: [&str; 12] = [
     "etc/ld.so.cache",
     "etc/ld.so.conf",
@@ -84,7 +84,7 @@ const COPIED: [&str; 12] = [
     "etc/debian_version",
 ];
 
-/// Directories of links into `/usr` that commands are found through.
+/// Directories of symlinks into `/usr` through which commands are found.
 const COPIED_DIRECTORIES: [&str; 2] = ["etc/alternatives", "etc/ld.so.conf.d"];
 
 /// The image, ready to be the lowest layer of a container.
@@ -94,12 +94,11 @@ pub struct HostImage {
     pub mounts: Vec<Mount>,
     pub environment: Vec<(String, String)>,
     pub working_directory: String,
-    /// Changes when what the image shows changes.
+    /// A hash of the image's content.
     pub id: String,
 }
 
-/// Makes the image's skeleton below `images`. Containers use the directory while they run, so a different skeleton gets
-/// a different directory.
+/// Creates the image's skeleton below `images`. Running containers use the directory, so a changed skeleton gets a new one.
 pub fn prepare(images: &Path, sandboxd: &Path) -> io::Result<HostImage> {
     let building = images.join(".host");
     if building.exists() {
@@ -128,7 +127,7 @@ pub fn prepare(images: &Path, sandboxd: &Path) -> io::Result<HostImage> {
     })
 }
 
-/// Fills `root` and answers with a text that names everything in it.
+/// Fills `root`. Returns a text that lists its content, for the hash.
 fn build(root: &Path) -> io::Result<String> {
     let mut description = String::new();
     for (name, mode) in DIRECTORIES {
@@ -175,8 +174,8 @@ fn build(root: &Path) -> io::Result<String> {
     Ok(description)
 }
 
-/// Copies one file or link of the machine; what the machine lacks, the image lacks. Only files that everybody may read
-/// are taken, since everybody in the container may read them.
+/// Copies one file or symlink of the machine, if it exists. Only world-readable files are copied, because every user in the
+/// container can read the copy.
 fn copy(root: &Path, name: &Path) -> io::Result<String> {
     let (host, target) = (Path::new("/").join(name), root.join(name));
     let Ok(metadata) = fs::symlink_metadata(&host) else {
@@ -201,8 +200,8 @@ fn copy(root: &Path, name: &Path) -> io::Result<String> {
     Ok(format!("{} {}\n", name.display(), short_hash(&content, 16)))
 }
 
-/// Programs are shown through inodes of each container's own. On those of the machine a container could watch what others run,
-/// and hold locks that the machine's package manager waits for.
+/// The mounts of the machine's programs, through inodes that only the container has. On the machine's inodes a container could watch
+/// which programs others run (`inotify`), and hold locks that the machine's package manager waits for (`flock`).
 fn mounts(sandboxd: &Path) -> Vec<Mount> {
     let shown = |name: &&str| {
         let host = Path::new("/").join(name);
@@ -223,7 +222,7 @@ fn mounts(sandboxd: &Path) -> Vec<Mount> {
         .collect()
 }
 
-/// Where something is mounted below one of `roots`, outermost first: a view shows what is on one mount.
+/// The mount points below one of `roots`, outermost first: a view does not include submounts.
 fn mount_points_below(roots: &[PathBuf], mounted: &str) -> Vec<PathBuf> {
     let mut points: Vec<PathBuf> = mounted
         .lines()
@@ -240,7 +239,7 @@ fn mount_points_below(roots: &[PathBuf], mounted: &str) -> Vec<PathBuf> {
     points
 }
 
-/// A path as the kernel lists it, with blanks and backslashes as octal numbers.
+/// Unescapes a path of `mountinfo`, in which spaces and backslashes are octal numbers.
 fn unescaped(path: &str) -> String {
     [
         ("\\040", " "),
@@ -259,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_mounted_below_the_programs_is_shown_too() {
+    fn submounts_of_the_programs_are_included() {
         let mounted = "\
 22 1 254:0 / / rw - ext4 /dev/vda rw
 30 22 254:1 / /usr rw - ext4 /dev/vdb rw

@@ -1,9 +1,9 @@
-//! Tables of the kernel that the whole machine shares: process identifiers, open files, terminals.
+//! Kernel limits that the whole machine shares: process IDs, open files, terminals.
 //!
-//! A container's limits bound what one pod takes of a table. They protect others only if the table has room for them, and
-//! kernels start with small tables: 32,768 processes, 4,096 terminals. So the node raises a table that is too small when it
-//! starts, as systemd does, and gives containers less where it may not. A larger table costs nothing by itself: the memory of
-//! each entry is charged to the container that uses it (ADR 53).
+//! A container's own limits keep one pod from exhausting a kernel table. They protect other pods only if the table has room for
+//! all of them, and the kernel's defaults are small: 32,768 processes, 4,096 terminals. So the node raises a limit that is too low
+//! when it starts, as systemd does, and lowers the containers' limits if it may not. A higher limit costs nothing by itself: the
+//! memory of each table entry is charged to the container that uses it (ADR 53).
 
 use std::fs;
 use std::path::Path;
@@ -14,50 +14,50 @@ const OPEN_FILES: &str = "fs/file-max";
 const TERMINALS: &str = "kernel/pty/max";
 const RESERVED_TERMINALS: &str = "kernel/pty/reserve";
 
-/// The kernel's own bounds of two tables, on 64-bit machines.
+/// The highest values that the kernel accepts, on 64-bit machines.
 const PROCESS_IDENTIFIERS_MAX: u64 = 1 << 22;
 const TERMINALS_MAX: u64 = 1 << 20;
-/// Process identifiers that the machine's own programs get on top of what all pods may take.
+/// Process IDs for the machine's own programs, in addition to those of all pods.
 const PROCESSES_OF_MACHINE: u64 = 1 << 15;
 
-/// Limits that a container gets where the tables allow it, and those below which programs stop working.
+/// The limits of a container if the kernel's limits allow it, and the least with which programs still work.
 const OPEN_FILES_WANTED: u64 = 65_536;
 const OPEN_FILES_LEAST: u64 = 1024;
 const TERMINALS_WANTED: u64 = 64;
 const TERMINALS_LEAST: u64 = 8;
 
-/// Sizes of the tables.
+/// The kernel's limits, from `/proc/sys`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelLimits {
     process_identifiers: u64,
     threads: u64,
     open_files: u64,
     terminals: u64,
-    /// Terminals that only the machine's own mount namespace gets.
+    /// Terminals that only the host's mount namespace can open.
     reserved_terminals: u64,
 }
 
-/// What the node's pods may take at most.
+/// The most that the node's pods may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand {
     pub pods: u32,
-    /// Processes that a container may have.
+    /// The process limit of a container.
     pub processes: u64,
 }
 
-/// What containers get of the tables.
+/// The limits of containers that follow from the kernel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContainerLimits {
-    /// Processes that all pods of the node may have together.
+    /// The process limit of all pods of the node together.
     pub all_processes: u64,
-    /// Files that one process may have open.
+    /// The limit of open files of one process (`RLIMIT_NOFILE`).
     pub open_files: u64,
-    /// Terminals that one container may have open.
+    /// The limit of open terminals of one container.
     pub terminals: u32,
 }
 
 impl KernelLimits {
-    /// Reads the tables' sizes below `/proc/sys`. A kernel that does not tell a size is taken to have no bound.
+    /// Reads the limits below `/proc/sys`. A file that cannot be read counts as no limit.
     pub fn read() -> Self {
         let root = Path::new("/proc/sys");
         let size = |name| {
@@ -73,7 +73,7 @@ impl KernelLimits {
         }
     }
 
-    /// The settings that have to grow for the node's pods, with their new values.
+    /// The settings that are too low for the node's pods, with their new values.
     fn growth(&self, demand: Demand) -> Vec<(&'static str, u64)> {
         let pods = u64::from(demand.pods).max(1);
         let processes = pods.saturating_mul(demand.processes);
@@ -106,7 +106,7 @@ impl KernelLimits {
             .collect()
     }
 
-    /// Raises tables that are too small for the node's pods, as far as the node may.
+    /// Raises the limits that are too low for the node's pods. A limit that cannot be raised is logged.
     pub fn raise(&self, demand: Demand) {
         for (name, value) in self.growth(demand) {
             match fs::write(Path::new("/proc/sys").join(name), value.to_string()) {
@@ -118,7 +118,7 @@ impl KernelLimits {
         }
     }
 
-    /// What containers get. `allowed` is how many files the node itself may let a process open.
+    /// The limits of containers. `allowed` is the hard `RLIMIT_NOFILE` of the node itself.
     pub fn container_limits(&self, demand: Demand, allowed: Option<u64>) -> ContainerLimits {
         let pods = u64::from(demand.pods).max(1);
         let open_files = (self.open_files / 2 / demand.processes.max(1))
@@ -137,7 +137,7 @@ impl KernelLimits {
 mod tests {
     use super::*;
 
-    /// What a kernel without systemd starts with on a machine of 24 GB.
+    /// The defaults of a kernel without systemd on a machine with 24 GB of memory.
     const SMALL: KernelLimits = KernelLimits {
         process_identifiers: 32_768,
         threads: 192_699,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_are_large_enough_stay_as_they_are() {
+    fn limits_that_are_high_enough_are_not_changed() {
         let large = KernelLimits {
             process_identifiers: PROCESS_IDENTIFIERS_MAX,
             threads: 200_000,
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_cannot_be_raised_are_shared_out_and_programs_still_work() {
+    fn limits_that_cannot_be_raised_lower_those_of_containers_and_programs_still_work() {
         let limits = SMALL.container_limits(DEMAND, Some(20_000));
         assert_eq!(
             limits,

@@ -1,9 +1,8 @@
-//! Launchers: the processes that start containers, one each.
+//! Launchers: shim processes, each of which starts one container.
 //!
-//! A launcher joins its control groups before it is told which container it starts. That takes several milliseconds of
-//! waiting for the kernel on machines with v1 control groups, so launchers of pods to come are started ahead
-//! ([`slots`](super::slots)) and wait with it behind them. One that is dropped unused ends, and so does one whose node is
-//! killed: its input ends.
+//! A launcher joins its cgroups before it receives the request for a container. With v1 cgroups the kernel takes several
+//! milliseconds for that, so launchers for future pods are started in advance ([`slots`](super::slots)) and wait for a request. A
+//! launcher exits when its standard input ends: when it is dropped unused, and when the node is killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -15,15 +14,15 @@ use shim_protocol::{LaunchAnswer, Preparation};
 
 use super::RuntimeError;
 
-/// The thread that starts launchers which are to wait. A launcher is told to end when the thread that started it does, so
-/// this one has to last; those that lend themselves to blocking work come and go.
+/// The thread that starts waiting launchers. A launcher gets a signal when the thread that started it exits (`PR_SET_PDEATHSIG`), so
+/// this thread lives as long as the node. The threads of tokio's blocking pool do not.
 #[derive(Debug)]
 pub struct Starter {
     work: mpsc::Sender<Box<dyn FnOnce() + Send>>,
 }
 
 impl Starter {
-    /// The thread ends, and what it started and nobody used with it, when this is dropped.
+    /// Starts the thread. It exits when this is dropped, and the unused launchers with it.
     pub fn new() -> std::io::Result<Self> {
         let (work, receiver) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
         std::thread::Builder::new()
@@ -32,7 +31,7 @@ impl Starter {
         Ok(Self { work })
     }
 
-    /// Has the thread start a launcher.
+    /// Starts a launcher on the thread.
     pub async fn start(
         &self,
         start: impl FnOnce() -> Result<Launcher, RuntimeError> + Send + 'static,
@@ -49,7 +48,7 @@ impl Starter {
 /// A launcher that waits for its request.
 #[derive(Debug)]
 pub struct Launcher {
-    /// Absent once it was used.
+    /// Absent once the launcher was used.
     child: Option<Child>,
 }
 
@@ -60,8 +59,8 @@ fn failed(source: std::io::Error) -> RuntimeError {
     }
 }
 
-/// A message as the line that a launcher reads. Its end is the message's: that of the input comes late when another process is
-/// being started, which holds a copy of the other end for a moment.
+/// Encodes a message as a line. The launcher reads up to the newline and does not wait for the end of its input: a child that is just
+/// being started elsewhere holds a copy of the pipe until its exec.
 fn line(message: &impl serde::Serialize) -> Result<Vec<u8>, RuntimeError> {
     let mut text = serde_json::to_vec(message).map_err(|error| failed(error.into()))?;
     text.push(b'\n');
@@ -91,16 +90,16 @@ impl Launcher {
             .map_err(failed)
     }
 
-    /// Whether it can still be used.
+    /// Whether the launcher is still running.
     pub fn is_waiting(&mut self) -> bool {
         self.child
             .as_mut()
             .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Starts the container that a [`Launch`](shim_protocol::Launch) describes. Blocks until its command runs or cannot, so it
-    /// belongs on a blocking thread of the runtime; or until `give_up` says why not to wait any longer, which it is asked now and
-    /// then. The launcher is killed then. What it has made of the container until then is in the control groups that it joined.
+    /// Starts the container that a [`Launch`](shim_protocol::Launch) describes. Blocks until its command was executed or has failed,
+    /// so call it on a blocking thread. `give_up` is polled: when it returns an error, the launcher is killed and the error is
+    /// returned. The processes that it has started until then are in the cgroups that it joined.
     pub fn launch<E: From<RuntimeError>>(
         mut self,
         launch: &impl serde::Serialize,
@@ -111,39 +110,39 @@ impl Launcher {
             return Err(RuntimeError::Launcher("it was used before".to_owned()).into());
         };
         drop(child.stdin.take());
-        let mut said = Vec::new();
+        let mut response = Vec::new();
         if let Some(output) = child.stdout.take() {
             await_answer(&output, give_up)?;
             BufReader::new(output)
-                .read_until(b'\n', &mut said)
+                .read_until(b'\n', &mut response)
                 .map_err(failed)?;
         }
         let Some(mut child) = self.child.take() else {
             return Err(RuntimeError::Launcher("it was used before".to_owned()).into());
         };
-        let Ok(answer) = serde_json::from_slice(&said) else {
+        let Ok(answer) = serde_json::from_slice(&response) else {
             let status = child.wait().map_err(failed)?;
             return Err(RuntimeError::Launcher(format!("it ended with {status}")).into());
         };
-        // It ends by itself; somebody has to notice, and the container does not wait for that.
+        // The launcher exits by itself; it is reaped in the background, so that the container does not wait for that.
         tokio::task::spawn_blocking(move || child.wait());
         Ok(answer)
     }
 }
 
-/// Waits until there is something to read.
+/// Waits until the launcher has written its response.
 fn await_answer<E: From<RuntimeError>>(
     output: &ChildStdout,
     give_up: impl Fn() -> Option<E>,
 ) -> Result<(), E> {
-    /// How soon a start that is given up is noticed to be.
-    const LOOK_UP: Timespec = Timespec {
+    /// The interval at which `give_up` is polled.
+    const POLL_INTERVAL: Timespec = Timespec {
         tv_sec: 0,
         tv_nsec: 50_000_000,
     };
     loop {
         let mut polled = [PollFd::new(output, PollFlags::IN)];
-        match poll(&mut polled, Some(&LOOK_UP)) {
+        match poll(&mut polled, Some(&POLL_INTERVAL)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(()),
             Err(error) => return Err(failed(error.into()).into()),
@@ -176,8 +175,11 @@ mod tests {
     fn a_launch_that_hangs_is_given_up_and_its_launcher_killed() {
         let directory = tempfile::tempdir().unwrap();
         let shim = directory.path().join("shim");
-        let told = directory.path().join("pid");
-        let script = format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", told.display());
+        let pid_file = directory.path().join("pid");
+        let script = format!(
+            "#!/bin/sh\necho $$ > {}\nexec sleep 1000\n",
+            pid_file.display()
+        );
         std::fs::write(&shim, script).unwrap();
         std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o755)).unwrap();
         let path = Path::new("/nowhere").to_owned();
@@ -194,17 +196,18 @@ mod tests {
         let launcher = Launcher::start(&shim, &preparation).unwrap();
         let began = Instant::now();
         let limit = Duration::from_millis(200);
-        // The file is there before its content is.
-        let is_told = || std::fs::read_to_string(&told).is_ok_and(|pid| pid.ends_with('\n'));
+        // The file exists before it has its content.
+        let has_started =
+            || std::fs::read_to_string(&pid_file).is_ok_and(|pid| pid.ends_with('\n'));
         let outcome = launcher.launch(&(), || {
-            (began.elapsed() >= limit && is_told()).then_some(RuntimeError::TooSlow(limit))
+            (began.elapsed() >= limit && has_started()).then_some(RuntimeError::TooSlow(limit))
         });
         let error = outcome.unwrap_err();
         assert_eq!(
             error.to_string(),
             "the container did not start within 200ms"
         );
-        let pid = std::fs::read_to_string(told).unwrap();
+        let pid = std::fs::read_to_string(pid_file).unwrap();
         let process = Path::new("/proc").join(pid.trim());
         assert!(!process.exists(), "the launcher is gone");
     }

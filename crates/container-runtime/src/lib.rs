@@ -1,7 +1,7 @@
-//! Containers: what the node asks of whatever runs them, and the words it asks in.
+//! Containers and pod sandboxes as isolated processes: the interface of a container runtime, and the default runtime.
 //!
-//! The pod lifecycle knows only the [`Runtime`] trait. [`native::NativeRuntime`] is the default tier; another runtime
-//! class is another implementation.
+//! The node knows only the [`Runtime`] trait. [`native::NativeRuntime`] implements it, and also starts the runtimes of other
+//! runtime classes ([`handlers`]).
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -45,7 +45,7 @@ pub fn cgroup(data_dir: &std::path::Path) -> String {
     pod_network::names::Names::of(data_dir).cgroup
 }
 
-/// A pod as the runtime knows it.
+/// The UID and the name of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {
     pub uid: String,
@@ -62,7 +62,7 @@ pub struct ContainerId {
 }
 
 impl ContainerId {
-    /// As Kubernetes writes it in a container status.
+    /// The ID in the form of `containerStatuses[].containerID`.
     pub fn uri(&self) -> String {
         let hash = pod_network::names::short_hash(
             format!("{}/{}/{}", self.pod, self.container, self.attempt),
@@ -72,7 +72,7 @@ impl ContainerId {
     }
 }
 
-/// What a pod needs before its containers.
+/// The specification of a pod sandbox: what a pod needs before its containers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PodSandboxSpec {
     pub identity: PodIdentity,
@@ -83,7 +83,7 @@ pub struct PodSandboxSpec {
     pub shared_processes: bool,
     /// How many containers share `/dev/shm`.
     pub containers: usize,
-    /// The program that has the pod's containers, in place of the node's own runtime.
+    /// The other runtime that runs the pod's containers. Absent for the native runtime.
     #[serde(default)]
     pub driver: Option<handlers::Driver>,
 }
@@ -94,7 +94,7 @@ pub struct PodSandbox {
     pub address: Ipv4Addr,
     /// Absent on a machine without IPv6.
     pub ipv6_address: Option<Ipv6Addr>,
-    /// The first of the pod's host identities; container id 0 maps to it.
+    /// The first UID of the pod's UID range on the host; container ID 0 maps to it.
     pub uid_base: u32,
 }
 
@@ -105,14 +105,14 @@ impl PodSandbox {
     }
 }
 
-/// What a container's root is made of.
+/// The source of a container's root file system.
 #[derive(Debug, Clone)]
 pub enum ImageSource {
-    /// The built-in image: a view of this machine.
+    /// The built-in image `host`: a read-only view of this machine.
     Host,
-    /// No file at all, for a process that needs none.
+    /// An empty root file system.
     Nothing,
-    /// An image of the store, and the name it was asked for by.
+    /// An image of the store, and the reference that the pod names it by.
     Stored {
         image: Arc<images::Image>,
         name: images::Reference,
@@ -120,7 +120,7 @@ pub enum ImageSource {
 }
 
 impl ImageSource {
-    /// As Kubernetes tells in a container status which bytes run.
+    /// The image's digest in the form of `containerStatuses[].imageID`.
     pub fn id(image: &images::Image, name: &images::Reference) -> String {
         match &image.manifest {
             Some(manifest) => name.with_digest(manifest),
@@ -129,7 +129,7 @@ impl ImageSource {
     }
 }
 
-/// Everything about one run of a container.
+/// The specification of one run of a container.
 #[derive(Debug, Clone)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -150,7 +150,7 @@ pub struct ContainerSpec {
     pub must_not_be_root: bool,
     /// The bounding set, as bits.
     pub capabilities: u64,
-    /// Whether programs are kept from giving their user more than it has.
+    /// Whether set-user-ID bits and file capabilities have no effect (`no_new_privs`).
     pub no_new_privileges: bool,
     pub read_only_root: bool,
     pub limits: Limits,
@@ -158,16 +158,16 @@ pub struct ContainerSpec {
     pub stdin: bool,
     pub stdin_once: bool,
     pub termination_message_path: String,
-    /// A container that fails without a message leaves the end of its log as one.
+    /// Whether the end of the log is the termination message of a container that fails without one (`FallbackToLogsOnError`).
     pub message_from_log: bool,
-    /// How many times the container ended badly in a row before this run; kept for the back-off after a restart.
+    /// How many runs in a row have failed before this one, for the restart back-off after a restart of the node.
     pub crashes: u32,
-    /// Another container of the pod whose processes this one is among.
+    /// Another container of the pod whose PID namespace this one joins.
     pub beside: Option<String>,
 }
 
 impl ContainerSpec {
-    /// A container of the node's own: a command, and nothing that a pod could ask for.
+    /// The specification of a container that the node itself starts: a command, and defaults for everything that a pod can set.
     pub fn plain(id: ContainerId, image: ImageSource, command: Vec<String>) -> Self {
         Self {
             id,
@@ -196,7 +196,7 @@ impl ContainerSpec {
     }
 }
 
-/// A container that runs.
+/// A container that was started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartedContainer {
     pub started_at: Timestamp,
@@ -215,7 +215,7 @@ pub struct Termination {
 }
 
 impl Termination {
-    /// How a run ended whose command could not be run.
+    /// The termination of a run whose command could not be executed.
     pub fn not_started(message: String, now: Timestamp) -> Self {
         const START_FAILED: i32 = 128;
         Self {
@@ -234,7 +234,7 @@ impl Termination {
 pub struct RecoveredContainer {
     pub id: ContainerId,
     pub started: StartedContainer,
-    /// The sandbox that it ran in did not survive; the pod has none, or a new one.
+    /// Whether it ran in a pod sandbox that did not survive. The pod has a new one or none.
     pub is_of_lost_sandbox: bool,
     pub crashes: u32,
     /// Absent while it runs.
@@ -300,19 +300,19 @@ pub enum StartError {
     /// The specification cannot be honoured.
     #[error("{0}")]
     Configuration(String),
-    /// The container was made; its command cannot run.
+    /// The container was created, but its command cannot be executed.
     #[error("{message}")]
     Command { message: String, code: i32 },
-    /// It was no longer wanted.
+    /// The container was killed before it had started.
     #[error("the start was given up")]
     GivenUp,
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }
 
-/// What runs containers.
+/// A container runtime.
 ///
-/// Every operation is idempotent: the node repeats one whose outcome it does not know, as after a crash.
+/// Every operation is idempotent: the node repeats one whose outcome it does not know, for example after a crash.
 pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     fn create_sandbox(
         &self,
@@ -330,7 +330,7 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
         id: &ContainerId,
         signal: i32,
     ) -> impl Future<Output = Result<(), RuntimeError>> + Send;
-    /// Ends every process of the container at once. One that is being started is given up.
+    /// Kills every process of the container. Cancels the start of one that is being started.
     fn kill(&self, id: &ContainerId) -> impl Future<Output = Result<(), RuntimeError>> + Send;
     /// Runs a command inside the container.
     fn exec(
@@ -360,8 +360,7 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
         pod: &str,
         target: SocketAddr,
     ) -> impl Future<Output = Result<std::io::Result<TcpStream>, RuntimeError>> + Send;
-    /// How a running container's work compares with its limit on processor time; nothing once it has ended, and where that is
-    /// not counted.
+    /// How often its CPU limit has throttled a running container. `None` once it has ended, and without the CPU controller.
     fn cpu_periods(&self, id: &ContainerId) -> Option<Periods>;
     /// Frees the pod's namespaces and the layers of its containers; logs stay.
     fn stop_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
@@ -369,17 +368,17 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     fn remove_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
     /// The pods that an earlier run of the node left.
     fn recover(&self) -> impl Future<Output = Result<Vec<RecoveredPod>, RuntimeError>> + Send;
-    /// What there is of one pod, none of which may be under way; nothing if nothing was ever prepared of it.
+    /// The state of one pod on disk. No operation on the pod may be running. `None` if nothing was ever prepared for it.
     fn recover_pod(
         &self,
         pod: &str,
     ) -> impl Future<Output = Result<Option<RecoveredPod>, RuntimeError>> + Send;
     /// The processes of a pod, by its containers.
     fn processes(&self, pod: &str) -> Vec<ContainerProcesses>;
-    /// How long a pod's processes have run on a CPU, in microseconds; nothing where that is not counted. A pod for which it has not
-    /// changed has done nothing.
+    /// The CPU time of a pod's processes, in microseconds. `None` without a v2 cgroup hierarchy. A pod whose CPU time has not changed
+    /// has not run.
     fn cpu_time_us(&self, pod: &str) -> Option<u64>;
-    /// The pods of which something is on this machine. What belongs to no pod at all is removed.
+    /// The pods that have files or cgroups on this machine. Removes what belongs to no pod.
     fn sweep(&self) -> impl Future<Output = Vec<String>> + Send;
 }
 

@@ -13,7 +13,7 @@ use crate::{ContainerId, Runtime};
 
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What to read.
+/// The options of a log request.
 #[derive(Debug, Clone, Default)]
 pub struct LogOptions {
     pub follow: bool,
@@ -21,7 +21,7 @@ pub struct LogOptions {
     pub since: Option<Timestamp>,
     pub timestamps: bool,
     pub limit_bytes: Option<u64>,
-    /// Only what was written to this stream, `stdout` or `stderr`.
+    /// Only lines of this stream, `stdout` or `stderr`.
     pub stream: Option<&'static str>,
 }
 
@@ -30,7 +30,7 @@ pub struct LogOptions {
 struct Line<'a> {
     stamp: &'a str,
     stream: &'a [u8],
-    /// More of the same line follows.
+    /// Whether the line continues in the next entry (flag `P`).
     partial: bool,
     text: &'a [u8],
 }
@@ -49,11 +49,11 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
     })
 }
 
-/// The end of a log, as a message about a container that failed without one: at most 80 lines and 2 KiB.
+/// The end of a log as a termination message (`FallbackToLogsOnError`): at most 80 lines and 2 KiB.
 pub fn last_words(log: &Path) -> Option<String> {
     const MOST_LINES: usize = 80;
     const MOST_BYTES: usize = 2048;
-    // Of what is read, a part is each line's time and stream.
+    // Reads more than the limit, because the time and the stream of each line do not count.
     const READ_BYTES: u64 = 16 << 10;
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();
@@ -87,7 +87,7 @@ fn files(log: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Turns log lines into what a reader asked for.
+/// Formats and selects log lines as a request asks for.
 struct Filter {
     options: LogOptions,
     sent: u64,
@@ -191,7 +191,7 @@ pub async fn stream<R: Runtime>(
     let mut reader = open_at(&log, offset)?;
     let mut pending = Vec::new();
     loop {
-        // Asked before reading: what is written before the end is read after it.
+        // Checked before reading, so that everything written before the end is read.
         let over = !follow || runtime.has_ended(id);
         if !copy(&mut reader, &mut pending, &mut filter, &sender).await? || over {
             return Ok(());
@@ -219,7 +219,8 @@ fn was_rotated(reader: &BufReader<File>, log: &Path) -> bool {
     inode(reader.get_ref().metadata()) != inode(std::fs::metadata(log))
 }
 
-/// Sends the whole lines there are; false when the reader has had enough. An unfinished line waits in `pending`.
+/// Sends all complete lines. Returns false when the client has disconnected or has all it asked for. An incomplete line stays in
+/// `pending`.
 async fn copy(
     reader: &mut BufReader<File>,
     pending: &mut Vec<u8>,

@@ -1,9 +1,9 @@
-//! The default tier: containers made by the shim.
+//! The native runtime: containers that the shim creates.
 //!
-//! What a container leaves on disk is enough to find it again after the node was killed:
+//! The files of a container are enough to recover it after the node was killed:
 //!
 //! ```text
-//! pods/<uid>/sandbox.json                     the slot and what the sandbox was made from
+//! pods/<uid>/sandbox.json                     the slot and the specification of the pod sandbox
 //!           /etc/{hosts,hostname,resolv.conf}
 //!           /containers/<name>/<attempt>.log
 //!           /containers/<name>/<attempt>/     state.json, exit.json, termination.json, agent.sock, upper, work
@@ -66,16 +66,16 @@ struct Running {
     process: Arc<AsyncFd<OwnedFd>>,
 }
 
-/// What the node has to know that its pods cannot have.
+/// What this machine does not support: the node reports it.
 #[derive(Debug, Clone, Default)]
 pub struct Shortcomings {
-    /// Why pods' traffic cannot be judged, when it cannot.
+    /// Why network policies cannot be enforced. `None` if they are.
     pub firewall: Option<String>,
-    /// Controllers without which limits are not enforced.
+    /// The missing cgroup controllers, whose limits are not enforced.
     pub controllers: Vec<&'static str>,
 }
 
-/// The default tier's runtime.
+/// The native runtime.
 #[derive(Debug)]
 pub struct NativeRuntime {
     config: Config,
@@ -85,14 +85,14 @@ pub struct NativeRuntime {
     cgroups: Cgroups,
     slots: Arc<Slots>,
     seccomp_programs: Vec<PathBuf>,
-    /// What containers get of the machine's tables.
+    /// The limits of containers that follow from the kernel's.
     container_limits: ContainerLimits,
     pods: PathBuf,
     run: PathBuf,
     running: Mutex<HashMap<ContainerId, Running>>,
-    /// Each gives up the start of a container that is under way.
+    /// A token per container that is being started, which cancels the start.
     starting: Mutex<HashMap<ContainerId, CancellationToken>>,
-    /// Held while the process is looked for that holds a pod's shared PID namespace, and made if there is none.
+    /// Held while the process that holds a pod's shared PID namespace is looked up or started.
     making_holder: tokio::sync::Mutex<()>,
     shortcomings: Shortcomings,
     ranges: NodeRanges,
@@ -113,14 +113,17 @@ impl NativeRuntime {
         let names = Names::of(&data_dir);
         let registry = node_ranges::registry(&data_dir);
         reclaim::reclaim_abandoned(&registry).await;
-        // What pods have on disk belongs to identities of the share they had.
-        let kept = data_dir.join("share");
-        let had = fs::read_to_string(&kept).ok();
-        let had = had.and_then(|text| text.trim().parse().ok());
-        let ranges =
-            node_ranges::claim(&registry, &data_dir, had.unwrap_or(names.preferred_index))?;
-        write_durably(&kept, ranges.index().to_string().as_bytes())
-            .map_err(failure("the number of the share"))?;
+        // The files of pods belong to UIDs that follow from the index that the node had before.
+        let index_file = data_dir.join("share");
+        let previous = fs::read_to_string(&index_file).ok();
+        let previous = previous.and_then(|text| text.trim().parse().ok());
+        let ranges = node_ranges::claim(
+            &registry,
+            &data_dir,
+            previous.unwrap_or(names.preferred_index),
+        )?;
+        write_durably(&index_file, ranges.index().to_string().as_bytes())
+            .map_err(failure("the node's index on this machine"))?;
         let (pods, run) = (data_dir.join("pods"), data_dir.join("run"));
         fs::create_dir_all(&pods).map_err(failure("the pods' directory"))?;
         slots::make_private_mount(&run).map_err(failure("a private mount for namespaces"))?;
@@ -213,12 +216,12 @@ impl NativeRuntime {
         self.slots.clone().keep_ready(shutdown).await;
     }
 
-    /// The process stops to be the node; the pods go on.
-    pub fn let_go(&self) {
-        self.ranges.let_go();
+    /// Unlocks the node's claim: this process is no longer the node. The pods continue.
+    pub fn unlock_ranges(&self) {
+        self.ranges.unlock();
     }
 
-    /// Frees everything the node holds of the machine. Every pod must have been removed.
+    /// Removes everything of the node from the machine. Every pod must have been removed.
     pub async fn dismantle(&self) -> Result<(), RuntimeError> {
         self.slots.drain().await?;
         self.slots.network().close().await?;
@@ -228,14 +231,14 @@ impl NativeRuntime {
             move || Ok(firewall::remove(&program, &table).map_err(links::NetworkError::from)?),
         )
         .await?;
-        // A container whose pod went while it was being launched may have made its group again.
+        // A container whose pod was removed during its launch may have created its cgroup again.
         for left in self.cgroups.pods() {
-            tracing::warn!(group = left, "a control group was left");
+            tracing::warn!(group = left, "removing a leftover cgroup");
             self.cgroups.remove_pod(&left)?;
         }
         self.cgroups.remove_parent()?;
         let _ = rustix::mount::unmount(&self.run, rustix::mount::UnmountFlags::DETACH);
-        self.ranges.give_back();
+        self.ranges.release();
         Ok(())
     }
 
@@ -275,13 +278,13 @@ impl NativeRuntime {
         &self.cgroups
     }
 
-    /// The memory a container's processes use now, its agent included.
+    /// The memory that a container uses now, including its agent.
     pub fn memory_bytes(&self, id: &ContainerId) -> Option<u64> {
         let group = self.running(id)?.record.group;
         self.cgroups.memory_bytes(&group.parent, &group.name)
     }
 
-    /// The control groups of a pod's containers that run.
+    /// The cgroups of a pod's running containers.
     fn groups_of(&self, pod: &str) -> Vec<(ContainerId, Group)> {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let of_pod = running.iter().filter(|(id, _)| id.pod == pod);
@@ -290,7 +293,7 @@ impl NativeRuntime {
             .collect()
     }
 
-    /// Kills every container at once, for a node whose pods cannot outlive it.
+    /// Kills every container, for a rootless node, whose pods cannot outlive it.
     pub fn kill_everything(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         for container in running.values() {
@@ -342,7 +345,7 @@ impl NativeRuntime {
     }
 }
 
-/// Under which name one run of a container uses its image.
+/// The name under which the image store records that one run of a container uses its image.
 fn image_user(id: &ContainerId) -> String {
     format!(
         "pod {} container {} run {}",
@@ -350,7 +353,7 @@ fn image_user(id: &ContainerId) -> String {
     )
 }
 
-/// Makes the machine's tables large enough for the node's pods, and says what each gets of them.
+/// Raises the kernel's limits for the node's pods. Returns the limits of containers that follow from them.
 fn raise_kernel_limits(config: &Config) -> ContainerLimits {
     let demand = Demand {
         pods: config.maximum_pods,
@@ -359,7 +362,7 @@ fn raise_kernel_limits(config: &Config) -> ContainerLimits {
     if Privileges::current() == Privileges::Root {
         KernelLimits::read().raise(demand);
     }
-    // Raising its own limit may be beyond the node itself; the lower of the two is always possible.
+    // The node may lack the privilege to exceed its own hard limit, so containers get at most that.
     let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     KernelLimits::read().container_limits(demand, allowed)
 }
@@ -371,7 +374,7 @@ fn write_seccomp(directory: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
         .iter()
         .map(|program| {
             let path = directory.join(format!("seccomp-{}", short_hash(program, 8)));
-            fs::write(&path, program).map_err(failure("the system call filter"))?;
+            fs::write(&path, program).map_err(failure("the seccomp filter"))?;
             Ok(path)
         })
         .collect()
@@ -388,10 +391,10 @@ async fn blocking<T: Send + 'static>(
 impl Runtime for NativeRuntime {
     async fn create_sandbox(&self, spec: &PodSandboxSpec) -> Result<PodSandbox, RuntimeError> {
         let directory = self.pod_directory(&spec.identity.uid);
-        let kept = self
+        let recorded = self
             .sandbox_record(&spec.identity.uid)
             .and_then(|record| record.slot);
-        let slot = match kept {
+        let slot = match recorded {
             Some(slot) if self.slots.is_intact(slot) => slot,
             lost => {
                 let slot = match lost {
@@ -403,17 +406,17 @@ impl Runtime for NativeRuntime {
                     spec: spec.clone(),
                     made_at: Timestamp::now(),
                 };
-                let recorded = fs::create_dir_all(&directory)
+                let written = fs::create_dir_all(&directory)
                     .map_err(failure("a pod's directory"))
                     .and_then(|()| write_record(&directory, &record));
-                if let Err(error) = recorded {
-                    // No record says whose it is.
+                if let Err(error) = written {
+                    // Without a record, no later run of the node would free the slot.
                     if lost.is_none() && self.slots.tear_down(slot).await.is_ok() {
                         self.slots.give_back(slot);
                     }
                     return Err(error);
                 }
-                // After it is written down that what ran before ran in another.
+                // Only after the record with the new `made_at`: containers that started before it belong to the lost sandbox.
                 if lost.is_some() {
                     self.slots.restore(slot).await?;
                 }
@@ -455,7 +458,7 @@ impl Runtime for NativeRuntime {
             return self.conclude(id, None).await;
         };
         let _ = running.process.readable().await;
-        // Reaps it if it is this process's child; after a restart of the node it is not.
+        // Reaps the process if it is a child of this one, which it is not after a restart of the node.
         let _ = rustix::process::waitid(
             WaitId::PidFd(std::os::fd::AsFd::as_fd(running.process.get_ref())),
             WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
@@ -470,7 +473,7 @@ impl Runtime for NativeRuntime {
             return Ok(());
         }
         match agent::signal_command(&self.container_directory(id), signal).await {
-            // It ended in the meantime, which is what a signal is for.
+            // The container ended in the meantime: there is nothing left to signal.
             Err(agent::AgentError::Connect(_) | agent::AgentError::Gone) => Ok(()),
             other => Ok(other?),
         }
@@ -526,14 +529,14 @@ impl Runtime for NativeRuntime {
 
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
         self.end_pid_namespace_holder(pod).await;
-        // Also of a pod that nothing is written down of.
+        // Also for a pod without a record.
         let (groups, uid) = (self.cgroups.clone(), pod.to_owned());
         blocking(move || Ok(groups.remove_pod(&uid)?)).await?;
         let Some(mut record) = self.sandbox_record(pod) else {
             return Ok(());
         };
         if let Some(slot) = record.slot.take() {
-            // The number is another pod's to have only once it is written down that it is no longer this one's.
+            // The record is updated before the number is freed: two pods never have the same slot, even after a crash.
             self.slots.tear_down(slot).await?;
             write_record(&self.pod_directory(pod), &record)?;
             self.slots.give_back(slot);

@@ -1,8 +1,8 @@
-//! Shares of the machine: each node has a range of addresses and identities of its own, by a number written down where every
-//! node of the machine looks.
+//! The ranges of a node: every node of a machine has its own UID ranges, pod addresses and priorities of routing rules. They follow
+//! from the node's index, which it claims in a registry that all nodes of the machine share.
 //!
-//! A claim outlives its process, as the pods do. A lock on its file says whether the process is there, so that what a dead
-//! one left can be told from what is in use.
+//! A claim is a file with the path of the node's data directory. It outlives the node's process, as the pods do. The process holds
+//! a lock on the file, so that a claim whose process has died can be recognized.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -16,12 +16,12 @@ use std::time::Duration;
 use crate::privileges::Privileges;
 use pod_network::names::NODES_MAX;
 
-/// How many claims this process has made: their names differ, even if two are made at the same moment.
+/// Counts the claims of this process, so that concurrent ones have different temporary names.
 static CLAIMS: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeRangesError {
-    #[error("claiming a share of this machine in {}", registry.display())]
+    #[error("claiming ranges of UIDs and addresses in {}", registry.display())]
     Io {
         registry: PathBuf,
         #[source]
@@ -45,7 +45,7 @@ fn list(directories: &[PathBuf]) -> String {
     shown.join(", ")
 }
 
-/// Where nodes with root keep their claims. Without root the network is the node's own, and there is nobody to share with.
+/// The directory of claims. A node without root has a network and a user namespace of its own, so its registry is its own, too.
 pub fn registry(data_dir: &Path) -> PathBuf {
     match Privileges::current() {
         Privileges::Root => PathBuf::from("/run/agent-sandbox/shares"),
@@ -58,38 +58,39 @@ pub fn rules_lock(registry: &Path) -> PathBuf {
     registry.join("routing-rules.lock")
 }
 
-/// A claimed share.
+/// The claimed ranges of a node.
 #[derive(Debug)]
 pub struct NodeRanges {
-    number: u32,
+    index: u32,
     path: PathBuf,
-    /// Locked while the process is the node.
+    /// Locked while this process is the node.
     file: Mutex<Option<File>>,
 }
 
 impl NodeRanges {
+    /// The node's index on this machine, below [`NODES_MAX`].
     pub fn index(&self) -> u32 {
-        self.number
+        self.index
     }
 
-    /// The process is no longer the node; its pods are, and keep the share.
-    pub fn let_go(&self) {
+    /// Unlocks the claim: this process is no longer the node. Its pods continue and keep the ranges.
+    pub fn unlock(&self) {
         self.file
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
     }
 
-    /// Nothing of the node is left that needs the share.
-    pub fn give_back(&self) {
+    /// Removes the claim. Nothing of the node may be left.
+    pub fn release(&self) {
         let _ = fs::remove_file(&self.path);
-        self.let_go();
+        self.unlock();
     }
 }
 
-/// What the registry says of one share.
+/// A claim in the registry.
 struct Claim {
-    number: u32,
+    index: u32,
     path: PathBuf,
     owner: PathBuf,
     file: File,
@@ -97,12 +98,12 @@ struct Claim {
 
 fn claims(registry: &Path) -> Vec<Claim> {
     (0..NODES_MAX)
-        .filter_map(|number| {
-            let path = registry.join(number.to_string());
+        .filter_map(|index| {
+            let path = registry.join(index.to_string());
             let owner = PathBuf::from(std::ffi::OsString::from_vec(fs::read(&path).ok()?));
             let file = File::open(&path).ok()?;
             Some(Claim {
-                number,
+                index,
                 path,
                 owner,
                 file,
@@ -112,14 +113,14 @@ fn claims(registry: &Path) -> Vec<Claim> {
 }
 
 impl Claim {
-    /// Whether its process is there.
-    fn is_attended(&self) -> bool {
+    /// Whether the node's process is running.
+    fn is_locked(&self) -> bool {
         let found = self.file.try_lock_shared();
         let _ = self.file.unlock();
         matches!(found, Err(TryLockError::WouldBlock))
     }
 
-    /// Whether this is still what its name leads to.
+    /// Whether the opened file is still the one at its path.
     fn is_in_place(&self) -> bool {
         let named = fs::metadata(&self.path).map(|found| found.ino());
         let opened = self.file.metadata().map(|found| found.ino());
@@ -127,7 +128,7 @@ impl Claim {
     }
 }
 
-/// Takes the share that a data directory has, if it has one and no process is the node there.
+/// Locks the existing claim of a data directory. Fails if another process is the node there.
 pub fn take_over(registry: &Path, data_dir: &Path) -> Result<Option<NodeRanges>, NodeRangesError> {
     loop {
         let mut known = claims(registry).into_iter();
@@ -135,11 +136,11 @@ pub fn take_over(registry: &Path, data_dir: &Path) -> Result<Option<NodeRanges>,
             return Ok(None);
         };
         match lock(&own.file) {
-            // Whoever had it gave it back meanwhile.
+            // The previous process has removed it in the meantime.
             Ok(()) if !own.is_in_place() => {}
             Ok(()) => {
                 return Ok(Some(NodeRanges {
-                    number: own.number,
+                    index: own.index,
                     path: own.path,
                     file: Mutex::new(Some(own.file)),
                 }));
@@ -155,7 +156,7 @@ pub fn take_over(registry: &Path, data_dir: &Path) -> Result<Option<NodeRanges>,
     }
 }
 
-/// Claims a share for a data directory: the one it has, the one it had before the machine was started, or another.
+/// Claims ranges for a data directory: those that it has, the preferred index (the one from before a reboot), or the next free one.
 pub fn claim(
     registry: &Path,
     data_dir: &Path,
@@ -166,32 +167,32 @@ pub fn claim(
         source,
     };
     fs::create_dir_all(registry).map_err(failed)?;
-    if let Some(share) = take_over(registry, data_dir)? {
-        return Ok(share);
+    if let Some(ranges) = take_over(registry, data_dir)? {
+        return Ok(ranges);
     }
-    // A claim appears whole and locked: it is written under another name first.
-    let first_name = registry.join(format!(
+    // Written and locked under a temporary name, so that a claim is never visible incomplete or unlocked.
+    let temporary = registry.join(format!(
         ".{}-{}",
         std::process::id(),
         CLAIMS.fetch_add(1, Ordering::Relaxed)
     ));
-    let placed = write_claim(&first_name, data_dir)
-        .and_then(|file| Ok((place(registry, &first_name, preferred)?, file)));
-    let _ = fs::remove_file(&first_name);
-    let (Some(number), file) = placed.map_err(failed)? else {
+    let placed = write_claim(&temporary, data_dir)
+        .and_then(|file| Ok((place(registry, &temporary, preferred)?, file)));
+    let _ = fs::remove_file(&temporary);
+    let (Some(index), file) = placed.map_err(failed)? else {
         let owners = claims(registry).into_iter();
         let owners = owners.map(|claim| claim.owner).collect();
         return Err(NodeRangesError::AllTaken(owners));
     };
     Ok(NodeRanges {
-        number,
-        path: registry.join(number.to_string()),
+        index,
+        path: registry.join(index.to_string()),
         file: Mutex::new(Some(file)),
     })
 }
 
-/// Locks a claim. Somebody who only looks whether it is locked holds it for a moment, and so does a process that is just being
-/// started by the one that had it; on a busy machine the moment may be long.
+/// Locks a claim, with retries. [`Claim::is_locked`] holds the lock for a short time, and so does a child that the previous process
+/// is just starting (between fork and exec); on a busy machine that may take long.
 fn lock(file: &File) -> Result<(), TryLockError> {
     const ATTEMPTS: u32 = 400;
     const PAUSE: Duration = Duration::from_millis(5);
@@ -215,12 +216,12 @@ fn write_claim(path: &Path, data_dir: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Gives a claim the name of the first share that nobody has.
+/// Links a claim to the first free index, starting with the preferred one.
 fn place(registry: &Path, claim: &Path, preferred: u32) -> io::Result<Option<u32>> {
     for offset in 0..NODES_MAX {
-        let number = (preferred % NODES_MAX + offset) % NODES_MAX;
-        match fs::hard_link(claim, registry.join(number.to_string())) {
-            Ok(()) => return Ok(Some(number)),
+        let index = (preferred % NODES_MAX + offset) % NODES_MAX;
+        match fs::hard_link(claim, registry.join(index.to_string())) {
+            Ok(()) => return Ok(Some(index)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
@@ -228,18 +229,18 @@ fn place(registry: &Path, claim: &Path, preferred: u32) -> io::Result<Option<u32
     Ok(None)
 }
 
-/// Whether a process is the node of `data_dir` now.
-pub fn is_attended(registry: &Path, data_dir: &Path) -> bool {
+/// Whether the node of `data_dir` is running.
+pub fn is_running(registry: &Path, data_dir: &Path) -> bool {
     claims(registry)
         .iter()
-        .any(|claim| claim.owner == data_dir && claim.is_attended())
+        .any(|claim| claim.owner == data_dir && claim.is_locked())
 }
 
-/// Data directories that have a share and no process. Their pods may well run.
-pub fn unattended(registry: &Path) -> Vec<PathBuf> {
+/// The data directories whose node has claimed ranges and is not running. Their pods may be running.
+pub fn stopped(registry: &Path) -> Vec<PathBuf> {
     claims(registry)
         .into_iter()
-        .filter(|claim| !claim.is_attended())
+        .filter(|claim| !claim.is_locked())
         .map(|claim| claim.owner)
         .collect()
 }
@@ -248,7 +249,7 @@ pub fn unattended(registry: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Waits for what holds unless another test just starts a process, which has the lock until it is one of its own.
+    /// Waits until a condition holds: a child that another test is just starting holds a copy of the lock until its exec.
     fn soon(what: &str, holds: impl Fn() -> bool) {
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while !holds() {
@@ -258,15 +259,15 @@ mod tests {
     }
 
     #[test]
-    fn two_data_directories_get_different_shares_and_keep_them() {
+    fn two_data_directories_get_different_ranges_and_keep_them() {
         let registry = tempfile::tempdir().unwrap();
         let (first, second) = (Path::new("/data/one"), Path::new("/data/two"));
         let one = claim(registry.path(), first, 7).unwrap();
         let two = claim(registry.path(), second, 7).unwrap();
         assert_ne!(one.index(), two.index());
-        let number = one.index();
-        one.let_go();
-        assert_eq!(claim(registry.path(), first, 7).unwrap().index(), number);
+        let index = one.index();
+        one.unlock();
+        assert_eq!(claim(registry.path(), first, 7).unwrap().index(), index);
         assert_eq!(
             fs::read_dir(registry.path()).unwrap().count(),
             2,
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_one_process_do_not_get_in_each_others_way() {
+    fn concurrent_claims_of_one_process_all_succeed() {
         let registry = tempfile::tempdir().unwrap();
         for _ in 0..50 {
             let start = std::sync::Barrier::new(4);
@@ -303,7 +304,7 @@ mod tests {
                 .map(|number| format!("/data/{number}").into())
                 .collect();
             assert_eq!(owners, expected);
-            claimed.iter().for_each(NodeRanges::give_back);
+            claimed.iter().for_each(NodeRanges::release);
         }
     }
 
@@ -312,21 +313,21 @@ mod tests {
         let registry = tempfile::tempdir().unwrap();
         let directory = Path::new("/data/one");
         let held = claim(registry.path(), directory, 0).unwrap();
-        assert!(is_attended(registry.path(), directory));
-        assert!(unattended(registry.path()).is_empty());
+        assert!(is_running(registry.path(), directory));
+        assert!(stopped(registry.path()).is_empty());
         let refused = claim(registry.path(), directory, 0).unwrap_err();
         assert_eq!(
             refused.to_string(),
             "another process is the node of /data/one"
         );
-        held.let_go();
-        soon("nobody is the node", || {
-            !is_attended(registry.path(), directory) && unattended(registry.path()) == [directory]
+        held.unlock();
+        soon("no process is the node", || {
+            !is_running(registry.path(), directory) && stopped(registry.path()) == [directory]
         });
     }
 
     #[test]
-    fn a_share_that_is_given_back_while_another_waits_for_it_is_claimed_anew() {
+    fn a_claim_that_is_removed_while_another_process_waits_for_it_is_made_again() {
         let registry = tempfile::tempdir().unwrap();
         let directory = Path::new("/data/one");
         let held = claim(registry.path(), directory, 0).unwrap();
@@ -334,24 +335,24 @@ mod tests {
             let waiting = scope.spawn(|| {
                 loop {
                     match claim(registry.path(), directory, 0) {
-                        Ok(share) => break share,
+                        Ok(ranges) => break ranges,
                         Err(NodeRangesError::InUse(_)) => {}
                         Err(error) => panic!("{error}"),
                     }
                 }
             });
-            held.give_back();
+            held.release();
             waiting.join().unwrap()
         });
-        assert!(is_attended(registry.path(), directory));
-        waiting.let_go();
-        soon("it is still there", || {
-            unattended(registry.path()) == [directory]
+        assert!(is_running(registry.path(), directory));
+        waiting.unlock();
+        soon("the claim is still there", || {
+            stopped(registry.path()) == [directory]
         });
     }
 
     #[test]
-    fn a_full_machine_names_who_fills_it_and_how_to_make_room() {
+    fn a_machine_with_too_many_nodes_lists_them_and_the_command_that_frees_one() {
         let registry = tempfile::tempdir().unwrap();
         let name = |number: u32| PathBuf::from(format!("/data/{number}"));
         let held: Vec<NodeRanges> = (0..NODES_MAX)
@@ -366,7 +367,7 @@ mod tests {
             text.contains("agent-sandbox reset --data-dir DIRECTORY"),
             "{text}"
         );
-        held[4].give_back();
+        held[4].release();
         assert!(claim(registry.path(), Path::new("/data/more"), 3).is_ok());
     }
 }

@@ -1,8 +1,7 @@
-//! Bundles that other runtimes make containers from (OCI runtime specification), and the calls of those runtimes. Pure.
+//! OCI bundles for other runtimes (`runc`, `runsc`), and the command lines of those runtimes. Pure.
 //!
-//! The container's root, with every volume and device in it, is built by the shim as for the native runtime, and the other
-//! runtime is started in the pod's namespaces. What is left to it is what only it can do: processes, their confinement, and
-//! `/proc`.
+//! The shim builds the container's root with every volume and device, as for the native runtime, and starts the other runtime in the
+//! pod's namespaces. The other runtime only starts the processes, confines them and mounts `/proc`.
 
 use std::path::{Path, PathBuf};
 
@@ -14,13 +13,13 @@ use super::seccomp;
 use super::slots::OUT_OF_MEMORY_SCORE;
 
 const VERSION: &str = "1.0.2";
-/// What another runtime's program may need of the machine.
+/// The `PATH` of another runtime's program.
 const PROGRAM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// All capabilities, over the pod's own namespaces: another runtime makes mounts and namespaces in them.
+/// All capabilities in the pod's own user namespace: another runtime creates mounts and namespaces there.
 const EVERY_CAPABILITY: u64 = (1 << 41) - 1;
 
-/// Has `driver`, whose program is at `program`, make the container that the native runtime would make by this request.
-/// `volumes` are the paths at which the pod has mounts.
+/// Describes how `driver`, whose program is at `program`, creates the container of this request. `volumes` are the paths of the pod's
+/// mounts.
 pub fn outside(
     launch: &Launch,
     driver: Driver,
@@ -29,15 +28,15 @@ pub fn outside(
     volumes: Vec<PathBuf>,
 ) -> Outside {
     let staged = match driver {
-        // Everything is in its root already. That it is given `/dev` keeps it from making one.
+        // The root is complete already. A `/dev` in the bundle keeps runc from creating its own.
         Driver::Runc => vec![PathBuf::from("/dev")],
-        // It keeps what it knows of its root to itself, and must be told what others change. It has a `/sys` of its own.
+        // gVisor caches the root file system, so mounts that others change are listed separately. It has its own `/sys`.
         Driver::Runsc => volumes,
     };
     let mut call = vec![program.display().to_string()];
     call.push(format!("--root={}", launch.stage.join("state").display()));
     if driver == Driver::Runsc {
-        // The pod's network is the one it is started in, and its limits are those of the agent's control group.
+        // gVisor uses the network namespace and the cgroup in which it is started: the pod's.
         call.extend(["--network=host", "--ignore-cgroups"].map(str::to_owned));
     }
     let with = |words: &[&str]| {
@@ -88,7 +87,7 @@ fn configuration(launch: &Launch, driver: Driver, staged: &[PathBuf]) -> Value {
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
     let capabilities = capability_names(process.capabilities);
-    // Another user than root has them only once a program gives them to it. gVisor would not take them away by itself.
+    // A user other than root has none until it executes a program that grants some. gVisor would not drop them by itself.
     let own = if process.user.uid == 0 {
         capabilities.clone()
     } else {
@@ -102,13 +101,13 @@ fn configuration(launch: &Launch, driver: Driver, staged: &[PathBuf]) -> Value {
         json!({"destination": target, "type": "bind", "source": source, "options": ["rbind"]})
     }));
     let mut linux = json!({
-        // Network, IPC and users are the pod's: the runtime is started in them.
+        // The network, IPC and user namespaces are the pod's, in which the runtime is started.
         "namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "uts"}, {"type": "cgroup"}],
         "maskedPaths": launch.masked_paths,
         "readonlyPaths": launch.read_only_paths,
     });
     if driver == Driver::Runc {
-        // The other does not let system calls through in the first place.
+        // gVisor does not pass system calls to the host kernel.
         linux["seccomp"] = seccomp::oci_profile();
     }
     json!({
@@ -131,7 +130,7 @@ fn configuration(launch: &Launch, driver: Driver, staged: &[PathBuf]) -> Value {
             "noNewPrivileges": process.no_new_privileges,
             "oomScoreAdj": OUT_OF_MEMORY_SCORE,
         },
-        // Where it is to be read-only, it is sealed already.
+        // The shim has made it read-only already if it has to be.
         "root": {"path": launch.stage.join("root"), "readonly": false},
         "mounts": mounts,
         "linux": linux,

@@ -1,8 +1,8 @@
-//! Gives back what a node whose process is gone has left on its machine: processes, control groups, mounts, links, rules, its
-//! share. Everything is found by names that derive from the data directory, which need not exist any more.
+//! Removes what a node that is not running has left on its machine: processes, cgroups, mounts, links, rules, and its claim on
+//! ranges of UIDs and addresses. Everything is found by names that derive from the data directory, which need not exist any more.
 //!
-//! Files stay: claims' volumes, images, and what is known of pods. A node that is started there again finds its pods as after
-//! a reboot of the machine.
+//! Files stay: the volumes of claims, images, and the records of pods. A node that is started there again finds its pods as after a
+//! reboot of the machine.
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -32,18 +32,18 @@ pub enum ReclaimError {
     Network(#[from] links::NetworkError),
     #[error(transparent)]
     Firewall(#[from] firewall::FirewallError),
-    #[error("the task that removes control groups died")]
+    #[error("the task that removes cgroups died")]
     Died,
 }
 
-/// What was given back.
+/// What was removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// Control groups of pods, with all that ran in them.
+    /// Cgroups of pods, with their processes.
     pub groups: usize,
     pub mounts: usize,
     pub links: usize,
-    /// Whether the node had a share of the machine.
+    /// Whether the node had claimed ranges of UIDs and addresses.
     pub ranges: bool,
 }
 
@@ -53,20 +53,20 @@ impl Reclaimed {
     }
 }
 
-/// Gives back what the node of `data_dir` has left. Repeating it is harmless.
+/// Removes what the node of `data_dir` has left. Idempotent.
 pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
     if Privileges::current() != Privileges::Root {
         return Err(ReclaimError::NotRoot);
     }
     let registry = node_ranges::registry(data_dir);
-    if node_ranges::is_attended(&registry, data_dir) {
+    if node_ranges::is_running(&registry, data_dir) {
         return Err(ReclaimError::InUse(data_dir.to_owned()));
     }
-    // Held to the end, so that no node begins where this one is being cleared away.
+    // Locked to the end, so that no node starts in this data directory meanwhile.
     let ranges = node_ranges::take_over(&registry, data_dir)?;
     let names = Names::of(data_dir);
     let (group, table) = (names.cgroup.clone(), names.table.clone());
-    // Processes go first: they hold everything else.
+    // Processes first: they keep everything else in use.
     let groups = tokio::task::spawn_blocking(move || {
         let groups = remove_groups(&group)?;
         firewall::remove(Path::new(firewall::PROGRAM), &table)?;
@@ -74,7 +74,7 @@ pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
     })
     .await
     .map_err(|_| ReclaimError::Died)??;
-    // Where nodes mount. Elsewhere below the directory there may be another node's.
+    // Only where nodes mount: elsewhere below the directory there may be mounts of another node.
     let mounts = unmount_below(&data_dir.join("run"))? + unmount_below(&data_dir.join("memory"))?;
     let index = ranges.as_ref().map(NodeRanges::index);
     let links = links::remove_all(&names, index, &node_ranges::rules_lock(&registry)).await?;
@@ -82,14 +82,14 @@ pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
         groups,
         mounts,
         links,
-        ranges: ranges.inspect(NodeRanges::give_back).is_some(),
+        ranges: ranges.inspect(NodeRanges::release).is_some(),
     })
 }
 
-/// Gives back what nodes have left whose process and whose data directory are gone, so that nothing of theirs is in the way
-/// of the next with their share.
+/// Removes what nodes have left that are not running and whose data directory is gone, so that it does not collide with the next
+/// node that claims their ranges.
 pub async fn reclaim_abandoned(registry: &Path) {
-    for data_dir in node_ranges::unattended(registry) {
+    for data_dir in node_ranges::stopped(registry) {
         if data_dir.exists() {
             continue;
         }
@@ -104,9 +104,9 @@ pub async fn reclaim_abandoned(registry: &Path) {
     }
 }
 
-/// Data directories on this machine that have a share of it and no process.
-pub fn unattended() -> Vec<PathBuf> {
-    node_ranges::unattended(&node_ranges::registry(Path::new("")))
+/// The data directories on this machine whose node has claimed ranges and is not running.
+pub fn stopped_nodes() -> Vec<PathBuf> {
+    node_ranges::stopped(&node_ranges::registry(Path::new("")))
 }
 
 fn remove_groups(parent: &str) -> Result<usize, CgroupError> {
@@ -122,7 +122,7 @@ fn remove_groups(parent: &str) -> Result<usize, CgroupError> {
 fn unmount_below(directory: &Path) -> Result<usize, ReclaimError> {
     let table = std::fs::read("/proc/self/mountinfo").map_err(ReclaimError::Mounts)?;
     let mut points = mount_points_below(&table, directory);
-    // What was mounted last is uppermost.
+    // The last mount is the topmost.
     points.reverse();
     let unmounted = points
         .iter()

@@ -1,9 +1,9 @@
-//! The system calls a container may make: an allow-list, compiled once to the kernel's own form.
+//! The seccomp filter of containers: an allow-list of system calls, compiled to BPF programs.
 //!
-//! Three programs are installed, and the kernel takes the stricter answer. The first allows what is listed and answers
-//! `ENOSYS` to everything else, so that programs which probe for a newer call fall back. The second, installed last and
-//! so the one whose error counts, answers `EPERM` to what is known and forbidden, as other runtimes do. A third one, installed
-//! after both, answers with success to what is not done at all. The same lists make the profile that other runtimes are given.
+//! Three programs are installed, and the kernel applies the strictest result. The first allows the listed calls and returns `ENOSYS`
+//! for all others, so that programs which probe for a newer call fall back. The second returns `EPERM` for known, forbidden calls, as
+//! other runtimes do; of two errors, that of the program installed later counts. The third, installed last, returns success for calls
+//! that are skipped. The profile for other runtimes (OCI) is made from the same lists.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SeccompError {
-    #[error("this processor has no system call table here")]
+    #[error("the seccomp filter does not support this CPU architecture")]
     UnknownArchitecture,
-    #[error("compiling the system call filter")]
+    #[error("compiling the seccomp filter")]
     Compile(#[source] seccompiler::BackendError),
 }
 
@@ -49,8 +49,8 @@ pub fn default_profile() -> Result<Vec<Vec<u8>>, SeccompError> {
     ])
 }
 
-/// The same for runtimes that take the profile of an OCI bundle. There a call is either allowed under conditions or refused
-/// under conditions, so the exceptions are written the other way round.
+/// The same profile in the form of an OCI bundle. There a call is either allowed or refused under conditions, so the conditions are
+/// inverted.
 pub fn oci_profile() -> Value {
     let exceptional = [
         "clone",
@@ -84,7 +84,7 @@ pub fn oci_profile() -> Value {
         json!({"names": ["sched_setscheduler"], "action": "SCMP_ACT_ALLOW",
             "args": [{"index": 1, "value": libc::SCHED_RESET_ON_FORK, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]}),
         allow("prctl", "SCMP_CMP_NE", 0, PR_SCHED_CORE),
-        // One condition per argument is all there is; the other request is for virtual consoles, which no container has.
+        // The format has one condition per argument. The other request, TIOCLINUX, is for virtual consoles, which no container has.
         allow(
             "ioctl",
             "SCMP_CMP_NE",
@@ -129,10 +129,10 @@ const SOCKET_FAMILIES: [i32; 4] = [
     libc::AF_NETLINK,
 ];
 
-/// Gives a process a core of its own: nobody else runs on its sibling threads meanwhile.
+/// Core scheduling: reserves a CPU core for a process, so that no other process runs on its sibling threads.
 const PR_SCHED_CORE: i64 = 62;
 
-/// Only the plain Linux personality, and asking for the current one.
+/// The allowed arguments of `personality`: the plain Linux personality, and the query of the current one.
 const PERSONALITIES: [i64; 2] = [0, 0xffff_ffff];
 
 fn condition(
@@ -158,9 +158,9 @@ fn of(calls: &[Call]) -> Rules {
     calls.iter().map(|(call, _)| (*call, Vec::new())).collect()
 }
 
-/// Calls that succeed and do nothing. `sync` writes out the dirty pages of every file system of the machine, other tenants' and the
-/// API's store among them, and has no way to fail. `syncfs` does as much for one file system, and since it can fail it is not there
-/// at all (`ENOSYS`). `fsync`, `fdatasync` and `O_SYNC` are what they are everywhere (ADR 52).
+/// Calls that succeed without effect. `sync` writes back the dirty pages of all file systems of the machine, including those of other
+/// tenants and of the API's store, and cannot fail. `syncfs` does the same for one file system; it can fail, so it returns `ENOSYS`.
+/// `fsync`, `fdatasync` and `O_SYNC` work as usual (ADR 52).
 const SKIPPED: &[Call] = calls![SYS_sync];
 
 fn allowed() -> Rules {
@@ -188,7 +188,7 @@ fn forbidden() -> Result<Rules, SeccompError> {
         .map(|family| condition(0, SeccompCmpOp::Ne, i64::from(*family)))
         .collect::<Result<Vec<_>, _>>()?;
     rules.insert(libc::SYS_socket, vec![rule(foreign)?]);
-    // Typing into one's own terminal's input queue is how a process breaks out of a shared one.
+    // TIOCSTI injects input into the process's own terminal: an escape if the terminal is shared with a shell outside.
     let mut ioctl = Vec::new();
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
         ioctl.push(rule(vec![condition(
@@ -203,7 +203,7 @@ fn forbidden() -> Result<Rules, SeccompError> {
         .map(|value| condition(0, SeccompCmpOp::Ne, value))
         .collect::<Result<Vec<_>, _>>()?;
     rules.insert(libc::SYS_personality, vec![rule(personality)?]);
-    // Children of a process that asks for it start with the kernel's own time slice, thirty times a container's.
+    // SCHED_RESET_ON_FORK would give children the kernel's default time slice, thirty times that of a container.
     let reset_on_fork = i64::from(libc::SCHED_RESET_ON_FORK);
     let reset_on_fork = condition(
         1,
@@ -219,7 +219,7 @@ fn forbidden() -> Result<Rules, SeccompError> {
     Ok(rules)
 }
 
-/// Calls that change the machine, reach around the container's namespaces, or have a record of breaking out.
+/// Calls that change the machine, bypass the container's namespaces, or have often been used for container escapes.
 const FORBIDDEN: &[Call] = calls![
     SYS_acct,
     SYS_add_key,
@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machines_few_contexts_for_asynchronous_io_are_out_of_reach() {
+    fn aio_contexts_of_the_machine_cannot_be_exhausted() {
         let profile = oci_profile().to_string();
         for (call, name) in calls![SYS_io_setup, SYS_io_submit] {
             assert!(!allowed().contains_key(call), "{name}");
@@ -639,7 +639,7 @@ mod tests {
         }
     }
 
-    /// What a program of the kernel's filter language answers to a call without arguments.
+    /// The result of a BPF program for a call without arguments.
     fn answer(program: &[u8], call: c_long) -> u32 {
         let word = |at: u32| match at {
             0 => u32::try_from(call).unwrap(),
@@ -671,7 +671,7 @@ mod tests {
         }
     }
 
-    /// A refusal comes before a permission, and of several that of the program installed last.
+    /// The result of all programs: an error precedes a permission, and of several errors that of the program installed last counts.
     fn verdict(call: c_long) -> Option<u32> {
         const REFUSED: u32 = 0x0005_0000;
         let programs = default_profile().unwrap();
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_writes_out_no_other_tenants_files() {
+    fn sync_does_not_write_back_files_of_other_tenants() {
         let refused = |number: i32| Some(number.unsigned_abs());
         for (call, expected) in [
             (libc::SYS_sync, Some(0)),

@@ -1,8 +1,8 @@
-//! Signals by the names that pods call them by. Pure.
+//! Signal names as pods use them (`stopSignal`). Pure.
 
 use libc::c_int;
 
-/// Those with a name of their own, without the `SIG` that it begins with.
+/// The named signals, without the prefix `SIG`.
 const NAMED: [(&str, c_int); 34] = [
     ("ABRT", libc::SIGABRT),
     ("ALRM", libc::SIGALRM),
@@ -40,7 +40,7 @@ const NAMED: [(&str, c_int); 34] = [
     ("XFSZ", libc::SIGXFSZ),
 ];
 
-/// The number of a signal: `SIGTERM`, or one of the nameless as `SIGRTMIN+3` or `SIGRTMAX-3`.
+/// The number of a signal: `SIGTERM`, or a real-time signal such as `SIGRTMIN+3` or `SIGRTMAX-3`.
 pub fn number(name: &str) -> Option<c_int> {
     let short = name.strip_prefix("SIG")?;
     let named = NAMED.iter().find(|(known, _)| *known == short);
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_that_a_pod_may_give_is_known() {
+    fn all_signal_names_of_kubernetes_are_known() {
         for (name, expected) in [
             ("SIGTERM", Some(15)),
             ("SIGPWR", Some(libc::SIGPWR)),

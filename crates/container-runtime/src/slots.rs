@@ -1,8 +1,8 @@
-//! Slots: each is a pod's share of the machine, namely its namespaces, its address and its range of identities.
+//! Slots: a numbered set of the namespaces, the address and the UID range of a pod.
 //!
-//! A few are kept ready, since making one takes longer than starting a container in it, each with a launcher that waits in
-//! the control group of the pod's first container. A slot is used by one pod and then torn down: the next pod with its
-//! number gets new namespaces.
+//! A few slots are kept ready, because creating one takes longer than starting a container in it. A launcher waits in each, in the
+//! cgroup of the pod's first container. A slot is used by one pod and then torn down: the next pod with its number gets new
+//! namespaces.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -27,37 +27,37 @@ use crate::privileges::Privileges;
 use pod_network::links::{Network, Wiring};
 use pod_network::pod_cidr::PodNetwork;
 
-/// Identities per pod: all that 16 bits hold, as container images expect.
+/// UIDs and GIDs per pod: 16 bits, as container images expect.
 const UIDS_PER_POD: u32 = 1 << 16;
-/// Slots per node; with as many nodes as there can be ([`NODES_MAX`](pod_network::names::NODES_MAX)) they fit below the sign bit, which
-/// some programs trip over.
+/// Slots per node. The UIDs of all nodes ([`NODES_MAX`](pod_network::names::NODES_MAX)) stay below 2^31, because some programs
+/// misread larger ones as negative.
 const SLOTS_PER_NODE: u32 = 2048;
 const FIRST_RANGE: u32 = 16;
 const NAMESPACE_FILE_SYSTEM: i64 = 0x6e73_6673;
-/// A container goes before the node when memory runs out.
+/// The `oom_score_adj` of containers: when the machine runs out of memory, they are killed before the node.
 pub const OUT_OF_MEMORY_SCORE: i32 = 500;
 
-/// About as long as a container takes to start.
+/// The pause before ready slots are refilled: about as long as a container takes to start.
 const REFILL_PAUSE: Duration = Duration::from_millis(40);
 
-/// In a slot's directory: what its link was made for.
+/// The file in a slot's directory that records the configuration of its link.
 const WIRING: &str = "wiring.json";
 
-/// In the directory of a slot that waits for a pod. It changes when namespaces are made in another way, so that those of an
-/// earlier version are not used.
+/// The file in the directory of a slot that is ready for a pod. Its name changes with the way in which namespaces are created, so
+/// that slots of an earlier version are not used.
 const READY: &str = "ready-2";
 
-/// The control group of a slot, in place of a pod's.
+/// The prefix of the cgroup of a slot, which stands beside those of pods.
 const GROUP_PREFIX: &str = "slot-";
-/// The group below it in which a launcher waits.
+/// The cgroup below it in which a launcher waits.
 pub const WAITING_GROUP: &str = "first";
 
-/// The control group that a slot's first container may be in, in place of its pod's.
+/// The cgroup that a pod's first container may be in, instead of the pod's own.
 pub fn slot_group(slot: u32) -> String {
     format!("{GROUP_PREFIX}{slot}")
 }
 
-/// The slot whose identities a file on disk belongs to.
+/// The slot whose UID range contains the owner of a file.
 pub fn slot_of_uid(node_index: u32, uid: u32) -> Option<u32> {
     let first = node_index
         .checked_mul(SLOTS_PER_NODE)?
@@ -66,7 +66,7 @@ pub fn slot_of_uid(node_index: u32, uid: u32) -> Option<u32> {
     (slot < SLOTS_PER_NODE).then_some(slot)
 }
 
-/// The slot whose control group has this name.
+/// The slot whose cgroup has this name.
 pub fn slot_of_group(name: &str) -> Option<u32> {
     name.strip_prefix(GROUP_PREFIX)?.parse().ok()
 }
@@ -124,13 +124,13 @@ impl Slots {
             keep_ready,
             privileges: Privileges::current(),
         };
-        // Also those of which nothing is left: a pod that says it has one will free it once more.
+        // Also slots of which nothing is left: the pod whose record names one will free it again.
         slots.with_state(|state| state.taken.extend(used));
         let wiring = slots.network.wiring();
         for slot in slots.existing() {
             let is_wired = wired(&slots.path(slot)).as_ref() == Some(&wiring);
             if used.contains(&slot) {
-                // Also one of a version that did not write down what it was made for, or whose link somebody removed.
+                // Also a slot of a version that did not record its wiring, or whose link another program removed.
                 let is_linked = is_wired && slots.network.has_link(slot).await;
                 if !is_linked && slots.is_pinned(slot) {
                     slots.connect(slot).await?;
@@ -200,7 +200,7 @@ impl Slots {
         &self.network
     }
 
-    /// Whether a slot was made whole and its namespaces are still pinned; a reboot loses them.
+    /// Whether a slot was completed and its namespaces are still pinned; a reboot loses them.
     pub fn is_intact(&self, slot: u32) -> bool {
         self.is_pinned(slot) && wired(&self.path(slot)).is_some()
     }
@@ -224,7 +224,7 @@ impl Slots {
         }
     }
 
-    /// Makes a pod's slot again, of which a reboot has left the number only: what the pod has on disk belongs to the slot's identities.
+    /// Recreates the slot of a pod after a reboot, with the same number: the pod's files on disk belong to the slot's UID range.
     pub async fn restore(&self, slot: u32) -> Result<(), RuntimeError> {
         self.tear_down(slot).await?;
         self.fill(slot).await
@@ -235,12 +235,12 @@ impl Slots {
         self.with_state(|state| state.launchers.remove(&slot))
     }
 
-    /// Whether a pod has the slot, or it waits for one.
+    /// Whether the slot belongs to a pod or is ready for one.
     pub fn is_taken(&self, slot: u32) -> bool {
         self.with_state(|state| state.taken.contains(&slot))
     }
 
-    /// Lets a launcher wait in a slot.
+    /// Starts a launcher that waits in a slot.
     async fn post_launcher(&self, slot: u32) -> Result<(), RuntimeError> {
         let (groups, shim, pins) = (self.cgroups.clone(), self.shim.clone(), self.pins(slot));
         let start = move || {
@@ -257,9 +257,9 @@ impl Slots {
         Ok(())
     }
 
-    /// Frees what is on this machine of a slot that neither a pod has nor waits for one.
+    /// Tears down what is left of a slot that belongs to no pod and is not ready for one.
     pub async fn reclaim(&self, slot: u32) -> Result<(), RuntimeError> {
-        // Taken meanwhile, so that no pod gets it while it is torn down.
+        // Marked as taken, so that no pod gets it while it is torn down.
         if !self.with_state(|state| state.taken.insert(slot)) {
             return Ok(());
         }
@@ -268,7 +268,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Lets another pod have the number of a slot that was torn down.
+    /// Frees the number of a slot that was torn down, for another pod.
     pub fn give_back(&self, slot: u32) {
         self.with_state(|state| state.taken.remove(&slot));
     }
@@ -296,7 +296,7 @@ impl Slots {
 
     async fn make(&self) -> Result<u32, RuntimeError> {
         let slot = self.with_state(|state| {
-            // Numbers go round, so that an address is not given to another pod while clients may still hold it.
+            // Round-robin, so that an address is not reused at once: clients may still use it.
             let slot = (0..self.capacity)
                 .map(|offset| (state.next + offset) % self.capacity)
                 .find(|slot| !state.taken.contains(slot))?;
@@ -333,7 +333,7 @@ impl Slots {
         self.connect(slot).await
     }
 
-    /// Gives a slot its link. It is whole after that.
+    /// Creates the link of a slot, which completes the slot.
     async fn connect(&self, slot: u32) -> Result<(), RuntimeError> {
         self.network.connect(slot, &self.pins(slot).network).await?;
         let failed = |source| io_error("a slot", source);
@@ -348,7 +348,7 @@ impl Slots {
         self.with_state(|state| state.linked.contains(&slot))
     }
 
-    /// Makes a slot's link again if another program removed it; whether it did.
+    /// Recreates a slot's link if another program removed it. Returns whether it was missing.
     pub async fn restore_link(&self, slot: u32) -> Result<bool, RuntimeError> {
         if !self.is_linked(slot) || self.network.has_link(slot).await {
             return Ok(false);
@@ -361,7 +361,7 @@ impl Slots {
         Ok(true)
     }
 
-    /// Frees what a slot holds of the machine. Its number stays taken.
+    /// Removes a slot's link, cgroup, mounts and directory. Its number stays taken.
     pub async fn tear_down(&self, slot: u32) -> Result<(), RuntimeError> {
         self.with_state(|state| state.linked.remove(&slot));
         self.network.disconnect(slot).await?;
@@ -374,7 +374,7 @@ impl Slots {
             drop(launcher);
             groups.remove_pod(&slot_group(slot))?;
             for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
-                // What is not a mount says so, and is removed below.
+                // Fails for a file that is not a mount, which is removed below.
                 let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
             }
             match fs::remove_dir_all(&path) {
@@ -388,9 +388,9 @@ impl Slots {
         .map_err(|error| RuntimeError::Launcher(error.to_string()))?
     }
 
-    /// Keeps ready slots in stock until told to stop.
+    /// Keeps the configured number of slots ready until `shutdown`.
     pub async fn keep_ready(self: Arc<Self>, shutdown: CancellationToken) {
-        // Those that an earlier run of the node left have lost their launchers.
+        // Ready slots of an earlier run of the node have lost their launchers.
         for slot in self.with_state(|state| state.ready.clone()) {
             let _ = self.post_launcher(slot).await;
         }
@@ -420,8 +420,8 @@ impl Slots {
         }
     }
 
-    /// Whoever took a slot starts a container now, and making another slot would slow that down. It can wait for a moment, unless
-    /// the stock runs low.
+    /// Waits before the next slot is created, unless less than half of the slots are ready. A pod that has just taken a slot is
+    /// starting its container, which creating a slot would slow down.
     async fn let_pods_start(&self) {
         let until = Instant::now().later_by(REFILL_PAUSE);
         while self.with_state(|state| state.ready.len()) * 2 >= self.keep_ready {
@@ -431,7 +431,7 @@ impl Slots {
         }
     }
 
-    /// Frees the slots that wait for pods.
+    /// Tears down the slots that are ready for pods.
     pub async fn drain(&self) -> Result<(), RuntimeError> {
         while let Some(slot) = self.with_state(|state| state.ready.pop_front()) {
             self.tear_down(slot).await?;
@@ -457,13 +457,13 @@ pub fn is_on(kind: i64, path: &Path) -> bool {
     })
 }
 
-/// What the link of a slot was made for; nothing if the slot was not made whole.
+/// The recorded wiring of a slot. `None` if the slot was not completed.
 fn wired(slot: &Path) -> Option<Wiring> {
     serde_json::from_slice(&fs::read(slot.join(WIRING)).ok()?).ok()
 }
 
-/// Refuses a range of addresses that pods which run already have none of: they would be looked for where they are not, and rules
-/// would not know them.
+/// Refuses a range of addresses other than that of the running pods: their addresses would be computed from the new range, and
+/// rules would not match them.
 pub fn check_range(
     directory: &Path,
     used: &BTreeSet<u32>,
@@ -483,7 +483,7 @@ pub fn check_range(
     Ok(())
 }
 
-/// Whether a tmpfs is mounted at `path`; a directory left from before a reboot is none.
+/// Whether a tmpfs is mounted at `path`. After a reboot only the directory is left.
 pub fn is_memory(path: &Path) -> bool {
     const MEMORY_FILE_SYSTEM: i64 = 0x0102_1994;
     is_on(MEMORY_FILE_SYSTEM, path)
@@ -496,7 +496,7 @@ fn io_error(what: &str, source: io::Error) -> RuntimeError {
     }
 }
 
-/// Makes `directory` a mount of its own from which nothing spreads to other mount namespaces.
+/// Makes `directory` a private mount, whose submounts do not propagate to other mount namespaces.
 pub fn make_private_mount(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;

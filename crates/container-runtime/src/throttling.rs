@@ -1,38 +1,38 @@
-//! Containers that want more processor time than their limit gives them.
+//! Detects containers that their CPU limit throttles.
 //!
-//! The kernel counts periods in which a group had work to do, and those in which it was held back. A container is called
-//! throttled when it was held back in most periods of a while, and no longer when it hardly was, so that one at the edge
-//! does not change its mind at every look.
+//! The kernel counts the periods in which a cgroup had work to do, and those in which it was throttled. A container counts as
+//! throttled when it was throttled in at least half of the periods since the last check, and until it was in less than a tenth
+//! (hysteresis), so that the state of a container near its limit does not change at every check.
 
 use std::time::Duration;
 
 use crate::{ContainerId, Runtime};
 
-/// Periods that a container was at work in, and was held back in, since it started.
+/// The periods in which a container ran, and in which it was throttled, since it started (`nr_periods` and `nr_throttled`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Periods {
     pub all: u64,
     pub throttled: u64,
 }
 
-/// Fewer periods than this say nothing; they are a tenth of a second long.
-const TELLING_PERIODS: u64 = 3;
+/// Fewer periods than this are not enough to judge by. A period is 100 ms long.
+const LEAST_PERIODS: u64 = 3;
 
-/// Whether a container is throttled, given what was thought before and what was counted since then.
+/// Whether a container is throttled, from its previous state and the periods since then.
 fn is_throttled(before: bool, since: Periods) -> bool {
     let share = |percent: u64| since.throttled * 100 >= since.all * percent;
-    if since.all < TELLING_PERIODS {
+    if since.all < LEAST_PERIODS {
         return false;
     }
     if before { share(10) } else { share(50) }
 }
 
-/// Looks at a container now and then, and tells of every change, until it is gone.
+/// Checks a container at an interval and reports every change, until the container has ended or `report` returns false.
 pub async fn watch<R: Runtime>(
     runtime: &R,
     id: &ContainerId,
     interval: Duration,
-    tell: impl Fn(bool) -> bool,
+    report: impl Fn(bool) -> bool,
 ) {
     let mut throttled = false;
     let mut last = Periods::default();
@@ -43,7 +43,7 @@ pub async fn watch<R: Runtime>(
         };
         last = counted;
         let now = is_throttled(throttled, since);
-        if now != throttled && !tell(now) {
+        if now != throttled && !report(now) {
             return;
         }
         throttled = now;
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_container_is_throttled_when_most_periods_held_it_back_and_until_hardly_any_do() {
+    fn a_container_is_throttled_from_half_of_its_periods_until_less_than_a_tenth() {
         let periods = |all, throttled| Periods { all, throttled };
         for (before, since, expected) in [
             (false, periods(0, 0), false),

@@ -1,8 +1,8 @@
-//! Directory trees that a container made: how much they hold, giving them to a group, and removing them.
+//! Measures directory trees that a container created, gives them to a group, and removes them.
 //!
-//! Whoever made them may mean harm. A path may be longer than the kernel takes, a tree deeper than any stack, and a symlink may
-//! point anywhere, or take the place of a directory at any moment. So nothing here recurses, follows a link, or names a file by
-//! more than its last component.
+//! The container may be hostile. A path may be longer than the kernel accepts, a tree deeper than any stack, and a symlink may point
+//! anywhere, or replace a directory at any time (TOCTOU). So this crate does not recurse, follows no symlink, and opens each file by
+//! its last component, relative to the descriptor of its directory.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -12,12 +12,12 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 
-/// What a tree holds.
+/// The size of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub bytes: u64,
     pub inodes: u64,
-    /// The tree is too deep to be looked at whole.
+    /// Whether the tree was too deep to be measured completely.
     pub unfathomable: bool,
 }
 
@@ -29,7 +29,7 @@ impl Usage {
     }
 }
 
-/// Deeper than any honest program goes, and few enough descriptors.
+/// The maximum depth: more than any legitimate program needs, and few enough open descriptors.
 const DEEPEST: usize = 200;
 
 const DIRECTORY: OFlags = OFlags::RDONLY
@@ -41,14 +41,14 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty())?)
 }
 
-/// What is below `path`, itself included; nothing when it does not exist. Stops looking once there are more than `enough` bytes.
+/// Measures `path` and everything below it; zero if it does not exist. Stops once there are more than `enough` bytes.
 pub fn measure(path: &Path, enough: u64) -> io::Result<Usage> {
     const BLOCK: u64 = 512;
     let mut usage = Usage::default();
     let root = match open(path) {
         Ok(root) => root,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(usage),
-        // A file by itself.
+        // `path` is a file.
         Err(_) => {
             let found = std::fs::symlink_metadata(path)?;
             usage.inodes = 1;
@@ -95,8 +95,8 @@ pub fn measure(path: &Path, enough: u64) -> io::Result<Usage> {
     Ok(usage)
 }
 
-/// Lets a group use a tree: all of it, unless its top belongs to the group already. The top comes last, so that a walk which was
-/// cut short is begun again.
+/// Gives a tree to a group, unless its root belongs to the group already. The root comes last, so that an interrupted walk is
+/// repeated.
 pub fn share_with_group(path: &Path, group: u32) -> io::Result<()> {
     let root = open(path)?;
     if rustix::fs::fstat(&root)?.st_gid == group {
@@ -115,7 +115,7 @@ pub fn share_with_group(path: &Path, group: u32) -> io::Result<()> {
         if name == c"." || name == c".." {
             continue;
         }
-        // Whatever has the name now: this descriptor is it, and stays it.
+        // The descriptor stays valid for this file, even if another one takes its name.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = match rustix::fs::openat(&*directory, name, flags, Mode::empty()) {
             Err(rustix::io::Errno::NOENT) => continue,
@@ -140,8 +140,8 @@ pub fn share_with_group(path: &Path, group: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives what a descriptor stands for to a group, with the permissions that its owner has. What is made in a directory belongs
-/// to the group as well.
+/// Gives the file of a descriptor to a group, with the permissions of its owner. Directories get the set-group-ID bit, so that new
+/// files in them belong to the group, too.
 fn give_to_group(found: &OwnedFd, group: u32) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::PermissionsExt;
@@ -149,17 +149,17 @@ fn give_to_group(found: &OwnedFd, group: u32) -> io::Result<()> {
     let (whose, here) = (rustix::fs::Gid::from_raw(group), AtFlags::EMPTY_PATH);
     rustix::fs::chownat(found, c"", None, Some(whose), here)?;
     let bits = match FileType::from_raw_mode(mode) {
-        // Has no permissions of its own.
+        // Symlinks have no permissions.
         FileType::Symlink => return Ok(()),
         FileType::Directory => 0o2070,
         _ => 0o060,
     };
-    // The kernel's own link to the descriptor leads to that very file, also where it cannot be opened.
+    // The link in /proc leads to the file of the descriptor, even if the file cannot be opened.
     let own = format!("/proc/self/fd/{}", found.as_raw_fd());
     std::fs::set_permissions(own, std::fs::Permissions::from_mode((mode & 0o7777) | bits))
 }
 
-/// Removes a tree, if it is there. Directories inside are moved to its top before they are emptied, so that depth costs nothing.
+/// Removes a tree, if it exists. Inner directories are moved to its root before they are emptied, so that depth does not matter.
 pub fn remove(path: &Path) -> io::Result<()> {
     let root = match open(path) {
         Ok(root) => root,
@@ -177,14 +177,14 @@ pub fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_dir(path)
 }
 
-/// Removes the files of a directory, and moves its directories to the top of the tree.
+/// Removes the files of a directory, and moves its directories to the root of the tree.
 fn empty(
     directory: &OwnedFd,
     root: &OwnedFd,
     moved: &mut u64,
     waiting: &mut Vec<String>,
 ) -> io::Result<()> {
-    // Entries are collected first, since removing while reading may skip some.
+    // Entries are collected first, because removing while reading may skip some.
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -224,7 +224,7 @@ fn move_to_top(
         );
         match renamed {
             Ok(()) => return Ok(own),
-            // The tree had that name already.
+            // The name is in use.
             Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_neither_hides_a_tree_nor_keeps_it() {
+    fn a_very_deep_tree_is_measured_and_removed() {
         let directory = tempfile::tempdir().unwrap();
         let tree = directory.path().join("deep");
         std::fs::create_dir(&tree).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_gets_all_of_a_tree_and_what_links_lead_to_stays() {
+    fn a_group_gets_a_whole_tree_but_no_targets_of_symlinks() {
         use std::os::unix::fs::PermissionsExt;
         assert_root();
         let directory = tempfile::tempdir().unwrap();
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(mode_and_group(&tree.join("link")).1, 4321);
         assert_eq!(mode_and_group(&tree.join("socket")).1, 4321);
         assert_eq!(mode_and_group(&outside), before);
-        // What belongs to the group already is left alone.
+        // A tree whose root belongs to the group is not walked again.
         let mode = std::fs::Permissions::from_mode(0o600);
         std::fs::set_permissions(tree.join("a/b/file"), mode).unwrap();
         share_with_group(&tree, 4321).unwrap();

@@ -1,4 +1,4 @@
-//! Endpoint slices: the addresses of the pods behind each service that selects some.
+//! The endpoint slice controller: writes the addresses of the pods of each service with a selector.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use api::errors::chain;
 use api::readable::readable;
 
 const MANAGED_BY: &str = "endpointslice-controller.k8s.io";
-/// Changes that come together are written together.
+/// The delay that batches changes which arrive together.
 const GATHER: Duration = Duration::from_millis(5);
 
 type Key = (String, String);
@@ -32,16 +32,16 @@ struct Index {
     listed_pods: Listing,
 }
 
-/// How far the list has come that a watch begins with.
+/// The progress of the list with which a watch starts.
 #[derive(Default)]
 struct Listing {
     seen: HashSet<Key>,
-    /// Everything there is has been seen once.
+    /// Whether the first list is complete.
     complete: bool,
 }
 
 impl Listing {
-    /// Ends a list; of what was known, what is not there any more.
+    /// Completes a list. Returns the known objects that it did not contain.
     fn end<V>(&mut self, known: &HashMap<Key, V>) -> Vec<Key> {
         self.complete = true;
         let seen = std::mem::take(&mut self.seen);
@@ -81,8 +81,8 @@ fn has_selector(service: &Service) -> bool {
 }
 
 impl Index {
-    /// Services whose slices are to be written, once enough is known to write them: one without pods that are yet to be seen
-    /// would send clients away.
+    /// The services whose slices must be written. Empty until all first lists are complete: a slice without the pods that are not yet
+    /// listed would make clients fail.
     fn take_due(&mut self) -> BTreeSet<Key> {
         if self.is_due() {
             std::mem::take(&mut self.dirty)
@@ -108,7 +108,7 @@ impl Index {
                 }
             }
             Event::Apply(service) => self.service_changed(service),
-            // Its slice goes with it, through the owner reference.
+            // Garbage collection deletes its slice, through the owner reference.
             Event::Delete(service) => drop(self.services.remove(&key(&service))),
         }
     }
@@ -262,7 +262,7 @@ fn endpoint(service: &Service, pod: &Pod, tolerate_unready: bool) -> Option<Endp
     })
 }
 
-/// Keeps endpoint slices until told to stop.
+/// Writes endpoint slices until `shutdown`.
 pub async fn run(client: Client, shutdown: CancellationToken) {
     let mut services = std::pin::pin!(watcher::watcher(
         Api::<Decoded<Service>>::all(client.clone()),
@@ -321,7 +321,7 @@ async fn write(client: &Client, index: &Index, key: &Key) -> Result<(), kube::Er
     let api = Api::<EndpointSlice>::namespaced(client.clone(), &key.0);
     match api.get_opt(&wanted.name_any()).await? {
         None => match api.create(&PostParams::default(), &wanted).await {
-            // The service is going, or another wrote it first: the next change settles it.
+            // The service is being deleted, or another writer was first: the next event resolves it.
             Err(kube::Error::Api(status))
                 if status.code == 409 || status.code == 404 || status.code == 403 =>
             {
@@ -350,7 +350,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn slices_wait_for_the_first_lists_and_forget_pods_that_a_later_one_lacks() {
+    fn slices_wait_for_the_first_lists_and_drop_pods_that_a_relist_lacks() {
         let service: Service = serde_json::from_value(
             json!({"metadata": {"name": "s", "namespace": "n"}, "spec": {"selector": {"a": "b"}}}),
         )
@@ -369,7 +369,7 @@ mod tests {
             index.take_pod(event);
         }
         assert_eq!(index.take_due(), due);
-        // The watch was cut off, and the pod went meanwhile.
+        // The watch was interrupted, and the pod was deleted meanwhile.
         for event in [Event::Init, Event::InitDone] {
             index.take_pod(event);
         }

@@ -1,4 +1,4 @@
-//! The controllers that a cluster of one machine needs beside an API server and a node.
+//! The controllers that a cluster of one machine needs in addition to an API server and a node.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

@@ -1,4 +1,4 @@
-//! A scheduler for one node: every pod that may run here is bound here, as long as there is room.
+//! A scheduler for one node: binds every pod that may run there, up to the node's pod capacity.
 
 mod queue;
 
@@ -27,7 +27,7 @@ use event_recorder::{EventSink, Severity};
 
 const NAME: &str = "default-scheduler";
 
-/// How long to wait after the API has failed.
+/// The pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Whether a pod waits for this scheduler.
@@ -42,7 +42,7 @@ fn is_ours(pod: &Pod) -> bool {
         && spec.scheduling_gates.as_ref().is_none_or(Vec::is_empty)
 }
 
-/// What a pod says of where it wants to be, which cannot be heeded where there is one node.
+/// The scheduling constraints of a pod that have no effect in a cluster of one node.
 fn wishes(pod: &Pod) -> Vec<&'static str> {
     let Some(spec) = &pod.spec else {
         return Vec::new();
@@ -66,7 +66,7 @@ fn wishes(pod: &Pod) -> Vec<&'static str> {
     .collect()
 }
 
-/// How many pods a node takes, as it says itself. Waits for the node.
+/// The pod capacity in the node's status. Waits for the node.
 async fn capacity(client: &Client, node_name: &str) -> usize {
     let nodes = Api::<Node>::all(client.clone());
     loop {
@@ -87,7 +87,7 @@ async fn capacity(client: &Client, node_name: &str) -> usize {
     }
 }
 
-/// Binds pods to the node, as many as it takes, until told to stop.
+/// Binds pods to the node, up to its capacity, until `shutdown`.
 pub async fn run(client: Client, node_name: String, shutdown: CancellationToken) {
     let Some(capacity) = shutdown
         .run_until_cancelled(capacity(&client, &node_name))
@@ -108,7 +108,7 @@ pub async fn run(client: Client, node_name: String, shutdown: CancellationToken)
     Box::pin(shutdown.run_until_cancelled(scheduling)).await;
 }
 
-/// What became of a binding.
+/// The outcome of a binding.
 struct Outcome {
     pod: Arc<Pod>,
     result: Result<(), kube::Error>,
@@ -119,7 +119,7 @@ struct Scheduler {
     node_name: String,
     events: EventSink,
     queue: Queue<Arc<Pod>>,
-    /// Unbound pods that cannot be read, and what was said of it, by UID.
+    /// Unbound pods that cannot be decoded, with the reported error, by UID.
     unreadable: HashMap<String, Problem>,
     results: mpsc::UnboundedSender<Outcome>,
 }
@@ -127,7 +127,7 @@ struct Scheduler {
 impl Scheduler {
     async fn run(mut self, mut outcomes: mpsc::UnboundedReceiver<Outcome>) {
         let pods = Api::<Decoded<Pod>>::all(self.client.clone());
-        // The server may not filter by an empty node name, so it is asked to, and not relied on.
+        // The server may ignore the selector for an empty node name, so pods are filtered here as well.
         let unbound = watcher::Config::default().fields("spec.nodeName=");
         let mut unbound = std::pin::pin!(watcher::watcher(pods, unbound));
         let active = format!(
@@ -188,7 +188,7 @@ impl Scheduler {
         }
     }
 
-    /// Says why a pod that cannot be read is not bound: what it asks for is not known.
+    /// Reports that a pod which cannot be decoded is not bound, because its requirements are not known.
     fn unreadable(&mut self, left: Unreadable) {
         let uid = left.metadata.uid.clone().unwrap_or_default();
         self.queue.leave(&uid);
@@ -196,10 +196,10 @@ impl Scheduler {
             .conditions
             .iter()
             .any(|condition| condition.type_ == "PodScheduled" && condition.status == "True");
-        let told = self.unreadable.insert(uid, left.problem.clone());
+        let reported = self.unreadable.insert(uid, left.problem.clone());
         if is_bound
             || left.metadata.deletion_timestamp.is_some()
-            || told.as_ref() == Some(&left.problem)
+            || reported.as_ref() == Some(&left.problem)
         {
             return;
         }
@@ -219,7 +219,7 @@ impl Scheduler {
 
     fn active(&mut self, event: Event<Decoded<PartialObjectMeta<Pod>>>) {
         match event {
-            // What only stands for something of the machine's takes no place.
+            // A mirror pod represents a process of the machine and takes no capacity.
             Event::Apply(pod) | Event::InitApply(pod) if api::labels::is_mirror(&pod) => {}
             Event::Apply(pod) | Event::InitApply(pod) => {
                 self.queue.arrived(pod.uid().unwrap_or_default());
@@ -234,7 +234,7 @@ impl Scheduler {
         let uid = pod.uid().unwrap_or_default();
         match result {
             Ok(()) => self.queue.settled(&uid),
-            // Bound by somebody else, or gone.
+            // Another scheduler has bound it, or it was deleted.
             Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => {
                 self.queue.departed(&uid);
             }
@@ -246,7 +246,7 @@ impl Scheduler {
         }
     }
 
-    /// Does what is due; says when to look again.
+    /// Carries out what is due. Returns when to look again.
     fn advance(&mut self, now: Timestamp) -> Option<Timestamp> {
         let plan = self.queue.plan(now);
         for (_, pod) in plan.bind {
@@ -314,7 +314,7 @@ async fn bind(client: Client, pod: &Pod, node_name: String) -> Result<(), kube::
     bound.map(drop)
 }
 
-/// Says on a pod why it waits.
+/// Writes the condition `PodScheduled=False` to a pod that waits.
 async fn say_unschedulable(client: Client, pod: Arc<Pod>, message: String) {
     let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
     let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wishes_that_one_node_cannot_heed_are_named() {
+    fn scheduling_constraints_without_effect_are_reported() {
         let pod = |spec: serde_json::Value| -> Pod {
             serde_json::from_value(json!({"spec": spec})).unwrap()
         };

@@ -1,7 +1,7 @@
 //! Provisions and binds claims: each gets a directory on this node, as a bound persistent volume.
 //!
-//! Who may have which volume is decided in [`binding`]. The capacity asked for is recorded and not enforced; the volume says
-//! so in an annotation.
+//! [`binding`] decides which claim may have which volume. The requested capacity is recorded but not enforced; an annotation of the
+//! volume says so.
 
 mod binding;
 
@@ -28,7 +28,7 @@ use self::binding::Need;
 
 const CAPACITY_ENFORCED: &str = "agents.x-k8s.io/capacity-enforced";
 const RETRY: Duration = Duration::from_secs(1);
-/// How often a claim looks again at a volume that it cannot have.
+/// The interval at which a claim retries a volume that it cannot have.
 const LOOK_AGAIN: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
@@ -56,11 +56,11 @@ fn failed(operation: &'static str) -> impl FnOnce(kube::Error) -> ProvisionError
     }
 }
 
-/// What became of an attempt to give a claim its volume.
+/// The outcome of an attempt to bind a claim.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// It cannot have the volume it names, for this reason.
+    /// The claim cannot have the volume that it names, for this reason.
     Refused {
         reason: &'static str,
         note: String,
@@ -74,7 +74,7 @@ struct Provisioner {
     recorder: Recorder,
 }
 
-/// Provisions claims below `data_dir` until told to stop.
+/// Provisions claims below `data_dir` until `shutdown`.
 pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken) {
     let reporter = Reporter {
         controller: PROVISIONER.to_owned(),
@@ -108,7 +108,7 @@ pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken)
                 if binding::need(&claim) != Need::Nothing =>
             {
                 at_work.retain(|_, task| !task.is_finished());
-                // A task that is at it reads the claim anew before every attempt.
+                // A task that is already running reads the claim again before every attempt.
                 at_work
                     .entry(claim.uid().unwrap_or_default())
                     .or_insert_with(|| {
@@ -145,15 +145,15 @@ impl Provisioner {
         mut claim: PersistentVolumeClaim,
         shutdown: CancellationToken,
     ) {
-        let mut told: Option<Outcome> = None;
+        let mut reported: Option<Outcome> = None;
         loop {
             let pause = match self.provision(&claim).await {
                 Ok(Outcome::Done) => return,
                 Ok(refused) => {
-                    if told.as_ref() != Some(&refused) {
+                    if reported.as_ref() != Some(&refused) {
                         self.tell(&claim, &refused).await;
                     }
-                    told = Some(refused);
+                    reported = Some(refused);
                     LOOK_AGAIN
                 }
                 Err(error) => {
@@ -173,14 +173,14 @@ impl Provisioner {
                     }
                     claim = found;
                 }
-                // A volume that was made while the claim went would be left over.
+                // The claim was deleted while its volume was created: the volume would be left over.
                 Ok(_) => {
                     let (volume, uid) = (binding::volume_of(&claim), claim.uid());
                     let reclaimed =
                         self.reclaim_until_done(volume, uid.unwrap_or_default(), shutdown);
                     return reclaimed.await;
                 }
-                // It is asked for again after the next attempt.
+                // The claim is read again after the next attempt.
                 Err(_) => {}
             }
         }
@@ -226,9 +226,9 @@ impl Provisioner {
             }
         }
         self.bind(claim, &volume, chosen_here).await?;
-        // A pod may be waiting for the claim, and nobody for the event.
+        // In the background: a pod may be waiting for the claim, but nothing waits for the event.
         if is_new {
-            // The claim's user learns that its size is a promise of nobody's.
+            // Warns the user that the capacity of the claim is not enforced.
             let note = format!(
                 "Successfully provisioned volume {name}: a directory of this node, whose capacity is recorded and not enforced"
             );
@@ -238,7 +238,7 @@ impl Provisioner {
         Ok(Outcome::Done)
     }
 
-    /// Makes the volume of a claim; none if there is one already.
+    /// Creates the volume of a claim. `None` if it exists already.
     async fn make_volume(
         &self,
         claim: &PersistentVolumeClaim,
@@ -257,7 +257,7 @@ impl Provisioner {
         }
     }
 
-    /// Writes into a volume that it is the claim's, unless it has changed since it was read.
+    /// Writes the reference to the claim into a volume, unless the volume has changed since it was read.
     async fn give(
         &self,
         volume: &PersistentVolume,
@@ -276,7 +276,7 @@ impl Provisioner {
             .map_err(failed("giving the volume to the claim"))
     }
 
-    /// Says on both sides that they are each other's.
+    /// Writes the phase `Bound` to the claim and to the volume.
     async fn bind(
         &self,
         claim: &PersistentVolumeClaim,
@@ -331,13 +331,13 @@ impl Provisioner {
             action: "Provisioning".to_owned(),
             secondary: None,
         };
-        let told = self.recorder.publish(&event, &claim.object_ref(&())).await;
-        if let Err(error) = told {
+        let published = self.recorder.publish(&event, &claim.object_ref(&())).await;
+        if let Err(error) = published {
             tracing::debug!(%error, "an event was not recorded");
         }
     }
 
-    /// The class decides what becomes of the data when the claim goes; without one it goes too.
+    /// The reclaim policy of the storage class; `Delete` without a class.
     async fn reclaim_policy(&self, claim: &PersistentVolumeClaim) -> String {
         let class = claim
             .spec
@@ -371,8 +371,8 @@ impl Provisioner {
         }
     }
 
-    /// Deletes the volume of a claim that is gone, or releases it if its data is to be kept. A volume that was never that
-    /// claim's stays as it is, whatever the claim said.
+    /// Deletes the volume of a deleted claim, or releases it if its policy is `Retain`. A volume that did not belong to the claim is
+    /// not changed, even if the claim named it (confused deputy).
     async fn reclaim(&self, name: &str, claim: &str) -> Result<(), ProvisionError> {
         let volumes = self.volumes();
         let found = volumes.get_opt(name).await;
@@ -429,14 +429,14 @@ impl Provisioner {
             .await
             .map_err(failed("listing pods"))?;
         let name = claim.name.clone().unwrap_or_default();
-        // One that cannot be read may use it.
+        // A pod that cannot be decoded may use it.
         Ok(pods.iter().any(|pod| match pod {
             Decoded::Readable(pod) => api::volumes::claims_of(pod).contains(&name),
             Decoded::Unreadable(_) => true,
         }))
     }
 
-    /// Volumes whose claim went while nobody watched.
+    /// The volumes whose claim was deleted while the provisioner was not running.
     async fn reclaim_orphans(&self, shutdown: &CancellationToken) {
         let volumes = Api::<Decoded<PersistentVolume>>::all(self.client.clone());
         let Ok(volumes) = volumes.list(&ListParams::default()).await else {

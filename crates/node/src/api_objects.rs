@@ -1,4 +1,4 @@
-//! The config maps, secrets and claims a pod names, and the volumes of those claims: which they are (pure), and fetching them.
+//! The config maps, secrets and claims that a pod refers to, and the volumes of those claims: their names (pure), and fetching them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub enum FetchError {
     },
 }
 
-/// The names of what a pod refers to, missing ones included.
+/// The names of the objects that a pod refers to, including missing ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct References {
     pub config_maps: BTreeSet<String>,
@@ -30,17 +30,17 @@ pub struct References {
     pub claims: BTreeSet<String>,
 }
 
-/// What a pod refers to, as far as it exists.
+/// The existing objects that a pod refers to.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
     pub config_maps: BTreeMap<String, ConfigMap>,
     pub secrets: BTreeMap<String, Secret>,
     pub claims: BTreeMap<String, PersistentVolumeClaim>,
-    /// Those that the claims name.
+    /// The volumes that the claims name.
     pub volumes: BTreeMap<String, PersistentVolume>,
 }
 
-/// Everything the pod's environment and volumes refer to.
+/// All objects that the pod's environment and volumes refer to.
 pub fn references(pod: &Pod) -> References {
     let Some(spec) = &pod.spec else {
         return References::default();
@@ -111,7 +111,7 @@ fn environment_references(spec: &PodSpec, found: &mut References) {
     }
 }
 
-/// Fetches what exists of `references`.
+/// Fetches the existing objects of `references`.
 pub async fn fetch(
     client: &Client,
     namespace: &str,

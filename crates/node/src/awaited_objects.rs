@@ -1,8 +1,8 @@
 //! Waiting for objects that a pod refers to: a claim to be bound, a config map, a secret, a service account or a runtime class to
 //! appear or to change.
 //!
-//! An attempt that fails for want of an object says which objects it read, in which versions. The next attempt is due when the API
-//! has another version of one of them, also of one that changed between the attempt and the watch.
+//! An attempt that fails because of an object returns the objects that it read, with their versions. The next attempt is due when the
+//! API has another version of one of them, even if it changed between the attempt and the watch.
 
 use std::collections::BTreeMap;
 use std::pin::pin;

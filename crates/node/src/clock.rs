@@ -1,8 +1,8 @@
-//! The time of day, as a parameter: nothing but [`SystemClock`] reads the machine's clock for a pod.
+//! The clock as a parameter: only [`SystemClock`] reads the machine's clock for a pod.
 
 use jiff::Timestamp;
 
-/// What tells the time.
+/// A source of the current time.
 pub trait Clock: Send + Sync + std::fmt::Debug {
     fn now(&self) -> Timestamp;
 }

@@ -1,4 +1,4 @@
-//! What the node is told: where its data is, what it is called, and what it may do.
+//! The configuration of a node.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,58 +12,58 @@ use pod_network::policy::Unselected;
 /// The node's configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Everything the node keeps. Its bridge, control groups and rules are named after it, so that two nodes with
-    /// different directories share a machine.
+    /// The directory of all files of the node. Its interface, cgroups and rules are named after it, so that several nodes with
+    /// different directories can share a machine.
     pub data_dir: PathBuf,
     pub node_name: String,
     /// Chosen from the data directory when absent.
     pub pod_network: Option<PodNetwork>,
-    /// Namespaces kept ready, so that a pod does not wait for them.
+    /// The number of pod sandboxes that are prepared ahead of pods.
     pub ready_namespaces: usize,
     pub maximum_pods: u32,
     pub allow_host_path: bool,
-    /// Images to run as another one, by repository without tag: `python-runtime-sandbox` as `host`, say.
+    /// Aliases of images, by repository without tag: for example, `python-runtime-sandbox` as `host`.
     pub image_aliases: BTreeMap<String, String>,
-    /// Registries beyond loopback that may be reached without encryption, as `host` or `host:port`.
+    /// Registries outside of loopback that may be used without TLS, as `host` or `host:port`.
     pub plain_registries: Vec<String>,
-    /// Registries on this machine, its link or its pods' network that images are pulled from, as `host` or `host:port`. Those of
-    /// `plain_registries` are, too.
+    /// Registries with addresses of this machine, its link or its pods that images may be pulled from (see SSRF protection in
+    /// [`images`]), as `host` or `host:port`. Those of `plain_registries` are included.
     pub allowed_registries: Vec<String>,
-    /// When the disk is fuller than the first, images nobody uses are removed until it is no fuller than the second.
+    /// When the disk is fuller than the first, unused images are removed until it is no fuller than the second.
     pub image_high_percent: u8,
     pub image_low_percent: u8,
-    /// How long an image stays after its last use, however full the disk is.
+    /// The minimum time for which an image stays after its last use, however full the disk is.
     pub image_minimum_age: jiff::SignedDuration,
-    /// Limits for containers that name none.
+    /// The limits of containers that set none.
     pub default_process_limit: u64,
     pub default_memory_limit: Option<u64>,
-    /// When a container's log grows past this it is rotated; this many old files are kept.
+    /// A container's log is rotated when it grows past this; this many old files remain.
     pub log_maximum_bytes: u64,
     pub log_maximum_files: u32,
-    /// How often volumes are compared with the config maps, secrets and tokens they show.
+    /// The interval at which volumes are refreshed from config maps, secrets and tokens.
     pub volume_refresh: Duration,
-    /// How often pods' use of the disk is looked at.
+    /// The interval at which the disk usage of pods is measured.
     pub storage_check: Duration,
-    /// How often containers' work is compared with their limits on processor time.
+    /// The interval at which containers are checked for CPU throttling.
     pub cpu_throttling_interval: Duration,
-    /// How often the machine is swept for processes and files of pods that the node does not know.
+    /// The interval at which processes and files of unknown pods are removed.
     pub stray_check: Duration,
-    /// How long a container may take from its launch to the start of its command.
+    /// The timeout from the launch of a container to the start of its command.
     pub launch_deadline: Duration,
-    /// Where pods find the cluster's names; the node's own resolver when empty.
+    /// The cluster's DNS servers for pods; the node's own resolver when empty.
     pub name_servers: Vec<String>,
-    /// Where the machine's own resolvers are listed.
+    /// The machine's own `resolv.conf`.
     pub resolver_file: PathBuf,
     pub cluster_domain: String,
     /// The nftables program, by path or by name.
     pub firewall_program: PathBuf,
-    /// What holds for pods that no network policy selects.
+    /// The allowed traffic of pods that no network policy selects.
     pub unselected_pods: Unselected,
     /// The users of this machine whose processes reach pods by their addresses; every user when absent.
     pub local_users: Option<Vec<u32>>,
-    /// Other runtimes to look for, for runtime classes that name them.
+    /// The other runtimes to try, for runtime classes.
     pub runtime_drivers: Vec<Driver>,
-    /// Where logs, exec, attach and port-forward are served; nowhere when absent.
+    /// The endpoint of logs, exec, attach and port-forward; not served when absent.
     pub kubelet: Option<crate::kubelet::Endpoint>,
     /// For tests.
     #[doc(hidden)]
@@ -123,7 +123,7 @@ impl Config {
     }
 }
 
-/// Where a node with this data directory keeps images.
+/// The image directory of a node with this data directory.
 pub fn image_directory(data_dir: &Path) -> PathBuf {
     data_dir.join("image-store")
 }

@@ -1,4 +1,4 @@
-//! From a container of a pod to what the runtime is asked for. Pure; what is not supported is said, never dropped.
+//! Translates a container of a pod into a [`ContainerSpec`]. Pure. An unsupported field is an error, never ignored.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub enum SpecError {
     Capability(String),
     #[error("seccomp profile type {0:?} is not supported on this node")]
     Seccomp(String),
-    #[error("{field} {value} does not fit the {bits} bits of a container identity")]
+    #[error("{field} {value} does not fit the {bits} bits of container UIDs and GIDs")]
     Identity {
         field: &'static str,
         value: i64,
@@ -35,8 +35,8 @@ pub enum SpecError {
     Quantity(String),
 }
 
-/// Capabilities that a container has unless it drops them: what container runtimes give by default, as far as it counts inside the
-/// pod's user namespace alone. `NET_RAW`, `MKNOD` and `SETFCAP` are not among them.
+/// The default capabilities of a container: those of other container runtimes, as far as they have an effect inside the pod's user
+/// namespace only. `NET_RAW`, `MKNOD` and `SETFCAP` are not among them.
 const DEFAULT_CAPABILITIES: [&str; 11] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -53,7 +53,7 @@ const DEFAULT_CAPABILITIES: [&str; 11] = [
 
 const ALL: &str = "ALL";
 
-/// A capability by its name, as a bit. Names are those of Kubernetes, without `CAP_`; with it they are understood, too.
+/// The bit of a capability by its name, with or without the prefix `CAP_`.
 fn bit(name: &str) -> Option<u64> {
     let (_, number) = ALLOWED_CAPABILITIES
         .iter()
@@ -66,8 +66,7 @@ fn plain(name: &str) -> String {
     name.strip_prefix("CAP_").unwrap_or(&name).to_owned()
 }
 
-/// The bounding set of a container. As container runtimes do it: dropping `ALL` comes first, then what is added, then what is
-/// dropped by name.
+/// The bounding set of a container, in the order of other container runtimes: first `drop: ALL`, then `add`, then `drop` by name.
 pub fn capabilities(wanted: Option<&Capabilities>) -> Result<u64, SpecError> {
     let names = |list: fn(&Capabilities) -> Option<&Vec<String>>| {
         wanted.and_then(list).into_iter().flatten()
@@ -88,7 +87,7 @@ pub fn capabilities(wanted: Option<&Capabilities>) -> Result<u64, SpecError> {
     Ok(set)
 }
 
-/// Limits from the container's resources, and the node's defaults where it names none.
+/// The limits from the container's resources, or the node's defaults.
 pub fn limits(
     pod: &Pod,
     resources: Option<&ResourceRequirements>,
@@ -150,7 +149,7 @@ fn identity(field: &'static str, value: Option<i64>) -> Result<Option<u32>, Spec
         .transpose()
 }
 
-/// The pieces of a request that come from elsewhere.
+/// The parts of the specification that do not come from the container.
 #[derive(Debug)]
 pub struct Parts {
     pub id: ContainerId,
@@ -239,7 +238,7 @@ pub fn build(
     })
 }
 
-/// The container that an ephemeral one was made to look into.
+/// The target container of an ephemeral container (`targetContainerName`).
 fn beside(pod: &Pod, container: &str) -> Option<String> {
     let mut ephemeral = pod
         .spec
@@ -372,7 +371,7 @@ mod tests {
             ),
             (
                 json!({"runAsUser": 70000}),
-                "runAsUser 70000 does not fit the 16 bits of a container identity",
+                "runAsUser 70000 does not fit the 16 bits of container UIDs and GIDs",
             ),
             (
                 json!({"seccompProfile": {"type": "Localhost"}}),

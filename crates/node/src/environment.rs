@@ -28,13 +28,13 @@ pub enum EnvironmentError {
     UnsupportedResource(String),
 }
 
-/// What the node knows of a pod beyond its specification.
+/// The properties of a pod that are not in its specification.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
-    /// The first is the one that `status.podIP` means.
+    /// The first is `status.podIP`.
     pub pod_addresses: Vec<String>,
     pub node_address: String,
-    /// What a container without limits may use, as the downward API reports it.
+    /// The limits that the downward API reports for a container without limits.
     pub allocatable_cpu_milli: u64,
     pub allocatable_memory: u64,
 }
@@ -153,7 +153,7 @@ fn referenced(
             }),
         };
     }
-    // A key of a file: there is no such variable then, and the pod's events say so.
+    // `fileKeyRef` is not supported: the variable is not set, and an event of the pod reports it.
     Ok(None)
 }
 
@@ -253,7 +253,7 @@ pub fn resource_value(
     Ok(milli.div_ceil(divisor.unwrap_or(1000)).to_string())
 }
 
-/// Replaces `$(NAME)` by a variable's value, `$$` by a dollar sign; what is not known stays as it is.
+/// Replaces `$(NAME)` by the value of a variable and `$$` by a dollar sign. References to unknown variables are not changed.
 pub fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut output = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,14 +1,14 @@
-//! Pods that use more of the disk than they may, or than there is.
+//! Evicts pods that exceed their disk limits, and pods when the disk is full.
 //!
 //! ```text
-//! every check ──► over a limit of its own? ──► that pod goes
-//!                   │ nobody is
+//! every check ──► a pod exceeds its own limit? ──► evict that pod
+//!                   │ no
 //!                   ▼
-//!                 the disk is short? ──► images nobody uses go ──► still short? ──► the pod that holds the most goes
+//!                 disk pressure? ──► remove unused images ──► still? ──► evict the pod with the largest usage
 //! ```
 //!
-//! Who is over what is decided in [`decision`], which touches nothing; [`usage`] measures trees, and [`open_files`] what is in none.
-//! A pod that has not run since it was measured holds what it held, so that idle pods cost nothing.
+//! [`decision`] decides without I/O; [`usage`] measures directory trees, and [`open_files`] deleted files that are still open. A pod
+//! whose processes have not run since the last measurement is not measured again, so idle pods cost nothing.
 
 mod decision;
 mod open_files;
@@ -34,7 +34,7 @@ use crate::runtime::Runtime;
 use api::errors::chain;
 use directory_tree::Usage;
 
-/// Claims may hold very many files, so they are looked at in one of so many checks only.
+/// Claims may contain very many files, so they are measured only in every n-th check.
 const CHECKS_PER_CLAIM: u64 = 6;
 
 /// One pod of the node.
@@ -42,21 +42,21 @@ const CHECKS_PER_CLAIM: u64 = 6;
 struct Watched {
     pod: Arc<Pod>,
     sender: UnboundedSender<Verdict>,
-    /// Absent until all of them are bound.
+    /// Absent until all claims are bound.
     claims: Option<Arc<Vec<Claim>>>,
-    /// What each of its claims held when they were looked at last.
+    /// The last measured size of each of its claims.
     held: BTreeMap<String, u64>,
     measured: Option<Measured>,
 }
 
-/// What a pod held beside its claims when it had run for this long.
+/// The last measured usage of a pod without its claims, and the pod's CPU time then.
 #[derive(Debug, Clone)]
 struct Measured {
     cpu_time_us: u64,
     usage: PodUsage,
 }
 
-/// The pods of a node, and how to tell each that it is to go.
+/// The pods of a node, each with the channel that requests its eviction.
 #[derive(Debug, Default)]
 pub struct Evictions {
     pods: Mutex<HashMap<PodUid, Watched>>,
@@ -64,12 +64,12 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// What the disk runs out of, as of the last look at it.
+    /// The disk pressure at the last check.
     pub fn pressure(&self) -> watch::Receiver<Option<Pressure>> {
         self.pressure.subscribe()
     }
 
-    /// Looks after a pod from now on, unless it has ended: then nothing is gained by ending it.
+    /// Starts to monitor a pod, unless it has ended: evicting it would free nothing.
     pub fn watch(&self, uid: &PodUid, pod: &Pod, sender: UnboundedSender<Verdict>) {
         let phase = pod.status.as_ref();
         let phase = phase.and_then(|status| status.phase.as_deref());
@@ -98,7 +98,7 @@ impl Evictions {
         self.with_pods(|pods| pods.clone())
     }
 
-    /// Looks at the disk now and then, until told to stop.
+    /// Checks the disk at an interval, until `shutdown`.
     pub async fn run<R: Runtime>(
         &self,
         config: &Config,
@@ -148,7 +148,7 @@ impl Evictions {
         }
     }
 
-    /// Learns where the data of pods' claims is. A claim that is bound stays with its volume, so once is enough.
+    /// Looks up the directories of pods' claims. A bound claim keeps its volume, so this is done once.
     async fn find_claims(&self, client: &Client, data_dir: &Path) {
         let unknown = self.snapshot().into_iter();
         for (uid, watched) in unknown.filter(|(_, watched)| watched.claims.is_none()) {
@@ -164,7 +164,7 @@ impl Evictions {
     }
 }
 
-/// What is looked at, and what can be given up before a pod has to.
+/// What to measure, and the images to remove before a pod is evicted.
 #[derive(Debug)]
 struct Disk<R> {
     runtime: Arc<R>,
@@ -184,15 +184,15 @@ impl<R> Clone for Disk<R> {
     }
 }
 
-/// What a look at the disk has shown.
+/// The result of a check.
 #[derive(Debug, Default)]
 struct Found {
     verdicts: Vec<(UnboundedSender<Verdict>, Verdict)>,
-    /// What pods' claims hold, where that was looked at.
+    /// The sizes of pods' claims, if they were measured.
     held: HashMap<PodUid, BTreeMap<String, u64>>,
-    /// What pods hold that were measured anew.
+    /// The usage of the pods that were measured.
     measured: HashMap<PodUid, Measured>,
-    /// What the disk is short of, after whatever could be given up was.
+    /// The disk pressure after unused images were removed.
     pressure: Option<Pressure>,
 }
 
@@ -210,7 +210,7 @@ impl<R: Runtime> Disk<R> {
         for (uid, watched) in pods {
             let limited = decision::is_limited(&watched.pod);
             let claims = watched.claims.iter().flat_map(|claims| claims.iter());
-            // The first look tells what was there before the pod.
+            // The first measurement shows what was there before the pod.
             let first = watched.held.is_empty();
             let claims: Vec<&Claim> = claims.filter(|_| claims_are_due || first).collect();
             if !limited && claims.is_empty() {
@@ -232,7 +232,7 @@ impl<R: Runtime> Disk<R> {
                 found.held.insert(uid.clone(), held.collect());
             }
         }
-        // Those free something; whether it is enough shows next time.
+        // These evictions free space; the next check shows whether it is enough.
         if found.verdicts.is_empty() {
             let heaviest = self.relieve(pods, &mut found);
             found.verdicts.extend(heaviest);
@@ -241,9 +241,9 @@ impl<R: Runtime> Disk<R> {
         found
     }
 
-    /// What a pod holds beside its claims, measured unless it is known.
+    /// The usage of a pod without its claims: measured, unless the pod has not run since.
     fn measure(&self, uid: &PodUid, watched: &Watched, found: &mut Found) -> PodUsage {
-        // Before the rest, so that what is written meanwhile is measured next time.
+        // Read first, so that files written during the measurement are measured next time.
         let cpu_time_us = self.runtime.cpu_time_us(uid.as_str());
         let known = [found.measured.get(uid), watched.measured.as_ref()];
         for known in known.into_iter().flatten() {
@@ -263,7 +263,7 @@ impl<R: Runtime> Disk<R> {
         usage
     }
 
-    /// What has to go when the disk is short of something.
+    /// The pod to evict under disk pressure, and why.
     fn relieve(
         &self,
         pods: &HashMap<PodUid, Watched>,
@@ -287,7 +287,7 @@ impl<R: Runtime> Disk<R> {
         Some((sender, decision::short(pressure)))
     }
 
-    /// Removes every image that nobody uses.
+    /// Removes all unused images.
     fn give_up_images(&self) {
         let all = images::DiskUse {
             high_percent: 0,
@@ -299,14 +299,14 @@ impl<R: Runtime> Disk<R> {
             Ok(removed) => {
                 tracing::info!(images = ?removed.images, bytes = removed.bytes, "removed images, since the disk is nearly full");
             }
-            // While one is pulled none can be removed; pods have to go all the same.
+            // No image can be removed while one is pulled. Pods are evicted nevertheless.
             Err(images::StoreError::Busy) => {}
             Err(error) => tracing::warn!(error = %chain(&error), "cannot remove images"),
         }
     }
 }
 
-/// Adds what the trees of claims hold to what the pod holds of them otherwise.
+/// Adds the sizes of the claims' directories to the pod's usage of them by open files.
 fn add_claims(usage: &mut PodUsage, claims: BTreeMap<String, Usage>) {
     for (name, held) in claims {
         usage.claims.entry(name).or_default().include(held);

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What is to go wrong.
+/// The faults to inject.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
     worker_panics: Arc<AtomicU32>,
 }
 
 impl Faults {
-    /// Has workers of pods panic as often as this, each when it is about to decide.
+    /// Makes this many decisions of pod workers panic.
     pub fn panic_in_workers(&self, times: u32) {
         self.worker_panics.store(times, Ordering::Relaxed);
     }
 
-    /// How many of those panics are still to come.
+    /// The number of panics that are left.
     pub fn panics_left(&self) -> u32 {
         self.worker_panics.load(Ordering::Relaxed)
     }

@@ -1,6 +1,6 @@
-//! The one gRPC call a probe makes: `grpc.health.v1.Health/Check`, over plain HTTP/2.
+//! A client of the gRPC health check (`grpc.health.v1.Health/Check`) for probes, over plaintext HTTP/2.
 //!
-//! Its messages have one field each, so they are written out here rather than generated.
+//! Its messages have one field each, so they are encoded here by hand.
 
 use std::net::SocketAddr;
 
@@ -10,10 +10,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
 const SERVING: u8 = 1;
-/// An answer has a handful of bytes; a pod that goes on does not fill the node's memory.
+/// The limit of a response, which protects the node's memory. A valid response has a few bytes.
 const MOST_BYTES: usize = 4096;
 
-/// Why a service is not known to serve.
+/// Why a health check did not pass.
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
     #[error("the health service refused the request")]
@@ -30,7 +30,7 @@ pub enum HealthError {
     Request(#[from] http::Error),
 }
 
-/// Passes when the service answers that it serves.
+/// Passes if the service responds with `SERVING`.
 pub async fn check(address: SocketAddr, service: &str) -> Result<(), HealthError> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) =
@@ -81,7 +81,7 @@ fn request_message(service: &str) -> Vec<u8> {
     message
 }
 
-/// Field 1 of a length-prefixed answer; absent means zero, which is "unknown".
+/// Field 1 of a length-prefixed response; absent means zero, which is `UNKNOWN`.
 fn serving_status(body: &[u8]) -> Option<u8> {
     match body.get(5..)? {
         [] => Some(0),

@@ -1,4 +1,4 @@
-//! Says on the Node which images are on it, as schedulers and `kubectl describe node` expect.
+//! Reports the images of the node in its status (`status.images`), for schedulers and `kubectl describe node`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use api::errors::chain;
 
 const INTERVAL: Duration = Duration::from_secs(5);
-/// As many as a kubelet reports; a Node is read and written often.
+/// The same limit as a kubelet's, because a Node is read and written often.
 const MOST_IMAGES: usize = 50;
 
-/// Keeps the Node's list of images as the store has it, until told to stop.
+/// Keeps the Node's list of images up to date, until `shutdown`.
 pub async fn run(client: Client, node: String, images: Arc<Images>, shutdown: CancellationToken) {
     let nodes = Api::<Node>::all(client);
     let mut reported = Vec::new();

@@ -1,4 +1,4 @@
-//! The node itself: finds what it left, makes itself known, and gives every pod bound to it a worker.
+//! Starts and stops a node: recovers its pods, registers its Node object, and runs its tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,10 +31,10 @@ use container_runtime::cpu_fairness;
 use container_runtime::privileges::{Privileges, ROOTLESS_LIMITS};
 use event_recorder::{EventSink, Severity};
 
-/// How often the disk is looked at for images that could go.
+/// The interval of image garbage collection.
 const IMAGE_CHECK: Duration = Duration::from_secs(300);
 
-/// How often logs are looked at for their size.
+/// The interval at which the sizes of logs are checked.
 const LOG_CHECK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +93,7 @@ impl Node {
             source,
         };
         let machine = Machine::measure(&config);
-        // One container must not take the machine's last memory.
+        // One container must not exhaust the machine's memory.
         config.default_memory_limit = config
             .default_memory_limit
             .or(Some(machine.memory_bytes / 4 * 3));
@@ -167,7 +167,7 @@ impl Node {
                 resolver,
                 failed: failed.clone(),
             },
-            // A part that panics stops the node, and nothing beside it.
+            // A panic in one of the tasks stops the node, but not the process.
             shutdown.child_token(),
         ));
         Ok(Self {
@@ -178,25 +178,25 @@ impl Node {
         })
     }
 
-    /// The runtime, for what reaches into containers: exec, attach, logs, port forwarding.
+    /// The runtime, for exec, attach, logs and port-forward.
     pub fn runtime(&self) -> &Arc<NativeRuntime> {
         &self.runtime
     }
 
-    /// Resolves when a part of the node has panicked, and the node stops for it.
+    /// Completes when a task of the node has panicked, which stops the node.
     pub fn failed(&self) -> impl Future<Output = ()> + Send + use<> {
         self.failed.clone().cancelled_owned()
     }
 
-    /// Waits until the node has stopped. Its pods go on, and another process may be the node.
+    /// Waits until the node has stopped. Its pods continue, and another process may become the node.
     pub async fn join(self) {
         if let Err(error) = self.task.await {
             tracing::error!(%error, "the node's task failed");
         }
-        self.runtime.let_go();
+        self.runtime.unlock_ranges();
     }
 
-    /// Stops for good: after every pod was removed, frees all that the node holds of the machine.
+    /// Stops the node permanently: after every pod was removed, removes everything of the node from the machine.
     pub async fn dismantle(self) -> Result<(), RuntimeError> {
         let _ = self.task.await;
         self.volumes.dismantle();
@@ -208,7 +208,7 @@ fn prepare_data_dir(config: &mut Config) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::create_dir_all(&config.data_dir)?;
     config.data_dir = config.data_dir.canonicalize()?;
-    // Claims keep set-user-id files of containers on disk; no other user of the machine may reach them.
+    // Volumes of claims may contain set-user-ID files of containers, which no other user of the machine may execute.
     std::fs::set_permissions(&config.data_dir, std::fs::Permissions::from_mode(0o700))
 }
 
@@ -233,7 +233,7 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
     let mut problems = Vec::new();
     if let Some(reason) = &shortcomings.firewall {
         problems.push(format!(
-            "pods answer the node and reach nobody else, since nothing can judge their traffic: {reason}"
+            "pods can only respond to the node, because network policies cannot be enforced: {reason}"
         ));
     }
     let without_ipv6 = runtime.network().layout().without_ipv6();
@@ -262,7 +262,7 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
     }
 }
 
-/// What the node has sockets for, and whom it tells what it finds.
+/// The node's listeners, and the senders of what it finds out.
 struct Serving {
     health: registration::Health,
     probed: watch::Sender<Option<Arc<Vec<Finding>>>>,
@@ -271,7 +271,7 @@ struct Serving {
     failed: CancellationToken,
 }
 
-/// Opens the cluster's DNS for pods, unless there is another. Where it cannot be had, pods ask the machine's resolvers.
+/// Opens the cluster's DNS for pods, unless another is configured. If that fails, pods use the machine's resolvers.
 async fn open_resolver(config: &mut Config, runtime: &NativeRuntime) -> Option<Resolver> {
     if !config.name_servers.is_empty() {
         return None;
@@ -317,7 +317,7 @@ async fn serve(
         serving.health,
         shutdown.clone(),
     ));
-    // Pods that are cleared away at the end need it: their addresses are free only when no rule names them.
+    // Runs until the last pod is removed: a pod's address is free only when no rule names it.
     let (enforcer, client) = (shared.enforcer.clone(), shared.client.clone());
     let without_pods = CancellationToken::new();
     tasks.spawn(enforcer.run(client, without_pods.clone()));
@@ -340,7 +340,7 @@ async fn serve(
         drop(until_all_are_cleared);
     });
     while let Some(ended) = tasks.join_next().await {
-        // Without one of them the node would go on and look as if all were well: no heartbeat, say, or no worker for new pods.
+        // Without one of these tasks (heartbeat, dispatcher and others) the node would fail silently, so the node stops.
         if let Err(panicked) = ended
             && panicked.is_panic()
         {
@@ -354,7 +354,7 @@ async fn serve(
             stop_all.cancel();
         }
     }
-    // Without root, the namespaces that pods live in end with this process.
+    // Without root, the pods' namespaces end with this process.
     if Privileges::current() == Privileges::Rootless {
         runtime.kill_everything();
     }
@@ -392,7 +392,7 @@ fn spawn_upkeep(
             runtime,
             ..
         } = &*evicting;
-        // What it looks at, pods have made.
+        // It walks directory trees that pods created.
         let look = || evictions.run(config, client, &images.images, runtime, stop.clone());
         restarting("evictions", look).await;
     });
@@ -424,7 +424,7 @@ async fn repair_network(shared: Arc<Shared<NativeRuntime>>, shutdown: Cancellati
     shared.runtime.repair_network(report, shutdown).await;
 }
 
-/// Tries other runtimes out, and reports on the Node which work.
+/// Tries the other runtimes, and reports in the Node's status which work.
 async fn probe_handlers(
     shared: Arc<Shared<NativeRuntime>>,
     probed: watch::Sender<Option<Arc<Vec<Finding>>>>,
@@ -448,7 +448,7 @@ async fn probe_handlers(
     }
 }
 
-/// Removes images nobody uses whenever the disk has become too full.
+/// Removes unused images when the disk is too full.
 async fn collect_images(shared: Arc<Shared<NativeRuntime>>, shutdown: CancellationToken) {
     let limits = images::DiskUse {
         high_percent: shared.config.image_high_percent,
@@ -467,7 +467,7 @@ async fn collect_images(shared: Arc<Shared<NativeRuntime>>, shutdown: Cancellati
             Ok(Ok(removed)) => {
                 tracing::info!(images = ?removed.images, bytes = removed.bytes, "removed images to free disk space");
             }
-            // There is another time after the pull.
+            // An image is being pulled: tries again later.
             Ok(Err(images::StoreError::Busy)) | Err(_) => {}
             Ok(Err(error)) => {
                 tracing::warn!(error = %chain(&error), "cannot remove images");

@@ -1,4 +1,4 @@
-//! The image of a container: whether it must be pulled, with whose credentials, and what to say of it meanwhile.
+//! The image of a container: whether to pull it, with which credentials, and the events and reasons to report.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,14 +32,14 @@ impl PullPolicy {
             Some("Always") => Self::Always,
             Some("Never") => Self::Never,
             Some("IfNotPresent") => Self::IfNotPresent,
-            // A name that may mean something else tomorrow is asked for every time.
+            // A mutable tag is resolved every time.
             _ if name.is_latest() => Self::Always,
             _ => Self::IfNotPresent,
         }
     }
 }
 
-/// What is needed to find or fetch images for pods.
+/// Finds and pulls images for pods.
 pub struct PodImages {
     pub images: Arc<Images>,
     pub client: Client,
@@ -75,12 +75,12 @@ fn repository(image: &str) -> &str {
     }
 }
 
-/// Why an image is not available to a container.
+/// Why a container's image is not available.
 #[derive(Debug)]
 pub struct ImageRefusal {
     pub reason: WaitingReason,
     pub message: String,
-    /// The objects that credentials were looked for in. With others, the same pull may work.
+    /// The objects that the credentials come from. If they change, the same pull may succeed.
     pub awaits: Option<Awaited>,
 }
 
@@ -120,7 +120,7 @@ enum PullFailure {
 }
 
 impl PodImages {
-    /// Makes sure that the container's image is here, as its pull policy says.
+    /// Makes the container's image available, according to its pull policy.
     pub async fn ensure(
         &self,
         pod: &Pod,
@@ -199,7 +199,7 @@ impl PodImages {
         Ok(self.images.pull(name, credentials).await?)
     }
 
-    /// The credentials of the pod's pull secrets, and of its service account's when the pod names none.
+    /// The credentials of the pod's pull secrets, or of its service account's if the pod names none.
     async fn keyring(&self, pod: &Pod, looked_at: &mut Awaited) -> Result<Keyring, PullFailure> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let spec = pod.spec.as_ref();
@@ -224,7 +224,7 @@ impl PodImages {
                 source,
             })?;
             looked_at.secret(&name, secret.as_ref());
-            // A kubelet pulls without a secret that is not there.
+            // As a kubelet, ignores a missing pull secret.
             let Some(secret) = secret else { continue };
             add_secret(&mut keyring, &secret).map_err(|source| PullFailure::Credentials {
                 secret: format!("{namespace}/{name}"),

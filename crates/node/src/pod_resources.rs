@@ -1,10 +1,10 @@
-//! What a pod may use as a whole, from what its containers may. Pure.
+//! The limits of a pod as a whole, from those of its containers. Pure.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 
 use crate::quantity;
 
-/// A limit of one container, as a number and as it was written.
+/// A limit of one container, as a number and as written.
 pub fn limit(resources: Option<&ResourceRequirements>, resource: &str) -> Option<(u64, String)> {
     let text = resources?.limits.as_ref()?.get(resource)?.0.clone();
     Some((quantity::units(&text)?, text))
@@ -14,13 +14,13 @@ fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// What all containers of a pod may use together: nothing bounds them unless each that runs beside others has a limit.
+/// The limit of all containers of a pod together. `None` unless every container that runs concurrently has a limit.
 pub fn total_limit(spec: &PodSpec, resource: &str) -> Option<u64> {
     let of = |container: &Container| Some(limit(container.resources.as_ref(), resource)?.0);
     total(spec, of)
 }
 
-/// The same, of anything that containers have: those that run at once together, or the largest of those that run before.
+/// Combines a value over the containers: the sum of those that run concurrently, or the largest of the init containers before them.
 pub fn total(spec: &PodSpec, of: impl Fn(&Container) -> Option<u64>) -> Option<u64> {
     let init = || spec.init_containers.iter().flatten();
     let sidecars: Option<u64> = init()
@@ -33,7 +33,7 @@ pub fn total(spec: &PodSpec, of: impl Fn(&Container) -> Option<u64>) -> Option<u
         .map(&of)
         .collect();
     let largest = before?.into_iter().max().unwrap_or(0);
-    // A container that runs before the others may do so beside any sidecar.
+    // An init container runs concurrently with the sidecars.
     Some(sidecars? + together.max(largest)).filter(|_| !spec.containers.is_empty())
 }
 

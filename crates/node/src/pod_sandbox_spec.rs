@@ -1,5 +1,5 @@
-//! A pod's names: its hostname, its entries in `/etc/hosts`, and where it looks names up. Pure but for the machine's own
-//! resolver file.
+//! The specification of a pod sandbox: its hostname, its entries in `/etc/hosts` and its `resolv.conf`. Pure, except that it reads the
+//! machine's `resolv.conf`.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::pod_uid::PodUid;
 use crate::runtime::{PodIdentity, PodSandboxSpec};
 
-/// A name the kernel takes as a hostname.
+/// A hostname that the kernel accepts.
 const LONGEST_HOSTNAME: usize = 63;
 
 pub fn sandbox_spec(uid: &PodUid, pod: &Pod, config: &Config) -> PodSandboxSpec {
@@ -73,7 +73,7 @@ fn resolver(spec: &PodSpec, namespace: &str, host: &str, config: &Config) -> Str
             })
             .collect()
     };
-    // A resolver on the machine's own loopback is not the pod's.
+    // The pod cannot reach a resolver on the machine's loopback.
     let is_reachable = |server: &String| !server.starts_with("127.") && server != "::1";
     let policy = spec.dns_policy.as_deref().unwrap_or("ClusterFirst");
     let (mut servers, mut searches, mut options) = match policy {

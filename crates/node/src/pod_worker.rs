@@ -36,7 +36,7 @@ use crate::runtime::{RecoveredPod, Runtime};
 use crate::volumes::Volumes;
 use event_recorder::EventSink;
 
-/// What all pods of a node share.
+/// The parts of the node that all pods use.
 pub struct Shared<R> {
     pub clock: Arc<dyn Clock>,
     pub runtime: Arc<R>,

@@ -1,11 +1,10 @@
-//! Probes: asking a container whether it has started, is alive, is ready.
+//! Startup, liveness and readiness probes.
 //!
-//! A kubelet's first probe waits up to a period. Here the first comes at once and is repeated after milliseconds until
-//! the container first answers, so that a pod is ready as soon as it is; only then, and for counting failures, does the
-//! period rule.
+//! A kubelet waits up to a period before the first probe. Here the first probe is sent at once and repeated after milliseconds until
+//! the container first passes, so that a pod becomes ready without delay. The period applies after that, and to counting failures.
 //!
-//! A probe of the pod's own address is sent by the node. One that names another host is sent from inside the pod's network, and so
-//! reaches what the pod itself reaches: not this machine's loopback, nor what policies keep the pod from (SSRF).
+//! The node sends probes of the pod's own address. A probe that names another host is sent from inside the pod's network, so it
+//! reaches only what the pod itself reaches: neither this machine's loopback nor what policies deny to the pod (SSRF).
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -26,15 +25,15 @@ use crate::runtime::{ContainerId, Runtime, RuntimeError};
 use crate::unverified_tls;
 use api::errors::chain;
 
-/// The first repetition, and by which part of itself each pause is longer than the one before: a container that takes long
-/// to answer is not asked much too late, nor very often.
+/// The first pause, and the fraction by which each pause grows: a slowly starting container is noticed soon after it is up, and is not
+/// probed very often.
 const FIRST_RETRY: Duration = Duration::from_millis(1);
 const RETRY_GROWTH: u32 = 6;
 
-/// How long the end of a command is waited for that was killed for taking too long.
+/// The timeout of waiting for the exit of a command that was killed after its own timeout.
 const KILL_WAIT: Duration = Duration::from_secs(1);
 
-/// Which of a container's probes.
+/// The kind of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Startup,
@@ -60,7 +59,7 @@ pub enum Verdict {
     Failing(String),
 }
 
-/// Why one try of a probe, or a hook, failed.
+/// Why one attempt of a probe or a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error("no such port")]
@@ -87,7 +86,7 @@ pub enum ProbeError {
     Runtime(#[from] RuntimeError),
 }
 
-/// How often a probe runs and when its answer counts.
+/// The timing and thresholds of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     pub initial_delay: Duration,
@@ -121,14 +120,14 @@ impl Timing {
     }
 }
 
-/// Counts answers and says when a threshold is crossed. Pure.
+/// Counts results and decides when a threshold is crossed. Pure.
 #[derive(Debug)]
 pub struct Counter {
     timing: Timing,
     in_a_row: u32,
     last: Option<bool>,
     verdict: Option<bool>,
-    /// When the last failure was counted; failures between periods are only retries.
+    /// When the last failure was counted. At most one failure per period counts.
     counted_at: Option<Duration>,
     retry: Duration,
 }
@@ -145,7 +144,7 @@ impl Counter {
         }
     }
 
-    /// Takes an answer given `at` this time since the container started; true if the verdict changed.
+    /// Adds a result from `at` this time since the container started. Returns whether the verdict changed.
     pub fn take(&mut self, passed: bool, at: Duration) -> bool {
         if !passed {
             let due = self
@@ -174,7 +173,7 @@ impl Counter {
         false
     }
 
-    /// How long to wait for the next try.
+    /// The pause before the next attempt.
     pub fn pause(&mut self) -> Duration {
         if self.verdict == Some(true) {
             return self.timing.period;
@@ -213,7 +212,7 @@ pub async fn watch<R: Runtime>(
     }
 }
 
-/// One try of a probe, for no longer than `limit`.
+/// One attempt of a probe, with `limit` as its timeout.
 async fn ask<R: Runtime>(
     runtime: &R,
     id: &ContainerId,
@@ -247,7 +246,7 @@ async fn ask<R: Runtime>(
         .unwrap_or(Err(ProbeError::TimedOut(limit)))
 }
 
-/// Waits for no longer than a limit, if there is one.
+/// Applies a timeout, if there is one.
 pub async fn within<T>(
     limit: Option<Duration>,
     work: impl Future<Output = T>,
@@ -258,8 +257,8 @@ pub async fn within<T>(
     }
 }
 
-/// Runs a command in the container; it passes if it exits with 0. One that takes longer than `limit` is killed, with what it has
-/// started: the next try would come on top of it.
+/// Runs a command in the container, which passes if it exits with 0. After the timeout it is killed with its children, so that attempts
+/// do not accumulate.
 pub async fn exec<R: Runtime>(
     runtime: &R,
     id: &ContainerId,
@@ -311,15 +310,15 @@ async fn outcome_of(session: &mut Session) -> Result<(), ProbeError> {
     }
 }
 
-/// Where a probe connects to.
+/// The target of a probe.
 struct Target {
     address: SocketAddr,
-    /// As an URL would have it.
+    /// In the form of a URL's authority.
     host: String,
     sender: Sender,
 }
 
-/// From whose network a probe is sent.
+/// The network that a probe is sent from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sender {
     Node,
@@ -340,8 +339,8 @@ impl Target {
         }
     }
 
-    /// The pod's own address, unless the probe names another host; a name is looked up as the machine does, and what its resolver
-    /// says of a failure is not passed on.
+    /// The pod's own address, unless the probe names another host. A host name is resolved by the machine's resolver, whose error is
+    /// not shown to the pod's user.
     async fn of(
         host: Option<&str>,
         port: &IntOrString,
@@ -376,7 +375,7 @@ impl Target {
     }
 }
 
-/// A port by number, or by its name in the container.
+/// A port by number, or by its name in the container's ports.
 pub fn port_number(port: &IntOrString, container: &Container) -> Option<u16> {
     match port {
         IntOrString::Int(number) => u16::try_from(*number).ok(),
@@ -394,12 +393,12 @@ pub fn port_number(port: &IntOrString, container: &Container) -> Option<u16> {
     }
 }
 
-/// A connection, secured or not.
+/// A connection with or without TLS.
 trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
 
-/// An HTTP request; it passes with a status below 400.
+/// Sends an HTTP request, which passes with a status below 400.
 pub async fn http_get<R: Runtime>(
     runtime: &R,
     id: &ContainerId,

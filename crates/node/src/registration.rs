@@ -1,4 +1,4 @@
-//! The node's own object and its heartbeat.
+//! The Node object and its heartbeat (lease).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub const HANDLERS_ANNOTATION: &str = "node.agents.x-k8s.io/runtime-handlers";
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 const LEASE_SECONDS: i32 = 40;
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// The status is written this often even when nothing changed.
+/// The interval at which the status is written even if nothing has changed.
 const STATUS_BEATS: u32 = 30;
 
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum RegistrationError {
     },
 }
 
-/// What a node says of itself.
+/// The properties that a node reports about itself.
 #[derive(Debug, Clone)]
 pub struct Description {
     pub name: String,
@@ -52,15 +52,15 @@ pub struct Description {
     pub kubelet_port: u16,
     pub maximum_pods: u32,
     pub machine: Machine,
-    /// Sentences about what does not work here; empty when all is well.
+    /// Descriptions of what does not work on this machine.
     pub problems: Vec<String>,
-    /// Why pods have no IPv6 addresses, when they have none.
+    /// The reason why pods have no IPv6 addresses. `None` if they have them.
     pub without_ipv6: Option<String>,
-    /// Whether the node does without root.
+    /// Whether the node runs without root.
     pub rootless: bool,
 }
 
-/// The machine's size.
+/// The capacity of the machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Machine {
     pub cpus: u64,
@@ -91,14 +91,14 @@ fn quantity(value: &impl ToString) -> Quantity {
     Quantity(value.to_string())
 }
 
-/// What changes about a node while it runs.
+/// The properties of a node that change while it runs.
 #[derive(Debug, Clone)]
 pub struct Health {
     pub enforcement: watch::Receiver<Enforcement>,
     pub pressure: watch::Receiver<Option<Pressure>>,
 }
 
-/// [`Health`], at one moment.
+/// A snapshot of [`Health`].
 #[derive(Debug, Clone)]
 pub struct Condition {
     pub enforcement: Enforcement,
@@ -113,7 +113,7 @@ impl Health {
         }
     }
 
-    /// Waits until something has changed since it was last looked at.
+    /// Waits for a change since the last snapshot.
     async fn changed(&mut self) {
         tokio::select! {
             Ok(()) = self.enforcement.changed() => {}
@@ -277,7 +277,7 @@ fn conditions(
         .collect()
 }
 
-/// What the node says of its rules, which had to be restored that many times.
+/// The message about rules that were restored this many times.
 fn in_force_message(restored: u64) -> String {
     const ENFORCED: &str = "network policies are enforced";
     let times = match restored {
@@ -328,7 +328,7 @@ fn labels(name: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Makes the node known, and reports its status once.
+/// Creates or updates the Node object, and writes its status once.
 pub async fn register(
     client: &Client,
     description: &Description,
@@ -393,7 +393,7 @@ async fn report(
         .await
 }
 
-/// Says on the Node which runtime handlers work here, and why others do not.
+/// Reports in an annotation of the Node which runtime handlers work, and why others do not.
 pub async fn report_handlers(
     client: &Client,
     name: &str,
@@ -421,7 +421,7 @@ pub async fn report_handlers(
         .map(drop)
 }
 
-/// Renews the node's lease, and its status now and then, until told to stop.
+/// Renews the node's lease, and its status at an interval, until `shutdown`.
 pub async fn heartbeat(
     client: Client,
     node: Node,

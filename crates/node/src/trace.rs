@@ -1,4 +1,4 @@
-//! What the node does for a pod, as spans of the trace that the pod belongs to. Nothing is done while spans are not exported.
+//! Trace spans of the node's work for a pod, in the trace that the pod belongs to. Without an exporter, no spans are created.
 
 use k8s_openapi::api::core::v1::Pod;
 use telemetry::{TraceContext, spans};
@@ -27,7 +27,7 @@ pub(crate) fn step(pod: &Pod, name: &'static str) -> Span {
     span
 }
 
-/// Says in the span why its step failed.
+/// Records in the span why its step failed.
 pub(crate) fn failed(reason: &str) {
     let span = Span::current();
     span.record("otel.status_code", "ERROR");

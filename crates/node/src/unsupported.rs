@@ -1,26 +1,26 @@
-//! What a pod asks for that this node does not do, said to its user as warnings. Pure.
+//! Fields of a pod that this node does not support, reported to the user as warnings. Pure.
 //!
-//! Fields that would make a pod run with less isolation than it thinks, or not at all, are refused where they are read
-//! ([`container_spec`](crate::container_spec), [`volumes`](crate::volumes)); here are those without which it runs, though
-//! perhaps not as meant. The test at the end goes through every field there is.
+//! Fields without which a pod would run with less isolation than requested, or not at all, are refused where they are read
+//! ([`container_spec`](crate::container_spec), [`volumes`](crate::volumes)). The fields here are ignored with a warning. A test checks
+//! that every field of a pod is handled in one of these ways.
 
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 use serde_json::Value;
 
 use container_runtime::signals;
 
-/// Resources that are enforced, or counted.
+/// Resources that are enforced or counted.
 const KNOWN_RESOURCES: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 
-/// When the value of a field is more than this node can do.
+/// Which values of a field are not supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
-    /// Whenever it says anything.
+    /// Every value.
     Given,
     True,
     NotZero,
     Is(&'static str),
-    /// When it says anything but these.
+    /// Every value except these.
     IsNot(&'static [&'static str]),
 }
 
@@ -42,14 +42,15 @@ impl When {
     }
 }
 
-/// A field by its path, with `*` for the items of a list; when it is not honoured; and what to say then, with `{}` for whose it is.
+/// A field by its path, with `*` for the items of a list; which values are not supported; and the warning, with `{}` for the object
+/// that has the field.
 type Rule = (&'static str, When, &'static str);
 
 const OF_POD: &[Rule] = &[
     (
         "hostUsers",
         When::True,
-        "hostUsers is ignored: every pod has its own identities",
+        "hostUsers is ignored: every pod has its own UID range",
     ),
     (
         "os/name",
@@ -187,7 +188,7 @@ const OF_CONTAINER: &[Rule] = &[
     ),
 ];
 
-/// For containers that are neither an init container nor added later.
+/// For containers that are neither init nor ephemeral containers.
 const OF_PLAIN_CONTAINER: &[Rule] = &[(
     "restartPolicy",
     When::Given,
@@ -212,7 +213,7 @@ const OF_VOLUME: &[Rule] = &[
     ),
 ];
 
-/// Whether a field somewhere below `value` is one that is not honoured.
+/// Whether a field below `value` has an unsupported value.
 fn is_met(value: &Value, path: &str, when: When) -> bool {
     let (step, rest) = match path.split_once('/') {
         Some((step, rest)) => (step, Some(rest)),
@@ -250,14 +251,14 @@ fn named(kind: &str, object: &Value) -> String {
     format!("{kind} {}", object["name"])
 }
 
-/// What a pod asks for that this node does not do, one sentence each.
+/// The warnings for a pod.
 pub fn unsupported(pod: &Pod) -> Vec<String> {
     pod.spec
         .as_ref()
         .map_or_else(Vec::new, |spec| in_specification(&serialised(spec)))
 }
 
-/// The containers that were added to a pod since `before`.
+/// The ephemeral containers that were added to a pod since `before`.
 pub fn added(before: &Pod, now: &Pod) -> Vec<EphemeralContainer> {
     let of = |pod: &Pod| {
         let containers = pod
@@ -272,7 +273,7 @@ pub fn added(before: &Pod, now: &Pod) -> Vec<EphemeralContainer> {
     containers
 }
 
-/// The same of a container that was added to a pod.
+/// The warnings for an ephemeral container that was added to a pod.
 pub fn in_added(pod: &Pod, container: &EphemeralContainer) -> Vec<String> {
     let mut found = Vec::new();
     let class = pod

@@ -1,5 +1,5 @@
-//! TLS to a pod that is probed: encrypted, and to whoever answers there. A kubelet does not ask for a certificate that anybody vouches
-//! for either; a probe only wants to know whether the port answers.
+//! TLS without certificate verification, for HTTPS probes. As a kubelet, a probe does not verify the pod's certificate: it only checks
+//! whether the port responds.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// Speaks TLS over a connection.
+/// Performs a TLS handshake over a connection.
 pub async fn connect(
     stream: TcpStream,
     host: std::net::IpAddr,

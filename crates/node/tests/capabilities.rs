@@ -1,5 +1,5 @@
-//! What root and others may do inside their own pod: capabilities, and whether programs may gain privileges, on every way by which
-//! a process is started. What of it counts outside is in `confinement.rs`: nothing.
+//! Capabilities and privilege escalation inside a pod, for root and other users, and for every way in which a process is started. That
+//! they have no effect outside of the pod is tested in `confinement.rs`.
 
 #![expect(
     clippy::unwrap_used,
@@ -31,7 +31,7 @@ async fn said(machine: &Machine, pod: &Pod, script: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everyday_tools_of_root_work() {
+async fn everyday_tools_work_as_root() {
     let machine = Machine::start().await;
     let pod = sleeper(&machine, "usual", json!({})).await;
     let listen = "python3 -c 'import socket; s = socket.socket(); s.bind((\"127.0.0.1\", 80)); print(s.getsockname()[1])'";
@@ -53,7 +53,7 @@ async fn everyday_tools_of_root_work() {
         ),
         (
             "su",
-            "su nobody -s /bin/sh -c 'id -u; id -g'",
+            r#"su "nobody" -s /bin/sh -c 'id -u; id -g'"#,
             "65534\n65534",
         ),
         (
@@ -93,7 +93,7 @@ async fn everyday_tools_of_root_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_set_user_id_program_makes_its_user_root_of_the_pod_unless_that_is_forbidden() {
+async fn a_set_user_id_program_gains_root_in_the_pod_unless_privilege_escalation_is_forbidden() {
     let machine = Machine::start().await;
     for (name, context, user, effective) in [
         ("usual", json!({}), "0", "00000000200405fb"),
@@ -134,7 +134,7 @@ async fn a_set_user_id_program_makes_its_user_root_of_the_pod_unless_that_is_for
     machine.finish().await;
 }
 
-/// Leaves what the kernel says of the process that runs it.
+/// Writes the kernel's status of the process that runs it to a file.
 fn note(name: &str) -> String {
     format!("grep -E '^(Cap|NoNewPrivs)' /proc/self/status > /notes/{name}")
 }

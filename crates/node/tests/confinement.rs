@@ -1,5 +1,5 @@
-//! What code inside the default tier cannot do. Each attempt is made from inside a container, and must fail for the
-//! reason that is meant to stop it.
+//! Escapes and attacks from inside a container of the native runtime. Each attempt must fail with the error of the mechanism that is
+//! meant to stop it.
 
 #![expect(
     clippy::unwrap_used,
@@ -46,7 +46,7 @@ async fn confined(machine: &Machine, privilege: Privilege) -> Pod {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_machine_is_out_of_reach() {
+async fn a_container_cannot_access_or_change_the_machine() {
     let machine = Machine::start().await;
     for privilege in Privilege::BOTH {
         machine_is_out_of_reach(&machine, privilege).await;
@@ -94,7 +94,7 @@ async fn machine_is_out_of_reach(machine: &Machine, privilege: Privilege) {
         ("kernel settings", "print(attempt(lambda: open('/proc/sys/kernel/hostname', 'w')))".to_owned(), "EROFS"),
         ("sysrq", "print(attempt(lambda: open('/proc/sysrq-trigger', 'w')))".to_owned(), sysrq),
         ("kernel memory", "print(os.path.getsize('/proc/kcore') if os.path.exists('/proc/kcore') else 0)".to_owned(), "0"),
-        ("control group files", "print(os.path.exists('/sys/fs/cgroup'), os.listdir('/sys'))".to_owned(), "False ['devices']"),
+        ("cgroup files", "print(os.path.exists('/sys/fs/cgroup'), os.listdir('/sys'))".to_owned(), "False ['devices']"),
         ("writing to /sys", "print(attempt(lambda: open('/sys/x', 'w')), attempt(lambda: open('/sys/devices/system/cpu/online', 'w')))".to_owned(), "EROFS EROFS"),
         ("writing to /usr", "print(attempt(lambda: open('/usr/bin/x', 'w')))".to_owned(), "EROFS"),
         ("signalling a process of the machine", format!("print(attempt(lambda: os.kill({own_pid}, 9)))"), "ESRCH"),
@@ -106,9 +106,9 @@ async fn machine_is_out_of_reach(machine: &Machine, privilege: Privilege) {
         ("raw packets", "import socket; print(attempt(lambda: socket.socket(17, 3, 0)), attempt(lambda: socket.socket(2, 3, 1)))".to_owned(), "EPERM EPERM"),
         ("sockets of virtual machines", "import socket; print(attempt(lambda: socket.socket(40, 1, 0)))".to_owned(), "EPERM"),
         ("the time", "print(call(227, 0, b'\\0' * 16))".to_owned(), "EPERM"),
-        // Kernels before 6.12 know no length of a turn and tell of none.
-        ("longer turns on the processor", "a = ctypes.create_string_buffer(48); print(call(315, 0, a, 48, 0), int.from_bytes(a.raw[24:32], 'little') in (0, 100000), call(314, 0, a, 0))".to_owned(), "ok True EPERM"),
-        ("longer turns for its children", "p = ctypes.c_int(0); print(call(144, 0, 0x40000000, ctypes.byref(p)), call(144, 0, 0, ctypes.byref(p)))".to_owned(), "EPERM ok"),
+        // Kernels before 6.12 have no custom time slices and report none.
+        ("longer time slices", "a = ctypes.create_string_buffer(48); print(call(315, 0, a, 48, 0), int.from_bytes(a.raw[24:32], 'little') in (0, 100000), call(314, 0, a, 0))".to_owned(), "ok True EPERM"),
+        ("longer time slices for its children", "p = ctypes.c_int(0); print(call(144, 0, 0x40000000, ctypes.byref(p)), call(144, 0, 0, ctypes.byref(p)))".to_owned(), "EPERM ok"),
         ("a core of its own", "print(call(157, 62, 1, 0, 0, 0))".to_owned(), "EPERM"),
         ("contexts for asynchronous I/O", "c = ctypes.c_ulong(0); print(call(206, 1, ctypes.byref(c)))".to_owned(), "ENOSYS"),
         ("the host's name", "print(call(170, b'x', 1))".to_owned(), "EPERM"),
@@ -123,9 +123,9 @@ async fn machine_is_out_of_reach(machine: &Machine, privilege: Privilege) {
         ("capabilities that a file would give", "open('/tmp/f', 'w').close(); print(attempt(lambda: os.setxattr('/tmp/f', 'security.capability', bytes.fromhex('0100000200040000000000000000000000000000'))))".to_owned(), "EPERM"),
         ("mounts that bring devices", "print([line.split()[4] for line in open('/proc/self/mountinfo') if 'nodev' not in line.split()[5].split(',') and not line.split()[4].startswith('/dev') and ' - devtmpfs ' not in line and line.split()[3] != '/null'])".to_owned(), "[]"),
     ];
-    // Only the container's own layer has programs that set a user, and only where one may gain privileges.
+    // Only the container's own layer may contain set-user-ID programs, and only where privilege escalation is allowed.
     let suid = "print([line.split()[4] for line in open('/proc/self/mountinfo') if 'nosuid' not in line.split()[5].split(',')])";
-    // Of its own pod it may have every user, or none.
+    // Inside its pod it may become every user, or none.
     let users = "print(attempt(lambda: os.setgroups([1])), attempt(lambda: os.setgid(1000)), attempt(lambda: os.setuid(1000)))";
     let (expected_suid, expected_users) = match privilege {
         Privilege::Usual => ("['/']", "ok ok ok"),
@@ -133,7 +133,7 @@ async fn machine_is_out_of_reach(machine: &Machine, privilege: Privilege) {
     };
     let attempts = attempts.into_iter().chain([
         ("programs that set a user", suid.to_owned(), expected_suid),
-        ("becoming somebody else", users.to_owned(), expected_users),
+        ("becoming another user", users.to_owned(), expected_users),
     ]);
     let mut failures = Vec::new();
     for (what, code, expected) in attempts {
@@ -198,7 +198,7 @@ print(' '.join(spaces('self')))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_pods_share_no_identities_and_cannot_reach_each_other() {
+async fn two_pods_have_disjoint_uid_ranges_and_cannot_access_each_other() {
     let machine = Machine::start().await;
     for name in ["one", "two"] {
         let spec = json!({"containers": [{"name": "c", "image": "host",
@@ -236,7 +236,7 @@ async fn two_pods_share_no_identities_and_cannot_reach_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_race_has_the_node_give_files_of_the_machine_to_a_pods_group() {
+async fn no_symlink_race_makes_the_node_give_host_files_to_a_pods_group() {
     use std::os::unix::fs::MetadataExt;
     let machine = Machine::start().await;
     let stop = tokio_util::sync::CancellationToken::new();
@@ -268,7 +268,7 @@ async fn no_race_has_the_node_give_files_of_the_machine_to_a_pods_group() {
             .collect::<Vec<_>>()
     };
     let before = look();
-    // Directories and links to the machine's files change places all the time.
+    // Directories and symlinks to the machine's files are swapped all the time.
     let swap = format!(
         r"
 import ctypes, os

@@ -1,4 +1,4 @@
-//! Containers that mean harm: each is contained, its status says what happened, and the node and a neighbour go on.
+//! Hostile containers: each is contained, its status reports what happened, and the node and a neighbour continue.
 
 #![expect(
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use support::internet::{Internet, on_own_network};
 use support::{Machine, Privilege, SmallDisk};
 use testkit::eventually;
 
-/// A container that means harm, as root with the usual capabilities.
+/// A hostile container, as root with the default capabilities.
 fn hostile(script: &str, resources: &Value) -> Value {
     json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "host",
         "command": ["python3", "-c", script], "resources": resources}]})
@@ -29,7 +29,7 @@ fn hostile_with(privilege: Privilege, script: &str, resources: &Value) -> Value 
     spec
 }
 
-/// A neighbour that answers; started before the attack.
+/// A neighbour pod that is started before the attack.
 async fn neighbour(machine: &Machine) -> Pod {
     let spec = json!({"containers": [{"name": "c", "image": "host", "ports": [{"containerPort": 8888}],
         "readinessProbe": {"httpGet": {"path": "/", "port": 8888}, "periodSeconds": 1}}]});
@@ -37,7 +37,7 @@ async fn neighbour(machine: &Machine) -> Pod {
     machine.ready("neighbour").await
 }
 
-/// The neighbour runs commands, and the node starts pods, while the attack goes on.
+/// Asserts that the neighbour runs commands, and the node starts pods, during the attack.
 async fn life_goes_on(machine: &Machine, neighbour: &Pod) {
     let (code, out, err) = machine.exec(neighbour, &["echo", "alive"]).await;
     assert_eq!((code, out.as_str()), (0, "alive\n"), "{err}");
@@ -62,7 +62,7 @@ fn reason(pod: &Pod) -> (Option<String>, Option<String>) {
 async fn a_fork_bomb_fills_its_own_pod_and_no_other() {
     let machine = Machine::start().await;
     let neighbour = neighbour(&machine).await;
-    // Every process starts more, and stays. Where it may, each becomes another user: some limits are per user.
+    // Every process starts more and stays. If it may, each becomes another user, because some limits are per user.
     let bomb = r"
 import os, time
 def attempt(work):
@@ -77,7 +77,7 @@ while failed < 50:
 time.sleep(1000)
 ";
     for privilege in Privilege::BOTH {
-        // Enough memory for all processes: the limit on their number is to stop the bomb.
+        // Enough memory for all processes, so that the limit of their number stops the bomb.
         let limits = json!({"limits": {"memory": "1Gi", "cpu": "500m"}});
         machine
             .create("bomb", hostile_with(privilege, bomb, &limits))
@@ -102,7 +102,7 @@ time.sleep(1000)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_memory_bomb_is_killed_for_it_and_says_so() {
+async fn a_memory_bomb_is_oom_killed_and_its_status_says_so() {
     let machine = Machine::start().await;
     let neighbour = neighbour(&machine).await;
     let bomb = "x = []\nwhile True: x.append(bytearray(4 << 20))";
@@ -115,7 +115,7 @@ async fn a_memory_bomb_is_killed_for_it_and_says_so() {
         assert_eq!(end(&pod), ("OOMKilled".to_owned(), 137), "{privilege:?}");
         machine.delete("bomb").await;
     }
-    // What is in memory and is no process counts as well.
+    // Files in memory count as well.
     let mut shared = hostile(
         "f = open('/dev/shm/x', 'wb')\nwhile True: f.write(bytes(1 << 20))",
         &json!({"limits": {"memory": "32Mi"}}),
@@ -133,7 +133,7 @@ async fn a_memory_bomb_is_killed_for_it_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
+async fn a_pod_that_exceeds_a_disk_limit_is_evicted_and_its_space_is_freed() {
     // However full the disk of the machine is.
     let disk = SmallDisk::new(c"size=2g");
     let machine = Machine::start_with(|config| {
@@ -216,24 +216,24 @@ async fn whoever_fills_the_disk_past_a_limit_is_evicted_and_gives_it_back() {
         (!directory.exists()).then_some(())
     })
     .await;
-    // Events are told behind what they tell of.
+    // Events are written after the status.
     let events = Api::<Event>::namespaced(machine.client.clone(), "t");
-    let told = eventually("an event of each eviction", || async {
-        let told = events.list(&ListParams::default()).await.unwrap();
-        let told = told
+    let count = eventually("an event of each eviction", || async {
+        let evictions = events.list(&ListParams::default()).await.unwrap();
+        let count = evictions
             .iter()
             .filter(|event| event.reason.as_deref() == Some("Evicted"))
             .count();
-        (told >= 5).then_some(told)
+        (count >= 5).then_some(count)
     })
     .await;
-    assert_eq!(told, 5);
+    assert_eq!(count, 5);
     life_goes_on(&machine, &neighbour).await;
     machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_without_a_name_count_against_the_limits_of_whoever_holds_them() {
+async fn deleted_open_files_count_against_the_limits_of_their_pod() {
     let disk = SmallDisk::new(c"size=2g");
     let machine = Machine::start_with(|config| {
         config.data_dir = disk.path().join("data");
@@ -244,7 +244,7 @@ async fn files_without_a_name_count_against_the_limits_of_whoever_holds_them() {
     let limited = json!({"limits": {"ephemeral-storage": "8Mi"}});
     let open = "import os, time\nf = open('/tmp/x', 'wb'); os.unlink('/tmp/x')\nfor _ in range(64): f.write(bytes(1 << 20)); f.flush()\ntime.sleep(1000)";
     machine.create("open", hostile(open, &limited)).await;
-    // Held by nothing but a mapping. Python's own module would keep a copy of the descriptor.
+    // Held only by a mapping. Python's own module would keep a copy of the descriptor.
     let mapped = r"
 import ctypes, os, time
 f = open('/tmp/x', 'w+b'); f.write(bytes(64 << 20)); f.flush()
@@ -260,7 +260,7 @@ time.sleep(1000)
     volume["volumes"] = json!([{"name": "data", "emptyDir": {"sizeLimit": "8Mi"}}]);
     volume["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
     machine.create("volume", volume).await;
-    // What is in memory is not on the disk.
+    // Files in memory do not count as disk usage.
     let memory = "import os, time\nf = os.memfd_create('m'); os.write(f, bytes(32 << 20))\ng = open('/dev/shm/x', 'wb'); g.write(bytes(32 << 20)); os.unlink('/dev/shm/x')\ntime.sleep(1000)";
     machine.create("memory", hostile(memory, &limited)).await;
     let container = "Container c exceeded its local ephemeral storage limit \"8Mi\". ";
@@ -287,14 +287,14 @@ time.sleep(1000)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_fills_the_disk_with_files_without_a_name_goes_before_innocents() {
+async fn a_pod_that_fills_the_disk_with_deleted_files_is_evicted_before_others() {
     let disk = SmallDisk::new(c"size=300m");
     let machine = Machine::start_with(|config| {
         config.data_dir = disk.path().join("data");
         config.storage_check = Duration::from_millis(100);
     })
     .await;
-    // Holds more in files with a name than the other does.
+    // Has more in regular files than the other.
     let honest = "import time\nf = open('/tmp/x', 'wb'); f.write(bytes(16 << 20)); f.flush()\ntime.sleep(1000)";
     machine.create("honest", hostile(honest, &json!({}))).await;
     let honest = machine.ready("honest").await;
@@ -314,7 +314,7 @@ while True:
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_takes_the_last_inodes_is_evicted() {
+async fn a_pod_that_exhausts_the_inodes_is_evicted() {
     let disk = SmallDisk::new(c"nr_inodes=6000,size=400m");
     let machine = Machine::start_with(|config| {
         config.data_dir = disk.path().join("data");
@@ -350,7 +350,7 @@ while True:
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn descriptors_run_out_for_whoever_opens_them_alone() {
+async fn open_files_run_out_only_for_the_pod_that_opens_them() {
     let machine = Machine::start().await;
     let neighbour = neighbour(&machine).await;
     let exhaust = r"
@@ -384,7 +384,7 @@ fn number(line: &str) -> Option<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
     let machine = Machine::start_with(|config| {
-        // However slow the machine is, a file that was rotated is nearly full.
+        // However slow the machine is, a rotated file is nearly full.
         config.log_maximum_bytes = (13 << 20) + 1;
         config.log_maximum_files = 3;
     })
@@ -416,7 +416,7 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
     })
     .await;
     life_goes_on(&machine, &neighbour).await;
-    // The shim lets no file grow past its own bound, however late the node is.
+    // The shim stops a file at its own limit, however late the node rotates it.
     assert!(
         files().iter().all(|size| *size <= 16 << 20),
         "{:?}",
@@ -446,7 +446,7 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
             tail_lines: Some(3),
             ..Default::default()
         };
-        // What is written meanwhile comes, too, and may be more than fits between the two ends.
+        // Lines written meanwhile are included, and may exceed the range between the two.
         let streaming = container_runtime::logs::stream(machine.runtime(), &id, options, sender);
         let reading = async {
             let mut lines = Vec::new();
@@ -463,8 +463,8 @@ async fn a_flood_of_logs_is_rotated_away_and_can_still_be_read() {
     machine.finish().await;
 }
 
-/// What a pod's processes use of the processors while a while passes, by their own account.
-async fn processors_used(machine: &Machine, pod: &Pod, seconds: u32) -> f64 {
+/// The average number of CPUs that a pod's processes use over some seconds, from their own measurement.
+async fn cpus_used(machine: &Machine, pod: &Pod, seconds: u32) -> f64 {
     let measure = r"
 import os, sys, time
 def used(): return sum(sum(map(int, open(f'/proc/{p}/stat').read().rsplit(')', 1)[1].split()[11:13])) for p in os.listdir('/proc') if p.isdigit())
@@ -489,11 +489,8 @@ async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
         .create("hog", hostile(hog, &json!({"limits": {"cpu": "200m"}})))
         .await;
     let pod = machine.ready("hog").await;
-    let share = processors_used(&machine, &pod, 2).await;
-    assert!(
-        share < 0.45,
-        "uses {share} of a processor with a limit of 0.2"
-    );
+    let used = cpus_used(&machine, &pod, 2).await;
+    assert!(share < 0.45, "uses {used} CPUs with a limit of 0.2");
     let throttled = |pod: &Pod| {
         let conditions = pod
             .status
@@ -514,8 +511,8 @@ async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
     machine.finish().await;
 }
 
-/// How many pods' groups have the processors only while nobody else wants them.
-fn yielding(machine: &Machine) -> usize {
+/// The number of pods whose cgroup is in SCHED_IDLE.
+fn sched_idle_pods(machine: &Machine) -> usize {
     let group = container_runtime::cgroup(&machine.config.data_dir);
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1));
@@ -528,41 +525,41 @@ fn yielding(machine: &Machine) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_computes_without_end_yields_to_others_until_it_stops() {
+async fn a_cpu_bound_pod_is_throttled_to_sched_idle_until_it_stops() {
     let machine = Machine::start().await;
     let neighbour = neighbour(&machine).await;
     let hog = "import os, time\nfor _ in range(2 * os.cpu_count()):\n    if os.fork() == 0:\n        while not os.path.exists('/tmp/enough'): pass\n        os._exit(0)\ntime.sleep(1000)";
     machine.create("hog", hostile(hog, &json!({}))).await;
     let pod = machine.ready("hog").await;
-    let yields = |count: usize| {
+    let are_idle = |count: usize| {
         let machine = &machine;
-        async move { (yielding(machine) == count).then_some(()) }
+        async move { (sched_idle_pods(machine) == count).then_some(()) }
     };
-    eventually("the hog alone to yield", || yields(1)).await;
+    eventually("only the hog to be throttled", || are_idle(1)).await;
     life_goes_on(&machine, &neighbour).await;
     let (code, _, err) = machine.exec(&pod, &["touch", "/tmp/enough"]).await;
     assert_eq!(code, 0, "{err}");
-    eventually("it to be like anybody else", || yields(0)).await;
+    eventually("it to be in the normal class", || are_idle(0)).await;
     machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_asked_for_the_processors_has_them_beside_one_who_did_not() {
+async fn a_pod_gets_its_cpu_request_beside_a_cpu_bound_pod() {
     const WINDOW_SECONDS: u32 = 4;
     let machine = Machine::start().await;
     let hog = "import os\nfor _ in range(os.cpu_count()):\n    if os.fork() == 0: break\nwhile True: pass";
-    let processors = std::thread::available_parallelism().unwrap().get();
-    let most = format!("{}m", processors * 750);
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let most = format!("{}m", cpus * 750);
     let asked = json!({"requests": {"cpu": most}});
     machine.create("asked", hostile(hog, &asked)).await;
     machine.create("greedy", hostile(hog, &json!({}))).await;
     let (asked, greedy) = (machine.ready("asked").await, machine.ready("greedy").await);
     eventually("three quarters for the one who asked for them", || async {
         let (asked, greedy) = tokio::join!(
-            processors_used(&machine, &asked, WINDOW_SECONDS),
-            processors_used(&machine, &greedy, WINDOW_SECONDS)
+            cpus_used(&machine, &asked, WINDOW_SECONDS),
+            cpus_used(&machine, &greedy, WINDOW_SECONDS)
         );
-        // Equal shares would be a half.
+        // Equal time would be a half.
         (asked / (asked + greedy) > 0.65 && greedy > 0.0).then_some(())
     })
     .await;
@@ -570,12 +567,12 @@ async fn whoever_asked_for_the_processors_has_them_beside_one_who_did_not() {
 }
 
 #[test]
-fn a_flood_of_connections_ends_at_the_pods_share() {
+fn a_flood_of_connections_stops_at_the_pods_limit() {
     on_own_network(|| async {
         let _internet = Internet::beside_machine().await;
         let machine = Machine::start().await;
         let neighbour = neighbour(&machine).await;
-        // Datagrams to many ports make a connection each in the kernel's table.
+        // Each datagram to another port is a connection in the conntrack table.
         let flood = r"
 import socket, time
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -603,7 +600,7 @@ open('/tmp/done', 'w').close(); time.sleep(1000)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tree_too_deep_to_walk_goes_with_its_pod() {
+async fn a_very_deep_directory_tree_is_removed_with_its_pod() {
     let machine = Machine::start().await;
     let deep = r"
 import os, time
@@ -679,7 +676,7 @@ async fn probes_and_hooks_that_name_a_host_do_not_reach_the_machines_loopback() 
     for (name, spec, _) in &attacks {
         machine.create(name, spec.clone()).await;
     }
-    // The pod's own loopback is within its reach, and a probe of it passes.
+    // The pod reaches its own loopback, so a probe of it passes.
     let mut own = pod(
         json!({"readinessProbe": probe("httpGet", &json!({"host": "127.0.0.1", "port": 8000}))}),
     );

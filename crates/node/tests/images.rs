@@ -48,7 +48,7 @@ impl Registry {
         Self::start_in(&std::sync::Arc::new(tempfile::tempdir().unwrap()), "").await
     }
 
-    /// A registry of the same images that asks for a password.
+    /// A registry of the same images that requires a password.
     async fn with_password(&self) -> Self {
         let file = self.directory.path().join("htpasswd");
         std::fs::write(&file, HTPASSWD).unwrap();
@@ -60,12 +60,12 @@ impl Registry {
     }
 
     async fn start_in(directory: &std::sync::Arc<tempfile::TempDir>, auth: &str) -> Self {
-        // A port that was free a moment ago may be taken, so there is more than one attempt.
+        // A port that was free may be taken by now, so there is more than one attempt.
         for _ in 0..5 {
             let mut registry = Self::launch(std::sync::Arc::clone(directory), auth);
             let serves = eventually("the registry to serve, or to end", async || {
                 let connected = tokio::net::TcpStream::connect(&registry.address).await;
-                // Who listens there is this registry only if it still runs.
+                // If this registry has exited, another process listens there.
                 let has_ended = registry.process.try_wait().unwrap().is_some();
                 (has_ended || connected.is_ok()).then_some(!has_ended)
             })
@@ -250,7 +250,7 @@ async fn a_pod_runs_an_image_as_the_image_says() {
     assert!(lines[0].ends_with("/srv"), "{out}");
     assert_eq!(&lines[1..], ["/made/for/it", "new", "protected"]);
 
-    // The node says that it has the image, by tag and by digest.
+    // The node reports the image, by tag and by digest.
     let digest = format!("{}@{}", registry.name("a/system"), image.digest());
     let nodes = Api::<Node>::all(machine.client.clone());
     eventually("the image to be on the node", || async {
@@ -348,7 +348,7 @@ async fn pull_secrets_open_a_registry_and_nothing_else_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_that_cannot_be_had_are_refused_with_the_reason() {
+async fn images_that_cannot_be_pulled_are_refused_with_the_reason() {
     let registry = Registry::start().await;
     let machine = Machine::start().await;
     let evil = TestImage::new(
@@ -393,11 +393,11 @@ async fn images_that_cannot_be_had_are_refused_with_the_reason() {
             Some("Pending")
         );
     }
-    // Of the pull, and of the container.
+    // One event for the pull, and one for the container.
     for note in ["Failed to pull image", "Error: "] {
         machine.has_event("missing", "Failed", note).await;
     }
-    // The wait for the next attempt is told, and ends by itself when the image appears.
+    // The back-off is reported, and ends by itself when the image appears.
     let message = waits(&machine, "missing", "ImagePullBackOff").await;
     assert!(message.contains("Back-off pulling image"), "{message}");
     machine
@@ -444,7 +444,7 @@ async fn an_image_stays_while_a_pod_of_it_runs_also_over_a_restart_of_the_node()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_that_nobody_uses_go_before_any_pod_does() {
+async fn unused_images_are_removed_before_any_pod_is_evicted() {
     let disk = SmallDisk::new(c"nr_inodes=8000,size=400m");
     let machine = Machine::start_with(|config| {
         config.data_dir = disk.path().join("data");
@@ -463,7 +463,7 @@ async fn images_that_nobody_uses_go_before_any_pod_does() {
     let images = images::Images::open(images::Settings::new(directory)).unwrap();
     let name = images::Reference::parse(&registry.image(":v1")).unwrap();
     images.pull(&name, Vec::new()).await.unwrap();
-    // Takes all but a few of what is left.
+    // Uses all but 200 of the free inodes.
     let crowd = r"
 import os, time
 os.mkdir('/tmp/d')
@@ -484,7 +484,7 @@ open('/tmp/done', 'w').close(); time.sleep(1000)
         (code == 0).then_some(())
     })
     .await;
-    // Were it to be evicted it would have been with the image, or at the next look.
+    // An eviction would happen together with the removal of the image, or at the next check.
     let spec = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "host", "command": ["sleep", "0.5"]}]});
     machine.create("later", spec).await;
     machine.phase("later", "Succeeded").await;

@@ -1,5 +1,5 @@
-//! Tables of the kernel that all pods and the machine share: what one pod takes of them is bounded, and what it does to
-//! shared files and to its own agent stays its own affair. Each attack runs beside a pod that means no harm.
+//! Kernel limits that all pods and the machine share: one pod cannot exhaust them, and cannot affect others through shared files or
+//! through its own agent. Each attack runs beside a harmless pod.
 
 #![expect(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ async fn calm(machine: &Machine) -> Pod {
     machine.ready("calm").await
 }
 
-/// What a Python script prints in a pod.
+/// The output of a Python script in a pod.
 async fn python(machine: &Machine, pod: &Pod, code: &str) -> String {
     let code = format!("{PRELUDE}\n{code}");
     let (status, out, err) = machine.exec(pod, &["python3", "-c", &code]).await;
@@ -36,7 +36,7 @@ async fn python(machine: &Machine, pod: &Pod, code: &str) -> String {
     out.trim().to_owned()
 }
 
-/// Calls Linux directly and answers with the error's name, or "ok".
+/// Calls Linux directly and returns the error's name, or "ok".
 const PRELUDE: &str = r#"
 import ctypes, errno, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -78,7 +78,7 @@ def wait_for(name):
     while not os.path.exists(name): time.sleep(0.01)
 "#;
 
-/// Starts a pod that attacks, and answers with what it wrote to `/tmp/result`.
+/// Starts a hostile pod. Returns what it wrote to `/tmp/result`.
 async fn attack(machine: &Machine, name: &str, code: &str) -> (Pod, String) {
     machine
         .create(name, script(&format!("{PRELUDE}\n{code}")))
@@ -102,7 +102,7 @@ fn setting(name: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn inotify_instances_run_out_for_the_pod_that_takes_them_alone() {
+async fn inotify_instances_run_out_only_for_the_pod_that_takes_them() {
     let machine = Machine::start().await;
     let calm = calm(&machine).await;
     let take = "
@@ -132,10 +132,10 @@ time.sleep(1000)";
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pending_signals_run_out_for_the_pod_that_queues_them_alone() {
+async fn pending_signals_run_out_only_for_the_pod_that_queues_them() {
     let machine = Machine::start().await;
     let calm = calm(&machine).await;
-    // Each timer holds a place in the queue of signals, of which a user has so many.
+    // Each timer takes a pending signal, of which a user has a limited number (RLIMIT_SIGPENDING).
     let timers = "
 import resource
 resource.setrlimit(resource.RLIMIT_SIGPENDING, (resource.getrlimit(resource.RLIMIT_SIGPENDING)[1],) * 2)
@@ -161,7 +161,7 @@ time.sleep(1000)";
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn terminals_run_out_for_the_pod_that_opens_them_alone() {
+async fn terminals_run_out_only_for_the_pod_that_opens_them() {
     let machine = Machine::start().await;
     let calm = calm(&machine).await;
     let take = "taken, problem = take_all(lambda: os.open('/dev/ptmx', os.O_RDWR))\nput('/tmp/result', f'{len(taken)} {problem}')\ntime.sleep(1000)";
@@ -214,7 +214,7 @@ async fn all_pods_together_leave_the_machine_process_identifiers() {
         .expect("a number, not `max`");
     let all = setting("kernel/pid_max").min(setting("kernel/threads-max"));
     assert!(limit <= all / 4 * 3, "{limit} of {all}");
-    // What one pod may have is a small part of it, so that others are not starved either.
+    // The limit of one pod is a small part of it, so that it does not starve other pods.
     assert!(
         machine.config.default_process_limit * 16 <= limit,
         "{limit}"
@@ -277,7 +277,7 @@ print('done')
     machine.finish().await;
 }
 
-/// A line of what the kernel tells of a process, after its name.
+/// The value of a field in a file of `/proc/<pid>`.
 fn line_of(pid: i32, file: &str, name: &str) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -294,7 +294,7 @@ fn descriptors_of(pid: i32) -> u64 {
     line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Processor time that a process has used, in ticks.
+/// The CPU time of a process, in ticks.
 fn ticks(pid: i32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let (_, rest) = text.rsplit_once(')').unwrap();
@@ -328,7 +328,7 @@ async fn an_agent_without_descriptors_neither_spins_nor_misses_the_end_of_its_co
     };
     assert!(limit(0));
     let ticks_before = ticks(agent);
-    // It is asked for something that it has no descriptor for, and cannot even poll what it has.
+    // It gets a request for which it has no free descriptor, and cannot even poll.
     let asked = machine.exec(&pod, &["true"]);
     let asked = tokio::time::timeout(std::time::Duration::from_secs(2), asked).await;
     assert!(asked.is_err(), "there was no descriptor for a connection");
@@ -337,14 +337,14 @@ async fn an_agent_without_descriptors_neither_spins_nor_misses_the_end_of_its_co
     assert!(limit(before));
     let (code, ..) = machine.exec(&pod, &["touch", "/tmp/end"]).await;
     assert_eq!(code, 0, "exec works again");
-    // On a machine that stands still it may have ended by now, which is as good.
+    // On a very slow machine it may have ended by now, which is correct, too.
     limit(0);
     machine.phase("starved", "Succeeded").await;
     machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_watches_or_locks_the_programs_of_other_pods_and_of_the_machine() {
+async fn a_pod_cannot_watch_or_lock_programs_of_other_pods_or_the_machine() {
     let machine = Machine::start().await;
     let calm = calm(&machine).await;
     let spy = r"
@@ -411,7 +411,7 @@ put('/tmp/seen', seen)
 time.sleep(1000)
 ";
     let (pod, _) = attack(&machine, "listener", listen).await;
-    // The kernel delivers to every listener before the write is over.
+    // The kernel delivers to every listener before the write returns.
     std::fs::write("/sys/devices/system/cpu/cpu0/uevent", "change").unwrap();
     python(&machine, &pod, "open('/tmp/look', 'w').close()").await;
     let seen = eventually("the pod to look", || async {
@@ -424,13 +424,13 @@ time.sleep(1000)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mounts_of_a_container_tell_nothing_of_where_its_root_is_kept() {
+async fn mounts_of_a_container_do_not_show_the_host_path_of_its_root() {
     let machine = Machine::start().await;
     let calm = calm(&machine).await;
     let (_, mounts, _) = machine.exec(&calm, &["cat", "/proc/self/mountinfo"]).await;
     let data_dir = machine.config.data_dir.canonicalize().unwrap();
     let data_dir = data_dir.display().to_string();
-    // Files that the node puts into `/etc` and takes back are mounted from where they are; the kernel shows that.
+    // Files that the node mounts into `/etc` are bind mounts of its own files, whose paths the kernel shows.
     let known = [
         "/etc/hosts",
         "/etc/hostname",

@@ -1,8 +1,8 @@
-//! After pods have come and gone in every state, with the node killed in between, the machine is as it was.
+//! A leak test: after pods were created and deleted in every state, with the node killed in between, nothing is left on the machine.
 //!
-//! The node is a process of its own here, so that it can be killed as the kernel would kill it. This program is both: with `--node` it
-//! is the node, else it is the test. `--pods` says how many pods (a few by default; `cargo xtask test-leaks` asks for a thousand), `--seed`
-//! repeats a run.
+//! The node is a separate process here, so that it can be killed with SIGKILL. This program is both: with `--node` it is the node,
+//! otherwise the test. `--pods` is the number of pods (a few by default; `cargo xtask test-leaks` uses a thousand), `--seed` repeats a
+//! run.
 
 #![expect(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use support::internet::on_own_network;
 use testkit::eventually_within;
 use tokio_util::sync::CancellationToken;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -61,7 +61,7 @@ fn be_the_node(data_dir: &Path, kubeconfig: &Path) {
         let shutdown = CancellationToken::new();
         let node = Node::start(config, client, shutdown.clone()).await.unwrap();
         std::fs::write(data_dir.with_extension("up"), "").unwrap();
-        // Told to stop for good, it gives the machine back.
+        // Stopped permanently, it removes everything from the machine.
         let stop = data_dir.with_extension("stop");
         while !stop.exists() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -71,7 +71,7 @@ fn be_the_node(data_dir: &Path, kubeconfig: &Path) {
     });
 }
 
-/// A generator good enough to choose by, and the same for a seed.
+/// A seeded random number generator.
 struct Choices(u64);
 
 impl Choices {
@@ -84,7 +84,7 @@ impl Choices {
     }
 }
 
-/// What the machine has of the things that this node makes.
+/// What the machine has of this node.
 fn left_behind(data_dir: &Path) -> BTreeSet<String> {
     let names = |path: &Path| -> Vec<String> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
@@ -104,7 +104,7 @@ fn left_behind(data_dir: &Path) -> BTreeSet<String> {
             .filter(|link| link.starts_with("as"))
             .map(|link| format!("link {link}")),
     );
-    // Without the program there are no tables of a node's.
+    // Without the program there are no nftables tables.
     let rules = Command::new("nft")
         .args(["list", "tables"])
         .output()
@@ -119,12 +119,12 @@ fn left_behind(data_dir: &Path) -> BTreeSet<String> {
     for hierarchy in names(Path::new("/sys/fs/cgroup")) {
         let path = Path::new("/sys/fs/cgroup").join(hierarchy).join(&group);
         if path.exists() {
-            found.insert(format!("control group {}", path.display()));
+            found.insert(format!("cgroup {}", path.display()));
         }
     }
     for pid in names(Path::new("/proc")) {
         let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        // What has ended waits for its parent to notice, which is init where the node was killed.
+        // Zombies are ignored: after the node was killed, init reaps them.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let has_ended = stat.contains(") Z ");
         if groups.contains(&group) && !has_ended {
@@ -154,7 +154,7 @@ impl NodeProcess {
             .spawn()
             .unwrap();
         let node = Self { child };
-        eventually_within(PATIENCE, "the node to be up", || async {
+        eventually_within(TIMEOUT, "the node to be up", || async {
             up.exists().then_some(())
         })
         .await;
@@ -195,7 +195,7 @@ fn spec(number: u64, choices: &mut Choices) -> Value {
         "volumes": [{"name": "m", "emptyDir": {"medium": "Memory"}}, {"name": "d", "emptyDir": {}}]}})
 }
 
-/// A node that lives on holds no more descriptors after some pods than before them.
+/// A running node has no more open descriptors after some pods than before them.
 async fn descriptors_come_and_go(
     node: &NodeProcess,
     pods: &Api<Pod>,
@@ -206,35 +206,35 @@ async fn descriptors_come_and_go(
     /// Connections to the API come and go by themselves.
     const SLACK: usize = 4;
     let mut counts: Vec<usize> = Vec::new();
-    // The first round brings the node to where it would be after any number of pods.
+    // The first round warms the node up.
     for round in 0..2 {
         for number in 0..PODS {
             let pod = spec(1_000_000 + round * PODS + number, choices);
             let pod = serde_json::from_value(pod).unwrap();
             pods.create(&PostParams::default(), &pod).await.unwrap();
         }
-        eventually_within(PATIENCE, "pods to be on the machine", || async {
+        eventually_within(TIMEOUT, "pods to be on the machine", || async {
             (support::entries(below).len() as u64 == PODS).then_some(())
         })
         .await;
         for pod in pods.list(&ListParams::default()).await.unwrap() {
             let _ = pods.delete(&pod.name_any(), &DeleteParams::default()).await;
         }
-        eventually_within(PATIENCE, "pods to be gone again", || async {
+        eventually_within(TIMEOUT, "pods to be gone again", || async {
             let left = pods.list(&ListParams::default()).await.unwrap();
             (left.items.is_empty() && support::entries(below).is_empty()).then_some(())
         })
         .await;
         let slots = below.with_file_name("run").join("slots");
         let ready = Config::new("/").ready_namespaces;
-        eventually_within(PATIENCE, "places to be made ready again", || async {
+        eventually_within(TIMEOUT, "slots to be ready again", || async {
             let places = support::entries(&slots);
             let waiting = places.iter().filter(|place| place.join("ready-2").exists());
             (waiting.count() == ready && places.len() == ready).then_some(())
         })
         .await;
         let most = counts.last().map_or(usize::MAX, |before| before + SLACK);
-        let held = eventually_within(PATIENCE, "the node's descriptors to be closed", || async {
+        let held = eventually_within(TIMEOUT, "the node's descriptors to be closed", || async {
             let held = support::entries(&node.descriptors()).len();
             (held <= most).then_some(held)
         })
@@ -285,7 +285,7 @@ async fn pods_leave_nothing_behind_when_the_node_is_killed(total: u64, seed: u64
             pods.create(&PostParams::default(), &pod).await.unwrap();
             made += 1;
         }
-        // Somewhere between nothing started and everything running or over.
+        // At a random time between the start of the pods and their end.
         tokio::time::sleep(Duration::from_millis(choices.below(700))).await;
         let listed = pods.list(&ListParams::default()).await.unwrap();
         for pod in &listed {
@@ -299,7 +299,7 @@ async fn pods_leave_nothing_behind_when_the_node_is_killed(total: u64, seed: u64
         if choices.below(2) == 0 {
             tokio::time::sleep(Duration::from_millis(choices.below(300))).await;
             node.kill();
-            // Some go while nobody looks after them.
+            // Some are deleted while the node is down.
             for pod in pods
                 .list(&ListParams::default())
                 .await
@@ -316,13 +316,13 @@ async fn pods_leave_nothing_behind_when_the_node_is_killed(total: u64, seed: u64
     for pod in pods.list(&ListParams::default()).await.unwrap() {
         let _ = pods.delete(&pod.name_any(), &DeleteParams::default()).await;
     }
-    eventually_within(PATIENCE, "the pods to be gone from the API", || async {
+    eventually_within(TIMEOUT, "the pods to be gone from the API", || async {
         let left = pods.list(&ListParams::default()).await.unwrap();
         left.items.is_empty().then_some(())
     })
     .await;
     let below = data_dir.join("pods");
-    eventually_within(PATIENCE, "the pods to be gone from the machine", || async {
+    eventually_within(TIMEOUT, "the pods to be gone from the machine", || async {
         support::entries(&below).is_empty().then_some(())
     })
     .await;

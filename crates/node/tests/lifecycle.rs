@@ -1,4 +1,4 @@
-//! What is kept, told and given up between the beginning of a pod and its end, also when the node is not there all the time.
+//! The lifecycle of pods: their state, status and resources from creation to deletion, also over restarts of the node.
 
 #![expect(
     clippy::unwrap_used,
@@ -26,7 +26,7 @@ fn sh(script: &str) -> Value {
     json!({"exec": {"command": ["sh", "-c", script]}})
 }
 
-/// How many lines a file in the pod has.
+/// The number of lines of a file in the pod.
 async fn lines(machine: &Machine, pod: &Pod, file: &str) -> usize {
     let (_, out, _) = machine.exec(pod, &["cat", file]).await;
     out.lines().count()
@@ -45,16 +45,16 @@ fn waits_for(pod: &Pod, reason: &str) -> bool {
     waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some(reason))
 }
 
-/// Nothing is left of what the node made but what is on disk.
+/// Simulates a reboot: only the files on disk are left.
 async fn reboot(machine: &mut Machine) {
     machine.stop_node().await;
     let data_dir = machine.config.data_dir.canonicalize().unwrap();
-    // Whoever looks whether the node is there, as another test may do just now, is taken for it.
+    // Retried, because another test that checks whether the node is running holds its lock for a short time.
     eventually("the node to be taken for gone", || async {
         reclaim(&data_dir).await.ok()
     })
     .await;
-    // Another test may have taken its share of the machine meanwhile.
+    // Another test may have claimed its ranges meanwhile.
     let share = std::fs::read_to_string(data_dir.join("share")).unwrap();
     let taken = std::path::Path::new("/run/agent-sandbox/shares").join(share);
     eventually("its share to be free", || async {
@@ -65,7 +65,7 @@ async fn reboot(machine: &mut Machine) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_said_of_a_pod_that_has_ended_stands_when_the_node_starts_again() {
+async fn the_status_of_an_ended_pod_is_kept_over_a_restart_of_the_node() {
     let mut machine = Machine::start().await;
     let mut prepare = shell("true");
     prepare["name"] = json!("prepare");
@@ -81,7 +81,7 @@ async fn what_was_said_of_a_pod_that_has_ended_stands_when_the_node_starts_again
     .await;
     machine.stop_node().await;
     machine.start_node().await;
-    // The node has come to its pods when it runs another.
+    // When another pod runs, the node has processed the first.
     machine
         .create("next", json!({"containers": [shell("sleep 1000")]}))
         .await;
@@ -102,7 +102,7 @@ async fn what_was_said_of_a_pod_that_has_ended_stands_when_the_node_starts_again
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_reboot_a_pod_is_prepared_again_and_has_its_files() {
     let mut machine = Machine::start().await;
-    // Another pod has had a place of its own, which must not be given to the first.
+    // Another pod has a slot, which the first must not get.
     machine
         .create("other", json!({"containers": [shell("sleep 1000")]}))
         .await;
@@ -139,7 +139,7 @@ async fn after_a_reboot_a_pod_is_prepared_again_and_has_its_files() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_does_not_look_for_its_pods_in_another_range() {
+async fn a_node_refuses_another_address_range_while_pods_run() {
     let mut machine = Machine::start().await;
     machine
         .create("p", json!({"containers": [shell("sleep 1000")]}))
@@ -166,7 +166,7 @@ async fn a_node_does_not_look_for_its_pods_in_another_range() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_longer_so_is_no_longer_said() {
+async fn outdated_fields_of_a_status_are_removed() {
     let mut machine = Machine::start().await;
     let mut unready = shell("sleep 1000");
     unready["readinessProbe"] =
@@ -229,7 +229,7 @@ async fn a_restart_of_the_node_repeats_neither_hook_nor_startup_probe() {
         probe
     };
     let startup = "echo asked >> /tmp/startup; test $(wc -l < /tmp/startup) -ge 3";
-    // One that is cut off for taking too long would leave its line and be asked again.
+    // A hook or probe that timed out would leave its line and be repeated.
     let patient = json!({"periodSeconds": 1, "timeoutSeconds": 60, "failureThreshold": 30});
     hooked["startupProbe"] = probe(startup, patient.clone());
     let readiness = "test -e /tmp/startup && echo asked >> /tmp/readiness";
@@ -253,7 +253,7 @@ async fn a_restart_of_the_node_repeats_neither_hook_nor_startup_probe() {
     assert_eq!(lines(&machine, &pod, "/tmp/startup").await, 3);
     assert!(is_ready(&machine.pod("p").await));
 
-    // A container that never starts up is restarted, and is not asked whether it is ready before.
+    // A container whose startup probe fails is restarted, and its readiness probe does not run before.
     let mut stuck = shell("touch /tmp/startup; sleep 1000");
     stuck["startupProbe"] = probe("false", json!({"periodSeconds": 1, "failureThreshold": 1}));
     stuck["readinessProbe"] = probe("true", json!({}));
@@ -273,7 +273,7 @@ async fn a_restart_of_the_node_repeats_neither_hook_nor_startup_probe() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_deleted_while_it_pulls_does_not_wait_for_the_registry() {
     let machine = Machine::start().await;
-    // Takes connections, and never says a word.
+    // Accepts connections, and never responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let image = format!("{}/x:v1", silent.local_addr().unwrap());
     let spec = json!({"containers": [{"name": "c", "image": image}]});
@@ -281,7 +281,7 @@ async fn a_pod_that_is_deleted_while_it_pulls_does_not_wait_for_the_registry() {
     machine.has_event("p", "Pulling", &image).await;
     let began = std::time::Instant::now();
     let said = machine.last_words("p").await;
-    // The registry would be given 30 seconds to answer.
+    // The timeout of the registry is 30 seconds.
     assert!(
         began.elapsed() < Duration::from_secs(25),
         "{:?}",
@@ -321,7 +321,7 @@ async fn a_probe_that_takes_too_long_leaves_no_process() {
     })
     .await;
     let script = "for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $file 2>/dev/null; echo; done | grep -c '^sleep 76543'";
-    // One that is just being killed may still be there when the next is.
+    // A process that is just being killed may still exist beside the next one.
     eventually("no more than one of four tries to be left", || async {
         let (_, left, _) = machine.exec(&pod, &["sh", "-c", script]).await;
         let left: usize = left.trim().parse().unwrap();
@@ -332,15 +332,15 @@ async fn a_probe_that_takes_too_long_leaves_no_process() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_number_freed_by_a_node_that_died_before_it_said_so_is_not_taken_from_another_pod() {
+async fn a_slot_freed_before_a_crash_is_not_freed_again_after_another_pod_took_it() {
     let mut machine = Machine::start_with(|config| config.ready_namespaces = 0).await;
-    // It outlives the command that tells it to end, whose own end is still to be heard of.
-    let told =
+    // The container ends after the exec that makes it end, so that the exec's exit is reported.
+    let ends =
         shell("while ! test -s /tmp/end || test -e /proc/$(cat /tmp/end); do sleep 0.01; done");
     machine
         .create(
             "old",
-            json!({"restartPolicy": "Never", "containers": [told]}),
+            json!({"restartPolicy": "Never", "containers": [ends]}),
         )
         .await;
     let old = machine.ready("old").await;
@@ -361,7 +361,7 @@ async fn a_number_freed_by_a_node_that_died_before_it_said_so_is_not_taken_from_
     })
     .await;
     machine.stop_node().await;
-    // What a node leaves that is killed after it has freed the place, and before it has written that down.
+    // The state after a crash between freeing the slot and recording that.
     std::fs::write(&record, held).unwrap();
     machine.start_node().await;
     let mut serving = json!({"name": "c", "image": "host", "ports": [{"containerPort": 8888}]});
@@ -382,7 +382,7 @@ async fn a_number_freed_by_a_node_that_died_before_it_said_so_is_not_taken_from_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_was_stopped_holds_up_no_other_containers_log() {
+async fn a_stopped_agent_does_not_delay_the_log_rotation_of_other_containers() {
     let machine = Machine::start_with(|config| config.log_maximum_bytes = 64 << 10).await;
     let ticking = shell("while sleep 0.1; do echo tick; done");
     machine
@@ -421,7 +421,7 @@ async fn an_agent_that_was_stopped_holds_up_no_other_containers_log() {
         rotated.exists().then_some(())
     })
     .await;
-    // Nothing of the one that had been stopped is lost.
+    // No log line of the container with the stopped agent is lost.
     rustix::process::kill_process(agent, rustix::process::Signal::CONT).unwrap();
     eventually("its log to go on in a new file", || async {
         let log = std::fs::read_to_string(directory(&stopped).join("0.log")).ok()?;
@@ -433,7 +433,7 @@ async fn an_agent_that_was_stopped_holds_up_no_other_containers_log() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_container_that_crashes_or_cannot_start_is_counted_on_after_the_node_was_gone() {
+async fn restart_counts_and_back_off_continue_after_a_restart_of_the_node() {
     let mut machine = Machine::start().await;
     let absent = json!({"name": "c", "image": "host", "command": ["/no/such"]});
     let pods = [("crashes", shell("exit 3"), 3), ("absent", absent, 128)];
@@ -449,12 +449,12 @@ async fn a_container_that_crashes_or_cannot_start_is_counted_on_after_the_node_w
     }
     machine.stop_node().await;
     for (name, _, _) in &pods {
-        // What the next node says of them it knows from the disk.
-        let unsaid =
+        // The next run of the node must get the counts from its files.
+        let without_status =
             Patch::Merge(json!({"status": {"containerStatuses": null, "phase": "Pending"}}));
         machine
             .pods()
-            .patch_status(name, &PatchParams::default(), &unsaid)
+            .patch_status(name, &PatchParams::default(), &without_status)
             .await
             .unwrap();
     }
@@ -474,7 +474,7 @@ async fn a_container_that_crashes_or_cannot_start_is_counted_on_after_the_node_w
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_node_is_bound_no_other_pod_and_takes_none() {
+async fn no_pod_is_bound_to_or_accepted_by_a_full_node() {
     let machine = Machine::start_with(|config| config.maximum_pods = 2).await;
     let spec = json!({"terminationGracePeriodSeconds": 0, "containers": [shell("sleep 1000")]});
     for name in ["a", "b"] {
@@ -503,14 +503,14 @@ async fn a_full_node_is_bound_no_other_pod_and_takes_none() {
         message.ends_with("requested: 1, used: 2, capacity: 2"),
         "{message}"
     );
-    // One that has ended takes no place, one that goes makes room.
+    // A pod that has ended does not count, and a deleted one makes room.
     machine.delete("a").await;
     let pod = machine.ready("waits").await;
     assert_eq!(condition(&pod, "PodScheduled").unwrap().status, "True");
     machine.finish().await;
 }
 
-/// The least of HTTP/2 that answers a health check of gRPC, and that it serves.
+/// A minimal HTTP/2 server that responds to the gRPC health check with SERVING.
 const HEALTHY: &str = "
 import socket, struct
 def frame(kind, flags, stream, body):
@@ -545,7 +545,7 @@ async fn ports_health_services_and_other_hosts_are_probed() {
         ("tcp-silent", json!({"tcpSocket": {"port": 9001}}), false),
         ("grpc", json!({"grpc": {"port": 9000}}), true),
         ("grpc-silent", json!({"grpc": {"port": 9001}}), false),
-        // A host is looked for in the pod's network: `localhost` is the pod, not the machine.
+        // A host is contacted from the pod's network: `localhost` is the pod, not the machine.
         (
             "named",
             json!({"tcpSocket": {"host": "localhost", "port": 9000}}),
@@ -583,7 +583,7 @@ async fn ports_health_services_and_other_hosts_are_probed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_resolvers_and_capabilities_are_as_the_pod_asks() {
+async fn host_names_resolvers_and_capabilities_follow_the_pod_spec() {
     let machine = Machine::start().await;
     let with_capability = |name: &str, add: Value| {
         json!({"name": name, "image": "host", "command": ["sleep", "1000"],
@@ -616,7 +616,7 @@ async fn names_resolvers_and_capabilities_are_as_the_pod_asks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_container_that_is_added_reads_objects_and_is_warned_as_any_other() {
+async fn an_ephemeral_container_uses_objects_and_gets_warnings_like_any_other() {
     let machine = Machine::start().await;
     let map = json!({"metadata": {"name": "m"}, "data": {"k": "from-the-map"}});
     machine.create_object::<ConfigMap>(map).await;
@@ -640,7 +640,7 @@ async fn a_container_that_is_added_reads_objects_and_is_warned_as_any_other() {
         statuses.first()?.state.clone()?.terminated?.message
     };
     machine
-        .pod_with("p", "told what the map says", |pod| {
+        .pod_with("p", "has the config map's value", |pod| {
             message(pod).as_deref() == Some("from-the-map")
         })
         .await;
@@ -659,7 +659,7 @@ async fn a_container_that_is_added_reads_objects_and_is_warned_as_any_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_says_what_it_is_and_that_it_is_there() {
+async fn a_node_reports_its_properties_and_renews_its_lease() {
     use k8s_openapi::api::coordination::v1::Lease;
     use k8s_openapi::api::core::v1::Node;
     let machine = Machine::start_with(|config| config.maximum_pods = 42).await;
@@ -674,8 +674,8 @@ async fn a_node_says_what_it_is_and_that_it_is_there() {
     assert!(node.labels().contains_key("kubernetes.io/arch"));
     let status = node.status.unwrap();
     let capacity = status.capacity.unwrap();
-    let processors = std::thread::available_parallelism().unwrap();
-    assert_eq!(capacity["cpu"].0, processors.to_string());
+    let cpus = std::thread::available_parallelism().unwrap();
+    assert_eq!(capacity["cpu"].0, cpus.to_string());
     assert_eq!(capacity["pods"].0, "42");
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
     let total = memory.split_whitespace().nth(1).unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! Processes never outlive their pod, whatever numbers the pod holds and whatever goes wrong in the node.
+//! No process outlives its pod, whatever values the pod has and whatever fails in the node.
 
 #![expect(
     clippy::unwrap_used,
@@ -37,7 +37,7 @@ fn directory(machine: &Machine, pod: &Pod) -> PathBuf {
         .join(pod.uid().unwrap())
 }
 
-/// Nothing runs of a pod, and nothing is left of it on disk.
+/// Waits until a pod has no processes and no files.
 async fn is_no_more(machine: &Machine, pod: &Pod, process: &Path) {
     let directory = directory(machine, pod);
     eventually("the pod's processes and files to go", || async {
@@ -55,7 +55,7 @@ async fn delete(machine: &Machine, name: &str, grace: Option<u32>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grace_period_beyond_all_time_leaves_no_ghost_after_a_forced_deletion() {
+async fn a_huge_grace_period_leaves_no_process_after_a_forced_deletion() {
     let machine = Machine::start().await;
     let spec = json!({"terminationGracePeriodSeconds": i64::MAX, "containers": [stubborn()]});
     machine.create("ghost", spec).await;
@@ -85,7 +85,7 @@ async fn a_worker_that_panics_is_started_again_and_finds_its_containers() {
     label(&machine, "p", "one").await;
     machine.has_event("p", "PodWorkerPanicked", "goes on").await;
     assert!(process.exists(), "nothing of it was ended");
-    // The next worker runs commands in it, follows the pod, and ends it in the end.
+    // The next worker runs commands in it, follows the pod, and ends it.
     let (code, out, _) = machine.exec(&pod, &["echo", "alive"]).await;
     assert_eq!((code, out.as_str()), (0, "alive\n"));
     machine.delete("p").await;
@@ -94,7 +94,7 @@ async fn a_worker_that_panics_is_started_again_and_finds_its_containers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_panics_while_its_pod_is_force_deleted_leaves_no_ghost() {
+async fn a_worker_that_panics_during_a_forced_deletion_leaves_no_process() {
     let machine = Machine::start().await;
     machine
         .create("p", json!({"containers": [stubborn()]}))
@@ -119,7 +119,7 @@ async fn a_sweep_ends_processes_and_removes_files_of_no_pod() {
         .create("p", json!({"containers": [stubborn()]}))
         .await;
     let pod = machine.ready("p").await;
-    // As left by a node that lost sight of a pod: a directory, and a cgroup with a process, of no pod that the API knows.
+    // An orphan: a directory, and a cgroup with a process, of a pod that the API does not have.
     let uid = "9a0c9f3e-0000-4000-8000-00000000dead";
     let stray = machine.config.data_dir.join("pods").join(uid);
     std::fs::create_dir_all(stray.join("volumes/v")).unwrap();
@@ -160,13 +160,13 @@ async fn label(machine: &Machine, name: &str, value: &str) {
         .unwrap();
 }
 
-/// What a crash of the machine may leave of a file that was just written.
+/// Simulates a crash of the machine, which may leave a recently written file empty.
 fn empty(path: &Path) {
     std::fs::write(path, "").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_a_crash_left_empty_costs_no_files() {
+async fn an_empty_record_after_a_crash_loses_no_files_of_the_pod() {
     let mut machine = Machine::start().await;
     let mut container = stubborn();
     container["volumeMounts"] = json!([{"name": "disk", "mountPath": "/disk"}]);

@@ -160,7 +160,7 @@ async fn a_crashing_container_is_restarted_and_then_backs_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_start_says_why() {
+async fn a_pod_that_cannot_start_reports_the_reason() {
     let machine = Machine::start().await;
     let reason = |pod: &k8s_openapi::api::core::v1::Pod| {
         let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
@@ -298,7 +298,7 @@ async fn init_containers_volumes_and_security_contexts_work_together() {
 async fn a_failing_liveness_probe_restarts_the_container() {
     let machine = Machine::start().await;
     let mut container = shell("sleep 1000");
-    // It fails when it is told to, and neither before the command has begun nor because the machine is busy.
+    // The probe fails on request, and neither before the command has started nor because the machine is busy.
     container["livenessProbe"] = json!({"exec": {"command": ["test", "!", "-e", "/tmp/ill"]},
         "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 60});
     machine
@@ -325,7 +325,7 @@ async fn a_failing_liveness_probe_restarts_the_container() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
     let machine = Machine::start().await;
-    // Before it has said what it does with the signal, it would do something else.
+    // Before the handler is installed, the signal would have its default action.
     let trapped = json!({"exec": {"command": ["test", "-e", "/tmp/trapped"]}});
     let mut polite = shell(
         "trap 'cat /tmp/hook > /dev/termination-log; exit 7' TERM; touch /tmp/trapped; while :; do sleep 0.01; done",
@@ -359,7 +359,7 @@ async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
     assert_eq!(
         end(&said),
         ("Failed".to_owned(), 7, Some("ran\n".to_owned())),
-        "the hook ran before the signal, and the end is told before the pod goes"
+        "the hook ran before the signal, and the termination is reported before the pod is deleted"
     );
     assert_eq!(
         said[0].phase.as_deref(),
@@ -377,7 +377,7 @@ async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn too_much_memory_is_told_as_such() {
+async fn a_container_that_exceeds_its_memory_limit_is_reported_as_oom_killed() {
     let machine = Machine::start().await;
     let mut container = shell("exec python3 -c \"x = bytearray(200 << 20)\"");
     container["resources"] = json!({"limits": {"memory": "40Mi"}});
@@ -410,7 +410,7 @@ async fn pods_survive_a_restart_of_the_node_and_those_gone_meanwhile_are_removed
     let before = machine.ready("stays").await;
     machine.ready("goes").await;
     let ends = machine.ready("ends").await;
-    // When it was started; what the file system says of a process is of when somebody first looked.
+    // The start time from `/proc/<pid>/stat`: the times of the directory are those of its first access.
     let start = ["cut", "-d ", "-f22", "/proc/2/stat"];
     let (_, started, _) = machine.exec(&before, &start).await;
     let (code, _, _) = machine
@@ -481,7 +481,7 @@ async fn a_pod_that_was_being_prepared_when_the_node_died_starts_after_all() {
     machine.create("p", spec).await;
     let pod = machine.ready("p").await;
     machine.stop_node().await;
-    // The node had written down which pod this is, and nothing more of it was on disk yet.
+    // The node had recorded the pod, but nothing else of it was on disk yet.
     let directory = machine.config.data_dir.join("pods");
     let directory = directory.join(pod.uid().unwrap());
     let started = directory.join("containers/c/0/state.json");
@@ -553,7 +553,7 @@ async fn a_terminal_knows_its_size_and_an_attached_client_talks_to_the_command()
     };
     let window = |rows: u16, columns: u16| shim_protocol::WindowSize { rows, columns };
     let request = shim_protocol::ExecRequest {
-        // Says its size at the start and whenever it changes.
+        // Prints its size at the start and after every change.
         arguments: [
             "sh",
             "-c",
@@ -591,14 +591,14 @@ async fn a_terminal_knows_its_size_and_an_attached_client_talks_to_the_command()
             other => panic!("unexpected {other:?}"),
         }
     }
-    // Its input ends with the client, since it is for one client only.
+    // Its input ends with the client (`stdinOnce`).
     session.input.close().await.unwrap();
     machine.phase("p", "Succeeded").await;
     machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_probe_speaks_https_to_a_certificate_that_nobody_vouches_for() {
+async fn an_https_probe_accepts_an_untrusted_certificate() {
     let machine = Machine::start().await;
     let certified = rcgen::generate_simple_self_signed(["pod.example".to_owned()]).unwrap();
     let (certificate, key) = (certified.cert.pem(), certified.signing_key.serialize_pem());
@@ -616,13 +616,13 @@ async fn a_probe_speaks_https_to_a_certificate_that_nobody_vouches_for() {
     machine.ready("secured").await;
     assert!(
         !is_ready(&machine.pod("plain").await),
-        "an answer without TLS is none here"
+        "a plaintext response does not count"
     );
     machine.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_cannot_be_read_keeps_no_other_from_running() {
+async fn an_undecodable_pod_does_not_prevent_others_from_running() {
     let seen = |client| rewriting(client, seventy_seven_is_too_large);
     let machine = Machine::start_seen_by(seen, |_| {}).await;
     let with_port =
@@ -640,7 +640,7 @@ async fn a_pod_that_cannot_be_read_keeps_no_other_from_running() {
     machine.ready("good").await;
     let field = "spec.containers[0].ports[0].containerPort";
     machine
-        .pod_with("unbound", "told why it is not bound", |pod| {
+        .pod_with("unbound", "reports why it is not bound", |pod| {
             let status = pod.status.as_ref();
             let mut conditions = status
                 .into_iter()
@@ -655,7 +655,7 @@ async fn a_pod_that_cannot_be_read_keeps_no_other_from_running() {
         })
         .await;
     machine
-        .pod_with("bound", "told why it does not run", |pod| {
+        .pod_with("bound", "reports why it does not run", |pod| {
             pod.status.as_ref().is_some_and(|status| {
                 status.reason.as_deref() == Some("InvalidConfiguration")
                     && status
@@ -665,7 +665,7 @@ async fn a_pod_that_cannot_be_read_keeps_no_other_from_running() {
             })
         })
         .await;
-    // Nothing of it runs, so it can go.
+    // It has no processes, so it can be deleted.
     machine.delete("bound").await;
     machine.delete("unbound").await;
     machine.finish().await;

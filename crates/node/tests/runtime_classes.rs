@@ -1,4 +1,4 @@
-//! Runtime classes: pods of other runtimes live as those of the node's own do, and a class that cannot be had is said.
+//! Runtime classes: pods of other runtimes behave like those of the native runtime, and an unavailable class is reported.
 //! Built only with the feature `package-tests`.
 
 #![expect(
@@ -43,7 +43,7 @@ async fn class(machine: &Machine, name: &str, handler: &str) {
         .unwrap();
 }
 
-/// What the node says of a handler, once it has tried it.
+/// The node's report about a handler, after its trial.
 async fn finding(machine: &Machine, handler: &str) -> Value {
     let nodes = Api::<Node>::all(machine.client.clone());
     eventually("the handlers to be reported", || async {
@@ -125,7 +125,7 @@ async fn lives_like_any_other(driver: Driver) {
     let state = terminated(&ended);
     assert_eq!(state.exit_code, 128);
     if driver == Driver::Runc {
-        // The other finds out only when the container is there already.
+        // gVisor detects the error only after the container was created.
         assert_eq!(state.reason.as_deref(), Some("StartError"));
         assert!(
             state.message.clone().unwrap().contains("/no/such"),
@@ -133,7 +133,7 @@ async fn lives_like_any_other(driver: Driver) {
         );
     }
 
-    // One that does not listen is killed, with everything of it.
+    // A container that ignores the signal is killed, with all its processes.
     let deaf = "trap '' TERM; while true; do sleep 0.1; done";
     machine.create("deaf", pod("other", deaf)).await;
     machine.ready("deaf").await;
@@ -213,7 +213,7 @@ async fn a_pod_of_gvisor_serves_and_survives_the_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_tier_is_confined_by_what_it_promises() {
+async fn each_runtime_confines_its_containers_as_documented() {
     let machine = Machine::start_with(|config| config.runtime_drivers = Driver::ALL.to_vec()).await;
     class(&machine, "runc", "runc").await;
     class(&machine, "gvisor", "runsc").await;
@@ -222,7 +222,7 @@ async fn each_tier_is_confined_by_what_it_promises() {
         machine.create(tier, pod(tier, "exec sleep 1000")).await;
     }
     let runc = machine.ready("runc").await;
-    // Seccomp filters it, its capabilities are the usual ones, and root in it is nobody outside.
+    // It has a seccomp filter and the default capabilities, and its root is an unprivileged user on the host.
     let script = "grep -E '^(Cap...|Seccomp|NoNewPrivs):' /proc/self/status | tr '\\t' ' '; unshare -U true 2> /dev/null || echo no-unshare; \
         test $(awk '{print $2}' /proc/self/uid_map) -gt 65535 && echo mapped; ls /proc/1/root > /dev/null && cat /proc/1/comm";
     let (_, out, err) = machine.exec(&runc, &["sh", "-c", script]).await;
@@ -252,7 +252,7 @@ async fn each_tier_is_confined_by_what_it_promises() {
         assert_eq!(out, expected, "{name}: {err}");
         machine.delete(name).await;
     }
-    // The machine's tables and time slices are as far out of reach as in the default tier.
+    // It cannot change kernel limits and time slices either, as with the native runtime.
     let script = r"
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -279,7 +279,7 @@ print('upperdir=/proc/self/fd/' in open('/proc/self/mountinfo').read())
         let (_, out, err) = machine.exec(pod, &["sh", "-c", script]).await;
         assert_eq!(out, "1000:1000\n", "{err}");
     }
-    // The kernel it talks to is not this machine's.
+    // It sees gVisor's kernel, not this machine's.
     let (_, out, err) = machine.exec(&gvisor, &["uname", "-r"]).await;
     let own = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     assert!(!out.is_empty() && out != own, "{out}{err}");
@@ -302,7 +302,7 @@ fn condition(pod: &Pod, kind: &str) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_class_that_cannot_be_had_is_a_condition_and_an_event_of_the_pod() {
+async fn an_unavailable_runtime_class_is_reported_in_a_condition_and_an_event() {
     let machine = Machine::start().await;
     class(&machine, "strange", "kata").await;
     class(&machine, "absent", "runsc").await;
@@ -314,7 +314,7 @@ async fn a_class_that_cannot_be_had_is_a_condition_and_an_event_of_the_pod() {
         ),
         (
             "absent",
-            "needs runsc, which does not work on this node: the node was told not to look",
+            "needs runsc, which does not work on this node: the node is configured not to look",
         ),
     ] {
         machine.create(name, pod(name, "true")).await;

@@ -1,4 +1,4 @@
-//! Containers that see each other's processes: those of a pod that shares them, and those that are added to look into another.
+//! Shared PID namespaces: containers of a pod with `shareProcessNamespace`, and ephemeral containers with a target.
 
 #![expect(
     clippy::unwrap_used,
@@ -42,7 +42,7 @@ fn ephemeral(pod: &Pod, name: &str) -> Option<ContainerStatus> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn containers_of_a_pod_that_shares_processes_see_each_other_and_end_alone() {
+async fn containers_with_a_shared_pid_namespace_see_each_other_and_end_separately() {
     let mut machine = Machine::start().await;
     let second = "sleep 987654 & if [ -e /tmp/again ]; then sleep 1000; fi; wait";
     machine
@@ -58,20 +58,20 @@ async fn containers_of_a_pod_that_shares_processes_see_each_other_and_end_alone(
     assert!(seen.contains("sleep 987654"), "{seen}");
     assert!(
         seen.lines().any(|line| line.starts_with("1 sandbox-init")),
-        "the first process is nobody's: {seen}"
+        "PID 1 belongs to no container: {seen}"
     );
     let of_second = run(&machine, &pod, "second", "readlink /proc/self/ns/pid").await;
     assert_eq!(
         run(&machine, &pod, "c", "readlink /proc/self/ns/pid").await,
         of_second
     );
-    // Neither by its files nor by its privileges is the first process of any use.
+    // PID 1 has neither files nor privileges that a container could use.
     for forbidden in ["ls /proc/1/root/", "kill -9 1 && test ! -e /proc/1"] {
         let (code, ..) = machine.exec_in(&pod, "c", &["sh", "-c", forbidden]).await;
         assert_ne!(code, 0, "{forbidden}");
     }
 
-    // Whoever ends takes its own with it, and nobody else.
+    // A container that ends takes its own processes with it, and no others.
     let kill = "kill -9 $(grep -al '^sh.-c.sleep 987654' /proc/[0-9]*/cmdline | cut -d/ -f3)";
     run(&machine, &pod, "c", kill).await;
     let restarted = |pod: &Pod| {
@@ -101,7 +101,10 @@ async fn containers_of_a_pod_that_shares_processes_see_each_other_and_end_alone(
     machine.stop_node().await;
     machine.start_node().await;
     let pod = machine.ready("p").await;
-    assert!(restarted(&pod), "a restart of the node disturbs nobody");
+    assert!(
+        restarted(&pod),
+        "a restart of the node does not restart containers"
+    );
     machine.delete("p").await;
     machine.finish().await;
 }
@@ -135,7 +138,7 @@ async fn an_ephemeral_container_joins_a_running_pod_and_looks_into_its_target() 
         run(&machine, &pod, "c", address).await,
         "both have the pod's network and names"
     );
-    // Without a target it has processes of its own.
+    // Without a target it has its own PID namespace.
     add(&machine, "p", shell("alone", "exit 3")).await;
     let ended = |pod: &Pod| {
         let state = ephemeral(pod, "alone")?.state?.terminated?;

@@ -1,4 +1,4 @@
-//! What a node does for pods while they run, and what can be given back when it is gone.
+//! Upkeep: renewal of tokens, warnings about unsupported fields, and removing what a stopped node has left on the machine.
 
 #![expect(
     clippy::unwrap_used,
@@ -61,7 +61,7 @@ async fn a_token_is_renewed_before_it_ends_also_after_a_restart_of_the_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_pod_asks_for_in_vain_is_an_event() {
+async fn unsupported_fields_of_a_pod_are_reported_as_an_event() {
     let machine = Machine::start().await;
     let container = json!({"name": "c", "image": "host", "command": ["sh", "-c", "echo one; echo the last; exit 1"],
         "terminationMessagePolicy": "FallbackToLogsOnError", "ports": [{"containerPort": 1, "hostPort": 1}]});
@@ -74,9 +74,9 @@ async fn what_a_pod_asks_for_in_vain_is_an_event() {
     let events = Api::<Event>::namespaced(machine.client.clone(), "t");
     for wanted in ["hostUsers", "hostPort", "nodeSelector"] {
         eventually(wanted, || async {
-            let told = events.list(&ListParams::default()).await.unwrap();
-            let mut told = told.items.into_iter();
-            told.find(|event| {
+            let events = events.list(&ListParams::default()).await.unwrap();
+            let mut events = events.items.into_iter();
+            events.find(|event| {
                 let note = event.message.as_deref().unwrap_or_default();
                 event.reason.as_deref() == Some("Unsupported")
                     && event.type_.as_deref() == Some("Warning")
@@ -89,7 +89,7 @@ async fn what_a_pod_asks_for_in_vain_is_an_event() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everything_of_a_node_that_is_gone_can_be_given_back_and_its_pods_start_over() {
+async fn reclaiming_a_stopped_node_removes_everything_and_its_pods_start_over() {
     let mut machine = Machine::start().await;
     let spec = json!({"terminationGracePeriodSeconds": 1, "shareProcessNamespace": true, "containers": [
             {"name": "c", "image": "host", "command": ["sh", "-c", "sleep 1000 & sleep 1000"], "volumeMounts": [{"name": "m", "mountPath": "/m"}]},
@@ -104,12 +104,14 @@ async fn everything_of_a_node_that_is_gone_can_be_given_back_and_its_pods_start_
     machine.stop_node().await;
     let left = support::of_machine(&data_dir);
     assert!(!left.is_empty(), "pods survive their node");
-    // Whoever is started by another test just now holds the node's files for a moment, and is taken for it.
+    // Retried: a child that another test is just starting holds a copy of the node's lock until its exec.
     let reclaimed = eventually("the node to be taken for gone", || async {
         reclaim(&data_dir).await.ok()
     })
     .await;
-    assert!(reclaimed.ranges && reclaimed.groups > 0 && reclaimed.links > 0 && reclaimed.mounts > 0);
+    assert!(
+        reclaimed.ranges && reclaimed.groups > 0 && reclaimed.links > 0 && reclaimed.mounts > 0
+    );
     assert_eq!(support::of_machine(&data_dir), Vec::<String>::new());
     assert!(reclaim(&data_dir).await.unwrap().is_nothing());
 
@@ -125,7 +127,7 @@ async fn everything_of_a_node_that_is_gone_can_be_given_back_and_its_pods_start_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_node_left_goes_with_its_data_directory() {
+async fn leftovers_of_a_node_without_a_data_directory_are_removed_by_the_next_node() {
     let mut gone = Machine::start().await;
     gone.create(
         "p",
@@ -137,7 +139,7 @@ async fn what_a_node_left_goes_with_its_data_directory() {
     gone.stop_node().await;
     assert!(!support::of_machine(&data_dir).is_empty());
     gone.remove_directory();
-    // Whoever comes next takes over a share of which nothing is left. If another test is next, it may still be at it.
+    // The next node removes the leftovers before it claims ranges. If it belongs to another test, it may still be doing so.
     let next = Machine::start().await;
     eventually("what the node left to be gone", || async {
         support::of_machine(&data_dir).is_empty().then_some(())

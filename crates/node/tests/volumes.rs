@@ -1,4 +1,4 @@
-//! Volumes, as pods and those who share a machine see them: whose data is shown to whom, and what becomes of it.
+//! Volumes, as users see them: which pod gets which data, and when it is deleted.
 
 #![expect(
     clippy::unwrap_used,
@@ -122,7 +122,7 @@ fn of_claim(name: &str) -> Value {
     json!({"persistentVolumeClaim": {"claimName": name}})
 }
 
-/// Why a pod's container does not start.
+/// The reason why a pod's container does not start.
 fn waits(pod: &Pod) -> String {
     let message = || {
         let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
@@ -223,7 +223,7 @@ async fn a_pod_starts_once_the_objects_it_lacks_are_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_gets_or_deletes_a_volume_by_naming_it() {
+async fn a_claim_cannot_take_or_delete_another_claims_volume_by_naming_it() {
     let volumes = Volumes::start().await;
     let machine = &volumes.machine;
     let thief = json!({"metadata": {"name": "thief"}});
@@ -252,7 +252,7 @@ async fn nobody_gets_or_deletes_a_volume_by_naming_it() {
         let phase = claim.status.as_ref().unwrap().phase.as_deref();
         assert_eq!(phase, Some("Pending"), "{namespace}");
 
-        // Even a claim that is said to be bound shows nothing.
+        // Even a claim whose status says that it is bound gives no access.
         let lie = json!({"status": {"phase": "Bound"}});
         claims
             .patch_status("loot", &PatchParams::default(), &Patch::Merge(lie))
@@ -277,7 +277,7 @@ async fn nobody_gets_or_deletes_a_volume_by_naming_it() {
             .await
             .unwrap();
     }
-    // The claims that are gone by now would have been reclaimed before one that goes after them.
+    // Claims are reclaimed in the order of their deletion, so those before the last one have been reclaimed as well.
     volumes.claim("t", "last", json!({})).await;
     let last = volumes.directory(&volumes.bound("t", "last").await);
     let now = DeleteParams::default();
@@ -293,7 +293,7 @@ async fn nobody_gets_or_deletes_a_volume_by_naming_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_to_be_retained_is_released_and_goes_to_whom_it_is_given_next() {
+async fn a_retained_volume_is_released_and_can_be_given_to_another_claim() {
     let volumes = Volumes::start().await;
     let class = json!({"metadata": {"name": "kept"}, "provisioner": "agents.x-k8s.io/directory", "reclaimPolicy": "Retain"});
     Api::<StorageClass>::all(volumes.machine.client.clone())
@@ -318,7 +318,7 @@ async fn what_is_to_be_retained_is_released_and_goes_to_whom_it_is_given_next() 
     let file = volumes.directory(&name).join("file");
     assert_eq!(std::fs::read(&file).unwrap(), b"kept\n");
 
-    // It is nobody's until somebody who may write volumes says whose it is.
+    // It stays released until a user who may write volumes assigns it to a claim.
     volumes
         .claim(
             "t",
@@ -352,7 +352,7 @@ async fn what_is_to_be_retained_is_released_and_goes_to_whom_it_is_given_next() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_volume_of_somebody_elses_is_refused_and_not_shown_empty() {
+async fn a_volume_with_an_unsupported_source_is_refused_and_not_mounted_empty() {
     let volumes = Volumes::start().await;
     let machine = &volumes.machine;
     for (name, source, kind) in [
@@ -384,7 +384,7 @@ async fn a_volume_of_somebody_elses_is_refused_and_not_shown_empty() {
             )
             .await
             .unwrap();
-        // Nobody has it, so the claim may.
+        // The volume is unbound, so the claim is bound to it.
         volumes.claim("t", name, json!({"volumeName": name})).await;
         assert_eq!(volumes.bound("t", name).await, name);
         machine.create(name, pod("true", of_claim(name))).await;
@@ -397,7 +397,7 @@ async fn a_volume_of_somebody_elses_is_refused_and_not_shown_empty() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sub_path_that_is_made_is_as_usable_as_its_volume() {
+async fn a_created_sub_path_is_as_writable_as_its_volume() {
     let volumes = Volumes::start().await;
     let machine = &volumes.machine;
     volumes.claim("t", "data", json!({})).await;
@@ -490,7 +490,7 @@ async fn no_sub_path_leads_out_of_its_volume() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_in_memory_may_grow_as_far_as_objects_do() {
+async fn secret_volumes_have_room_for_objects_of_the_maximum_size() {
     let refresh = Duration::from_millis(50);
     let machine = Machine::start_with(|config| config.volume_refresh = refresh).await;
     let secrets = Api::<Secret>::namespaced(machine.client.clone(), "t");
@@ -522,7 +522,7 @@ async fn objects_in_memory_may_grow_as_far_as_objects_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_and_annotations_in_a_volume_follow_the_pod() {
+async fn downward_api_volumes_follow_the_pods_labels_and_annotations() {
     let refresh = Duration::from_millis(50);
     let mut machine = Machine::start_with(|config| config.volume_refresh = refresh).await;
     let items = json!([{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
@@ -555,7 +555,7 @@ async fn labels_and_annotations_in_a_volume_follow_the_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn paths_of_the_machine_are_shown_only_where_that_is_allowed() {
+async fn host_paths_are_mounted_only_where_they_are_allowed() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("file"), "of the machine\n").unwrap();
     let shown = directory.path().display().to_string();
@@ -600,7 +600,7 @@ async fn paths_of_the_machine_are_shown_only_where_that_is_allowed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn memory_volumes_end_at_their_limit_or_at_that_of_their_pod() {
+async fn memory_volumes_are_limited_by_their_own_or_their_pods_limit() {
     let machine = Machine::start().await;
     let size = "df -k --output=size /data | tail -1";
     for (name, empty, expected_kib) in [
@@ -633,7 +633,7 @@ async fn memory_volumes_end_at_their_limit_or_at_that_of_their_pod() {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_in_memory_count_for_their_pod_also_after_the_container_that_wrote_them() {
     let machine = Machine::start().await;
-    // Each stays within its own limit and within that of its volume; all together are more than the pod may have.
+    // Each stays within its own limit and that of its volume, but all together exceed the pod's limit.
     let volumes = [0, 1, 2]
         .map(|index| json!({"name": format!("v{index}"), "emptyDir": {"medium": "Memory"}}));
     let container = |name: &str, index: usize| {
@@ -659,7 +659,7 @@ async fn files_in_memory_count_for_their_pod_also_after_the_container_that_wrote
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_lets_a_claim_grow_past_its_capacity_is_evicted_and_the_data_stays() {
+async fn a_pod_whose_claim_grows_past_its_capacity_is_evicted_and_the_data_stays() {
     // However full the disk of the machine is.
     let disk = SmallDisk::new(c"size=400m");
     let volumes = Volumes::start_with(|config| {
@@ -680,7 +680,7 @@ async fn whoever_lets_a_claim_grow_past_its_capacity_is_evicted_and_the_data_sta
     let message = "Usage of PersistentVolumeClaim \"data\" exceeds its capacity \"1Mi\". ";
     assert_eq!(evicted.message.as_deref(), Some(message));
     assert!(std::fs::metadata(&file).unwrap().len() > 1 << 20);
-    // Who comes next finds it full, and may clear it up.
+    // The next pod finds the claim full, and may free space.
     machine
         .create("cleaner", pod("sleep 0.5; rm /data/file", of_claim("data")))
         .await;

@@ -1,11 +1,11 @@
-//! Blocks of addresses, as `10.0.0.0/8`: reading them, and taking some out of others. Pure.
+//! CIDR blocks such as `10.0.0.0/8`: parsing, and subtracting blocks from others. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// A block of addresses that share their first `length` bits; the other bits of `address` are zero.
+/// A block of addresses with the same first `length` bits. The other bits of `address` are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressBlock {
     address: IpAddr,
@@ -16,7 +16,7 @@ pub struct AddressBlock {
 #[error("{0:?} is not a block of addresses such as 10.0.0.0/8 or fd00::/8")]
 pub struct ParseBlockError(String);
 
-/// The bits of an address, and how many its family has.
+/// The bits of an address, and the number of bits of its family.
 fn bits(address: IpAddr) -> (u128, u8) {
     match address {
         IpAddr::V4(address) => (u128::from(u32::from(address)), 32),
@@ -24,7 +24,7 @@ fn bits(address: IpAddr) -> (u128, u8) {
     }
 }
 
-/// Ones where a block of `length` in a family of `width` bits fixes them.
+/// The network mask of a block of `length` in a family of `width` bits.
 fn mask(length: u8, width: u8) -> u128 {
     let all = u128::MAX >> (128 - u32::from(width));
     let free = u32::from(width - length);
@@ -32,7 +32,7 @@ fn mask(length: u8, width: u8) -> u128 {
 }
 
 impl AddressBlock {
-    /// The block that `address` is in. A length beyond the family's is cut to a single address.
+    /// The block that contains `address`. A length beyond that of the family means a single address.
     pub fn new(address: IpAddr, length: u8) -> Self {
         let (value, width) = bits(address);
         let length = length.min(width);
@@ -91,7 +91,7 @@ impl AddressBlock {
         Some([Self::new(self.address, length), Self::new(upper, length)])
     }
 
-    /// The blocks that make up this one without `exceptions`.
+    /// This block without `exceptions`, as a list of blocks.
     pub fn without(&self, exceptions: &[Self]) -> Vec<Self> {
         if exceptions.iter().any(|exception| exception.covers(self)) {
             return Vec::new();
@@ -112,13 +112,13 @@ impl AddressBlock {
     }
 }
 
-/// The same addresses in blocks of which none is within another, as the kernel's sets want them.
+/// The same addresses as disjoint blocks, which the kernel's interval sets require.
 pub fn disjoint(blocks: impl IntoIterator<Item = AddressBlock>) -> BTreeSet<AddressBlock> {
     let mut blocks: Vec<AddressBlock> = blocks.into_iter().collect();
     blocks.sort_by_key(|block| (block.is_ipv4(), bits(block.address).0, block.length));
     let mut kept: Vec<AddressBlock> = Vec::new();
     for block in blocks {
-        // Sorted like this, a block that covers another comes right before those it covers.
+        // In this order a block directly precedes the blocks that it contains.
         if !kept.last().is_some_and(|last| last.covers(&block)) {
             kept.push(block);
         }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_read_and_shown_as_written() {
+    fn blocks_are_parsed_and_printed() {
         for (text, shown) in [
             ("10.0.0.0/8", "10.0.0.0/8"),
             ("10.1.2.3/8", "10.0.0.0/8"),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn exceptions_are_cut_out() {
+    fn exceptions_are_subtracted() {
         let left = block("10.0.0.0/8").without(&[block("10.0.0.0/9"), block("10.128.0.0/10")]);
         assert_eq!(left, [block("10.192.0.0/10")]);
         assert_eq!(
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn any_block() -> impl Strategy<Value = AddressBlock> {
-        // Few bits vary, so that blocks meet.
+        // Only few bits vary, so that blocks overlap.
         (any::<bool>(), 0_u8..16, 0_u8..=32).prop_map(|(four, pattern, length)| {
             if four {
                 AddressBlock::new(

@@ -1,5 +1,4 @@
-//! A network policy as it is enforced. One that cannot be read denies everything to the pods that it selects: passed over, it would
-//! leave them open.
+//! A network policy as it is enforced. One that cannot be decoded denies all traffic of the pods that it selects (fail closed).
 
 use std::borrow::Cow;
 
@@ -28,7 +27,7 @@ impl<'de> Deserialize<'de> for EnforcedPolicy {
     }
 }
 
-/// Which pods a policy selects that cannot be read as a whole; all of its namespace, if not even that can be read.
+/// The pods that an undecodable policy selects: all pods of its namespace if its selector cannot be decoded either.
 fn selector(text: &str) -> LabelSelector {
     #[derive(Deserialize)]
     struct Policy {
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_cannot_be_read_denies_everything_to_its_pods() {
+    fn a_policy_that_cannot_be_decoded_denies_all_traffic_of_its_pods() {
         let spec = read(
             r#"{"metadata":{"name":"p"},"spec":{"podSelector":{"matchLabels":{"a":"b"}},"policyTypes":["Ingress"],
                 "ingress":[{"ports":[{"port":1,"endPort":3000000000}]}]}}"#,
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_whose_selector_cannot_be_read_denies_everything_to_all_pods() {
+    fn a_policy_whose_selector_cannot_be_decoded_denies_all_traffic_of_all_pods() {
         let spec =
             read(r#"{"metadata":{"name":"p"},"spec":{"podSelector":{"matchLabels":{"a":1}}}}"#);
         assert_eq!(spec.pod_selector, Some(LabelSelector::default()));
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_can_be_read_is_itself() {
+    fn a_decodable_policy_is_enforced_unchanged() {
         let spec = read(
             r#"{"metadata":{"name":"p"},"spec":{"podSelector":{},"policyTypes":["Ingress"],"ingress":[{}]}}"#,
         );

@@ -1,11 +1,10 @@
-//! Keeps the rules in force in step with the API: watches network policies, namespaces and pods, compiles, and applies the
-//! difference.
+//! Enforces network policies: watches policies, namespaces and pods, compiles them to nftables rules, and applies the difference.
 //!
-//! Another program may remove or change the table (`nft flush ruleset`). That is noticed ([`table_monitor`](super::table_monitor)), and all
-//! rules are put into force again; the node's condition and an event report it.
+//! Another program may remove or change the table (`nft flush ruleset`). The [`table_monitor`](super::table_monitor) notices it, and
+//! all rules are applied again; the node's condition and an event report it.
 //!
-//! A pod whose address the rules do not know gets nowhere and is reached only by the node, so it does not matter how late a watch
-//! is. An address is given up only when no rule names it any more.
+//! A pod whose address is in no rule reaches nothing and is reached only by the node, so a late watch event does not open it. An
+//! address is reused only when no rule names it any more.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -30,15 +29,15 @@ use api::errors::chain;
 use api::labels::is_mirror;
 use event_recorder::{EventSink, Severity};
 
-/// How long after a failure the rules are tried again.
+/// The pause after a failure before the rules are applied again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long an ended pod's address is kept from others for want of rules that no longer name it.
+/// The longest time for which the address of an ended pod stays reserved because rules still name it.
 const FORGET: Duration = Duration::from_secs(10);
 
 /// How often this process restored rules that another program had removed or changed.
 static RESTORED: AtomicU64 = AtomicU64::new(0);
 
-/// What the node counts of its rules, in Prometheus' text.
+/// The metrics of the rules, in Prometheus' text format.
 pub fn render_metrics() -> String {
     const NAME: &str = "agent_sandbox_network_rules_restored_total";
     let restored = RESTORED.load(Ordering::Relaxed);
@@ -47,11 +46,11 @@ pub fn render_metrics() -> String {
     )
 }
 
-/// A pod as the watch shows it.
+/// A pod of the watch.
 #[derive(Debug)]
 struct SeenPod {
     facts: PodFacts,
-    /// Runs here, so that its address is what the node says it is.
+    /// Whether it runs on this node, which knows its addresses better than the watch.
     own: bool,
 }
 
@@ -66,7 +65,7 @@ impl SeenPod {
             .and_then(|status| status.phase.as_deref())
             .is_some_and(|phase| phase == "Succeeded" || phase == "Failed");
         let is_machine = spec.and_then(|spec| spec.host_network) == Some(true);
-        // The address of a pod that has ended is another's by now; that of a machine is not a pod's.
+        // The address of a pod that has ended may belong to another pod by now; a pod on the host network has the machine's.
         if !over && !is_machine {
             let listed = status
                 .into_iter()
@@ -87,10 +86,10 @@ struct Attached {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Counts changes, so that one can wait until its own is in force.
+    /// The number of changes so far, so that a caller can wait until its own is in force.
     wanted: u64,
     attached: HashMap<String, Attached>,
-    /// No pod of an earlier run is still to come.
+    /// Whether every pod of an earlier run has been attached.
     all_are_attached: bool,
     pods: Watched<SeenPod>,
     namespaces: Watched<(String, BTreeMap<String, String>)>,
@@ -117,7 +116,7 @@ pub struct Enforcer {
     enforcement: watch::Sender<Enforcement>,
     /// Markers of transactions that the kernel has not reported yet.
     unreported: Mutex<BTreeSet<u32>>,
-    /// Another program has changed the table since the rules were last put into force.
+    /// Whether another program has changed the table since the rules were last applied.
     disturbed: AtomicBool,
 }
 
@@ -148,7 +147,7 @@ impl Enforcer {
         }
     }
 
-    /// Whether policies hold, now and from now on.
+    /// Whether policies are enforced, now and on every change.
     pub fn enforcement(&self) -> watch::Receiver<Enforcement> {
         self.enforcement.subscribe()
     }
@@ -163,30 +162,30 @@ impl Enforcer {
         (number, answer)
     }
 
-    /// A pod of this node has these addresses from now on.
+    /// Reports that a pod of this node has these addresses.
     pub fn attach(&self, pod: &Pod, addresses: Vec<IpAddr>) {
         let facts = PodFacts::of(pod);
         let uid = key(pod);
         self.change(|state| state.attached.insert(uid, Attached { facts, addresses }));
     }
 
-    /// A pod of this node has no address any more. When this returns no rule names it, so that another may have it.
+    /// Reports that a pod of this node has no address any more. When this returns, no rule names the address, so it can be reused.
     pub async fn detach(&self, uid: &str) {
         let (number, known) = self.change(|state| state.attached.remove(uid).is_some());
-        // Those of an earlier run may name a pod that this one does not know.
+        // The rules of an earlier run may name a pod that this run does not know.
         let is_first = *self.in_force.borrow() == 0;
         if (known || is_first) && !self.settles(number).await {
             tracing::warn!(uid, "rules still name the address of a pod that is gone");
         }
     }
 
-    /// Every pod that an earlier run left is attached, but for those that are gone. Until then the rules of that run stay: a pod
-    /// that new ones do not know would be cut off.
+    /// Reports that every surviving pod of an earlier run is attached. Until then the rules of that run stay, because new rules would
+    /// cut off the pods that are not attached yet.
     pub fn all_are_attached(&self) {
         self.change(|state| state.all_are_attached = true);
     }
 
-    /// Waits for a change to be in force; whether there is nothing left to wait for. Where no rules are to be had, there is not.
+    /// Waits until a change is in force. Returns false if that takes too long. Does not wait if rules cannot be applied at all.
     async fn settles(&self, number: u64) -> bool {
         if self.enforcement.borrow().is_err() {
             return true;
@@ -196,11 +195,11 @@ impl Enforcer {
         tokio::time::timeout(FORGET, applied).await.is_ok()
     }
 
-    /// Why a pod must not run: policies that select it would not hold.
+    /// The reason why a pod must not run: the policies that select it cannot be enforced.
     pub fn refusal(&self, pod: &Pod) -> Option<String> {
         let reason = self.enforcement.borrow().clone().err()?;
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // Rules of an earlier run may still name the address it would get.
+        // The rules of an earlier run may still name the address that the pod would get.
         if !state.is_complete() {
             return Some(format!(
                 "what network policies select is not known, and they cannot be enforced: {reason}"
@@ -215,9 +214,9 @@ impl Enforcer {
         })
     }
 
-    /// Watches and enforces until told to stop. The rules stay in force after that, as pods run on.
+    /// Watches and enforces until `shutdown`. The rules stay in force after that, because the pods continue.
     pub async fn run(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
-        // Before watches tell of more. Without it pods' links lead nowhere for this run of the node, and nothing is to be judged.
+        // Checked before the watches start. If the table could not be created, forwarding is off in this run and no rules are needed.
         let rules_can_be_opened = self.enforcement.borrow().is_ok();
         let watching = self.clone().watch(client.clone());
         let enforcing = async {
@@ -234,12 +233,12 @@ impl Enforcer {
         }
     }
 
-    /// Has all rules replaced whenever another program has changed the table.
+    /// Requests that all rules are replaced whenever another program has changed the table.
     async fn monitor(&self) {
         loop {
             match Monitor::open(&self.surroundings.table) {
                 Ok(mut monitor) => {
-                    // What happened until now was not heard.
+                    // Changes before the socket was opened were missed.
                     if *self.in_force.borrow() > 0 {
                         self.disturb();
                     }
@@ -250,9 +249,11 @@ impl Enforcer {
                             Err(error) => break error,
                         }
                     };
-                    tracing::warn!(%error, "changes of nftables by others are not seen for a moment");
+                    tracing::warn!(%error, "missed some changes of nftables by other programs");
                 }
-                Err(error) => tracing::warn!(%error, "changes of nftables by others are not seen"),
+                Err(error) => {
+                    tracing::warn!(%error, "changes of nftables by other programs are not noticed");
+                }
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -271,7 +272,7 @@ impl Enforcer {
         self.changed.notify_one();
     }
 
-    /// A number for the next transaction that no recent one had, of this process or another.
+    /// A marker for the next transaction, which no recent transaction of this or another process has.
     fn next_marker(&self) -> u32 {
         let marker = random_number();
         self.unreported
@@ -318,7 +319,7 @@ impl Enforcer {
                     self.changed.notify_one();
                 }
             }
-            // Once all was seen, rules are in force, and stay.
+            // Rules are applied once everything was listed, and stay in force.
             Err(_) if state.is_complete() => {}
             Err(NotAllowed(said)) => {
                 drop(state);
@@ -330,7 +331,7 @@ impl Enforcer {
         }
     }
 
-    /// What is to be compiled now, and the number of the last change in it; nothing before all of it is known.
+    /// The input of the compiler, and the number of the last change in it. `None` until everything was listed.
     fn world(&self) -> Option<(u64, World)> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.is_complete() || !state.all_are_attached {
@@ -418,7 +419,7 @@ impl Enforcer {
         }
     }
 
-    /// Puts rules into force: the difference to what is in force, or all of them where that is not known or the difference is refused.
+    /// Applies rules: the difference to those in force, or all of them if those are not known or the difference is refused.
     async fn apply(&self, in_force: Option<Rules>, rules: Rules) -> Result<Rules, FirewallError> {
         let surroundings = &self.surroundings;
         let change = match in_force {
@@ -454,7 +455,7 @@ impl Enforcer {
     }
 }
 
-/// Runs one of two transactions: the difference, or all rules where there is no difference or it is refused.
+/// Runs one of two transactions: the difference, or all rules if there is no difference or it is refused.
 async fn run(
     surroundings: &Surroundings,
     change: Option<String>,

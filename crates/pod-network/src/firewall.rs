@@ -1,19 +1,19 @@
-//! Rules as nftables takes them, and the program that puts them into force.
+//! Writes rules as nftables transactions, and runs `nft`.
 //!
-//! The text is pure. Everything of a node is in one table:
+//! Writing the text is pure. Everything of a node is in one table:
 //!
 //! ```text
-//! prerouting   a pod sends only from its own addresses; a neighbour reaches none of the node's
-//! admit        marks what the routing rules are to let pass (see routing_rules)
+//! prerouting   a pod sends only from its own addresses; a neighbour reaches no address of the node's interface for pods
+//! admit        marks the packets that the routing rules let pass (see routing_rules)
 //! forward  ──► judge ──► outgoing ──► chain of the pod that opened the connection      (egress)
 //!                    └─► incoming ──► chain of the pod it was opened to               (ingress)
-//! input        pods reach nothing of the machine itself, but answer it and ask its resolver
+//! input        pods do not reach the machine, except to respond to it and to query its resolver
 //! output       which users of the machine reach pods
-//! postrouting  what leaves the machine leaves with its address
+//! postrouting  source NAT of packets that leave the machine
 //! ```
 //!
-//! Every packet is judged by the connection it belongs to, as its opener made it, and answers are judged by the question. So a
-//! connection that the rules no longer allow is cut with its next packet, in both directions.
+//! Every packet is judged by the direction in which its connection was opened, responses included. So a connection that the rules no
+//! longer allow is cut at its next packet, in both directions.
 //!
 //! A change is one transaction: the kernel judges each packet by all of the old rules or all of the new ones.
 
@@ -30,15 +30,13 @@ use super::routing_rules::ADMITTED;
 use super::table_monitor::MARKERS;
 use crate::names::Names;
 
-/// Connections that one pod may have at once. The kernel's table of connections is everybody's, and whoever fills it cuts
-/// the machine off.
-/// The nftables program, looked for in `PATH`.
+/// The nftables program, searched in `PATH`.
 pub const PROGRAM: &str = "nft";
 const CONNECTIONS_PER_POD: u32 = 4096;
-/// Members per command, so that no line grows without bound.
+/// The most members per command, which limits the length of a line.
 const MEMBERS_PER_COMMAND: usize = 512;
 
-/// The table without anything of a particular pod. Words in capitals are filled in.
+/// The table without the rules of particular pods. Words in capitals are placeholders.
 const FRAME: &str = r#"table inet TABLE {
   map ingress4 { type ipv4_addr : verdict; }
   map ingress6 { type ipv6_addr : verdict; }
@@ -117,19 +115,19 @@ pub enum FirewallError {
     Refused(String),
 }
 
-/// What the rules of a node have to know of its network.
+/// The properties of a node's network that its rules depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Surroundings {
-    /// The program that puts rules into force.
+    /// The nftables program.
     pub program: PathBuf,
     pub table: String,
-    /// How the names of all pods' links begin.
+    /// The prefix of the names of all pods' links.
     pub links: String,
-    /// Where pods' addresses come from.
+    /// The ranges of the pods' addresses.
     pub ranges: Vec<AddressBlock>,
-    /// Where the node's resolver answers.
+    /// The addresses of the node's resolver.
     pub resolver: Vec<IpAddr>,
-    /// Which users of this machine reach pods by their addresses; every one when absent.
+    /// The users of this machine that reach pods by their addresses; all users when absent.
     pub local_users: Option<Vec<u32>>,
 }
 
@@ -150,7 +148,7 @@ impl Surroundings {
         }
     }
 
-    /// Lets these users of the machine alone reach pods.
+    /// Lets only these users of the machine reach pods.
     #[must_use]
     pub fn reached_by(self, local_users: Option<Vec<u32>>) -> Self {
         Self {
@@ -159,7 +157,7 @@ impl Surroundings {
         }
     }
 
-    /// Replaces whatever is in force.
+    /// The transaction that replaces the whole table.
     pub fn whole(&self, rules: &Rules) -> String {
         let mut text = format!(
             "add table inet {0}\ndelete table inet {0}\n{1}",
@@ -170,7 +168,7 @@ impl Surroundings {
         text
     }
 
-    /// Gives a transaction its marker.
+    /// The command that marks a transaction as the node's own.
     pub fn mark(&self, marker: u32) -> String {
         format!(
             "add element inet {} {MARKERS} {{ {marker:#x} }}\n",
@@ -178,10 +176,10 @@ impl Surroundings {
         )
     }
 
-    /// What never changes. By itself it lets pods answer the node, and nothing else.
+    /// The constant part of the table. By itself it lets pods respond to the node, and nothing else.
     fn frame(&self) -> String {
-        // An address of the range that no pod is known to have gets nowhere. What a pod's chain lets pass does not come by here: it
-        // was gone to, so that it returns to who asked for the judgement.
+        // Drops addresses of the range that no known pod has. Packets that a pod's chain accepts do not get here: the maps `goto`
+        // that chain, which returns to the caller of `judge`.
         let unknown = |side: &str| {
             Self::lines(&self.ranges, |range| {
                 let word = Family::of_block(range).word;
@@ -192,7 +190,7 @@ impl Surroundings {
             let word = Family::of(address).word;
             format!("{word} daddr {address} meta l4proto {{ tcp, udp }} th dport 53 jump asked")
         });
-        // Linux takes packets for any of its addresses on any interface (the weak host model).
+        // Linux accepts packets for any of its addresses on any interface (weak host model).
         let own = Self::lines(&self.resolver, |address| {
             let word = Family::of(address).word;
             format!("iifname != \"lo\" iifname != \"LINKS*\" {word} daddr {address} drop")
@@ -205,7 +203,7 @@ impl Surroundings {
             let word = Family::of_block(range).word;
             format!("{word} saddr {range} oifname != \"LINKS*\" masquerade")
         });
-        // Answers to pods pass, and so does what the kernel itself sends: it has no socket, and a rule on a socket's user does not match.
+        // Responses to pods pass, and so do packets of the kernel itself: they have no socket, so a match on the socket's user fails.
         let other_users = Self::lines(self.local_users.as_slice(), |users| {
             let users: Vec<String> = users.iter().map(ToString::to_string).collect();
             let users = users.join(", ");
@@ -235,13 +233,13 @@ impl Surroundings {
         })
     }
 
-    /// What leads from one set of rules to another; nothing when they are the same.
+    /// The transaction that changes one set of rules into another. `None` if they are equal.
     pub fn change(&self, old: &Rules, new: &Rules) -> Option<String> {
         if old == new {
             return None;
         }
         let mut text = String::new();
-        let nobody = BTreeSet::new();
+        let empty = BTreeSet::new();
         for (name, members) in &new.sets {
             if !old.sets.contains_key(name) {
                 self.add_set(&mut text, name);
@@ -249,7 +247,7 @@ impl Surroundings {
             self.change_members(
                 &mut text,
                 name,
-                old.sets.get(name).unwrap_or(&nobody),
+                old.sets.get(name).unwrap_or(&empty),
                 members,
             );
         }
@@ -367,7 +365,7 @@ impl Surroundings {
     }
 }
 
-/// What a rule matches, once per family where its peers are a set.
+/// The matches of a rule: one per address family if its peers are a set.
 fn rule_words(rule: &Rule, direction: Direction) -> Vec<String> {
     let side = match direction {
         Direction::Ingress => "saddr",
@@ -429,13 +427,13 @@ impl Family {
     }
 }
 
-/// Puts rules into force, in one transaction. Blocks.
+/// Applies rules in one transaction. Blocks.
 pub fn run(program: &Path, rules: &str) -> Result<(), FirewallError> {
     nft(program, &["-f", "-"], rules)
 }
 
-/// Sees to it that something judges pods' traffic before there is any. Rules that an earlier run left stay until they are replaced,
-/// since its pods run on; where there are none, nothing passes. Blocks.
+/// Creates the table before pods send traffic. Rules of an earlier run stay until they are replaced, because its pods are running.
+/// Without such rules nothing passes. Blocks.
 pub fn open(surroundings: &Surroundings) -> Result<(), FirewallError> {
     let listing = ["list", "table", "inet", &surroundings.table];
     if nft(&surroundings.program, &listing, "").is_ok() {
@@ -447,7 +445,7 @@ pub fn open(surroundings: &Surroundings) -> Result<(), FirewallError> {
     )
 }
 
-/// Takes all rules of a node away. Blocks.
+/// Removes the table of a node. Blocks.
 pub fn remove(program: &Path, table: &str) -> Result<(), FirewallError> {
     let rules = format!("add table inet {table}\ndelete table inet {table}\n");
     match run(program, &rules) {
@@ -456,8 +454,8 @@ pub fn remove(program: &Path, table: &str) -> Result<(), FirewallError> {
     }
 }
 
-/// Where a program is that was given by its name alone. Its whole path also spares a copy of this process's page tables: the
-/// standard library forks to look along a `PATH` that it was given.
+/// The path of a program that is configured by its name. Given a path, the standard library spawns it without a fork; to
+/// search a changed `PATH` it would fork, which copies this process's page tables.
 fn located(program: &Path) -> PathBuf {
     const DIRECTORIES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
     DIRECTORIES
@@ -476,7 +474,7 @@ fn nft(program: &Path, arguments: &[&str], input: &str) -> Result<(), FirewallEr
         .spawn()
         .map_err(FirewallError::Run)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that ends without reading says why on its standard error.
+        // A program that exits without reading its input explains why on its standard error.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(FirewallError::Run)?;
@@ -535,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_comes_adds_members_and_nothing_else() {
+    fn a_new_pod_only_adds_members_to_sets() {
         let old = rules(&["10.0.0.0/8"], &[("10.200.0.2", "c")]);
         let new = rules(
             &["10.0.0.0/8", "fd00::5/128"],
@@ -553,7 +551,7 @@ add element inet t egress6 { fd00::3 : goto c }
     }
 
     #[test]
-    fn what_is_no_longer_needed_goes_after_what_needed_it() {
+    fn unused_sets_and_chains_are_removed_after_the_rules_that_used_them() {
         let old = rules(&["10.0.0.0/8"], &[("10.200.0.2", "c")]);
         let change = surroundings().change(&old, &Rules::default()).unwrap();
         assert_eq!(
@@ -568,7 +566,7 @@ delete set inet t s6
     }
 
     #[test]
-    fn other_users_of_the_machine_are_kept_from_pods_where_some_are_named() {
+    fn only_the_named_users_of_the_machine_reach_pods() {
         let output = |users: Option<Vec<u32>>| {
             let whole = surroundings().reached_by(users).whole(&Rules::default());
             let skuid = whole.lines().find(|line| line.contains("skuid"));

@@ -1,20 +1,20 @@
-//! The pods' network: links and addresses, which traffic may pass, and names.
+//! The pod network of a node: links and addresses, network policies, and DNS.
 //!
 //! ```text
-//! links          one routed link per pod; no two pods share a wire
-//! link_filter    a packet filter on each link: a pod sends from its own addresses only
-//! routing_rules  policy routing: what the table has not marked does not pass
-//! policy         network policies → rules (pure)
-//! enforced_policy  a policy that cannot be read denies everything
-//! firewall       rules → one nftables transaction (pure), and the program that puts it into force
-//! enforcer       watches policies, pods and namespaces, and keeps the two above in step
-//! table_monitor  notices when another program changes the table
+//! links            one routed link per pod
+//! link_filter      a packet filter on each link, against forged source addresses
+//! routing_rules    policy routing: packets that the nftables table has not marked are dropped
+//! policy           network policies → rules (pure)
+//! enforced_policy  a policy that cannot be decoded denies everything
+//! firewall         rules → one nftables transaction (pure), and running `nft`
+//! enforcer         watches policies, pods and namespaces, and applies the rules
+//! table_monitor    notices when another program changes the table
 //! removal_monitor  notices when another program removes a link or a routing rule
-//! resolver       the cluster's names for pods, on the node's own address
+//! resolver         cluster DNS for pods, on the node's own address
 //! ```
 //!
-//! Nothing here knows how a container is started. The rest of the node tells the enforcer which pod got which address, and
-//! asks it whether a pod may run.
+//! This crate does not know how containers are started. The node reports to the enforcer which pod has which addresses, and asks it
+//! whether a pod may run.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

@@ -1,11 +1,11 @@
 //! A packet filter on the node's end of each pod's link: classic BPF, attached as a `tc` filter.
 //!
-//! It drops packets whose source address is not the pod's (spoofing) and packets to multicast groups. Other than the nftables table, a
-//! program that manages firewalls does not remove it. Where nothing else judges traffic ([`Forwarding::Off`]) it lets the pod
-//! answer the node and ask its resolver, and nothing more: a TCP segment that opens a connection, a fragment or a packet to
-//! another address is dropped. It keeps no state.
+//! It drops packets with a source address that is not the pod's (spoofing) and packets to multicast groups. Programs that manage
+//! firewalls do not remove it, as they may remove the nftables table. If no table can be used ([`Forwarding::Off`]), it lets the pod
+//! only respond to the node and query its resolver: it drops TCP segments that open a connection, fragments, and packets to other
+//! addresses. It is stateless.
 //!
-//! Pure but for [`attach`].
+//! Pure except for [`attach`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -25,7 +25,7 @@ const ETHERTYPE: u32 = 12;
 const IPV4: u32 = 0x0800;
 const IPV6: u32 = 0x86dd;
 const ARP: u32 = 0x0806;
-/// Where the network header begins.
+/// The offset of the network header.
 const NETWORK: u32 = 14;
 const IPV6_HEADER: u32 = 40;
 
@@ -35,10 +35,10 @@ const ICMP: u32 = 1;
 const ICMPV6: u32 = 58;
 const TCP_FLAGS: u32 = 13;
 const DESTINATION_PORT: u32 = 2;
-/// A segment with either is not the first of a connection.
+/// The flags ACK and RST: a segment with either does not open a connection.
 const ACK_OR_RST: u32 = 0x10 | 0x04;
 const DNS: u32 = 53;
-/// Answers and errors, never a request.
+/// ICMP types of responses and errors.
 const ICMP_ANSWERS: [u32; 3] = [0, 3, 11];
 const ICMPV6_ANSWERS: [u32; 4] = [1, 2, 3, 129];
 
@@ -54,7 +54,7 @@ const JUMP_AT_LEAST: u16 = 0x35;
 const JUMP_BITS: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
-/// What a filter returns, from `linux/pkt_cls.h`.
+/// The return values of a filter, from `linux/pkt_cls.h`.
 const PASS: u32 = 0;
 const DROP: u32 = 2;
 
@@ -62,12 +62,12 @@ const BPF_OPS_LEN: u16 = 4;
 const BPF_OPS: u16 = 5;
 const ALL_PROTOCOLS: u16 = 0x0003;
 
-/// Whom a link connects.
+/// The addresses of both ends of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
     pub pod: Ipv4Addr,
     pub node: Ipv4Addr,
-    /// The same of the other family: the pod's, the node's.
+    /// The IPv6 addresses of the pod and the node.
     pub six: Option<(Ipv6Addr, Ipv6Addr)>,
 }
 
@@ -80,14 +80,14 @@ struct Instruction {
     value: u32,
 }
 
-/// What becomes of a packet.
+/// The verdict on a packet.
 #[derive(Debug, Clone, Copy)]
 enum Verdict {
     Drop,
     Pass,
 }
 
-/// A program under construction. A jump to a verdict becomes a return that follows the test, since jumps of classic BPF are short.
+/// A program under construction. Each verdict is a return right after its test, because jumps of classic BPF are short.
 #[derive(Debug, Default)]
 struct Program(Vec<Instruction>);
 
@@ -108,7 +108,7 @@ impl Program {
         }
     }
 
-    /// Returns a verdict where the test holds.
+    /// Returns a verdict if the test holds.
     fn when(&mut self, code: u16, value: u32, verdict: Verdict) {
         self.0.push(Instruction {
             code,
@@ -119,7 +119,7 @@ impl Program {
         self.verdict(verdict);
     }
 
-    /// Drops where the loaded value is another.
+    /// Drops the packet if the loaded value differs.
     fn require(&mut self, value: u32) {
         self.0.push(Instruction {
             code: JUMP_EQUAL,
@@ -144,7 +144,7 @@ impl Program {
         }
     }
 
-    /// Runs `block` where the loaded value is this one, and the rest otherwise. A block ends with a verdict.
+    /// Runs `block` if the loaded value is equal, and the rest otherwise. A block ends with a verdict.
     fn block(&mut self, value: u32, block: Program) {
         self.0.push(Instruction {
             code: JUMP_EQUAL,
@@ -208,7 +208,7 @@ fn ipv6(pod: Ipv6Addr, node: Ipv6Addr, forwarding: Forwarding) -> Program {
         return program;
     }
     program.require_address(NETWORK + 24, node.into());
-    // A packet with extension headers, such as a fragment, is none of these.
+    // Packets with extension headers, such as fragments, are dropped.
     program.push(LOAD_BYTE, NETWORK + 6);
     let fixed = Transport {
         half: LOAD_HALF,
@@ -222,7 +222,7 @@ fn ipv6(pod: Ipv6Addr, node: Ipv6Addr, forwarding: Forwarding) -> Program {
     program
 }
 
-/// How the transport header is read.
+/// How to read the transport header.
 #[derive(Debug, Clone, Copy)]
 struct Transport {
     half: u16,
@@ -258,7 +258,7 @@ impl Transport {
     }
 }
 
-/// Attaches the filter to a link that has none.
+/// Attaches the filter to a new link.
 pub async fn attach(
     handle: &Handle,
     link: u32,
@@ -315,7 +315,7 @@ mod tests {
     const POD6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
     const NODE6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 
-    /// Runs a program as the kernel does.
+    /// Interprets a program as the kernel does.
     fn run(program: &[Instruction], packet: &[u8]) -> u32 {
         let load = |at: usize, size: usize| {
             let bytes = packet.get(at..at + size)?;
@@ -379,7 +379,7 @@ mod tests {
         let protocol = u8::try_from(protocol).unwrap();
         let (mut header, ethertype) = match (from, to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                // With options, so that the transport header is not where it usually is.
+                // With options, so that the transport header has another offset than usual.
                 let mut header = vec![0x46, 0, 0, 0, 0, 0, 0x40, 0, 64, protocol, 0, 0];
                 header.extend(from.octets());
                 header.extend(to.octets());
@@ -418,7 +418,7 @@ mod tests {
     const ACK: u8 = 0x10;
 
     #[test]
-    fn a_pod_sends_from_its_own_addresses_only() {
+    fn packets_with_forged_source_addresses_are_dropped() {
         for (from, to, expected) in [
             (POD.into(), "203.0.113.1".parse().unwrap(), true),
             (POD.into(), IpAddr::from(NODE), true),
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_else_judges_a_pod_answers_the_node_and_asks_for_names() {
+    fn without_a_table_a_pod_only_responds_to_the_node_and_queries_dns() {
         let reset = 0x04;
         for (pod, node, elsewhere, icmp, answer, request) in [
             (

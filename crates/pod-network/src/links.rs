@@ -1,13 +1,13 @@
-//! Pods' links: a namespace has one, and it leads to the node alone.
+//! The links of pods: a veth pair between each pod's network namespace and the node.
 //!
-//! Links are routed, not bridged: the node has a route to each pod's addresses, and a pod has one route, to the node. Two pods
-//! share no wire, so that neither can pretend to be the other or the node on it, and everything between them passes the
-//! node's rules ([`firewall`](super::firewall)). Both ends know each other's hardware address beforehand; nothing is asked.
+//! Links are routed, not bridged: the node has a route to each pod's addresses, and a pod has one route, to the node. Pods share no
+//! layer-2 segment, so no pod can impersonate another or the node there, and all traffic between pods passes the node's rules
+//! ([`firewall`](super::firewall)). Both ends have static neighbour entries, so there is no ARP or neighbour discovery.
 //!
-//! Each link has a packet filter ([`link_filter`](super::link_filter)), and routing rules see to it that nothing passes that nobody has judged
-//! ([`routing_rules`](super::routing_rules)).
+//! Each link has a packet filter ([`link_filter`](super::link_filter)), and routing rules ([`routing_rules`](super::routing_rules))
+//! drop packets that the nftables table has not judged.
 //!
-//! All is done over netlink. Which traffic may pass is not known here.
+//! Everything is configured over netlink. This module does not know which traffic may pass.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
@@ -29,10 +29,10 @@ use super::sysctls::{forward_everything, ipv6_is_usable, set_ipv6, use_marks_in_
 use crate::names::{Names, short_hash};
 use crate::pod_cidr::PodNetwork;
 
-/// A link has two ends and no third, so that all pods can have the same hardware addresses; the second digit says that they
-/// are made up.
+/// The hardware addresses of both ends. All pods have the same, because a link has only two ends; the second digit marks them as
+/// locally administered.
 const NODE_END: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
-/// Changes with what [`link_filter`] and the sysctls of a link do, so that links of earlier versions are made again.
+/// The version of the configuration of links ([`link_filter`], sysctls). Links of earlier versions are created again.
 const FILTER_VERSION: u32 = 1;
 const POD_END: [u8; 6] = [0x02, 0, 0, 0, 0, 0x02];
 
@@ -48,7 +48,7 @@ pub enum NetworkError {
     },
     #[error("link {0} does not exist")]
     NoSuchLink(String),
-    #[error("a route to {0} cannot be written down")]
+    #[error("the route to {0} cannot be encoded")]
     Route(AddressBlock),
     #[error("entering the network namespace {path}")]
     Enter {
@@ -77,7 +77,7 @@ impl<T> Naming<T> for Result<T, rtnetlink::Error> {
     }
 }
 
-/// An IPv6 network that pods take their addresses from: a private one, made from the node's name on its machine.
+/// The IPv6 network of the pods' addresses: a unique local one, derived from the node's name on its machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodNetwork6 {
     prefix: u64,
@@ -101,31 +101,31 @@ impl PodNetwork6 {
     }
 }
 
-/// Whether what a pod sends may leave its link.
+/// Whether the node forwards the traffic of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Forwarding {
     On,
-    /// Nothing judges what pods send, so none of it goes any further than the node.
+    /// There is no nftables table to enforce policies, so pods reach only the node.
     Off,
 }
 
-/// What a pod's link was made for: it is of no use to a node whose pods are to be found elsewhere.
+/// The configuration with which a pod's link was created. A node with another configuration creates the link again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wiring {
-    /// Where pods' addresses come from.
+    /// The range of the pods' addresses.
     pub range: String,
     range6: Option<String>,
     forwarding: Forwarding,
-    /// The version of the packet filter; links of nodes that had none say nothing.
+    /// The version of the packet filter. Absent for links of nodes that had no filter.
     #[serde(default)]
     filter: u32,
 }
 
-/// Which addresses a node and its pods have. Pure but for asking whether there is IPv6.
+/// The addresses of a node and its pods. Pure, except for checking whether the machine has IPv6.
 #[derive(Debug, Clone)]
 pub struct Layout {
     pub names: Names,
-    /// The node's number on its machine.
+    /// The node's index on its machine.
     pub node_index: u32,
     pub range: PodNetwork,
     /// Absent where there is no IPv6, with the reason.
@@ -143,7 +143,7 @@ impl Layout {
         }
     }
 
-    /// Where pods find the node.
+    /// The node's address for pods.
     pub fn node_addresses(&self) -> Vec<IpAddr> {
         let six = self.range6.as_ref().ok().map(|range| range.host(1).into());
         std::iter::once(self.range.host(1).into())
@@ -158,12 +158,12 @@ impl Layout {
         std::iter::once(four).chain(six).collect()
     }
 
-    /// Why pods have no IPv6 address, when they have none.
+    /// The reason why pods have no IPv6 address. `None` if they have one.
     pub fn without_ipv6(&self) -> Option<&str> {
         self.range6.as_ref().err().map(String::as_str)
     }
 
-    /// What the rules of this network have to know of it.
+    /// The properties of this network that its rules depend on.
     pub fn surroundings(&self, firewall_program: PathBuf) -> Surroundings {
         Surroundings::new(
             firewall_program,
@@ -174,19 +174,19 @@ impl Layout {
     }
 }
 
-/// The node's side of the pods' network.
+/// The node's side of the pod network.
 #[derive(Debug, Clone)]
 pub struct Network {
     layout: Layout,
     handle: Handle,
     holder: u32,
     forwarding: Forwarding,
-    /// Held while routing rules are changed.
+    /// Locked while routing rules are changed.
     rules_lock: PathBuf,
 }
 
 impl Network {
-    /// Makes the interface that holds the node's addresses, or finds the one an earlier run left.
+    /// Creates the interface that has the node's addresses, or opens the one of an earlier run.
     ///
     /// `rules_lock` is the file that all nodes of the machine lock while they change its routing rules.
     pub async fn open(
@@ -200,7 +200,7 @@ impl Network {
         let holder = if let Ok(index) = index_of(&handle, name).await {
             index
         } else {
-            // A bridge without ports: what every kernel with containers has that can hold an address.
+            // A bridge without ports, because every kernel that runs containers supports bridges.
             let add = handle.link().add(LinkBridge::new(name).build());
             add.execute()
                 .await
@@ -224,7 +224,7 @@ impl Network {
             rules_lock,
         };
         network.install_rules().await?;
-        // Only now: nothing is forwarded that the rules would not see.
+        // Last, so that nothing is forwarded before the rules are in force.
         if forwarding == Forwarding::On {
             use_marks_in_source_checks();
             forward_everything(network.layout.range6.is_ok());
@@ -232,7 +232,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Puts the routing rules into force that drop what nobody has judged. Repeating it changes nothing.
+    /// Installs the routing rules that drop packets which the table has not judged. Idempotent.
     pub async fn install_rules(&self) -> Result<(), NetworkError> {
         let scope = Scope {
             node_index: self.layout.node_index,
@@ -247,7 +247,7 @@ impl Network {
         &self.layout
     }
 
-    /// What links are made for now.
+    /// The current configuration of links.
     pub fn wiring(&self) -> Wiring {
         let range6 = self.layout.range6.as_ref().ok();
         Wiring {
@@ -288,7 +288,7 @@ impl Network {
         let name = self.layout.names.link(slot);
         let namespace = open_namespace(pin)?;
         self.disconnect(slot).await?;
-        // The pod's end is born in the pod's namespace, under the name it keeps.
+        // The pod's end is created directly in the pod's namespace with its final name.
         let peer = LinkUnspec::new_with_name("eth0")
             .address(POD_END.to_vec())
             .setns_by_fd(namespace.as_raw_fd())
@@ -328,12 +328,12 @@ impl Network {
             format!("/proc/sys/net/ipv4/conf/{name}/forwarding"),
             forward,
         );
-        // Before the link is up: no packet passes unfiltered.
+        // Before the link is up, so that no packet passes unfiltered.
         self.filter(name, index, slot).await?;
         up(&self.handle, index).await?;
         let node = self.layout.node_addresses();
         for address in self.addresses(slot) {
-            // The pod knows the way back to this address of the node's, and perhaps to no other.
+            // The pod has a route to this address of the node, and perhaps to no other.
             let mut own = node.iter().copied();
             let source = own.find(|own| own.is_ipv4() == address.is_ipv4());
             let way = Way::Directly { source };
@@ -354,7 +354,7 @@ impl Network {
         match attached.naming(format_args!(
             "attaching a packet filter to link {name} (the kernel needs CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF)"
         )) {
-            // The table judges what comes from the link, forged addresses included.
+            // The table also drops forged source addresses.
             Err(error) if self.forwarding == Forwarding::On => {
                 tracing::warn!(error = %api::errors::chain(&error), "only nftables keeps this pod from forging addresses");
                 Ok(())
@@ -369,7 +369,7 @@ impl Network {
         index_of(&self.handle, &name).await.is_ok()
     }
 
-    /// Removes a pod's link, if there is one. Its routes go with it.
+    /// Removes a pod's link, if it exists, and with it its routes.
     pub async fn disconnect(&self, slot: u32) -> Result<(), NetworkError> {
         let name = self.layout.names.link(slot);
         match index_of(&self.handle, &name).await {
@@ -384,7 +384,7 @@ impl Network {
         }
     }
 
-    /// Removes the node's own interface and its routing rules; every pod must be gone.
+    /// Removes the node's own interface and its routing rules. All pods must be gone.
     pub async fn close(&self) -> Result<(), NetworkError> {
         routing_rules::remove(&self.handle, &self.rules_lock, self.layout.node_index).await?;
         self.handle
@@ -405,7 +405,7 @@ pub(super) fn name_of(link: &LinkMessage) -> Option<&str> {
         })
 }
 
-/// Removes every link of a node whose process is gone, and the routing rules of its share if it has one; how many links there were.
+/// Removes all links of a node that is not running, and the routing rules of its index. Returns the number of links.
 pub async fn remove_all(
     names: &Names,
     node_index: Option<u32>,
@@ -427,7 +427,7 @@ pub async fn remove_all(
     for link in links {
         if name_of(&link).is_some_and(|name| names.is_link(name)) {
             let deleted = handle.link().del(link.header.index).execute().await;
-            // One end of a pair goes with the other.
+            // Removing one end of a veth pair removes the other.
             removed += usize::from(deleted.is_ok());
         }
     }
@@ -439,7 +439,7 @@ async fn add_address(handle: &Handle, link: u32, address: IpAddr) -> Result<(), 
     let block = if address.is_ipv4() { 32 } else { 128 };
     let mut add = handle.address().add(link, address, block).replace();
     if address.is_ipv6() {
-        // Nobody else is on the link who could have the address, and asking takes a second.
+        // Without duplicate address detection, which takes a second: the link has only two ends.
         add.message_mut()
             .attributes
             .push(AddressAttribute::Flags(AddressFlags::Nodad));
@@ -447,10 +447,10 @@ async fn add_address(handle: &Handle, link: u32, address: IpAddr) -> Result<(), 
     add.execute().await
 }
 
-/// How a route leads out of a link.
+/// The next hop of a route.
 #[derive(Debug, Clone, Copy)]
 enum Way {
-    /// Whoever is meant is at the other end. Those who have no address yet take this one.
+    /// The destination is at the other end of the link. The node uses this source address.
     Directly {
         source: Option<IpAddr>,
     },

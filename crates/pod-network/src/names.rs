@@ -1,4 +1,4 @@
-//! The names under which a node appears on its machine, all derived from its data directory.
+//! The names of a node's interfaces, nftables table and cgroup, all derived from its data directory.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -24,13 +24,13 @@ pub const NODES_MAX: u32 = 15;
 pub struct Names {
     /// Eight hexadecimal digits.
     pub tag: String,
-    /// The interface that holds the node's own address among pods.
+    /// The interface with the node's own address for pods.
     pub holder: String,
     /// The nftables table.
     pub table: String,
-    /// The control group below which every pod's is.
+    /// The parent of all pods' cgroups.
     pub cgroup: String,
-    /// Where to start looking for a free share of the machine's addresses and identities.
+    /// The index on the machine that the node claims if it is free. Its ranges of UIDs and addresses follow from the index.
     pub preferred_index: u32,
 }
 
@@ -47,12 +47,12 @@ impl Names {
         }
     }
 
-    /// How the names of all pods' links begin.
+    /// The prefix of the names of all pods' links.
     pub fn link_prefix(&self) -> String {
         format!("as{}", &self.tag[..6])
     }
 
-    /// Whether an interface is one of this node's.
+    /// Whether an interface belongs to this node.
     pub fn is_link(&self, name: &str) -> bool {
         name == self.holder || self.slot_of(name).is_some()
     }
@@ -63,7 +63,7 @@ impl Names {
         u32::from_str_radix(slot, 16).ok()
     }
 
-    /// The host's end of a pod's link; interface names hold 15 bytes.
+    /// The name of the host's end of a pod's link. Interface names have at most 15 bytes.
     pub fn link(&self, slot: u32) -> String {
         format!("{}{slot:x}", self.link_prefix())
     }

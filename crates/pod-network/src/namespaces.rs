@@ -1,4 +1,4 @@
-//! Work that has to be done inside a pod's network namespace, from outside of the pod.
+//! Opens connections and configures links inside a pod's network namespace.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,8 +19,8 @@ pub(super) fn open_namespace(pin: &Path) -> Result<OwnedFd, NetworkError> {
     })
 }
 
-/// Runs `work` on a thread of its own inside a network namespace. The thread ends with the work, so no other code ever
-/// runs in the wrong namespace.
+/// Runs `work` inside a network namespace, on its own thread. The thread exits after the work, so that no other code runs in that
+/// namespace.
 pub(super) async fn in_namespace<T: Send + 'static>(
     namespace: OwnedFd,
     work: impl FnOnce() -> T + Send + 'static,
@@ -53,8 +53,8 @@ pub async fn connect_inside(
     .await
 }
 
-/// Opens a TCP connection from inside a pod's network namespace to anywhere. A socket stays in the namespace that it was made in,
-/// so only making it takes a thread there.
+/// Opens a TCP connection from inside a pod's network namespace to any address. A socket stays in the namespace in which it was
+/// created, so only its creation needs a thread there.
 pub async fn connect_from(
     pin: &Path,
     target: SocketAddr,

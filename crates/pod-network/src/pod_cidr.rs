@@ -1,8 +1,8 @@
-//! The IPv4 range that pods of a node take their addresses from.
+//! The IPv4 range of the addresses of a node's pods.
 
 use std::net::Ipv4Addr;
 
-/// An IPv4 network that pods take their addresses from.
+/// The IPv4 network of the pods' addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodNetwork {
     pub address: Ipv4Addr,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_for_pods_is_read_and_a_bad_one_is_refused_with_the_remedy() {
+    fn a_pod_network_is_parsed_and_an_invalid_one_is_refused_with_the_remedy() {
         let network: PodNetwork = "10.60.0.0/16".parse().unwrap();
         assert_eq!(network.to_string(), "10.60.0.0/16");
         for (text, problem) in [

@@ -1,4 +1,4 @@
-//! Hears over netlink of links and routing rules that are removed.
+//! Notices over netlink when links and routing rules are removed.
 
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
@@ -11,16 +11,16 @@ use tokio::task::JoinHandle;
 use super::links::{NetworkError, name_of};
 use crate::names::Names;
 
-/// What another program took away.
+/// What was removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
     /// The link of a slot.
     Link(u32),
-    /// A routing rule, of whomever.
+    /// A routing rule of any program.
     Rule,
 }
 
-/// Hears of removals.
+/// A netlink socket that receives removals of links and routing rules.
 #[derive(Debug)]
 pub struct RemovalMonitor {
     names: Names,
@@ -35,7 +35,7 @@ impl Drop for RemovalMonitor {
 }
 
 impl RemovalMonitor {
-    /// Hears of what happens from now on.
+    /// Opens the socket. Earlier removals are not received.
     pub fn open(names: Names) -> Result<Self, NetworkError> {
         let groups = [
             MulticastGroup::Link,
@@ -51,7 +51,7 @@ impl RemovalMonitor {
         })
     }
 
-    /// The next removal, also of what the node removed itself; nothing once the socket is closed.
+    /// The next removal, including the node's own. `None` when the socket is closed.
     pub async fn next(&mut self) -> Option<Removal> {
         loop {
             let (message, _) = self.messages.next().await?;

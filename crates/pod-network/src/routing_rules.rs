@@ -6,14 +6,14 @@
 //! are in the pods' range: a neighbour on another interface does not reach them either (the weak host model would let it).
 //!
 //! ```text
-//! base + 0   iif lo                        goto LOCAL     what this machine sends itself is not judged
-//! base + 1   from RANGE to NODE            lookup local   only where nothing can mark: link filters judge alone
+//! base + 0   iif lo                        goto LOCAL     packets that this machine sends itself are not judged
+//! base + 1   from RANGE to NODE            lookup local   only without nftables: the link filters alone judge
 //! base + 2   from RANGE fwmark 0/ADMITTED  blackhole
 //! base + 3   to RANGE   fwmark 0/ADMITTED  blackhole
 //! LOCAL      from all                      lookup local   was at 0, where nothing can precede it
 //! ```
 //!
-//! Which rules there are is pure. A lock on a file keeps two nodes of a machine from moving the local table's rule at once.
+//! Computing the rules is pure. A file lock prevents two nodes of a machine from moving the local table's rule concurrently.
 
 use std::fs::File;
 use std::io;
@@ -29,10 +29,10 @@ use rtnetlink::{Handle, IpVersion};
 use super::address_block::AddressBlock;
 use super::links::{Forwarding, NetworkError};
 
-/// The bit of a packet's mark that the table sets on what it has judged.
+/// The bit of the packet mark that the table sets on packets that it has judged.
 pub const ADMITTED: u32 = 0x1000_0000;
 
-/// Where the rule for local addresses is while a node has rules; other software that has to precede it uses the same place.
+/// The priority of the local table's rule while a node has rules. Other software that must precede the local table uses the same.
 const LOCAL: u32 = 100;
 /// The first node's first rule.
 const FIRST: u32 = 20;
@@ -40,19 +40,19 @@ const RULES_PER_NODE: u32 = 5;
 const LOCAL_TABLE: u8 = 255;
 const FILE_EXISTS: i32 = -17;
 
-/// What the rules of a node depend on.
+/// The properties of a node that its rules depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
-    /// The node's number on its machine.
+    /// The node's index on its machine.
     pub node_index: u32,
-    /// Where pods' addresses come from, at most one range per family.
+    /// The ranges of the pods' addresses, at most one per family.
     pub ranges: Vec<AddressBlock>,
-    /// The node's own addresses among pods.
+    /// The node's own addresses in those ranges.
     pub node: Vec<IpAddr>,
     pub forwarding: Forwarding,
 }
 
-/// One rule, as far as two rules are told from each other.
+/// The fields that distinguish two rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PolicyRule {
     family: AddressFamily,
@@ -75,7 +75,7 @@ impl PolicyRule {
         }
     }
 
-    /// The rule that looks local addresses up.
+    /// The rule of the local table.
     fn local(family: AddressFamily, priority: u32) -> Self {
         Self::new(family, priority, RuleAction::ToTable)
     }
@@ -84,7 +84,7 @@ impl PolicyRule {
         let mut message = RuleMessage::default();
         message.header.family = self.family;
         message.header.action = self.action;
-        // Rules of the kernel's protocol are left alone by daemons that remove what they did not configure.
+        // With the protocol `kernel`: network daemons remove only rules of other protocols that they did not configure.
         message.attributes = vec![
             RuleAttribute::Priority(self.priority),
             RuleAttribute::Protocol(RouteProtocol::Kernel),
@@ -114,7 +114,7 @@ impl PolicyRule {
     }
 
     fn of(message: &RuleMessage) -> Self {
-        // The kernel leaves a priority of zero out.
+        // The kernel omits a priority of zero.
         let mut rule = Self::new(message.header.family, 0, message.header.action);
         for attribute in &message.attributes {
             match attribute {
@@ -176,8 +176,7 @@ fn is_of(node_index: u32, priority: u32) -> bool {
     (base..base + RULES_PER_NODE).contains(&priority)
 }
 
-/// Puts a node's rules into force and removes what an earlier run with another range left. Repeating it changes nothing; at no moment is
-/// there less than before.
+/// Installs a node's rules, then removes those of an earlier run with another range, so that protection never lapses. Idempotent.
 pub async fn install(handle: &Handle, lock: &Path, scope: &Scope) -> Result<(), NetworkError> {
     let _lock = lock_exclusively(lock).await?;
     let wanted = wanted(scope);
@@ -199,11 +198,11 @@ pub async fn install(handle: &Handle, lock: &Path, scope: &Scope) -> Result<(), 
     Ok(())
 }
 
-/// Takes a node's rules away. With the last node's rules the local table's rule goes back to where it was.
+/// Removes a node's rules. With those of the last node, the local table's rule returns to its original priority.
 pub async fn remove(handle: &Handle, lock: &Path, node_index: u32) -> Result<(), NetworkError> {
     let _lock = lock_exclusively(lock).await?;
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        // A kernel without the family has nothing to list.
+        // A kernel without this address family has no rules.
         let Ok(found) = list(handle, family).await else {
             continue;
         };
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_marks_pods_answer_the_node_alone() {
+    fn without_nftables_pods_reach_only_the_node() {
         let rules = wanted(&scope(Forwarding::Off));
         let local: Vec<_> = rules
             .iter()
@@ -331,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_of_all_nodes_come_before_the_local_table_and_do_not_meet() {
+    fn the_priorities_of_all_nodes_precede_the_local_table_and_do_not_overlap() {
         use crate::names::NODES_MAX;
         let mut seen = std::collections::BTreeSet::new();
         for node_index in 0..NODES_MAX {
@@ -348,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_known_again_when_the_kernel_lists_it() {
+    fn a_rule_equals_itself_as_listed_by_the_kernel() {
         for rule in wanted(&scope(Forwarding::Off)) {
             assert_eq!(PolicyRule::of(&rule.message()), rule);
         }

@@ -1,4 +1,4 @@
-//! The kernel settings that the pods' network needs of its machine.
+//! The sysctls that the pod network needs.
 
 /// Whether the kernel's settings let the node use IPv6; the reason when they do not.
 pub(super) fn ipv6_is_usable() -> Result<(), String> {
@@ -11,7 +11,7 @@ pub(super) fn ipv6_is_usable() -> Result<(), String> {
     }
 }
 
-/// Lets an interface carry IPv6 without taking an address of its own: that would be a way from pods to the machine.
+/// Enables IPv6 on an interface without an automatic link-local address, through which pods would reach the machine.
 pub(super) fn set_ipv6(interface: &str) {
     const NO_ADDRESS_OF_ITS_OWN: &str = "1";
     let base = format!("/proc/sys/net/ipv6/conf/{interface}");
@@ -20,13 +20,13 @@ pub(super) fn set_ipv6(interface: &str) {
     let _ = std::fs::write(format!("{base}/disable_ipv6"), "0");
 }
 
-/// Has the kernel's reverse path check look routes up with a packet's mark, as the packet itself is routed. Without it a machine that
-/// checks (`rp_filter`) would find no way back to a pod and drop what comes from it.
+/// Makes the reverse path filter use the packet mark for its route lookup (`src_valid_mark`), as routing itself does. Without it a
+/// machine with strict `rp_filter` finds no route back to a pod and drops the pod's packets.
 pub(super) fn use_marks_in_source_checks() {
     let _ = std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1");
 }
 
-/// Makes the machine forward packets, without which pods reach nobody. Rules keep it to pods' own traffic.
+/// Enables IP forwarding, which pods need to reach anything. The rules restrict it to the traffic of pods.
 pub(super) fn forward_everything(ipv6: bool) {
     const HEED_ALL_THE_SAME: &str = "2";
     let _ = std::fs::write("/proc/sys/net/ipv4/ip_forward", "1");
@@ -34,8 +34,8 @@ pub(super) fn forward_everything(ipv6: bool) {
     if !ipv6 || std::fs::read_to_string(all).is_ok_and(|text| text.trim() == "1") {
         return;
     }
-    // A machine that forwards ignores the router advertisements that gave it its own address and route, unless it is told
-    // to heed them all the same.
+    // A machine that forwards ignores router advertisements, from which it may have its own address and route, unless `accept_ra`
+    // is 2.
     let interfaces = std::fs::read_dir("/proc/sys/net/ipv6/conf");
     for interface in interfaces.into_iter().flatten().flatten() {
         let setting = interface.path().join("accept_ra");

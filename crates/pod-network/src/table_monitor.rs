@@ -1,10 +1,10 @@
 //! Notices when another program removes or changes the node's nftables table.
 //!
 //! The kernel multicasts every change of nftables over netlink, and ends each transaction with a new generation. A transaction
-//! of the node's own adds a number that the node has just made up (its marker) to a set, so that it is told from others' without
-//! process numbers, which differ between PID namespaces.
+//! of the node adds a random number (its marker) to a set, which distinguishes it from those of other programs. PIDs cannot do that,
+//! because they differ between PID namespaces.
 //!
-//! Reading messages is pure ([`Transactions`]); [`Monitor`] is the socket.
+//! Parsing messages is pure ([`Transactions`]); [`Monitor`] is the socket.
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub const MARKERS: &str = "applied";
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
-/// Large transactions of others should not make the kernel drop messages.
+/// The receive buffer: large enough that the kernel does not drop messages of large transactions.
 const RECEIVE_BUFFER: i32 = 1 << 20;
 
 const NETLINK_HEADER: usize = 16;
@@ -26,24 +26,24 @@ const ATTRIBUTE_HEADER: usize = 4;
 const SUBSYSTEM: u16 = 10;
 const NEW_ELEMENT: u16 = 12;
 const NEW_GENERATION: u16 = 15;
-/// Every kind of object names its table by this attribute. A generation has its number there.
+/// The attribute with the table of every kind of object. In a generation it is the number.
 const TABLE: u16 = 1;
 const SET: u16 = 2;
 const ELEMENTS: u16 = 3;
-/// What leads from the list of elements to the value of the first one's key.
+/// The path of attributes from the list of elements to the key of the first element.
 const FIRST_KEY: [u16; 3] = [1, 1, 1];
 
-/// What one transaction did to the table.
+/// The origin of a transaction that changed the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// It carries this marker.
+    /// It has this marker.
     Marked(u32),
     Unmarked,
-    /// The kernel dropped messages: anything may have happened.
+    /// The kernel dropped messages, so changes may have been missed.
     Unknown,
 }
 
-/// Puts messages together to transactions that concern one table.
+/// Groups messages into transactions, and selects those that change one table.
 #[derive(Debug)]
 struct Transactions {
     table: String,
@@ -51,7 +51,7 @@ struct Transactions {
 }
 
 impl Transactions {
-    /// Takes in what was read; the changes of the table that it completes.
+    /// Adds received bytes. Returns the transactions of the table that they complete.
     fn take(&mut self, mut messages: &[u8]) -> Vec<Change> {
         let mut complete = Vec::new();
         while let Some((message, rest)) = split(messages, NETLINK_HEADER) {
@@ -76,7 +76,7 @@ impl Transactions {
     }
 }
 
-/// Splits the first message or attribute off: both begin with their length and are padded to four bytes.
+/// Splits off the first message or attribute: both start with their length and are padded to four bytes.
 fn split(bytes: &[u8], header: usize) -> Option<(&[u8], &[u8])> {
     let length = match header {
         NETLINK_HEADER => u32::from_ne_bytes(*bytes.first_chunk()?) as usize,
@@ -90,7 +90,7 @@ fn split(bytes: &[u8], header: usize) -> Option<(&[u8], &[u8])> {
     Some((first, rest))
 }
 
-/// The marker that a new element of a set is.
+/// The marker in a message about a new element of a set.
 fn marker(attributes: &[u8]) -> Option<u32> {
     if text(attributes, SET) != Some(MARKERS.as_bytes()) {
         return None;
@@ -120,7 +120,7 @@ fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     None
 }
 
-/// Hears of changes of one table.
+/// A netlink socket that receives the changes of one table.
 pub struct Monitor {
     socket: TokioSocket,
     transactions: Transactions,
@@ -128,7 +128,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Hears of what happens from now on.
+    /// Opens the socket. Earlier changes are not received.
     pub fn open(table: &str) -> io::Result<Self> {
         let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
         socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
@@ -222,7 +222,7 @@ mod tests {
     const NEW_RULE: u16 = 6;
 
     #[test]
-    fn a_transaction_is_known_by_its_marker_wherever_that_is() {
+    fn a_transaction_is_recognized_by_its_marker_at_any_position() {
         let own = [
             object(DELETE_TABLE, "own"),
             element("own", MARKERS, 0xdead_beef),

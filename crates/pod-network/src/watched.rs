@@ -1,4 +1,4 @@
-//! Objects of one kind as a watch tells of them, kept by UID.
+//! The objects of one kind from a watch, by UID.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use tokio::time::Instant;
 use api::errors::chain;
 use api::readable::readable;
 
-/// What is known of the objects of one kind.
+/// The known objects of one kind.
 #[derive(Debug)]
 pub struct Watched<V> {
     pub objects: HashMap<String, V>,
-    /// What was listed since the last list began.
+    /// The objects of the list in progress.
     listed: HashSet<String>,
-    /// Whether everything there is has been seen.
+    /// Whether the first list is complete.
     pub complete: bool,
 }
 
@@ -33,7 +33,8 @@ impl<V> Default for Watched<V> {
 }
 
 impl<V> Watched<V> {
-    /// Takes news in, for somebody to whom what may not be seen is not there; whether anything may have changed by it.
+    /// Handles an event, or a refusal: a kind that the node may not list counts as having no objects. Returns whether anything may
+    /// have changed.
     pub fn learn<K: Resource>(
         &mut self,
         news: Result<Event<K>, NotAllowed>,
@@ -45,7 +46,7 @@ impl<V> Watched<V> {
         }
     }
 
-    /// Takes an event in; whether anything may have changed by it.
+    /// Handles an event. Returns whether anything may have changed.
     pub fn take<K: Resource>(&mut self, event: Event<K>, facts: impl Fn(K) -> V) -> bool {
         match event {
             Event::Init => {
@@ -74,7 +75,7 @@ impl<V> Watched<V> {
     }
 }
 
-/// What an object is kept under.
+/// The key of an object.
 pub fn key<K: Resource>(object: &K) -> String {
     object.meta().uid.clone().unwrap_or_default()
 }

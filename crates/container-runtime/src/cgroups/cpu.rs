@@ -1,4 +1,4 @@
-//! What pods use of the processors, and whether they yield to others.
+//! The CPU time, the weight and the scheduling class (`cpu.idle`) of a pod's cgroup.
 
 use std::fs;
 use std::io;
@@ -8,15 +8,15 @@ use std::time::Duration;
 use super::{Cgroups, Controller, Hierarchy, Setting, counter, set};
 
 impl Cgroups {
-    /// The processor time that all containers of a pod have used, where the kernel counts it.
+    /// The CPU time that all containers of a pod have used. `None` without a v2 hierarchy.
     pub fn cpu_time(&self, pod: &str) -> Option<Duration> {
-        // The v2 hierarchy counts it with and without a controller.
+        // The v2 hierarchy counts it even without the CPU controller.
         let hierarchy = self.hierarchies.iter().find(|found| found.unified)?;
         let text = fs::read_to_string(self.pod_path(hierarchy, pod).join("cpu.stat")).ok()?;
         Some(Duration::from_micros(counter(&text, "usage_usec")))
     }
 
-    /// Thousandths of a processor that the containers of a pod have asked for.
+    /// The sum of the CPU requests of a pod's containers, in thousandths of a CPU, read back from their weights.
     pub fn cpu_request_milli(&self, pod: &str) -> u64 {
         let Some(hierarchy) = self.cpu_hierarchy() else {
             return 0;
@@ -37,17 +37,22 @@ impl Cgroups {
             .sum()
     }
 
-    /// Lets a pod have the processors only while nobody else wants them, or as much of them as it asked for.
-    pub fn set_sched_idle(&self, pod: &str, yields: bool) -> io::Result<()> {
+    /// Moves a pod to the scheduling class `SCHED_IDLE`, in which it runs only on idle CPUs, or back to the normal class.
+    pub fn set_sched_idle(&self, pod: &str, is_sched_idle: bool) -> io::Result<()> {
         let hierarchy = self.cpu_hierarchy().ok_or(io::ErrorKind::Unsupported)?;
         let file = self.pod_path(hierarchy, pod).join("cpu.idle");
-        fs::write(file, if yields { "1" } else { "0" })?;
-        // The kernel forgets the weight of a group that yields.
-        if yields { Ok(()) } else { self.weigh(pod) }
+        fs::write(file, if is_sched_idle { "1" } else { "0" })?;
+        // The kernel drops the weight of a cgroup in SCHED_IDLE.
+        if is_sched_idle {
+            Ok(())
+        } else {
+            self.set_weight(pod)
+        }
     }
 
-    /// Gives a pod the weight of what its containers asked for, beside other pods. One that yields gets it when it no longer does.
-    pub fn weigh(&self, pod: &str) -> io::Result<()> {
+    /// Sets a pod's CPU weight from the requests of its containers. A pod in `SCHED_IDLE` has no weight (`EINVAL`) and gets it when
+    /// it returns to the normal class.
+    pub fn set_weight(&self, pod: &str) -> io::Result<()> {
         let Some(hierarchy) = self.cpu_hierarchy() else {
             return Ok(());
         };
@@ -69,7 +74,7 @@ impl Cgroups {
     }
 }
 
-/// What was asked for by a container that was given this weight. One that asked for nothing has the smallest there is.
+/// The CPU request of a container with this weight. A container without a request has the smallest weight.
 fn request_milli(weight: u64, unified: bool) -> u64 {
     const SMALLEST: u64 = 2;
     let shares = if unified {
@@ -84,8 +89,8 @@ fn request_milli(weight: u64, unified: bool) -> u64 {
     }
 }
 
-/// What a pod weighs beside others. One that asked for nothing weighs as much as one that asked for a tenth of a processor,
-/// which is what the kernel gives a new group.
+/// The CPU weight of a pod. A pod without requests has the weight of one that requests a tenth of a CPU, which is the kernel's
+/// default for a new cgroup.
 fn weight_of_pod(request_milli: u64, unified: bool) -> Setting {
     const LEAST_MILLI: u64 = 100;
     let milli = request_milli.max(LEAST_MILLI);
@@ -102,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_container_asked_for_is_read_off_its_weight() {
+    fn a_containers_request_is_read_back_from_its_weight() {
         for unified in [false, true] {
             for (asked, expected) in [
                 (None, 0..1),
@@ -121,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_weigh_what_they_asked_for() {
+    fn a_pods_weight_follows_its_requests() {
         for (asked, shares, weight) in [
             (0, 1024, 100),
             (100, 1024, 100),

@@ -1,7 +1,7 @@
-//! A pulse on every processor, so that the kernel looks whose turn it is more often than at its tick.
+//! A preemption tick: wakes up a thread on every CPU, so that the scheduler runs more often than at the kernel's timer tick.
 //!
-//! Whoever has the processor keeps it until somebody wakes up or the tick comes, which is up to 4 ms later, even if somebody
-//! waits who should go first. A thread that sleeps most of the time and wakes up in between shortens that wait to its own interval.
+//! A running process keeps its CPU until another process wakes up there or the timer tick comes, which is up to 4 ms later, even if a
+//! process that should run first is waiting. A thread that sleeps and wakes up every 500 µs shortens that wait to its own interval.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Half of this is what somebody waits on average. At 500 µs a virtual machine spends 3 % of its time on it, hardware less.
+/// A process waits half of this on average. At 500 µs a virtual machine spends 3 % of its time on the tick, hardware less.
 const INTERVAL: Duration = Duration::from_micros(500);
-const THREAD: &str = "fairness";
+const THREAD: &str = "preemption-tick";
 const STACK_BYTES: usize = 64 << 10;
 
-/// Beats until it is dropped.
+/// Wakes up every CPU until it is dropped.
 #[derive(Debug)]
 pub struct PreemptionTick {
     stopped: Arc<AtomicBool>,
 }
 
 impl PreemptionTick {
-    /// Starts a thread on every processor that this process may use. Where that fails, the tick has to do.
+    /// Starts a thread on every CPU that this process may use. A CPU whose thread cannot be started keeps the kernel's timer tick.
     pub fn start() -> Self {
         let stopped = Arc::new(AtomicBool::new(false));
         for cpu in cpus() {
             let stopped = stopped.clone();
-            let beat = move || {
+            let wake_up = move || {
                 let mut only = CpuSet::new();
                 only.set(cpu);
                 if sched_setaffinity(None, &only).is_err() {
@@ -38,7 +38,7 @@ impl PreemptionTick {
             };
             let thread = std::thread::Builder::new();
             let thread = thread.name(THREAD.to_owned()).stack_size(STACK_BYTES);
-            if let Err(error) = thread.spawn(beat) {
+            if let Err(error) = thread.spawn(wake_up) {
                 tracing::debug!(cpu, %error, "no tick on a cpu");
             }
         }
@@ -61,7 +61,7 @@ fn cpus() -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
 
-    /// The processors that threads of this process are bound to, by the kernel's account.
+    /// The CPUs that the tick's threads are bound to, from `/proc`.
     fn ticking_cpus() -> Vec<String> {
         let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         let mut found: Vec<String> = threads

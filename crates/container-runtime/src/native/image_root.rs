@@ -1,5 +1,5 @@
-//! From an image and a container's wishes to what runs: layers, command, environment, directory, user. Pure, but for
-//! reading the image's own list of users.
+//! Combines an image with a container's specification: layers, command, environment, working directory, user. Pure, except that it
+//! reads the image's `/etc/passwd` and `/etc/group`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use crate::host_image::{self, HostImage};
 use crate::privileges::Privileges;
 use crate::{ContainerSpec, ImageSource};
 
-/// Where programs are when an image does not say.
+/// The `PATH` of an image that sets none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Tells the sandbox's runtime where its files are.
+/// The environment variable with sandboxd's base directory.
 const BASE_DIRECTORY: &str = "SANDBOX_BASE_DIR";
 
-/// What an image and a container's specification come to.
+/// The combination of an image and a container's specification.
 #[derive(Debug)]
 pub struct ImageRoot {
     /// Uppermost first.
@@ -30,7 +30,7 @@ pub struct ImageRoot {
     pub id: String,
 }
 
-/// The built-in image: without a command of its own, a container is the sandbox's runtime.
+/// For the built-in image `host`. A container without a command runs sandboxd.
 pub fn of_host(host: &HostImage, spec: &ContainerSpec) -> Result<ImageRoot, String> {
     let arguments = if spec.command.is_empty() && spec.arguments.is_empty() {
         vec![host_image::SANDBOXD_PATH.to_owned()]
@@ -60,7 +60,7 @@ pub fn of_host(host: &HostImage, spec: &ContainerSpec) -> Result<ImageRoot, Stri
     })
 }
 
-/// No image: an empty directory, and nothing to run.
+/// For a container without an image: an empty directory and no command.
 pub fn of_nothing(data_dir: &Path, spec: &ContainerSpec) -> Result<ImageRoot, String> {
     let layer = data_dir.join("images").join("nothing");
     std::fs::create_dir_all(&layer).map_err(|error| format!("an empty directory: {error}"))?;
@@ -79,7 +79,7 @@ pub fn of_nothing(data_dir: &Path, spec: &ContainerSpec) -> Result<ImageRoot, St
     })
 }
 
-/// An image of the store. The sandbox's runtime is put into it if the command asks for it.
+/// For an image of the store. sandboxd is mounted into it if the command is sandboxd.
 pub fn of_image(
     image: &Image,
     name: &Reference,
@@ -114,7 +114,7 @@ pub fn of_image(
     if asks_for_sandboxd(&arguments) {
         mounts.push(view(sandboxd, Path::new(host_image::SANDBOXD_PATH)));
         extend_path(&mut environment);
-        // Its files are where the image's commands would run, unless the image says otherwise.
+        // Unless the image sets it, sandboxd's base directory is the working directory.
         if !environment.iter().any(|(key, _)| key == BASE_DIRECTORY) {
             environment.push((BASE_DIRECTORY.to_owned(), working_directory.clone()));
         }
@@ -130,7 +130,7 @@ pub fn of_image(
     })
 }
 
-/// A command replaces the image's entry point and its arguments; arguments alone replace only those.
+/// The command line. `command` replaces the image's entry point and its arguments; `args` alone replaces only the arguments.
 fn arguments(config: &ContainerConfig, spec: &ContainerSpec) -> Result<Vec<String>, String> {
     let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
     let (command, arguments) = if spec.command.is_empty() {
@@ -185,25 +185,25 @@ fn extend_path(environment: &mut [(String, String)]) {
 }
 
 fn checked(user: User, spec: &ContainerSpec, privileges: Privileges) -> Result<User, String> {
-    const IDENTITIES: u32 = 1 << 16;
+    const UIDS: u32 = 1 << 16;
     if privileges == Privileges::Rootless {
-        return only_identity(spec);
+        return rootless_user(spec);
     }
     if spec.must_not_be_root && user.uid == 0 {
         return Err("container has runAsNonRoot and image will run as root".to_owned());
     }
-    if user.uid >= IDENTITIES || user.gid >= IDENTITIES {
+    if user.uid >= UIDS || user.gid >= UIDS {
         return Err(format!(
-            "the image's user {}:{} does not fit the 16 bits of a container identity; set runAsUser and runAsGroup",
+            "the image's user {}:{} does not fit the 16 bits of container UIDs and GIDs; set runAsUser and runAsGroup",
             user.uid, user.gid
         ));
     }
     Ok(user)
 }
 
-/// Without root there is one identity, under the number 0. An image's wish for another is granted in that its programs
-/// are an ordinary user of the machine; a pod's is refused, since it may depend on the number.
-fn only_identity(spec: &ContainerSpec) -> Result<User, String> {
+/// The user of a container on a rootless node, which has only UID 0. The user that an image sets is ignored: UID 0 is an
+/// unprivileged user of the machine anyway. A user that the pod sets is refused, because the pod may depend on the number.
+fn rootless_user(spec: &ContainerSpec) -> Result<User, String> {
     let other = [spec.user, spec.group]
         .into_iter()
         .flatten()

@@ -1,4 +1,4 @@
-//! From a container's specification to a request the shim understands.
+//! Translates the specification of a container into a request to the shim.
 
 use std::fmt::Write;
 use std::fs;
@@ -20,7 +20,7 @@ use super::{NativeRuntime, SHARED_MEMORY_BYTES, failure};
 use crate::handlers::Driver;
 use crate::{ContainerSpec, ImageSource, PodSandboxSpec, RuntimeError, StartError, oci_spec};
 
-/// What a fresh `/proc` shows of the machine rather than of the container.
+/// Files of `/proc` that show the machine rather than the container.
 const MASKED: [&str; 13] = [
     "/proc/acpi",
     "/proc/asound",
@@ -44,17 +44,17 @@ const READ_ONLY: [&str; 5] = [
     "/proc/sysrq-trigger",
 ];
 
-/// Programs read the number of processors here; nothing else of `/sys` is shown.
+/// The visible part of `/sys`: programs read the number of CPUs here.
 const SHOWN_OF_SYS: [&str; 1] = ["/sys/devices/system/cpu"];
 
-/// Files of `/etc` that the pod has and its image has not.
+/// Files of `/etc` that come from the pod and not from its image.
 const ETC_FILES: [&str; 3] = ["hosts", "hostname", "resolv.conf"];
 
-/// Where other runtimes find their bundles, each in a mount namespace of its own.
+/// The directory of the bundles of other runtimes, each in its own mount namespace.
 const OUTSIDE_STAGE: &str = "/run/agent-sandbox/stage";
 
 impl NativeRuntime {
-    /// Starts a container, unless that is given up.
+    /// Starts a container, until `given_up` is cancelled.
     pub(super) async fn launch(
         &self,
         spec: ContainerSpec,
@@ -190,7 +190,7 @@ impl NativeRuntime {
             Path::new(&spec.termination_message_path),
             false,
         ));
-        // A mount below another comes after it, whatever order the pod named them in.
+        // Parents first, in whatever order the pod lists its mounts.
         let mut own = spec.mounts.clone();
         own.sort_by_key(|mount| mount.target.components().count());
         mounts.extend(own);
@@ -198,7 +198,7 @@ impl NativeRuntime {
     }
 }
 
-/// What has another runtime make the container of a request.
+/// Changes a request so that another runtime creates the container.
 fn outside(
     launch: &mut Launch,
     spec: &ContainerSpec,
@@ -207,14 +207,14 @@ fn outside(
     let program = driver.find().ok_or_else(|| {
         StartError::Configuration(format!("{} is not installed any more", driver.program()))
     })?;
-    // The pod's identities may not enter the node's own directories.
+    // Outside of the node's own directories, which the pod's UIDs cannot enter.
     launch.stage = PathBuf::from(OUTSIDE_STAGE);
     fs::create_dir_all(&launch.stage).map_err(failure("the stage of other runtimes"))?;
     for path in launch.stage.ancestors().take(2) {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755))
             .map_err(failure("the stage of other runtimes"))?;
     }
-    // What its own filter allows is for the runtime to say; it makes many more calls than a container may.
+    // The other runtime installs its own filter in the container. It needs more system calls itself than a container may use.
     launch.seccomp_programs.clear();
     let mut volumes: Vec<PathBuf> = ETC_FILES
         .iter()
@@ -243,7 +243,7 @@ pub(super) fn bind(source: &Path, target: &Path, read_only: bool) -> Mount {
     }
 }
 
-/// A read-only mount whose watches and locks reach nobody else.
+/// A read-only mount whose watches (`inotify`) and locks (`flock`) do not affect other containers or the host.
 pub(crate) fn view(source: &Path, target: &Path) -> Mount {
     Mount {
         target: target.to_owned(),
@@ -267,11 +267,11 @@ fn limits(open_files: u64) -> Vec<ResourceLimit> {
     ]
 }
 
-/// When a process started, in ticks since boot; nothing for one that has ended.
+/// The start time of a process, in ticks since boot. `None` if it has ended.
 pub(super) fn start_ticks(pid: i32) -> Option<u64> {
     const FIELD_AFTER_NAME: usize = 19;
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may hold anything, so fields are counted after the last one.
+    // The name is in parentheses and may contain any character, so fields are counted after the last parenthesis.
     let (_, rest) = text.rsplit_once(')')?;
     if rest.trim_start().starts_with(['Z', 'X']) {
         return None;
@@ -279,7 +279,7 @@ pub(super) fn start_ticks(pid: i32) -> Option<u64> {
     rest.split_whitespace().nth(FIELD_AFTER_NAME)?.parse().ok()
 }
 
-/// The files Kubernetes manages in a pod's `/etc`.
+/// Writes the files that Kubernetes manages in a pod's `/etc`.
 pub(super) fn write_pod_files(
     directory: &Path,
     spec: &PodSandboxSpec,

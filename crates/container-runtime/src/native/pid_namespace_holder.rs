@@ -1,6 +1,7 @@
-//! Pods whose containers share their processes: one more process is PID 1 there and holds their PID namespace.
+//! Shared PID namespaces (`shareProcessNamespace`): an extra container, like Kubernetes' pause container, is PID 1 of the pod and
+//! holds the namespace.
 //!
-//! It is a container like any other but for having no command and no files, and it is nobody's business but the runtime's.
+//! It has no command and no files. Only the runtime knows of it: it does not appear in the pod's status.
 
 use std::path::PathBuf;
 
@@ -13,11 +14,11 @@ use crate::cgroups::Limits;
 use crate::privileges::Privileges;
 use crate::{ContainerSpec, ImageSource, Runtime, RuntimeError, StartError};
 
-/// Stands where a container's name does; no container can have it.
+/// The name of the container. It is not a valid container name, so no container of a pod has it.
 pub(super) const PID_NAMESPACE_HOLDER: &str = ".processes";
 
-/// Nobody that a container's processes run as, so that none of them may look into it.
-const NOBODY_ELSE: u32 = 65_535;
+/// The UID of the holder. No process of a container runs as it, so none can access the holder.
+const HOLDER_UID: u32 = 65_535;
 
 fn id_of(pod: &str) -> ContainerId {
     ContainerId {
@@ -29,7 +30,7 @@ fn id_of(pod: &str) -> ContainerId {
 
 fn specification(id: ContainerId) -> ContainerSpec {
     let user = match Privileges::current() {
-        Privileges::Root => Some(NOBODY_ELSE),
+        Privileges::Root => Some(HOLDER_UID),
         Privileges::Rootless | Privileges::None => None,
     };
     ContainerSpec {
@@ -50,7 +51,7 @@ fn namespace_of(pid: i32) -> PathBuf {
 }
 
 impl NativeRuntime {
-    /// The PID namespace that a container joins; none when it gets one of its own.
+    /// The PID namespace that a container joins. `None` if it gets its own.
     pub(super) async fn pid_namespace(
         &self,
         spec: &ContainerSpec,
@@ -82,7 +83,8 @@ impl NativeRuntime {
         Ok(Some(namespace_of(pid)))
     }
 
-    /// Boxed, since it starts a container, which is what asks for it.
+    /// The PID namespace that the pod's containers share; starts its holder if necessary. Boxed, because it is recursive: it starts
+    /// a container, and starting a container calls it.
     fn shared_namespace<'a>(&'a self, pod: &'a str) -> BoxFuture<'a, Result<PathBuf, StartError>> {
         async move {
             let _alone = self.making_holder.lock().await;
@@ -91,7 +93,7 @@ impl NativeRuntime {
                 if start_ticks(known.record.pid) == Some(known.record.start_ticks) {
                     return Ok(namespace_of(known.record.pid));
                 }
-                // Everything in the namespace ended with it; the next is another one.
+                // All processes of the namespace ended with its PID 1, so the next holder has a new namespace.
                 self.wait(&id).await;
             }
             let _ = directory_tree::remove(&self.container_directory(&id));
@@ -104,7 +106,7 @@ impl NativeRuntime {
         .boxed()
     }
 
-    /// Ends the process that holds a pod's PID namespace, if there is one, and with it whatever is left there.
+    /// Kills the holder of a pod's PID namespace, if there is one, and with it all processes of the namespace.
     pub(super) async fn end_pid_namespace_holder(&self, pod: &str) {
         let id = id_of(pod);
         if self.running(&id).is_some() {

@@ -1,4 +1,4 @@
-//! What is written down of pods and containers, for a node that finds them again.
+//! The records of pods and containers on disk, from which a restarted node recovers them.
 
 use std::fs;
 use std::io;
@@ -11,22 +11,22 @@ use super::failure;
 use crate::slots;
 use crate::{ContainerId, PodSandboxSpec, RuntimeError};
 
-/// What is kept of a sandbox.
+/// The record of a pod sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SandboxRecord {
     /// Absent once the pod has ended and its namespaces are freed.
     pub(super) slot: Option<u32>,
     pub(super) spec: PodSandboxSpec,
-    /// Whatever was started before this ran in a sandbox that did not survive.
+    /// Containers that started before this time ran in a sandbox that did not survive.
     #[serde(default)]
     pub(super) made_at: Timestamp,
 }
 
-/// What is kept of a started container.
+/// The record of a started container.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ContainerRecord {
     pub(super) pid: i32,
-    /// When the process started, in the kernel's ticks: tells it from another with its number.
+    /// The start time of the process, in the kernel's ticks: distinguishes it from another process with the same PID.
     pub(super) start_ticks: u64,
     pub(super) started_at: Timestamp,
     pub(super) image_id: String,
@@ -35,7 +35,7 @@ pub(super) struct ContainerRecord {
     pub(super) message_from_log: bool,
 }
 
-/// A container's control group: its name, and that of the one it is below.
+/// The name of a container's cgroup and of its parent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Group {
     pub(super) parent: String,
@@ -43,7 +43,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Where a container is that was not started by a launcher that waited for it.
+    /// The cgroup of a container whose launcher was not waiting in a slot.
     pub(super) fn of(id: &ContainerId) -> Self {
         Self {
             parent: id.pod.clone(),
@@ -51,7 +51,7 @@ impl Group {
         }
     }
 
-    /// Where a launcher waits for a pod's first container.
+    /// The cgroup in which a launcher waits for a pod's first container.
     pub(super) fn of_slot(slot: u32) -> Self {
         Self {
             parent: slots::slot_group(slot),
@@ -66,15 +66,15 @@ pub(super) fn write_record(directory: &Path, record: &SandboxRecord) -> Result<(
     write_whole(&directory.join("sandbox.json"), &text).map_err(failure("a pod's record"))
 }
 
-/// What is to be read of a record.
+/// The result of reading a record.
 pub(super) enum Recorded<T> {
     Known(T),
     Absent,
-    /// There is a file, and it says nothing: a crash of the machine may leave one empty.
+    /// The file is empty or malformed: a crash of the machine may leave it so.
     Unreadable,
 }
 
-/// Reads a record. A disk that fails is an error and no reason to think that there is none.
+/// Reads a record. An I/O error is returned and never counts as an absent record.
 pub(super) fn read_record<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<Recorded<T>> {
     match fs::read(path) {
         Ok(text) => Ok(serde_json::from_slice(&text).map_or(Recorded::Unreadable, Recorded::Known)),
@@ -83,7 +83,7 @@ pub(super) fn read_record<T: serde::de::DeserializeOwned>(path: &Path) -> io::Re
     }
 }
 
-/// Puts a record that says nothing out of the way, for somebody to look at, and reports it.
+/// Renames an unreadable record, so that an administrator can inspect it, and logs an error.
 pub(super) fn set_aside(path: &Path) {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".unreadable");
@@ -95,12 +95,12 @@ pub(super) fn set_aside(path: &Path) {
     );
 }
 
-/// Writes a file where a crash of this process cannot leave half of it.
+/// Writes a file atomically: a crash of this process never leaves a partial file.
 ///
-/// A crash of the machine may leave the file empty, or its predecessor, since nothing is flushed: an `fsync` costs milliseconds on
-/// many disks, and these records are written while a container starts. Nothing is lost by it. After such a crash no process runs
-/// that the records could tell of; the numbers that files belong to are read from the files (`recovery::slot_of_files`); and a
-/// record that says nothing never makes the node delete what it was about.
+/// A crash of the machine may leave an empty file, or its predecessor, because nothing is flushed: an `fsync` takes milliseconds on
+/// many disks, and these records are written while a container starts. Nothing is lost: after such a crash none of the recorded
+/// processes runs, the slot follows from the owner of the pod's files (`recovery::slot_of_files`), and an unreadable record never
+/// makes the node delete a pod's files.
 pub(crate) fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
@@ -108,7 +108,7 @@ pub(crate) fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// The same for what must outlast a crash of the machine, where nobody waits for it.
+/// As [`write_whole`], with an `fsync`: for a file that must survive a crash of the machine, outside of a container's start.
 pub(crate) fn write_durably(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");

@@ -1,4 +1,4 @@
-//! Finding pods again after the node was stopped or killed.
+//! Recovers pods after the node was stopped or killed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::{
 
 const SANDBOX: &str = "sandbox.json";
 
-/// Whether neither a container nor a volume of the pod was begun.
+/// Whether the pod has neither containers nor volumes yet.
 fn holds_nothing(directory: &Path) -> bool {
     let parts = ["containers", "volumes"];
     parts
@@ -40,7 +40,7 @@ pub(super) fn entries(path: &Path) -> Vec<String> {
 }
 
 fn read_sandbox(directory: &Path) -> Result<Recorded<SandboxRecord>, RuntimeError> {
-    // The pod may well run when the disk does not tell.
+    // An I/O error must not count as an absent record: the pod may be running.
     read_record(&directory.join(SANDBOX)).map_err(failure("what is known of a pod"))
 }
 
@@ -57,7 +57,7 @@ pub(super) fn used_slots(pods: &Path, node_index: u32) -> Result<BTreeSet<u32>, 
     Ok(used)
 }
 
-/// The slot that a pod's files belong to, by their owner. It tells what a lost record would have told.
+/// The slot of a pod, from the owner of its files. It replaces a lost record.
 fn slot_of_files(directory: &Path, node_index: u32) -> Option<u32> {
     let below = |path: PathBuf| {
         let names = entries(&path).into_iter();
@@ -91,7 +91,7 @@ impl NativeRuntime {
         Ok(pods)
     }
 
-    /// What there is of one pod; nothing if the node died before it had prepared anything of it.
+    /// Recovers one pod. `None` if the node was killed before it had prepared anything for it.
     pub(super) async fn recover_one(
         &self,
         uid: &str,
@@ -117,7 +117,7 @@ impl NativeRuntime {
                 ipv6_address: self.slots.network().ipv6_address(slot),
                 uid_base: self.slots.uid_range(slot).base,
             });
-        // One that was freed was not lost.
+        // A pod that has ended has no slot any more, and has not lost it.
         let is_lost = sandbox.is_none() && record.slot.is_some();
         let since = (!is_lost).then_some(record.made_at);
         let containers = self.recover_containers(uid, since);
@@ -128,8 +128,8 @@ impl NativeRuntime {
         }))
     }
 
-    /// Makes a record for a pod that has lost its own, and ends what may run of it: the pod starts over as after a reboot, with the
-    /// volumes it had and in the slot that they belong to.
+    /// Writes a new record for a pod that has lost its own, and kills its processes: the pod starts over as after a reboot, with its
+    /// volumes and in the slot whose UID range owns them.
     async fn replace_record(&self, uid: &str) -> Result<SandboxRecord, RuntimeError> {
         let directory = self.pods.join(uid);
         let slot = slot_of_files(&directory, self.ranges.index());
@@ -140,7 +140,7 @@ impl NativeRuntime {
         }
         let record = SandboxRecord {
             slot,
-            // What it is made from is written when it is made.
+            // The specification is written when the sandbox is created again.
             spec: PodSandboxSpec {
                 identity: PodIdentity {
                     uid: uid.to_owned(),
@@ -161,7 +161,7 @@ impl NativeRuntime {
         Ok(record)
     }
 
-    /// The pods of which something is on this machine. Slots that nobody has are freed, with whatever runs in them.
+    /// The pods that have files or cgroups on this machine. Tears down slots that belong to no pod, with their processes.
     pub(super) async fn sweep_groups(&self) -> Vec<String> {
         let (groups, directory) = (self.cgroups.clone(), self.pods.clone());
         let looked = blocking(move || Ok((groups.pods(), entries(&directory)))).await;
@@ -182,7 +182,7 @@ impl NativeRuntime {
         found.into_iter().collect()
     }
 
-    /// The containers of a pod whose sandbox was made at a time, or is lost.
+    /// Recovers the containers of a pod. `since` is when its sandbox was created; `None` if the sandbox is lost.
     fn recover_containers(&self, pod: &str, since: Option<Timestamp>) -> Vec<RecoveredContainer> {
         let directory = self.pods.join(pod).join("containers");
         let mut recovered = Vec::new();
@@ -205,13 +205,13 @@ impl NativeRuntime {
                     None => self.discard(&id),
                 }
             }
-            // It belongs to the sandbox; nobody but this runtime knows of it.
+            // The holder belongs to the sandbox, and is not one of the pod's containers.
             recovered.extend(latest.filter(|run| run.id.container != PID_NAMESPACE_HOLDER));
         }
         recovered
     }
 
-    /// One run of a container, unless the node died before it knew that it had started.
+    /// Recovers one run of a container. `None` if the node was killed before it had recorded the start.
     fn recover_run(
         &self,
         id: &ContainerId,
@@ -234,7 +234,7 @@ impl NativeRuntime {
         let crashes = record.crashes;
         let mut alive = super::launching::start_ticks(record.pid) == Some(record.start_ticks);
         if alive && Privileges::current() == Privileges::Rootless {
-            // Its namespaces belong to a process that is gone, so nobody can reach into it any more.
+            // A rootless node cannot enter the namespaces that an earlier run created, so the container is lost.
             if let Some(pid) = rustix::process::Pid::from_raw(record.pid) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
@@ -256,7 +256,7 @@ impl NativeRuntime {
         })
     }
 
-    /// A run that was begun, and that nothing else is known of. Whatever is left of it ends.
+    /// A run whose record is unreadable. Its processes are killed.
     fn unrecorded_run(
         &self,
         id: &ContainerId,
@@ -282,10 +282,10 @@ impl NativeRuntime {
         let _ = directory_tree::remove(&self.container_directory(id));
     }
 
-    /// Ends whatever runs in the groups that a run without a record may have.
+    /// Kills all processes in the cgroups that a run without a record may have.
     fn end_groups(&self, id: &ContainerId) {
         let slot = self.sandbox_record(&id.pod).and_then(|record| record.slot);
-        // It may have been the pod's first container, and in the group of the launcher that waited for it.
+        // The pod's first container may be in the cgroup of the launcher that waited for it.
         let waited = slot
             .map(Group::of_slot)
             .filter(|group| !self.is_recorded(&id.pod, group));
@@ -295,7 +295,7 @@ impl NativeRuntime {
         }
     }
 
-    /// Whether a run that the node knew of is, or was, in this group.
+    /// Whether the record of another run names this cgroup.
     fn is_recorded(&self, pod: &str, group: &Group) -> bool {
         let directory = self.pods.join(pod).join("containers");
         entries(&directory).iter().any(|container| {

@@ -1,4 +1,4 @@
-//! Logs that have grown enough make way for new ones.
+//! Log rotation.
 
 use std::fs;
 use std::io;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use super::{NativeRuntime, blocking, failure};
 use crate::{ContainerId, RuntimeError, agent};
 
-/// How long an agent may take to change over to another file.
-const LIMIT: Duration = Duration::from_secs(1);
+/// The timeout of an agent's response to the request to change the log file.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl NativeRuntime {
-    /// Makes the agent write to a new log file when the old one has grown enough, and drops the oldest.
+    /// Makes the agent write to a new log file if the current one has reached the maximum size, and removes the oldest.
     ///
-    /// The new file has its name only when the agent has it. A change that was not finished, because the agent did not answer or
-    /// the node was killed, is made again with the same file.
+    /// The new file is renamed to the log's name only after the agent has switched to it. A rotation that was interrupted, because
+    /// the agent did not respond or the node was killed, is repeated with the same file.
     pub async fn rotate_log(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let path = self.log_path(id);
         let largest = self.config.log_maximum_bytes;
@@ -29,17 +29,17 @@ impl NativeRuntime {
         let file = fs::File::options().create(true).append(true).open(&next);
         let file = file.map_err(failure("a new log"))?;
         let directory = self.container_directory(id);
-        tokio::time::timeout(LIMIT, agent::replace_log(&directory, file))
+        tokio::time::timeout(AGENT_TIMEOUT, agent::replace_log(&directory, file))
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "its agent does not answer"))
             .map_err(failure("a new log"))??;
         let files = self.config.log_maximum_files;
-        // The kernel takes milliseconds to give up a large file, in which this thread would serve nobody.
-        blocking(move || make_way(&path, files)).await
+        // On a blocking thread: deleting a large file takes the kernel milliseconds.
+        blocking(move || shift_files(&path, files)).await
     }
 
-    /// Rotates the logs of all running containers that have grown enough. An agent that does not answer, as one that a container
-    /// has stopped, holds up nobody else's.
+    /// Rotates the logs of all running containers that have reached the maximum size, concurrently: an agent that does not respond,
+    /// such as one that its container has stopped, does not delay other logs.
     pub async fn rotate_logs(&self) {
         let running: Vec<ContainerId> = self
             .running
@@ -61,35 +61,35 @@ impl NativeRuntime {
     }
 }
 
-/// The file that a log goes on in, before it has the log's name.
+/// The next log file, before it is renamed to the log's name.
 fn next_file(log: &Path) -> PathBuf {
     log.with_extension("log.next")
 }
 
-/// Finishes what was begun for a container that has ended since.
+/// Completes an interrupted rotation of the log of a container that has ended.
 pub(super) fn finish(log: &Path, files: u32) {
     let next = next_file(log);
     match fs::metadata(&next) {
-        // Its agent never had it, or had nothing more to say.
+        // The agent never wrote to it.
         Ok(found) if found.len() == 0 => drop(fs::remove_file(next)),
-        Ok(_) => drop(make_way(log, files)),
+        Ok(_) => drop(shift_files(log, files)),
         Err(_) => {}
     }
 }
 
-/// Numbers a log and gives its name to the file that it goes on in; of all its files, so many remain. There is always one of its
-/// name, for those who follow it.
-fn make_way(log: &Path, files: u32) -> Result<(), RuntimeError> {
-    // A container may end while its log is rotated.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+/// Renames the log to `log.1`, earlier files to the next number, and the next file to the log's name. Keeps at most `files` files. A
+/// file with the log's name exists at all times, for clients that follow it.
+fn shift_files(log: &Path, files: u32) -> Result<(), RuntimeError> {
+    // `finish` may run concurrently, when a container ends while its log is rotated.
+    static EXCLUSIVE: Mutex<()> = Mutex::new(());
+    let _guard = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
     if !next_file(log).exists() {
         return Ok(());
     }
     let numbered = |number: u32| log.with_extension(format!("log.{number}"));
     let file = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
     let is_numbered = file(log) == file(&numbered(1));
-    // Otherwise an earlier attempt has come this far.
+    // If it is numbered, an earlier attempt was interrupted after this step.
     if !is_numbered {
         for number in (1..files.saturating_sub(1)).rev() {
             let _ = fs::rename(numbered(number), numbered(number + 1));
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn a_log_makes_way_for_the_next_and_the_oldest_goes() {
+    fn a_rotation_shifts_the_files_and_removes_the_oldest() {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("0.log");
         fs::write(&log, "0").unwrap();
         for round in 1..5 {
             fs::write(next_file(&log), round.to_string()).unwrap();
-            make_way(&log, 3).unwrap();
+            shift_files(&log, 3).unwrap();
         }
         let expected = [("0.log", "4"), ("0.log.1", "3"), ("0.log.2", "2")];
         let expected = expected.map(|(name, text)| (name.to_owned(), text.to_owned()));
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_half_done_is_finished_once() {
+    fn an_interrupted_rotation_is_completed_once() {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("0.log");
         fs::write(&log, "old").unwrap();
         fs::write(log.with_extension("log.1"), "older").unwrap();
         fs::write(next_file(&log), "new").unwrap();
-        // As far as it had come: all but the last step.
+        // All steps but the last.
         fs::rename(log.with_extension("log.1"), log.with_extension("log.2")).unwrap();
         fs::hard_link(&log, log.with_extension("log.1")).unwrap();
         finish(&log, 5);

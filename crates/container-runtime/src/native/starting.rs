@@ -1,4 +1,4 @@
-//! Starting a container: the part that blocks, from its directories to the record that it runs.
+//! Starts a container: the blocking part, from its directories to the record of its process.
 
 use std::fs;
 use std::io;
@@ -20,15 +20,15 @@ use crate::launcher::Launcher;
 use crate::slots::OUT_OF_MEMORY_SCORE;
 use crate::{ContainerSpec, RuntimeError, StartError, Termination};
 
-/// In the record of a container whose command was never run. It is no process's number.
+/// The PID in the record of a container whose command was not executed. No process has it.
 const NO_PROCESS: i32 = 0;
 
-/// What starting a container takes that blocks.
+/// The blocking start of a container.
 pub(super) struct Start {
     pub(super) groups: Cgroups,
     pub(super) shim: PathBuf,
     pub(super) images: Arc<images::Images>,
-    /// The image to hold on to, if it is one of the store.
+    /// The image to mark as used, if it comes from the store.
     pub(super) stored: Option<Arc<images::Image>>,
     /// The launcher that waits in the slot, if one does.
     pub(super) waiting: Option<Launcher>,
@@ -64,7 +64,7 @@ impl Start {
             (began.elapsed() >= self.deadline).then(|| RuntimeError::TooSlow(self.deadline).into())
         });
         let clean_up = || {
-            // The first process is a child of this one, and nobody else waits for it.
+            // The container's PID 1 is a child of this process, and nothing else reaps it.
             let left = self.groups.processes(&group.parent, &group.name);
             self.groups.kill(&group.parent, &group.name);
             let _ = self.groups.remove_container(&group.parent, &group.name);
@@ -84,7 +84,7 @@ impl Start {
         settle(answer, &self.launch, record, clean_up)
     }
 
-    /// The launcher that waits, or a new one, in the container's control group with its limits.
+    /// The waiting launcher, or a new one, in the container's cgroup with its limits.
     fn launcher(&self, group: &Group, waiting: Option<Launcher>) -> Result<Launcher, RuntimeError> {
         let cgroups = self
             .groups
@@ -104,7 +104,7 @@ impl Start {
 fn prepare_directories(launch: &Launch) -> io::Result<()> {
     let base = launch.uid_range.base;
     for path in [&launch.root.upper, &launch.root.work] {
-        // A leftover of a start that was cut short; an overlay refuses a used work directory.
+        // Left by an interrupted start: an overlay refuses a used work directory.
         let _ = directory_tree::remove(path);
         fs::create_dir_all(path)?;
     }
@@ -116,7 +116,7 @@ fn prepare_directories(launch: &Launch) -> io::Result<()> {
     fs::set_permissions(&message, fs::Permissions::from_mode(0o666))
 }
 
-/// Keeps a record of a container that runs, or whose command does not, and leaves nothing else of the latter.
+/// Writes the record of a started container, or of one whose command failed to execute, and removes the files of the latter.
 fn settle(
     answer: LaunchAnswer,
     launch: &Launch,
@@ -133,7 +133,7 @@ fn settle(
         LaunchAnswer::CommandFailed { message, code, pid } => {
             reap_first(pid);
             clean_up();
-            // Another runtime writes to the container's log why it could not start it.
+            // Another runtime writes the cause to the container's log.
             let message = if launch.outside.is_some() {
                 let log = fs::read_to_string(&launch.files.log).unwrap_or_default();
                 handlers::last_words(&log)
@@ -144,7 +144,7 @@ fn settle(
             for layer in [&launch.root.upper, &launch.root.work] {
                 let _ = directory_tree::remove(layer);
             }
-            // It counts as a run, also for a node that comes after this one.
+            // It counts as a run, also after a restart of the node.
             let ended = Termination::not_started(message.clone(), Timestamp::now());
             write_json(&directory.join("termination.json"), &ended)?;
             write_json(&directory.join("state.json"), &record(NO_PROCESS))?;
@@ -164,20 +164,20 @@ fn write_json(path: &Path, record: &impl serde::Serialize) -> Result<(), Runtime
     write_whole(path, &text).map_err(failure("a container's record"))
 }
 
-/// Waits for a first process that is ending; it is this process's child.
+/// Reaps the PID 1 of a container that is ending.
 fn reap_first(pid: i32) {
     rustix::process::Pid::from_raw(pid)
         .into_iter()
         .for_each(reap);
 }
 
-/// Waits for a process that is ending, if it is this process's child.
+/// Reaps a process that is ending, if it is a child of this process.
 fn reap(pid: rustix::process::Pid) {
     let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
 }
 
-/// Removes the logs and directories of runs of a container that nobody can ask for any more: when a run starts, only the one
-/// before it is kept.
+/// Removes the logs and directories of the runs that Kubernetes cannot show any more: when a run starts, only the previous one is
+/// kept.
 fn forget_runs_before(log: &Path, attempt: u32) {
     let Some(directory) = log.parent() else {
         return;

@@ -1,4 +1,4 @@
-//! How a container ended, read once from what it left behind.
+//! Determines how a container ended, from its files and its cgroup, and removes them.
 
 use std::fs;
 use std::io::Read;
@@ -13,16 +13,16 @@ use super::{NativeRuntime, image_user, rotation};
 use crate::cgroups::Cgroups;
 use crate::{ContainerId, Termination};
 
-/// What is told of the message that a container leaves; it may write more, as much as the disk holds.
+/// The limit of the termination message. The container may write more, up to the size of the disk.
 const TERMINATION_MESSAGE_BYTES: u64 = 4096;
 
 impl NativeRuntime {
-    /// Whether one run of a container has ended, or never was.
+    /// Whether one run of a container has ended or was never started.
     pub fn has_ended(&self, id: &ContainerId) -> bool {
         self.running(id).is_none()
     }
 
-    /// Reads how a container ended, and keeps it: its control group, which knows of memory, is removed after this.
+    /// Determines how a container ended and records it, because its cgroup, which has the count of OOM kills, is removed after this.
     pub(super) async fn conclude(
         &self,
         id: &ContainerId,
@@ -50,7 +50,7 @@ impl NativeRuntime {
     }
 }
 
-/// What a run of a container leaves behind.
+/// The files and the cgroup of a run that has ended.
 #[derive(Debug)]
 pub(super) struct Ending {
     directory: PathBuf,
@@ -65,13 +65,13 @@ pub(super) struct Ending {
 }
 
 impl Ending {
-    /// Blocks: it removes what the container wrote, and waits for its control group to empty.
+    /// Blocks: it removes the container's files and waits until its cgroup is empty.
     pub(super) fn conclude(self) -> Termination {
         let Self {
             directory, group, ..
         } = &self;
-        let kept = directory.join("termination.json");
-        if let Some(termination) = fs::read(&kept)
+        let recorded = directory.join("termination.json");
+        if let Some(termination) = fs::read(&recorded)
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
         {
@@ -93,9 +93,9 @@ impl Ending {
             self.started_at,
             Timestamp::now(),
         );
-        let _ = serde_json::to_vec(&termination).map(|text| fs::write(&kept, text));
+        let _ = serde_json::to_vec(&termination).map(|text| fs::write(&recorded, text));
         let _ = self.cgroups.remove_container(&group.parent, &group.name);
-        // The layer goes with the run, as the next run starts from the image again.
+        // The next run starts from the image again, so the writable layer is removed.
         for name in ["upper", "work"] {
             let _ = directory_tree::remove(&directory.join(name));
         }
@@ -115,7 +115,7 @@ fn read_message(directory: &Path) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// What a kubelet would say of a container that ended like this.
+/// The termination as a kubelet reports it.
 fn termination_of(
     exit: Option<&ContainerExit>,
     out_of_memory: bool,
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_without_end_is_read_up_to_its_bound() {
+    fn a_huge_termination_message_is_truncated() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("termination-log");
         assert_eq!(read_message(directory.path()), None);

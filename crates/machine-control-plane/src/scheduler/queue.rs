@@ -1,4 +1,4 @@
-//! Which pods wait to be bound, which may be bound now, and when to try again. Pure.
+//! The queue of pods that wait to be bound: which may be bound now, and when to retry. Pure.
 //!
 //! ```text
 //!  waiting ──► being bound ──► bound ──► gone
@@ -20,33 +20,33 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 struct Waiting<P> {
     uid: String,
     pod: P,
-    /// Bindings that failed in a row.
+    /// The number of consecutive failed bindings.
     failures: u32,
     retry_at: Option<Timestamp>,
-    /// It was told that the node is full.
-    told: bool,
+    /// Whether the pod's status reports already that the node is full.
+    is_reported: bool,
 }
 
-/// What to do about the pods that wait.
+/// What to do with the waiting pods.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Plan<P> {
     pub bind: Vec<(String, P)>,
-    /// Those that there is no room for, and who were not told so before.
+    /// The pods without room, whose status does not report it yet.
     pub refuse: Vec<P>,
     pub wake_at: Option<Timestamp>,
 }
 
-/// The pods of a node that takes so many and no more.
+/// The pods of a node with a limited capacity.
 #[derive(Debug)]
 pub struct Queue<P> {
     capacity: usize,
-    /// In the order in which they came.
+    /// In the order of their arrival.
     waiting: BTreeMap<u64, Waiting<P>>,
     arrivals: u64,
-    /// Pods on their way to the node, and how often each was refused; true once the API has bound it.
+    /// Pods that are being bound, with the number of their failed bindings; true once the API has bound it.
     binding: HashMap<String, (u32, bool)>,
     bound: HashSet<String>,
-    /// Whether all that is on the node is known.
+    /// Whether all pods of the node were listed.
     listed: bool,
 }
 
@@ -62,7 +62,7 @@ impl<P: Clone> Queue<P> {
         }
     }
 
-    /// Takes in a pod that waits to be bound; true if it is a new one.
+    /// Adds a pod that waits to be bound. Returns whether it is new.
     pub fn wait(&mut self, uid: &str, pod: P) -> bool {
         if self.binding.contains_key(uid) || self.bound.contains(uid) {
             return false;
@@ -81,25 +81,25 @@ impl<P: Clone> Queue<P> {
             pod,
             failures,
             retry_at,
-            told: false,
+            is_reported: false,
         };
         self.waiting.insert(self.arrivals, waiting);
         self.arrivals += 1;
     }
 
-    /// A pod no longer waits: it is gone, or somebody has bound it.
+    /// Removes a pod that was deleted or bound by another scheduler.
     pub fn leave(&mut self, uid: &str) {
         self.waiting.retain(|_, waiting| waiting.uid != uid);
     }
 
-    /// The API has bound a pod, or has never heard of it.
+    /// Records that the API has bound a pod, or does not have it.
     pub fn settled(&mut self, uid: &str) {
         if let Some((_, settled)) = self.binding.get_mut(uid) {
             *settled = true;
         }
     }
 
-    /// A pod could not be bound.
+    /// Records a failed binding.
     pub fn failed(&mut self, uid: &str, pod: P, now: Timestamp) {
         let Some((failures, _)) = self.binding.remove(uid) else {
             return;
@@ -110,31 +110,31 @@ impl<P: Clone> Queue<P> {
         self.put_back(uid, pod, failures + 1, Some(now.later_by(pause)));
     }
 
-    /// A pod was seen on the node.
+    /// Records a pod of the node.
     pub fn arrived(&mut self, uid: String) {
         self.binding.remove(&uid);
         self.bound.insert(uid);
     }
 
-    /// A pod was seen to have gone from the node, or to have ended.
+    /// Records that a pod of the node was deleted or has ended.
     pub fn departed(&mut self, uid: &str) {
         self.binding.remove(uid);
         self.bound.remove(uid);
     }
 
-    /// What is on the node is about to be listed anew.
+    /// Starts a new list of the node's pods.
     pub fn relisting(&mut self) {
         self.bound.clear();
         self.listed = false;
     }
 
-    /// All that is on the node was listed: what was bound and is not there has gone unseen.
+    /// Completes the list of the node's pods: a bound pod that it does not contain was deleted unnoticed.
     pub fn relisted(&mut self) {
         self.binding.retain(|_, (_, settled)| !*settled);
         self.listed = true;
     }
 
-    /// What to do now: nothing, until it is known what is on the node.
+    /// What to do now. Nothing until the node's pods were listed.
     pub fn plan(&mut self, now: Timestamp) -> Plan<P> {
         let mut plan = Plan {
             bind: Vec::new(),
@@ -154,8 +154,8 @@ impl<P: Clone> Queue<P> {
             } else if room > 0 {
                 room -= 1;
                 leaving.push(*arrival);
-            } else if !waiting.told {
-                waiting.told = true;
+            } else if !waiting.is_reported {
+                waiting.is_reported = true;
                 plan.refuse.push(waiting.pod.clone());
             }
         }
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_pods_are_bound_than_the_node_takes_and_the_next_follows_when_one_goes() {
+    fn pods_are_bound_up_to_the_capacity_and_the_next_when_one_is_deleted() {
         let mut queue = Queue::new(2);
         queue.arrived("other".to_owned());
         queue.relisted();
@@ -198,7 +198,7 @@ mod tests {
             (bound(&plan), plan.refuse),
             (vec!["a".to_owned()], vec!["b", "c"])
         );
-        assert_eq!(queue.plan(at(0)), Plan::default(), "each is told once");
+        assert_eq!(queue.plan(at(0)), Plan::default(), "each is reported once");
         queue.settled("a");
         queue.arrived("a".to_owned());
         assert_eq!(queue.plan(at(0)), Plan::default());
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_that_fails_is_tried_again_after_a_pause_that_doubles() {
+    fn a_failed_binding_is_retried_with_exponential_back_off() {
         let mut queue = Queue::new(1);
         queue.relisted();
         queue.wait("a", "a");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_went_unseen_makes_room() {
+    fn a_pod_that_was_deleted_unnoticed_makes_room() {
         let mut queue = Queue::new(1);
         queue.wait("a", "a");
         assert!(queue.plan(at(0)).bind.is_empty(), "the node may be full");

@@ -1,6 +1,6 @@
-//! Which claim may have which volume. Pure: it reads objects and asks nobody.
+//! Decides which claim may have which volume. Pure.
 //!
-//! Which claim a volume belongs to is decided in [`api::volumes`].
+//! [`api::volumes`] decides which claim a volume belongs to.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,13 +21,13 @@ use super::CAPACITY_ENFORCED;
 pub enum Need {
     Nothing,
     Provision,
-    /// It names a volume and is not yet said to be bound.
+    /// It names a volume and is not bound yet.
     Bind,
 }
 
 pub fn need(claim: &PersistentVolumeClaim) -> Need {
     let spec = claim.spec.as_ref();
-    // An empty class asks for a volume that somebody made by hand.
+    // An empty class requests a statically provisioned volume.
     let wants_none = spec.and_then(|spec| spec.storage_class_name.as_deref()) == Some("");
     match named_volume(claim) {
         _ if claim.metadata.deletion_timestamp.is_some() => Need::Nothing,
@@ -38,7 +38,7 @@ pub fn need(claim: &PersistentVolumeClaim) -> Need {
     }
 }
 
-/// The volume of a claim: the one it names, or the one that is made for it.
+/// The name of a claim's volume: the one that it names, or the one that is provisioned for it.
 pub fn volume_of(claim: &PersistentVolumeClaim) -> String {
     named_volume(claim).map_or_else(
         || format!("pvc-{}", claim.uid().unwrap_or_default()),
@@ -46,7 +46,7 @@ pub fn volume_of(claim: &PersistentVolumeClaim) -> String {
     )
 }
 
-/// Why a volume that nobody has is none for a claim that names it.
+/// The reason why an unbound volume does not satisfy a claim that names it. `None` if it does.
 pub fn mismatch(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<&'static str> {
     let (Some(wanted), Some(offered)) = (&claim.spec, &volume.spec) else {
         return None;
@@ -75,14 +75,14 @@ pub fn mismatch(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Opt
     (block(&wanted.volume_mode) != block(&offered.volume_mode)).then_some("incompatible volumeMode")
 }
 
-/// How a volume names its claim.
+/// The reference from a volume to its claim.
 pub fn reference(claim: &PersistentVolumeClaim) -> ObjectReference {
     let mut reference: ObjectReference = claim.object_ref(&());
     reference.resource_version = None;
     reference
 }
 
-/// The volume that is made for a claim.
+/// The volume that is provisioned for a claim.
 pub fn volume(
     claim: &PersistentVolumeClaim,
     path: &Path,
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_volume_must_be_what_the_claim_asks_for() {
+    fn an_unbound_volume_must_satisfy_the_claim() {
         let wanted = claim(
             json!({"metadata": {"name": "a"}, "spec": {"storageClassName": "c",
             "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_names_its_claim_and_says_what_is_not_enforced() {
+    fn a_volume_references_its_claim_and_reports_what_is_not_enforced() {
         let claim = claim(
             json!({"metadata": {"name": "a", "namespace": "n", "uid": "u"},
             "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}),

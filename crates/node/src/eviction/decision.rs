@@ -1,7 +1,7 @@
-//! Which pod has to go for what it holds of the disk, and why, in a kubelet's words. Pure.
+//! Decides which pod is evicted for its disk usage, with a kubelet's messages. Pure.
 //!
-//! The limits are a pod's own: `ephemeral-storage` of its containers, `sizeLimit` of its empty directories, and the capacity of
-//! its claims. When the disk itself runs out of space or inodes, the pod that holds the most goes first, whatever its limits.
+//! A pod's own limits are `ephemeral-storage` of its containers, `sizeLimit` of its emptyDirs, and the capacity of its claims. When the
+//! disk runs out of space or inodes, the pod with the largest usage is evicted first, whatever its limits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -16,14 +16,14 @@ use directory_tree::Usage;
 
 const STORAGE: &str = "ephemeral-storage";
 
-/// What a pod holds on the disk.
+/// The disk usage of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodUsage {
-    /// What containers of any kind write: layers, logs, and messages.
+    /// The files of containers: writable layers, logs and termination messages.
     pub containers: BTreeMap<String, Usage>,
-    /// Empty directories that are not in memory.
+    /// emptyDirs on disk.
     pub volumes: BTreeMap<String, Usage>,
-    /// What outlives the pod, and has limits of its own.
+    /// Claims, which outlive the pod and have their own limits.
     pub claims: BTreeMap<String, Usage>,
 }
 
@@ -34,7 +34,7 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Usage {
 }
 
 impl PodUsage {
-    /// What goes with the pod.
+    /// The space that is freed with the pod.
     fn ephemeral(&self) -> Usage {
         sum(self.containers.values().chain(self.volumes.values()))
     }
@@ -46,7 +46,7 @@ impl PodUsage {
     }
 }
 
-/// What is left of the disk.
+/// The free space and inodes of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
     pub bytes: u64,
@@ -55,7 +55,7 @@ pub struct Space {
     pub inodes_free: u64,
 }
 
-/// Under which share of free space or inodes pods are evicted.
+/// The percentage of free space or inodes below which pods are evicted.
 const PRESSURE_PERCENT: u64 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,13 +89,12 @@ impl Space {
         if short(self.bytes, self.bytes_free) {
             return Some(Pressure::Bytes);
         }
-        // Some file systems make inodes as they need them, and say so with a zero.
+        // Some file systems allocate inodes dynamically and report zero.
         short(self.inodes, self.inodes_free).then_some(Pressure::Inodes)
     }
 }
 
-/// The limits of the pod's containers, also of those that run before and beside the others. What is added to look into a pod
-/// cannot have any.
+/// The limits of the pod's containers, init containers and sidecars. Ephemeral containers cannot have any.
 fn container_limits(pod: &Pod) -> impl Iterator<Item = (&str, u64, String)> {
     let containers = pod.spec.iter().flat_map(|spec| {
         let init = spec.init_containers.iter().flatten();
@@ -107,12 +106,12 @@ fn container_limits(pod: &Pod) -> impl Iterator<Item = (&str, u64, String)> {
     })
 }
 
-/// Whether something of the pod has a limit that has to be looked after.
+/// Whether the pod has a limit that must be monitored.
 pub fn is_limited(pod: &Pod) -> bool {
     container_limits(pod).next().is_some() || disk_volumes(pod).any(|(_, limit)| limit.is_some())
 }
 
-/// The pod's empty directories on disk, and their limits.
+/// The pod's emptyDirs on disk, and their limits.
 pub fn disk_volumes(pod: &Pod) -> impl Iterator<Item = (&str, Option<(u64, String)>)> {
     let volumes = pod
         .spec
@@ -136,7 +135,7 @@ fn evicted(message: String) -> Verdict {
     }
 }
 
-/// Why a pod must go for what it holds, if it must.
+/// The reason to evict a pod for its usage, if there is one.
 pub fn exceeded(pod: &Pod, usage: &PodUsage) -> Option<Verdict> {
     let over = |usage: &Usage, limit: u64| usage.bytes > limit || usage.unfathomable;
     for (name, limit) in disk_volumes(pod) {
@@ -157,7 +156,7 @@ pub fn exceeded(pod: &Pod, usage: &PodUsage) -> Option<Verdict> {
             )));
         }
     }
-    // What all containers may hold together counts for the pod with its volumes, once each of them has a limit.
+    // If every container has a limit, their sum limits the whole pod with its volumes.
     let total_limit = pod_resources::total_limit(pod.spec.as_ref()?, STORAGE)?;
     over(&usage.ephemeral(), total_limit).then(|| {
         evicted(format!(
@@ -166,8 +165,8 @@ pub fn exceeded(pod: &Pod, usage: &PodUsage) -> Option<Verdict> {
     })
 }
 
-/// Why a pod must go for what its claims hold, if it must: a claim is above its capacity, and has grown since it was looked at
-/// last. A pod that finds it so may go on, since somebody has to clear it up.
+/// The reason to evict a pod for the size of its claims, if there is one: a claim exceeds its capacity and has grown since the last
+/// measurement. A pod that starts with a full claim is not evicted, so that it can free space.
 pub fn overgrown(
     claims: &[&Claim],
     usage: &BTreeMap<String, Usage>,
@@ -186,7 +185,7 @@ pub fn overgrown(
     })
 }
 
-/// Which pod goes when the disk runs out. One that holds nothing would free nothing.
+/// The pod to evict under disk pressure: the one with the largest usage. A pod without usage would free nothing.
 pub fn heaviest(pods: &HashMap<PodUid, PodUsage>, pressure: Pressure) -> Option<&PodUid> {
     let weight = |usage: &PodUsage| match pressure {
         Pressure::Bytes => usage.total().bytes,
@@ -198,7 +197,7 @@ pub fn heaviest(pods: &HashMap<PodUid, PodUsage>, pressure: Pressure) -> Option<
         .map(|(uid, _)| uid)
 }
 
-/// Why the heaviest pod goes.
+/// The message of an eviction under disk pressure.
 pub fn short(pressure: Pressure) -> Verdict {
     evicted(format!(
         "The node was low on resource: {pressure}. The pod held more of it than any other. "
@@ -270,7 +269,7 @@ mod tests {
         }
     }
 
-    /// What a container that is none of the ordinary ones holds beside them.
+    /// The usage of an init, sidecar or ephemeral container beside the pod's own.
     fn beside(mut usage: PodUsage, name: &str, bytes: u64) -> PodUsage {
         usage.containers.insert(name.to_owned(), of(bytes));
         usage
@@ -299,9 +298,9 @@ mod tests {
                     "Pod ephemeral local storage usage exceeds the total limit of containers 2048. ",
                 ),
             ),
-            // One without a limit: the pod as a whole has none.
+            // One container without a limit: the pod as a whole has none.
             (pod(&[KIBI, None], None), usage(&[1000, 1 << 30], 100), None),
-            // Containers that run before the others, and beside them.
+            // Init containers and sidecars.
             (
                 pod_with_init(&[(KIBI, false)], &[None], None),
                 beside(usage(&[0], 0), "i0", 1025),
@@ -314,7 +313,7 @@ mod tests {
                     "Pod ephemeral local storage usage exceeds the total limit of containers 2048. ",
                 ),
             ),
-            // One that was added to look into the pod counts for all of it.
+            // An ephemeral container counts for the pod as a whole.
             (
                 pod(&[KIBI], None),
                 beside(usage(&[100], 0), "debug", 1000),
@@ -322,7 +321,7 @@ mod tests {
                     "Pod ephemeral local storage usage exceeds the total limit of containers 1024. ",
                 ),
             ),
-            // What a claim holds is not the pod's own.
+            // Claims do not count for the pod.
             (
                 pod(&[KIBI], None),
                 PodUsage {
@@ -360,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_lets_a_claim_grow_past_its_capacity_goes() {
+    fn a_pod_whose_claim_grows_past_its_capacity_is_evicted() {
         let claim = Claim {
             name: "data".to_owned(),
             directory: "/nowhere".into(),
@@ -375,10 +374,10 @@ mod tests {
             (&claim, 1024, Some(0), None),
             (&claim, 1025, Some(0), Some(message)),
             (&claim, 1025, Some(1024), Some(message)),
-            // Nobody knows yet whether this pod wrote it.
+            // Not known yet whether this pod wrote it.
             (&claim, 5000, None, None),
             (&claim, 5000, Some(5000), None),
-            // It is being cleared up.
+            // It is shrinking.
             (&claim, 4000, Some(5000), None),
             (&unbounded, 5000, Some(0), None),
         ];

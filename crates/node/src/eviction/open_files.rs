@@ -1,9 +1,9 @@
-//! Files without a name that a pod's processes hold open or mapped: no tree shows them, and the disk is theirs all the same.
+//! Deleted files that a pod's processes hold open or mapped: they use disk space but appear in no directory.
 //!
-//! They are found in `/proc`, by the processes of the pod's cgroups. What is in memory (`memfd`, tmpfs, `/dev/shm`) counts against
-//! the memory limit and is left out here: a file counts if it is on the file system of the pods' directories, or on an overlay,
-//! whose upper layer is there. An image's own file that was removed while it is open counts as well; the overlay does not tell it
-//! from one that the container wrote.
+//! They are found in `/proc`, through the processes of the pod's cgroups. Files in memory (`memfd`, tmpfs, `/dev/shm`) count against
+//! the memory limit and are ignored here: a file counts if it is on the file system of the pods' directories, or on an overlay, whose
+//! upper layer is there. An open file of the image that was deleted counts as well, because the overlay does not distinguish it from a
+//! file that the container wrote.
 //!
 //! One way to hold a file is not seen: a descriptor that is sent through a Unix socket, closed by the sender, and never received.
 
@@ -21,17 +21,17 @@ use crate::runtime::ContainerProcesses;
 use crate::runtime::slots::is_on;
 use directory_tree::Usage;
 
-/// More than any honest pod opens, and as many as can be looked at in a fraction of a second.
+/// The limit of descriptors per check: more than any legitimate pod opens, and few enough for a fraction of a second.
 const MOST_FILES: usize = 1 << 18;
 
-/// A process that forks faster than it can be looked at hands its files on. Those that appeared meanwhile are looked at as well,
-/// this many times.
+/// How often the processes are listed again, to find those that appeared meanwhile: a process that forks quickly passes its files
+/// on to new processes.
 const ROUNDS: usize = 4;
 
 const OVERLAY: i64 = 0x794c_7630;
 const BLOCK: u64 = 512;
 
-/// Where a file without a name was.
+/// The location of a deleted file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Place {
     Container(String),
@@ -39,7 +39,7 @@ enum Place {
     Claim(String),
 }
 
-/// Adds what a pod holds in files without a name to what its trees hold. `processes` answers with those of now.
+/// Adds the deleted, open files of a pod to its usage. `processes` returns the current processes.
 pub fn include(
     usage: &mut PodUsage,
     pod: &Pod,
@@ -92,7 +92,7 @@ fn usage_at(usage: &mut PodUsage, place: Place) -> &mut Usage {
     }
 }
 
-/// Where a container had a file, by the path it had there.
+/// The location of a file by its last path in a container.
 fn place(pod: &Pod, container: &str, path: &Path) -> Place {
     let own = || Place::Container(container.to_owned());
     let Some(spec) = &pod.spec else {
@@ -130,13 +130,13 @@ struct Search {
     /// The device of the pods' directories.
     disk: u64,
     looked_at: HashSet<Pid>,
-    /// Files by device and number: several processes may hold one.
+    /// The counted files by device and inode: several processes may hold one.
     counted: HashSet<(u64, u64)>,
     files: usize,
 }
 
 impl Search {
-    /// The files without a name of one process, and their last paths.
+    /// The deleted files of one process, and their last paths.
     fn held_by(&mut self, pid: Pid) -> Vec<(PathBuf, Usage)> {
         let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
         let mut held = Vec::new();
@@ -155,7 +155,7 @@ impl Search {
         held
     }
 
-    /// What a link of `/proc` leads to, if that is a file on disk without a name that was not counted yet.
+    /// The target of a link in `/proc`, if it is a deleted file on disk that was not counted yet.
     fn nameless(&mut self, link: &Path) -> Option<(PathBuf, Usage)> {
         let file = fs::metadata(link).ok()?;
         if !file.is_file() || file.nlink() > 0 {
@@ -176,7 +176,7 @@ impl Search {
     }
 }
 
-/// The mappings of removed files, as `map_files` names them, from a process's `maps`.
+/// The mappings of deleted files, by their names in `map_files`, from a process's `maps`.
 fn removed_mappings(maps: &[u8]) -> impl Iterator<Item = &std::ffi::OsStr> {
     maps.split(|byte| *byte == b'\n')
         .filter(|line| line.ends_with(b" (deleted)"))

@@ -1,4 +1,4 @@
-//! What pods hold of the disk, and where.
+//! Measures the disk usage of pods.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use crate::volumes::claims;
 use api::volumes::claim_directory;
 use directory_tree::Usage;
 
-/// A claim of a pod, and where its data is.
+/// A claim of a pod, and its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     pub name: String,
     pub directory: PathBuf,
-    /// In bytes, and as it was written.
+    /// In bytes, and as written in the claim.
     pub capacity: Option<(u64, String)>,
 }
 
@@ -46,12 +46,12 @@ pub async fn find_claims(client: &Client, pod: &Pod, data_dir: &Path) -> Option<
     references.claims.iter().map(find).collect()
 }
 
-/// What a pod holds below its directory. What cannot be read is taken for nothing.
+/// The usage of a pod below its directory. Unreadable files count as empty.
 pub fn measure(pod: &Pod, directory: &Path) -> PodUsage {
     let mut usage = PodUsage::default();
     let containers = std::fs::read_dir(directory.join("containers"));
     for container in containers.into_iter().flatten().flatten() {
-        // All of it: a container writes to its layer, to its logs, and to the message that it leaves when it ends.
+        // The whole directory: the writable layer, the logs and the termination message.
         let held = directory_tree::measure(&container.path(), u64::MAX).unwrap_or_default();
         let name = container.file_name().to_string_lossy().into_owned();
         usage.containers.insert(name, held);
@@ -65,7 +65,7 @@ pub fn measure(pod: &Pod, directory: &Path) -> PodUsage {
     usage
 }
 
-/// What claims hold, by their names.
+/// The sizes of claims, by their names.
 pub fn measure_claims(claims: &[&Claim]) -> BTreeMap<String, Usage> {
     let measured = claims.iter().map(|claim| {
         let held = directory_tree::measure(&claim.directory, u64::MAX).unwrap_or_default();

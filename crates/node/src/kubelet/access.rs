@@ -1,4 +1,4 @@
-//! Who a client is, and whether the API server lets them: as a kubelet in webhook mode asks.
+//! Authenticates and authorizes clients through the API server (TokenReview and SubjectAccessReview), like a kubelet in webhook mode.
 
 use http::Method;
 use http::request::Parts;
@@ -13,14 +13,14 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use api::errors::chain;
 
-/// Somebody the API server knows.
+/// An authenticated user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Subject {
     name: String,
     groups: Vec<String>,
 }
 
-/// Asks the API server.
+/// The authenticator and authorizer.
 #[derive(Clone)]
 pub struct ApiAuthority {
     pub client: Client,
@@ -98,8 +98,8 @@ impl ApiAuthority {
     }
 }
 
-/// The verb that a request needs on `nodes/proxy`. What opens a stream into a container runs commands, also by a GET, which is how a
-/// WebSocket begins: a role that may only read, such as one that scrapes metrics, must not.
+/// The verb that a request needs on `nodes/proxy`. A request that opens a stream into a container runs commands, even if it is a GET,
+/// as for a WebSocket: it needs `create`, so that a role that may only `get`, such as one that scrapes metrics, does not suffice.
 fn verb(method: &Method, path: &str) -> &'static str {
     const STREAMS: [&str; 4] = ["exec", "attach", "portForward", "run"];
     let first = path.split('/').find(|segment| !segment.is_empty());
@@ -115,7 +115,7 @@ fn verb(method: &Method, path: &str) -> &'static str {
     }
 }
 
-/// A certificate's user is its common name, and its groups are its organizations. It is verified by then.
+/// The user of a verified client certificate: its common name, with its organizations as groups.
 fn subject_of(certificate: &[u8]) -> Option<Subject> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let subject = certificate.subject();

@@ -1,5 +1,5 @@
-//! Which pod and which run of a container a request means, and what it may do there. The API server's word counts for the pod, the
-//! runtime's files for its containers: their runs outlive restarts of the node.
+//! Finds the pod and the run of a container that a request refers to, and serves the request. The pod comes from the API server, the
+//! runs of its containers from the runtime's files, which survive restarts of the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -29,7 +29,7 @@ use crate::runtime::{ContainerId, Runtime, RuntimeError};
 use api::errors::chain;
 use container_runtime::logs::{self, LogOptions};
 
-/// How many pieces of a log wait for a slow reader.
+/// The limit of buffered pieces of a log for a slow client.
 const LOG_PIECES: usize = 64;
 
 pub struct PodBackend<R> {
@@ -37,7 +37,7 @@ pub struct PodBackend<R> {
     pub client: Client,
     pub node_name: String,
     pub host_services: Vec<SocketAddr>,
-    /// Ends what would otherwise follow a log for ever.
+    /// Ends requests that follow a log.
     pub shutdown: CancellationToken,
 }
 
@@ -115,7 +115,7 @@ fn last_attempt(log: &Path) -> Option<u32> {
         .max()
 }
 
-/// Why a container has no run yet, as a kubelet says it.
+/// The reason why a container has no run yet, with a kubelet's message.
 fn not_started(pod: &Pod, container: &str) -> Error {
     let status = pod.status.as_ref();
     let all = status.into_iter().flat_map(|status| {
@@ -136,7 +136,7 @@ fn not_started(pod: &Pod, container: &str) -> Error {
     ))
 }
 
-/// Where a mirror pod's port is really served.
+/// The address that serves a mirror pod's port.
 fn host_service(pod: &Pod, port: u16, allowed: &[SocketAddr]) -> std::io::Result<SocketAddr> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
@@ -157,7 +157,7 @@ fn host_service(pod: &Pod, port: u16, allowed: &[SocketAddr]) -> std::io::Result
         })
 }
 
-/// Why a pod that stands for a part of this process has neither a log nor a place to run commands in.
+/// The error for logs and exec of a mirror pod, which represents a part of this process and has no container.
 fn no_container(pod: &Pod) -> String {
     format!(
         "pod \"{}\" has no container: what it stands for runs inside the agent-sandbox process on node \"{}\"; its log is that process's \
@@ -176,7 +176,7 @@ fn ended(container: &str) -> Error {
     ))
 }
 
-/// Why a container that ran a moment ago cannot be reached: an agent that does not answer has ended, and the container with it.
+/// The error for a container whose agent cannot be reached: the agent has ended, and the container with it.
 fn unreachable(id: &ContainerId, error: &RuntimeError) -> Error {
     match error {
         RuntimeError::Agent(AgentError::Connect(_) | AgentError::Stream(_) | AgentError::Gone) => {
@@ -186,7 +186,7 @@ fn unreachable(id: &ContainerId, error: &RuntimeError) -> Error {
     }
 }
 
-/// What to read of a log, for a request made `now`.
+/// The options of a log request that arrives `now`.
 fn log_options(request: &LogRequest, now: Timestamp) -> LogOptions {
     LogOptions {
         follow: request.follow,
@@ -268,7 +268,7 @@ impl<R: Runtime> Backend for PodBackend<R> {
                 chain(&error)
             ))
         })?;
-        // A keystroke of the client must not wait for the next.
+        // TCP_NODELAY: a keystroke must not wait for the next one (Nagle's algorithm).
         let _ = stream.set_nodelay(true);
         Ok(Box::new(stream))
     }

@@ -1,11 +1,11 @@
 //! The kubelet's streaming API over this node's pods: logs, exec, attach and port-forward.
 //!
-//! The wire protocols are the `streaming` crate's; what a container can do is the runtime's. This module joins the two, and decides
-//! who may ask: nobody comes in without a certificate of the authority or a token that the API server vouches for, and then the
-//! API server is asked whether they may.
+//! The `streaming` crate implements the wire protocols, the container runtime the operations. This module connects the two, and
+//! controls access: a client needs a certificate of the configured authority or a token that the API server accepts, and then the
+//! permission of the API server.
 //!
 //! ```text
-//! API server ──TLS──► access (who, and may they) ──► backend (which pod) ──► process (streams) ──► the container's agent
+//! API server ──TLS──► access (authentication, authorization) ──► backend (which pod) ──► process (streams) ──► the container's agent
 //! ```
 
 mod access;
@@ -28,18 +28,18 @@ use crate::runtime::Runtime;
 use access::ApiAuthority;
 use backend::PodBackend;
 
-/// Where the streaming API listens, and as whom.
+/// The endpoint of the streaming API and its credentials.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     /// Port 0 picks a free one.
     pub address: SocketAddr,
-    /// Clients with a certificate of this authority are who their certificate says.
+    /// The certificate authority of client certificates.
     pub authority_pem: String,
     pub certificate_pem: String,
     pub key_pem: String,
-    /// What mirror pods may stand for: services of this machine, reached by forwarding the port that names them as its host port.
-    /// Anything else that a mirror pod names is refused, or whoever may create pods could reach every port of the machine. A connection
-    /// begins with a header that says which namespace it is for ([`api::proxy_header`]).
+    /// The services of this machine that mirror pods may represent: a port-forward to a port whose host port names one is connected to
+    /// it. Any other host port of a mirror pod is refused. Otherwise every user who may create pods could reach every port of the
+    /// machine (confused deputy). A connection starts with a header that names its namespace ([`api::proxy_header`]).
     pub host_services: Vec<SocketAddr>,
 }
 
@@ -59,7 +59,7 @@ pub enum KubeletError {
     Authority(#[source] rustls::server::VerifierBuilderError),
 }
 
-/// The streaming API, listening but not yet answering.
+/// The streaming API, bound but not yet served.
 #[derive(Debug)]
 pub struct Listening {
     listener: TcpListener,
@@ -68,7 +68,7 @@ pub struct Listening {
     pub address: SocketAddr,
 }
 
-/// Binds the endpoint's address, so that the node can say where it is before it serves.
+/// Binds the endpoint's address, so that the node can publish it before it serves.
 pub async fn listen(endpoint: &Endpoint) -> Result<Listening, KubeletError> {
     let failed = |source| KubeletError::Listen {
         address: endpoint.address,
@@ -120,7 +120,7 @@ fn tls(endpoint: &Endpoint) -> Result<Arc<ServerConfig>, KubeletError> {
         roots.add(authority).map_err(KubeletError::Tls)?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    // A client may come with a token instead; one with neither is turned away by the request's check.
+    // Client certificates are optional, because a client may use a token instead. A request with neither is refused later.
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .allow_unauthenticated()
         .build()

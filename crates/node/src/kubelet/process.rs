@@ -1,4 +1,4 @@
-//! A session with a container's agent, as the streaming protocols want a process: separate byte streams and an end.
+//! Connects a session with a container's agent to the streams of a process for the streaming protocols.
 
 use streaming::remote_command::{Failure, Process, TerminalSize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -8,10 +8,10 @@ use tokio_util::sync::CancellationToken;
 use crate::runtime::agent::{AgentError, Input, Output, OutputStream, Session};
 use api::errors::chain;
 
-/// How much of a stream waits between the agent and the client.
+/// The size of the buffer of a stream between the agent and the client.
 const BUFFER: usize = 64 * 1024;
 
-/// Joins a session to streams. The session ends when the process has ended, or when the client is gone.
+/// Connects a session to streams. The session ends when the process has exited or the client has disconnected.
 pub fn process(session: Session, stdin: bool) -> Process {
     let (stdout, stdout_end) = duplex(BUFFER);
     let (stderr, stderr_end) = duplex(BUFFER);
@@ -29,7 +29,7 @@ pub fn process(session: Session, stdin: bool) -> Process {
             let _ = exited.send(ended);
         }
     });
-    // Kept until the client is gone even when there is no input: the agent ends an exec whose connection is closed.
+    // Held until the client disconnects, even without input: the agent ends an exec whose connection is closed.
     let source = stdin.then_some(stdin_source);
     let input = feed(session.input, source, sizes);
     tokio::spawn(async move {
@@ -53,7 +53,7 @@ pub fn process(session: Session, stdin: bool) -> Process {
     }
 }
 
-/// Copies what the process writes until it has ended, and says how it ended.
+/// Copies the output of the process until it has exited. Returns how it exited.
 async fn deliver(
     mut output: OutputStream,
     mut stdout: DuplexStream,
@@ -67,12 +67,12 @@ async fn deliver(
             Err(AgentError::Gone) => return Err(Failure("the container has ended".to_owned())),
             Err(error) => return Err(Failure(chain(&error))),
         };
-        // Nobody listens; what still matters is the end of the process.
+        // The client does not read this stream any more; only the exit of the process still matters.
         drop(written);
     }
 }
 
-/// Passes input and sizes on until there are no more of either.
+/// Passes on input and terminal sizes until both have ended.
 async fn feed(
     mut input: Input,
     mut source: Option<DuplexStream>,
@@ -106,7 +106,7 @@ async fn feed(
     input
 }
 
-/// The next input, or never when there is no source.
+/// The next input. Never completes without a source.
 async fn read_from(source: &mut Option<DuplexStream>, buffer: &mut [u8]) -> usize {
     match source {
         Some(source) => source.read(buffer).await.unwrap_or(0),

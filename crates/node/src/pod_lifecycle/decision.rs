@@ -248,8 +248,12 @@ impl<'a> Decision<'a> {
                 since, retry_at, ..
             } => {
                 // What is said of a failed pull changes before it is tried again.
-                let told = since.later_by(PULL_FAILURE_SHOWN);
-                self.wake(if told > self.now { told } else { *retry_at });
+                let shown_until = since.later_by(PULL_FAILURE_SHOWN);
+                self.wake(if shown_until > self.now {
+                    shown_until
+                } else {
+                    *retry_at
+                });
             }
             Phase::Ended(termination) if policy.restarts(termination) => {
                 let due = termination.finished_at.later_by(back_off(state.crashes));

@@ -1,4 +1,4 @@
-//! What to do about a pod, and what to say about it: a pure function of what is known and the time.
+//! Decides what to do with a pod and which status to publish: a pure function of its known state and the time.
 //!
 //! ```text
 //!  container:  NotStarted ─► Starting ─► Running ─► Stopping ─► Ended ─┐ restart policy, back-off
@@ -7,10 +7,10 @@
 //!                  └──────── Refused (retried)       Running ─────┘ by itself
 //!
 //!  pod:        sandbox ─► init containers, one by one ─► containers together ─► all ended ─► sandbox freed
-//!              deletion: containers stopped within the grace period ─► their end told ─► removed ─► gone from the API
+//!              deletion: containers stopped within the grace period ─► their end published ─► removed ─► gone from the API
 //! ```
 //!
-//! Nothing here performs an action, reads a clock or knows how containers are made.
+//! It performs no action, reads no clock and does not know how containers are created.
 
 mod decision;
 mod outcome;
@@ -32,7 +32,7 @@ pub use self::reason::{EventReason, FailureReason, WaitingReason};
 use crate::pod_uid::PodUid;
 use crate::runtime::{PodSandbox, Termination};
 
-/// How far one container has come.
+/// The state of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
     NotStarted,
@@ -55,28 +55,28 @@ pub enum Phase {
     },
 }
 
-/// What is known of one container.
+/// The known facts about one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerState {
     pub phase: Phase,
     /// Runs begun so far; a restart count is one less.
     pub runs: u32,
-    /// Those of them that were in a sandbox that did not survive.
+    /// The runs that were in a pod sandbox that did not survive.
     pub lost_runs: u32,
     /// How the run before the current one ended.
     pub previous: Option<Termination>,
-    /// Ends in a row, each too soon after its start to forget the one before.
+    /// Consecutive ends, each too soon after its start to reset the back-off.
     pub crashes: u32,
-    /// Pulls of the image that failed in a row.
+    /// Consecutive failed pulls of the image.
     pub failed_pulls: u32,
     pub image_id: Option<String>,
     /// The startup probe passed, or the container has no startup probe.
     pub started: bool,
     /// The readiness probe passes, or the container has no readiness probe.
     pub ready: bool,
-    /// Why a probe wants the container restarted.
+    /// The reason of a failed probe that requires a restart.
     pub unhealthy: Option<String>,
-    /// It wants more processor time than its limit gives it.
+    /// Whether its CPU limit throttles it.
     pub throttled: bool,
 }
 
@@ -99,7 +99,7 @@ impl Default for ContainerState {
 }
 
 impl ContainerState {
-    /// It has run, or was about to, in the sandbox that the pod has.
+    /// Whether it has run, or was about to, in the pod's current sandbox.
     pub fn has_begun(&self) -> bool {
         self.runs > self.lost_runs
     }
@@ -139,21 +139,21 @@ pub enum Sandbox {
     Missing,
     Creating,
     Ready(PodSandbox),
-    /// It cannot be made yet: a missing volume, say.
+    /// It cannot be created yet, for example because of a missing volume.
     Waiting {
         reason: WaitingReason,
         message: String,
-        /// When it is tried again; without a time, only once something it waits for has changed.
+        /// When it is tried again; without a time, only after a change of an object that it waits for.
         retry_at: Option<Timestamp>,
     },
     Stopping,
-    /// Freed, since nothing of the pod will run again.
+    /// Freed, because no container of the pod will run again.
     Stopped {
         address: Option<PodSandbox>,
     },
 }
 
-/// Why the node ends a pod on its own account.
+/// Why the node itself ends a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     pub reason: FailureReason,
@@ -174,7 +174,7 @@ pub struct Observed<'a> {
     pub node_address: String,
 }
 
-/// Something to be done; the doing is another's.
+/// An action to be carried out by the pod's worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     CreateSandbox,
@@ -193,9 +193,9 @@ pub enum Action {
     Kill {
         container: String,
     },
-    /// Free what the pod holds but its logs.
+    /// Free everything of the pod except its logs.
     StopSandbox,
-    /// Remove every trace of the pod, then the object itself. What is said of it in the same plan comes first.
+    /// Remove everything of the pod, then the object itself. The status of the same plan is published first.
     Finish,
 }
 
@@ -211,12 +211,12 @@ const BACK_OFF_FIRST: Duration = Duration::from_secs(10);
 const BACK_OFF_LAST: Duration = Duration::from_secs(300);
 /// A container that ran this long starts again without a delay.
 pub const BACK_OFF_FORGET: Duration = Duration::from_secs(600);
-/// How long a failed pull is shown as such, before it is shown as waiting for the next.
+/// How long the status shows a failed pull (`ErrImagePull`) before it shows the back-off (`ImagePullBackOff`).
 pub const PULL_FAILURE_SHOWN: Duration = Duration::from_secs(2);
-/// A kill that did not take is repeated after this.
+/// A kill without effect is repeated after this.
 pub const KILL_AGAIN: Duration = Duration::from_secs(5);
 
-/// How long a container that ended `crashes` times in a row waits before it starts again.
+/// The back-off of a container after `crashes` consecutive ends.
 pub fn back_off(crashes: u32) -> Duration {
     match crashes {
         0 | 1 => Duration::ZERO,
@@ -226,7 +226,7 @@ pub fn back_off(crashes: u32) -> Duration {
     }
 }
 
-/// How long an image that could not be pulled `failures` times in a row is left alone.
+/// The back-off after `failures` consecutive failed pulls of an image.
 pub fn pull_back_off(failures: u32) -> Duration {
     BACK_OFF_FIRST
         .saturating_mul(1 << failures.saturating_sub(1).min(16))
@@ -291,7 +291,7 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
 
 static ABSENT: LazyLock<ContainerState> = LazyLock::new(ContainerState::default);
 
-/// What is known of a container; one never heard of has not started.
+/// The known facts about a container. An unknown container has not started.
 pub fn state_of<'a>(
     containers: &'a BTreeMap<String, ContainerState>,
     name: &str,

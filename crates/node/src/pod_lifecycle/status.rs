@@ -1,4 +1,4 @@
-//! What a kubelet would report of a pod in this state.
+//! The pod status that a kubelet would report in this state.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -266,7 +266,7 @@ fn container_status(
     now: Timestamp,
 ) -> ContainerStatus {
     let state = state_of(observed.containers, &container.name);
-    // Of a pod that ended before the node's memory begins, what was said of it stands.
+    // The status of a pod that ended before this run of the node is kept.
     if outcome.is_over() && state.runs == 0 && state.phase == Phase::NotStarted {
         let before = observed.pod.status.iter().flat_map(|status| {
             status
@@ -453,12 +453,12 @@ fn throttling(observed: &Observed<'_>, before: &[PodCondition]) -> Option<Verdic
         holds: true,
         reason: Some("LimitReached".to_owned()),
         message: Some(format!(
-            "wants more processor time than its limit gives it: {names}"
+            "wants more CPU time than its limit gives it: {names}"
         )),
     })
 }
 
-/// The containers that are held back, each with its limit.
+/// The containers that are throttled, each with its CPU limit.
 fn throttled(observed: &Observed<'_>) -> Vec<String> {
     let limit = |name: &str| {
         let spec = observed.pod.spec.as_ref()?;

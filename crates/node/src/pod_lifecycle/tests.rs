@@ -537,7 +537,7 @@ fn world_events() -> impl Strategy<Value = Vec<WorldEvent>> {
     proptest::collection::vec(one, 0..60)
 }
 
-/// A runtime that does what it is told, at once.
+/// A fake runtime that carries out every action immediately.
 struct World {
     case: Case,
     now: i64,

@@ -1,4 +1,4 @@
-//! What a pod and its containers need before they can start, and what of it follows the API while they run.
+//! Prepares what a pod and its containers need before they start, and refreshes volumes while they run.
 
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
@@ -72,7 +72,7 @@ impl NotPrepared {
     }
 }
 
-/// Everything a pod needs before its first container.
+/// Prepares everything that a pod needs before its first container.
 pub(super) async fn prepare<R: Runtime>(
     shared: &Shared<R>,
     uid: &PodUid,
@@ -90,7 +90,7 @@ pub(super) async fn prepare<R: Runtime>(
         .as_ref()
         .and_then(|spec| spec.runtime_class_name.as_deref());
     let mut spec = pod_sandbox_spec::sandbox_spec(uid, pod, &shared.config);
-    // To run it with less isolation than was asked for would be a lie, so a class that cannot be had stops it here.
+    // A pod never runs with less isolation than its class requests, so an unavailable class stops it here.
     spec.driver = runtime_class::resolve(&shared.handlers, &shared.client, class)
         .await
         .map_err(|error| NotPrepared::runtime_class(&error))?;
@@ -130,7 +130,7 @@ pub(super) async fn prepare<R: Runtime>(
     Ok(sandbox)
 }
 
-/// Compares a pod's volumes with the API now and then. What cannot be had leaves the volume as it is.
+/// Refreshes a pod's volumes from the API at an interval. An object that cannot be fetched leaves its volume unchanged.
 pub(super) async fn refresh_volumes<R: Runtime>(
     shared: &Shared<R>,
     uid: &PodUid,
@@ -179,7 +179,7 @@ fn addresses_of(sandbox: &PodSandbox) -> Vec<String> {
 #[derive(Debug)]
 pub(super) struct NotRequested {
     pub failure: StartFailure,
-    /// The objects whose change is a moment to try again.
+    /// The objects whose change triggers the next attempt.
     pub awaits: Option<Awaited>,
 }
 

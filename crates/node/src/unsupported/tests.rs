@@ -1,4 +1,4 @@
-//! Every field of a pod is honoured, refused, told of, or without meaning here; none is forgotten.
+//! Every field of a pod is supported, refused, warned about, or has no meaning on this node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +74,7 @@ const WITHOUT_MEANING: [(&str, &str); 4] = [
     ),
     // There is no subresource to resize a pod with.
     ("Container", "resizePolicy"),
-    // Says something only beside a port of the host's, which is told of.
+    // Has an effect only with a host port, which causes a warning.
     ("ContainerPort", "hostIP"),
 ];
 
@@ -213,7 +213,7 @@ fn only_what_was_added_to_a_pod_is_told_of_again() {
 }
 
 #[test]
-fn what_is_usual_is_told_nobody() {
+fn common_fields_cause_no_warning() {
     let usual = json!({"containers": [{"name": "c", "image": "host", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
         "securityContext": {"allowPrivilegeEscalation": false, "seccompProfile": {"type": "RuntimeDefault"}},
         "lifecycle": {"stopSignal": "SIGRTMIN+3"},

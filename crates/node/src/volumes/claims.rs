@@ -1,4 +1,4 @@
-//! Which directory a claim's data is in, and whether this node may show it. Pure.
+//! The directory of a claim's data, and whether this node may mount it. Pure.
 
 use std::path::{Component, Path};
 

@@ -46,8 +46,8 @@ pub struct Content {
 }
 
 impl Content {
-    /// Room for the files, for another copy of each while it is replaced, and for what they may grow to: an object has at
-    /// most a mebibyte.
+    /// The size of a tmpfs for the files: room for two copies of each while it is replaced, and for growth, because an object has at
+    /// most 1 MiB.
     pub fn room_bytes(&self) -> u64 {
         const GROWTH: u64 = 2 << 20;
         const PAGE: u64 = 4096;

@@ -1,5 +1,4 @@
-//! Paths of the machine that a pod is shown, where that is allowed: what `hostPath.type` promises is so before a container
-//! starts.
+//! hostPath volumes, where they are allowed: checks `hostPath.type` before a container starts.
 
 use std::fs;
 use std::io;
@@ -24,7 +23,7 @@ pub enum HostPathError {
     },
 }
 
-/// Makes what is to be made, and refuses what is not what it should be.
+/// Creates the file or directory if the type says so, and refuses a path of another type.
 pub fn check(source: &HostPathVolumeSource) -> Result<(), HostPathError> {
     let path = Path::new(&source.path);
     let shown = || source.path.clone();

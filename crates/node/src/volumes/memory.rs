@@ -1,4 +1,4 @@
-//! Volumes in memory: each a tmpfs of its own, with a bound.
+//! Volumes in memory: each is a tmpfs with a size limit.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ fn options(limit: Option<u64>) -> io::Result<std::ffi::CString> {
     std::ffi::CString::new(text).map_err(io::Error::from)
 }
 
-/// Mounts a tmpfs, unless one is there. Without a limit it may hold what the kernel gives any: half of the memory.
+/// Mounts a tmpfs, unless it is mounted already. Without a limit, the kernel's default applies: half of the memory.
 pub fn mount(path: &Path, limit: Option<u64>) -> io::Result<()> {
     if crate::runtime::slots::is_memory(path) {
         return Ok(());
@@ -28,7 +28,7 @@ pub fn mount(path: &Path, limit: Option<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets a tmpfs hold at least so much.
+/// Raises the size limit of a tmpfs to at least this.
 pub fn grow(path: &Path, bytes: u64) -> io::Result<()> {
     let held = rustix::fs::statvfs(path)?;
     if held.f_blocks * held.f_frsize >= bytes {

@@ -1,4 +1,4 @@
-//! Volumes: making their content on the node, and showing it to containers.
+//! Volumes: creates their content on the node, and mounts them into containers.
 //!
 //! ```text
 //! pods/<uid>/volumes/<name>     emptyDir, configMap, downwardAPI, projected
@@ -6,8 +6,8 @@
 //! volumes/<volume>              claims; they outlive the pod
 //! ```
 //!
-//! Files of a pod belong to its own range of host identities. Claims keep container identities on disk and are mapped
-//! when mounted, since the next pod that uses them has another range.
+//! Files of a pod belong to its UID range on the host. Claims have container UIDs on disk and are mounted ID-mapped, because the next
+//! pod that uses them has another UID range.
 
 pub mod claims;
 mod content;
@@ -79,16 +79,16 @@ pub enum VolumeError {
     },
 }
 
-/// What has to happen before volumes that could not be made can be.
+/// What must change before volumes that could not be created can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remedy {
-    /// The claim is being bound, which is no failure.
+    /// The claim is being bound, which is not a failure.
     Binding,
-    /// An object that the pod names has to be created or changed.
+    /// An object that the pod refers to must be created or changed.
     Objects,
-    /// The pod's service account has to be created.
+    /// The pod's service account must be created.
     ServiceAccount,
-    /// Nothing that the API would tell.
+    /// Something outside of the API.
     Unknown,
 }
 
@@ -125,7 +125,7 @@ impl std::fmt::Debug for Volumes {
     }
 }
 
-/// How a volume reaches a container.
+/// The source of a volume's mounts.
 struct Source {
     path: PathBuf,
     id_mapped: bool,
@@ -155,7 +155,7 @@ impl Volumes {
         self.data_dir.join("memory").join(uid.as_str()).join(volume)
     }
 
-    /// Makes every volume of a pod. Repeating it is harmless.
+    /// Creates all volumes of a pod. Idempotent.
     pub async fn prepare(
         &self,
         uid: &PodUid,
@@ -185,7 +185,7 @@ impl Volumes {
                 let path = self.claim_path(volume, &claim, objects)?;
                 fs::create_dir_all(&path).map_err(failed)?;
                 if let Some(group) = group {
-                    // A claim may hold any number of files, which others may be changing.
+                    // On a blocking thread: a claim may have any number of files, which other pods may be changing.
                     let shared = tokio::task::spawn_blocking(move || {
                         directory_tree::share_with_group(&path, group)
                     });
@@ -274,7 +274,7 @@ impl Volumes {
         Ok(tokens)
     }
 
-    /// The mounts a container asks for, from volumes that were prepared.
+    /// The mounts of a container, from prepared volumes.
     pub fn mounts(
         &self,
         uid: &PodUid,
@@ -356,14 +356,14 @@ impl Volumes {
         })
     }
 
-    /// Whether the pod's containers need its claims looked up again to be mounted.
+    /// Whether the pod's claims must be looked up again to mount them.
     pub fn needs_claims(pod: &Pod) -> bool {
         volumes_of(pod)
             .iter()
             .any(|volume| claim_name(pod, volume).is_some())
     }
 
-    /// Frees what a pod's volumes hold of the machine's memory and disk; claims stay.
+    /// Removes a pod's volumes from memory and disk, except claims.
     pub async fn release(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let directory = self.data_dir.join("memory").join(uid.as_str());
         let on_disk = self.data_dir.join("pods").join(uid.as_str());
@@ -394,13 +394,13 @@ impl Volumes {
             .collect()
     }
 
-    /// Gives the memory mount itself back; every pod must be gone.
+    /// Unmounts the directory of volumes in memory. All pods must be gone.
     pub fn dismantle(&self) {
         let _ = rustix::mount::unmount(self.data_dir.join("memory"), UnmountFlags::DETACH);
     }
 }
 
-/// The account that a pod runs as.
+/// The service account of a pod.
 pub fn service_account(pod: &Pod) -> &str {
     let spec = pod.spec.as_ref();
     spec.and_then(|spec| spec.service_account_name.as_deref())
@@ -413,13 +413,13 @@ fn volumes_of(pod: &Pod) -> &[Volume] {
     volumes.unwrap_or_default()
 }
 
-/// The group that a pod's volumes are shared with.
+/// The group of a pod's volumes (`fsGroup`).
 fn group_of(pod: &Pod) -> Option<u32> {
     let security = pod.spec.as_ref()?.security_context.as_ref()?;
     u32::try_from(security.fs_group?).ok()
 }
 
-/// How much an empty directory in memory may hold: what it says, and no more than the containers of the pod may have.
+/// The size limit of an emptyDir in memory: its `sizeLimit`, and at most the memory limit of the pod's containers.
 fn memory_limit(pod: &Pod, empty: &EmptyDirVolumeSource) -> Option<u64> {
     let own = empty.size_limit.as_ref();
     let own = own.and_then(|limit| quantity::units(&limit.0));
@@ -439,10 +439,10 @@ fn inside(field: &'static str, path: String) -> Result<PathBuf, VolumeError> {
     }
 }
 
-/// Gives a directory to the container's root, or to root and the pod's group.
+/// Sets the owner of a directory to the container's root, with the pod's group if it has one.
 fn give(path: &Path, base: u32, group: Option<u32>, mode: u32) -> io::Result<()> {
     chown(path, Some(base), Some(base + group.unwrap_or(0)))?;
-    // Files made in it belong to the group as well.
+    // Set-group-ID: new files in it belong to the group.
     let mode = if group.is_some() { mode | 0o2000 } else { mode };
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
@@ -461,11 +461,11 @@ fn write_files(root: &Path, files: &[File], base: u32, group: Option<u32>) -> io
         if fs::read(&path).is_ok_and(|found| found == file.content) {
             continue;
         }
-        // Whoever reads it sees the old file or the new one, whole.
+        // Atomic: a reader sees the complete old or new file.
         let name = file.path.file_name().unwrap_or_default().to_string_lossy();
         let new = path.with_file_name(format!("..new-{name}"));
         fs::write(&new, &file.content)?;
-        // A group that was asked for must be able to read what is in the volume.
+        // `fsGroup` must be able to read the files.
         let mode = if group.is_some() {
             file.mode | 0o040
         } else {

@@ -1,4 +1,4 @@
-//! Volumes that follow config maps, secrets, tokens and the pod's own fields while the pod runs.
+//! Refreshes volumes from config maps, secrets, tokens and the pod's own fields while the pod runs.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use crate::api_objects::Objects;
 use crate::environment::Surroundings;
 use crate::pod_uid::PodUid;
 
-/// Whether tokens in volumes are asked for again.
+/// Whether to renew the tokens in volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tokens {
     Renew,
@@ -27,7 +27,7 @@ fn is_content(volume: &Volume) -> bool {
         || volume.downward_api.is_some()
 }
 
-/// As a kubelet has it: four fifths of its time, and no more than a day.
+/// The age at which a token is renewed, as in a kubelet: 80 % of its lifetime, and at most a day.
 fn is_old(age: Duration, lifetime: Duration) -> bool {
     const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
     let four_fifths = Duration::from_secs(lifetime.as_secs() / 5 * 4);
@@ -41,12 +41,12 @@ fn has_token(volume: &Volume) -> bool {
 }
 
 impl Volumes {
-    /// Whether something in the pod's volumes follows objects of the API.
+    /// Whether the pod's volumes contain data of API objects.
     pub fn follows_objects(pod: &Pod) -> bool {
         volumes_of(pod).iter().any(is_content)
     }
 
-    /// Whether a token in the pod's volumes has come near its end. Its file tells its age, also after a restart of the node.
+    /// Whether a token in the pod's volumes is due for renewal. Its age is that of its file, also after a restart of the node.
     pub fn has_old_token(&self, uid: &PodUid, pod: &Pod) -> bool {
         const DEFAULT_SECONDS: i64 = 3600;
         let volumes = pod
@@ -67,8 +67,8 @@ impl Volumes {
         })
     }
 
-    /// Writes what has changed in the objects behind a pod's volumes. Each file changes at once; those of one volume one after
-    /// the other. Volumes with tokens are left alone unless the tokens are to be renewed.
+    /// Writes the changes of the objects behind a pod's volumes. Each file is replaced atomically, but the files of a volume one after
+    /// the other. Volumes with tokens are not changed unless the tokens are renewed.
     pub async fn refresh(
         &self,
         uid: &PodUid,
@@ -110,7 +110,7 @@ impl Volumes {
     }
 }
 
-/// Removes the files of a volume that its objects no longer have.
+/// Removes the files of a volume that its objects do not have any more.
 fn remove_others(root: &Path, files: &[File]) -> io::Result<()> {
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {

@@ -1,4 +1,4 @@
-//! What holds while policies, pods and the node come and go.
+//! Enforcement while policies, pods and the node change.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -10,27 +10,27 @@ use testkit::eventually;
 use crate::fixture::{Network, addresses, egress_of, open, open_ingress, to};
 use crate::support::internet::on_own_network;
 
-/// Tells attempts that failed from those that came too late because a processor stood still: on a machine that others use, too,
-/// that happens, for seconds. It is known by the beat of a thread on each.
+/// Distinguishes attempts that failed from those that were late because a CPU stalled, which happens for seconds on a shared machine. A
+/// thread on each CPU detects stalls.
 const BEATS: &str = r"
 import os, threading, time
 stood_still_at = 0.0
-def beat(processor):
+def beat(cpu):
     global stood_still_at
-    os.sched_setaffinity(0, {processor})
+    os.sched_setaffinity(0, {cpu})
     last = time.monotonic()
     while True:
         time.sleep(0.02); now = time.monotonic()
         if now - last > 0.3: stood_still_at = now
         last = now
-for processor in os.sched_getaffinity(0): threading.Thread(target=beat, args=(processor,), daemon=True).start()
+for cpu in os.sched_getaffinity(0): threading.Thread(target=beat, args=(cpu,), daemon=True).start()
 def was_held_up(began):
     time.sleep(0.5)
     return stood_still_at >= began
 ";
 
 #[test]
-fn a_connection_that_is_no_longer_allowed_is_cut_and_one_that_is_allowed_again_goes_on() {
+fn a_connection_is_cut_when_it_is_denied_and_continues_when_it_is_allowed_again() {
     on_own_network(|| async {
         let network = Network::start().await;
         let (a, b) = network.pair().await;
@@ -38,7 +38,7 @@ fn a_connection_that_is_no_longer_allowed_is_cut_and_one_that_is_allowed_again_g
         let only_a = json!({"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]});
         network.policies(&[("t", open())]).await;
         network.expect("open", &to(&a, &b, "tcp/8080", true)).await;
-        // Keeps one connection and says every 50 ms whether something came back.
+        // Keeps one connection and prints every 50 ms whether a response arrived.
         let script = format!(
             r"
 import socket, time
@@ -77,7 +77,7 @@ fn changes_of_policies_and_pods_leave_no_gap_in_either_direction() {
     on_own_network(|| async {
         let network = Network::start().await;
         let ((a, b), c) = tokio::join!(network.pair(), network.server("t", "c"));
-        // In force all the time: a reaches b, and not c.
+        // Always in force: a reaches b, and not c.
         let to_b = json!([{"to": [{"podSelector": {"matchLabels": {"app": "b"}}}]}]);
         network
             .policies(&[("t", egress_of("a", &to_b)), ("t", open_ingress())])
@@ -85,8 +85,8 @@ fn changes_of_policies_and_pods_leave_no_gap_in_either_direction() {
         let mut expected = to(&a, &b, "tcp/8080", true);
         expected.extend(to(&a, &c, "udp/5353", false));
         network.expect("the lasting policies", &expected).await;
-        // The other end's kernel takes the connection and what is sent without its program, so these are quick unless something is
-        // lost. The answer is the program's, which may have to wait for its turn on a busy machine.
+        // The kernel of the other end accepts the connection and the data, so these are fast unless a packet is lost. The program sends
+        // the response, and may have to wait for a CPU on a busy machine.
         let script = format!(
             r"
 {BEATS}
@@ -120,7 +120,7 @@ while not os.path.exists('/tmp/stop'):
         network.in_background(&a, &script).await;
         let api = Api::<NetworkPolicy>::namespaced(network.machine.client.clone(), "t");
         for round in 0..12_u16 {
-            // Comes, changes and goes beside them: for other pods, for the same one, with new sets and chains.
+            // Created, changed and deleted beside them: for other pods, for the same one, with new sets and chains.
             let extra = json!({"metadata": {"name": "extra"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"],
                 "ingress": [{"ports": [{"port": 7000 + round}]}],
                 "egress": [{"to": [{"ipBlock": {"cidr": format!("192.0.2.{round}/32")}}]}]}});

@@ -1,4 +1,4 @@
-//! The cluster's DNS, and what of the machine's resolvers is behind it.
+//! Cluster DNS, and forwarding to the machine's resolvers.
 
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::fixture::{Network, addresses};
 use crate::secure_default::secure_default;
 use crate::support::internet::on_own_network;
 
-/// Knows `example.com` and what is below it, as the machine's own resolver does.
+/// A resolver of the machine that resolves `example.com` and its subdomains.
 fn fake_upstream(address: &'static str) -> Arc<Mutex<Vec<String>>> {
     let asked = Arc::<Mutex<Vec<String>>>::default();
     let socket = UdpSocket::bind((address, 53)).unwrap();
@@ -44,7 +44,7 @@ fn fake_upstream(address: &'static str) -> Arc<Mutex<Vec<String>>> {
 }
 
 #[test]
-fn pods_with_cluster_dns_find_services_and_the_rest_of_the_world() {
+fn pods_with_cluster_dns_resolve_services_and_external_names() {
     on_own_network(|| async {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("resolv.conf");
@@ -110,8 +110,8 @@ fn pods_with_cluster_dns_find_services_and_the_rest_of_the_world() {
             })
             .await;
         }
-        assert_eq!(looks_up("nobody.t.svc.cluster.local").await, "unknown");
-        // Who asks gives up after a while, and the machine may be busy for that long.
+        assert_eq!(looks_up("missing.t.svc.cluster.local").await, "unknown");
+        // Retried: the client may time out on a busy machine.
         eventually("a name of the world to resolve", || async {
             (looks_up("www.example.com").await == "203.0.113.1").then_some(())
         })
@@ -121,7 +121,7 @@ fn pods_with_cluster_dns_find_services_and_the_rest_of_the_world() {
             !asked.iter().any(|name| name.ends_with("cluster\u{5}local")),
             "the cluster's names stay inside: {asked:?}"
         );
-        // Under the secure default the resolver is out of reach.
+        // Under the secure default policy the resolver cannot be reached.
         network.policies(&[("t", secure_default())]).await;
         eventually("the resolver to be out of reach", || async {
             (looks_up("www.example.com").await == "unknown").then_some(())

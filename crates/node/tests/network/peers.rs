@@ -23,7 +23,7 @@ fn policies_decide_which_pods_reach_a_pod() {
             ("pods of the namespace", same, true, false),
             ("pods of other namespaces", namespaces, false, true),
             (
-                "pods of other namespaces with a label nobody has",
+                "pods of other namespaces with a label that no pod has",
                 both,
                 false,
                 false,
@@ -121,7 +121,7 @@ fn policies_decide_whom_a_pod_reaches() {
             expected.extend(to_each(&a, PUBLIC, "tcp/80", outside));
             network.expect(case, &expected).await;
         }
-        // A label given or taken away is heeded.
+        // Added and removed labels take effect.
         allow(json!([{"to": [{"podSelector": {"matchLabels": {"open": "yes"}}}]}])).await;
         for (case, label, passes) in [
             ("before the label", None, false),

@@ -1,4 +1,4 @@
-//! What holds where nobody wrote a policy, and under the policy that a template gets that says nothing of its network.
+//! The defaults: without any policy, and with the policy that a template gets if it specifies none.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::fixture::{Network, addresses, egress_of, open, to, to_each};
 use crate::support::internet::{PRIVATE, PUBLIC, on_own_network};
 
-/// The policy that a template gets that says nothing of its network.
+/// The policy of a template that specifies none.
 pub fn secure_default() -> Value {
     json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "sandbox-router"}}}]}],
@@ -26,7 +26,7 @@ fn the_secure_default_admits_the_router_and_reaches_only_public_addresses() {
             network.server("t", "sandbox-router"),
             network.server("t", "neighbour"),
         );
-        // The router goes where it likes.
+        // The router has no egress policy.
         let egress = egress_of("sandbox-router", &json!([{}]));
         network
             .policies(&[("t", secure_default()), ("t", egress)])
@@ -76,7 +76,7 @@ fn the_secure_default_admits_the_router_and_reaches_only_public_addresses() {
 }
 
 #[test]
-fn pods_that_no_policy_selects_are_isolated_and_the_machine_is_out_of_reach() {
+fn unselected_pods_are_isolated_and_cannot_reach_the_machine() {
     on_own_network(|| async {
         let network = Network::start().await;
         let (a, b) = tokio::join!(network.server("t", "a"), network.server("other", "b"));
@@ -90,8 +90,8 @@ fn pods_that_no_policy_selects_are_isolated_and_the_machine_is_out_of_reach() {
             .chain(["203.0.113.254".to_owned(), "2001:db8::fe".to_owned()])
             .collect();
         expected.extend(to_each(&a, &own, "tcp/7777", false));
-        network.expect("nobody selects it", &expected).await;
-        // Not even a policy that allows everything opens the machine itself.
+        network.expect("no policy selects it", &expected).await;
+        // Even a policy that allows everything does not open the machine itself.
         network.policies(&[("t", open()), ("other", open())]).await;
         let mut expected = to(&a, &b, "tcp/8080", true);
         expected.extend(to_each(&a, &own, "tcp/7777", false));
@@ -102,7 +102,7 @@ fn pods_that_no_policy_selects_are_isolated_and_the_machine_is_out_of_reach() {
 }
 
 #[test]
-fn unselected_pods_may_be_opened_as_kubernetes_has_it() {
+fn unselected_pods_can_be_allowed_all_traffic_as_in_kubernetes() {
     on_own_network(|| async {
         let network = Network::start_with(|config| {
             config.unselected_pods = pod_network::policy::Unselected::Open;

@@ -1,4 +1,4 @@
-//! A machine on which nothing can judge traffic.
+//! A machine on which network policies cannot be enforced.
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
 use kube::Api;
@@ -12,7 +12,7 @@ use crate::fixture::{Network, open, to, to_each};
 use crate::support::internet::{PUBLIC, on_own_network};
 use crate::support::is_ready;
 
-/// What the node says about network policies.
+/// The node's condition about network policies.
 async fn enforced(network: &Network) -> NodeCondition {
     let nodes = Api::<Node>::all(network.machine.client.clone());
     let status = nodes.get("test-node").await.unwrap().status.unwrap();
@@ -23,7 +23,7 @@ async fn enforced(network: &Network) -> NodeCondition {
         .unwrap()
 }
 
-/// Creates a pod, and waits until the node says why it does not run it.
+/// Creates a pod, and waits until its status has the reason why it does not run.
 async fn refused(network: &Network, name: &str) -> String {
     let pod = json!({"metadata": {"name": name, "labels": {"app": name}},
         "spec": {"containers": [{"name": "c", "image": "host"}]}});
@@ -47,7 +47,7 @@ async fn refused(network: &Network, name: &str) -> String {
 }
 
 #[test]
-fn without_a_firewall_pods_that_a_policy_selects_do_not_run_and_others_reach_nobody() {
+fn without_nftables_selected_pods_do_not_run_and_others_have_no_network() {
     on_own_network(|| async {
         let mut works = None;
         let mut network = Network::start_with(|config| {
@@ -70,7 +70,7 @@ fn without_a_firewall_pods_that_a_policy_selects_do_not_run_and_others_reach_nob
         let message = refused(&network, "selected").await;
         assert!(message.contains("t/p0"), "{message}");
 
-        // Once it is installed, those who were there all the time have a network, too.
+        // Once nftables is installed, the existing pods have a network, too.
         network.machine.stop_node().await;
         network.machine.config.firewall_program = works.unwrap();
         network.machine.start_node().await;
@@ -83,7 +83,7 @@ fn without_a_firewall_pods_that_a_policy_selects_do_not_run_and_others_reach_nob
 }
 
 #[test]
-fn a_node_that_may_not_see_policies_says_which_role_it_lacks_and_runs_pods_once_it_has_it() {
+fn a_node_without_access_to_policies_names_the_missing_role_and_runs_pods_once_it_has_it() {
     on_own_network(|| async {
         let mut network = Network::start().await;
         network.machine.stop_node().await;

@@ -1,5 +1,5 @@
-//! What passes when nobody judges traffic: a table that another program removed, or no nftables at all, and neighbours who
-//! try the node's own addresses.
+//! Fail-closed networking: another program has removed the nftables table, or there is no nftables; and neighbours that try the node's
+//! own addresses.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
@@ -18,14 +18,14 @@ use crate::support::internet::{self, PUBLIC, on_own_network};
 /// The machine's addresses on its network.
 const MACHINE: [&str; 2] = ["203.0.113.254", "2001:db8::fe"];
 const SERVICE: u16 = 7777;
-/// How long an attempt may take that should fail.
+/// The timeout of an attempt that should fail.
 const ATTEMPT: Duration = Duration::from_millis(600);
 
 fn connects(target: SocketAddr) -> bool {
     TcpStream::connect_timeout(&target, ATTEMPT).is_ok()
 }
 
-/// Asks for a name of the cluster that does not exist; whether there is an answer at all.
+/// Queries a cluster name that does not exist. Returns whether there is any response.
 fn is_answered(resolver: SocketAddr) -> bool {
     let any: IpAddr = if resolver.is_ipv4() {
         [0; 4].into()
@@ -45,7 +45,7 @@ fn flush_ruleset() {
     assert!(flushed.unwrap().success());
 }
 
-/// A neighbour with a route to the node's addresses among pods finds nobody there; this machine does.
+/// Asserts that a neighbour with a route to the node's addresses in the pod network gets no response, and this machine does.
 async fn neighbours_reach_nothing(network: &Network) {
     let node = network.node_addresses();
     let listeners = node
@@ -69,7 +69,7 @@ async fn neighbours_reach_nothing(network: &Network) {
 }
 
 #[test]
-fn a_neighbour_reaches_nothing_on_the_nodes_addresses_among_pods() {
+fn a_neighbour_cannot_reach_the_nodes_addresses_in_the_pod_network() {
     on_own_network(|| async {
         let network = Network::start().await;
         neighbours_reach_nothing(&network).await;
@@ -93,7 +93,7 @@ fn without_nftables_neighbours_and_pods_reach_nothing_of_the_machine() {
         let machine = machine.chain(MACHINE.map(|own| own.parse().unwrap()));
         expected.extend(to_each(&a, machine, &format!("tcp/{SERVICE}"), false));
         expected.extend(to_each(&a, PUBLIC, "tcp/80", false));
-        // The resolver is there for every pod that no policy selects.
+        // Every pod that no policy selects reaches the resolver.
         expected.extend(to_each(&a, network.node_addresses(), "tcp/53", true));
         network.expect("without nftables", &expected).await;
         // The router and probes reach pods.
@@ -107,7 +107,7 @@ fn without_nftables_neighbours_and_pods_reach_nothing_of_the_machine() {
     });
 }
 
-/// Who gets through, tried from inside the network namespaces: the node is down and runs no commands.
+/// The connections that succeed, tried from inside the network namespaces, because the node is down and runs no commands.
 struct Attempts<'a> {
     network: &'a Network,
     pin: std::path::PathBuf,
@@ -197,7 +197,7 @@ fn without_the_table_nothing_passes_though_the_node_is_down() {
         flush_ruleset();
         assert_eq!(reached(attempts.all()), Vec::<String>::new());
         send_forged(&pin, &["198.51.100.99", "203.0.113.1", "2001:db8:5::5"]);
-        // What the machine sends itself arrives after all that could have.
+        // A packet of the machine itself arrives after all others that could have.
         let own = SocketAddr::new(MACHINE[0].parse().unwrap(), SERVICE);
         let sender = UdpSocket::bind("0.0.0.0:0").unwrap();
         sender.send_to(b"own", own).unwrap();
@@ -212,7 +212,7 @@ fn without_the_table_nothing_passes_though_the_node_is_down() {
             !forged.iter().any(|(_, text)| text == "forged"),
             "{forged:?}"
         );
-        // The node brings the rules back. The other pod has no address that it should not have.
+        // The node restores the rules, and the other pod has only its own addresses.
         network.machine.start_node().await;
         let mut allowed = to(&b, &a, "tcp/8080", true);
         allowed.extend(to_each(&b, PUBLIC, "tcp/80", true));
@@ -331,11 +331,11 @@ fn routing_rules_that_another_program_removes_are_restored_and_none_is_left_in_t
         let network = Network::start().await;
         let installed = routing_rules().await;
         assert_ne!(installed, before);
-        // As `ip rule flush` does: all that the machine did not have, the local table's included.
+        // As `ip rule flush` does: all rules that the machine did not have, including the local table's.
         let (connection, handle, _) = rtnetlink::new_connection().unwrap();
         tokio::spawn(connection);
         for rule in installed.iter().filter(|rule| !before.contains(rule)) {
-            // The node may be there first and repair while this goes on.
+            // The node may repair some of them concurrently.
             let _ = handle.rule().del(rule.clone()).execute().await;
         }
         eventually("the rules to be back", || async {

@@ -1,7 +1,7 @@
-//! A network of a test's own, with a machine in it and an internet beside it.
+//! A network for a test: the test's machine, and an internet beside it.
 //!
-//! The test runs in a network namespace that nobody else is in, so that it cannot disturb the machine it runs on, and leaves
-//! nothing on it whatever happens. The internet is a second one.
+//! The test runs in its own network namespace, so that it does not affect the machine it runs on and leaves nothing there. The internet
+//! is a second namespace.
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex};
 use futures::TryStreamExt;
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection};
 
-/// Public addresses of the internet's.
+/// Public addresses of the internet.
 pub const PUBLIC: [&str; 3] = ["203.0.113.1", "198.51.100.7", "2001:db8::1"];
-/// Addresses that are somebody's private ones.
+/// Private addresses that are in use outside.
 pub const PRIVATE: [&str; 6] = [
     "10.99.0.1",
     "172.16.5.5",
@@ -35,7 +35,7 @@ fn leave_for_own_network() {
         .expect("these tests make network namespaces and need to run as root");
 }
 
-/// Runs a test in a network namespace of its own.
+/// Runs a test in its own network namespace.
 pub fn on_own_network<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let thread = std::thread::spawn(move || {
         leave_for_own_network();
@@ -51,7 +51,7 @@ pub fn on_own_network<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 
     }
 }
 
-/// What somebody on the internet received: from where, and what.
+/// What a host on the internet received: the sender and the data.
 pub type Received = Arc<Mutex<Vec<(SocketAddr, String)>>>;
 
 pub struct Internet {
@@ -165,7 +165,7 @@ pub fn inside<T: Send + 'static>(
     thread.join().unwrap()
 }
 
-/// Answers whatever connects to a port with the caller's address.
+/// Responds to every connection with the client's address.
 pub fn serve(port: u16, received: &Received) {
     // One socket serves both families.
     let any: IpAddr = "::".parse().unwrap();
@@ -190,7 +190,7 @@ pub fn serve(port: u16, received: &Received) {
 }
 
 impl Internet {
-    /// Makes an internet beside the machine whose namespace this thread is in. `pods` are ranges it has routes to.
+    /// Creates an internet beside the machine whose namespace this thread is in. `pods` are ranges that it has routes to.
     pub async fn beside_machine() -> Self {
         let (run, work) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
         let (send_namespace, namespace) = tokio::sync::oneshot::channel::<OwnedFd>();

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 pub struct Machine {
     pub client: Client,
-    /// The client of the node, to which answers may be shown changed.
+    /// The client of the node, which may modify responses.
     pub node_client: Client,
     pub node: Option<Node>,
     pub config: Config,
@@ -32,21 +32,21 @@ pub struct Machine {
     directory: Option<tempfile::TempDir>,
 }
 
-/// How long a pod may take for anything on a machine that is busy with others. No promise about speed: benchmarks make those.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The timeout of everything that a pod does, on a busy machine. It is not a statement about speed: benchmarks measure that.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How the directories of tests begin; the number of their process follows.
+/// The prefix of the directories of tests; the PID of their process follows.
 const PREFIX: &str = "node-test-";
 
-/// A directory that tells whose it is.
+/// A directory with the PID of its process in its name.
 pub fn temporary_directory() -> tempfile::TempDir {
     let prefix = format!("{PREFIX}{}-", std::process::id());
     tempfile::Builder::new().prefix(&prefix).tempdir().unwrap()
 }
 
-/// Gives back what tests have left whose process died.
+/// Removes what tests have left whose process died.
 pub async fn sweep() {
-    for data_dir in container_runtime::reclaim::unattended() {
+    for data_dir in container_runtime::reclaim::stopped_nodes() {
         let Some(home) = data_dir.parent() else {
             continue;
         };
@@ -60,12 +60,12 @@ pub async fn sweep() {
     }
 }
 
-/// What a container may do to its own pod. What it may do to others is the same for both.
+/// The privileges of a container inside its own pod. Outside of it, both variants have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privilege {
-    /// What a container has that does not say otherwise.
+    /// The defaults.
     Usual,
-    /// What the restricted Pod Security Standard asks for.
+    /// The `restricted` Pod Security Standard.
     None,
 }
 
@@ -90,7 +90,7 @@ impl Privilege {
     }
 }
 
-/// A disk in memory, for what fills disks. It has to outlast the machine on it.
+/// A disk in memory, for tests that fill disks. It must outlive the machine on it.
 pub struct SmallDisk {
     directory: tempfile::TempDir,
 }
@@ -124,7 +124,7 @@ impl Machine {
         Self::start_seen_by(|client| client, adjust).await
     }
 
-    /// Starts a node that sees the API through a client of the test's own.
+    /// Starts a node that uses the test's own API client.
     pub async fn start_seen_by(
         seen: impl FnOnce(Client) -> Client,
         adjust: impl FnOnce(&mut Config),
@@ -151,11 +151,11 @@ impl Machine {
             .unwrap();
         let mut config = Config::new(directory.path().join("data"));
         "test-node".clone_into(&mut config.node_name);
-        // Trying other runtimes out takes time, which only the tests of those have reason to spend.
+        // Trials of other runtimes take time, so only the tests of runtime classes enable them.
         config.runtime_drivers.clear();
         // The registries of tests are on loopback.
         config.allowed_registries = vec!["127.0.0.1".to_owned()];
-        // How full the disk is concerns only the tests that fill one.
+        // Only the tests that fill a disk enable disk pressure.
         config.storage_check = Duration::from_secs(3600);
         adjust(&mut config);
         let shutdown = CancellationToken::new();
@@ -233,7 +233,7 @@ impl Machine {
     /// Waits until the pod's status satisfies `accepts`.
     pub async fn pod_with(&self, name: &str, what: &str, accepts: impl Fn(&Pod) -> bool) -> Pod {
         let last = std::sync::Mutex::new(Value::Null);
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         loop {
             let pod = self.pods().get_opt(name).await.unwrap();
             if let Some(pod) = pod {
@@ -273,7 +273,7 @@ impl Machine {
         self.gone(name).await;
     }
 
-    /// Deletes a pod and answers with all that was said of it until it was gone.
+    /// Deletes a pod. Returns every state of it in the API until it was gone.
     pub async fn last_words(&self, name: &str) -> Vec<PodStatus> {
         let before = self.pod(name).await;
         let own = WatchParams::default().fields(&format!("metadata.name={name}"));
@@ -292,7 +292,7 @@ impl Machine {
                 }
             }
         };
-        let waited = tokio::time::timeout(PATIENCE, all).await;
+        let waited = tokio::time::timeout(TIMEOUT, all).await;
         waited.unwrap_or_else(|_| panic!("pod {name} did not go"));
         said
     }
@@ -363,7 +363,7 @@ impl Machine {
         }
     }
 
-    /// Takes the data directory away from under the pods of a node that has stopped, as somebody who wants its place would.
+    /// Removes the data directory of a stopped node whose pods are running, as an administrator who needs the space would.
     pub fn remove_directory(&self) {
         for name in ["run", "memory"] {
             let mount = self.config.data_dir.join(name);
@@ -372,7 +372,7 @@ impl Machine {
         std::fs::remove_dir_all(&self.config.data_dir).unwrap();
     }
 
-    /// Waits for an event of a pod that says something.
+    /// Waits for an event of a pod with this text.
     pub async fn has_event(&self, pod: &str, reason: &str, note: &str) {
         let events = Api::<Event>::namespaced(self.client.clone(), "t");
         let what = format!("event {reason} of {pod} that says {note:?}");
@@ -417,7 +417,7 @@ impl Machine {
     }
 }
 
-/// A test that failed before it had finished gives the machine back all the same.
+/// Cleans up after a test that failed before it had finished.
 impl Drop for Machine {
     fn drop(&mut self) {
         if self.finished {
@@ -426,7 +426,7 @@ impl Drop for Machine {
         self.shutdown.cancel();
         let data_dir = self.config.data_dir.clone();
         let data_dir = data_dir.canonicalize().unwrap_or(data_dir);
-        // On a thread of its own, which is in the same network namespace and in no runtime.
+        // On its own thread, which is in the same network namespace and not in a tokio runtime.
         let cleaning = std::thread::spawn(move || clean_up(&data_dir));
         let _ = cleaning.join();
     }
@@ -494,7 +494,7 @@ pub fn is_ready(pod: &Pod) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// What the machine has of a node's, outside of its data directory's files.
+/// What the machine has of a node, except for the files in its data directory.
 pub fn of_machine(data_dir: &Path) -> Vec<String> {
     let group = container_runtime::cgroup(data_dir);
     let tag = group.trim_start_matches("agent-sandbox-").to_owned();
@@ -504,7 +504,7 @@ pub fn of_machine(data_dir: &Path) -> Vec<String> {
     found.extend(
         groups
             .filter(|path| path.exists())
-            .map(|path| format!("control group {}", path.display())),
+            .map(|path| format!("cgroup {}", path.display())),
     );
     let shown = data_dir.display().to_string();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -519,7 +519,7 @@ pub fn of_machine(data_dir: &Path) -> Vec<String> {
             .filter(|link| prefixes.iter().any(|prefix| link.starts_with(prefix)))
             .map(|link| format!("link {link}")),
     );
-    // Without the program there are no tables of a node's.
+    // Without the program there are no nftables tables.
     let tables = std::process::Command::new("nft")
         .args(["list", "tables"])
         .output()
@@ -530,7 +530,7 @@ pub fn of_machine(data_dir: &Path) -> Vec<String> {
     found
 }
 
-/// What a node's data directory still holds of the machine.
+/// What a node's data directory still has of the machine.
 pub fn leftovers(directory: &Path) -> Vec<String> {
     let mut left = Vec::new();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();

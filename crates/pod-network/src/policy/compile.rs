@@ -1,4 +1,4 @@
-//! The compiler.
+//! The compiler from network policies to rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,7 +12,8 @@ use super::{Chain, Direction, Peers, PodFacts, Ports, Protocol, Rule, Rules, Uns
 use crate::address_block::{AddressBlock, disjoint};
 use crate::names::short_hash;
 
-/// Not public: private networks, this machine, documentation and benchmarking ranges that sites use inside, multicast.
+/// Blocks that are not public: private networks, loopback, ranges for documentation and benchmarks that sites use internally,
+/// multicast.
 const NOT_PUBLIC: [&str; 15] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -30,13 +31,13 @@ const NOT_PUBLIC: [&str; 15] = [
     "fe80::/10",
     "ff00::/8",
 ];
-/// The set of public addresses, and the one of the resolver.
+/// The names of the sets of public addresses and of the resolver's addresses.
 const PUBLIC_SET: &str = "public";
 const RESOLVER_SET: &str = "resolver";
-/// What a namespace is called; the API server sets it, and policies count on it.
+/// The label with the name of a namespace. The API server sets it, and policies rely on it.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// The rules, and what could not be understood on the way. What is not understood allows nothing.
+/// The rules, and the problems in the policies. An invalid part of a policy allows nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Compiled {
     pub rules: Rules,
@@ -49,12 +50,12 @@ type Listed<'a> = (
     Option<&'a Vec<NetworkPolicyPort>>,
 );
 
-/// A policy in words that can be matched.
+/// A policy with parsed selectors.
 struct Policy<'a> {
     identity: String,
     object: &'a NetworkPolicy,
     namespace: &'a str,
-    /// Absent when it cannot be understood: then the policy selects all, and allows nothing.
+    /// Absent if it is invalid: then the policy selects all pods and allows nothing.
     selector: Option<Selector>,
 }
 
@@ -273,7 +274,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// What one policy allows one pod.
+    /// The rules of one policy for one pod.
     fn rules_of(&mut self, policy: &Policy<'_>, direction: Direction, pod: &PodFacts) -> Vec<Rule> {
         let mut rules = Vec::new();
         for (index, (peers, ports)) in policy.clauses(direction).into_iter().enumerate() {
@@ -311,7 +312,7 @@ impl<'a> Compiler<'a> {
     ) -> Vec<Rule> {
         let Some(protocol) = Protocol::parse(port.protocol.as_deref()) else {
             self.problems.insert(format!(
-                "network policy {}: protocol {:?} is none of TCP, UDP and SCTP; the port allows nothing",
+                "network policy {}: protocol {:?} is not TCP, UDP or SCTP; the port allows nothing",
                 clause.policy.identity,
                 port.protocol.as_deref().unwrap_or_default()
             ));
@@ -342,7 +343,7 @@ impl<'a> Compiler<'a> {
                 }]
             }
             Some(IntOrString::String(name)) => match direction {
-                // The name is one of the pod that is judged.
+                // Ingress: the name is looked up in the ports of the selected pod.
                 Direction::Ingress => {
                     let numbers = numbers_of(pod, name, protocol);
                     let numbers: Vec<u16> = numbers.collect();
@@ -354,7 +355,7 @@ impl<'a> Compiler<'a> {
                         })
                         .collect()
                 }
-                // The name is one of the peer, and each peer may mean another number by it.
+                // Egress: the name is looked up in the ports of each peer, whose numbers may differ.
                 Direction::Egress => self.rules_of_named_peers(clause, name, protocol),
             },
         }
@@ -415,7 +416,7 @@ impl<'a> Compiler<'a> {
         self.set(clause.base.clone(), members)
     }
 
-    /// The addresses that a clause names by their blocks.
+    /// The addresses of the IP blocks of a clause.
     fn blocks_of(&mut self, clause: &Clause<'_>) -> Vec<AddressBlock> {
         let mut members = Vec::new();
         for peer in clause.peers.into_iter().flatten() {
@@ -438,7 +439,7 @@ impl<'a> Compiler<'a> {
         members
     }
 
-    /// The pods among the peers of a clause: all of them when it names no peers.
+    /// The pods among the peers of a clause: all pods if it has no peers.
     fn pods_of(&self, clause: &Clause<'_>) -> Vec<&PodFacts> {
         let Some(listed) = clause.peers else {
             return self.peers.iter().collect();
@@ -456,7 +457,7 @@ impl<'a> Compiler<'a> {
             .collect();
         let is_peer = |pod: &PodFacts| {
             selectors.iter().any(|selectors| {
-                // What cannot be understood matches nothing.
+                // An invalid selector matches nothing.
                 let (Some(namespaces), Some(pods)) = selectors else {
                     return false;
                 };
@@ -480,9 +481,9 @@ impl<'a> Compiler<'a> {
 /// One rule of a policy.
 struct Clause<'a> {
     policy: &'a Policy<'a>,
-    /// Everybody when absent.
+    /// All peers when absent.
     peers: Option<&'a Vec<NetworkPolicyPeer>>,
-    /// What the sets made for it are called.
+    /// The prefix of the names of its sets.
     base: String,
 }
 
@@ -497,7 +498,7 @@ fn numbers_of<'a>(
         .map(|port| port.number)
 }
 
-/// Addresses that are nobody's private ones.
+/// The public addresses: all except [`NOT_PUBLIC`].
 fn public() -> Vec<AddressBlock> {
     let not: Vec<AddressBlock> = NOT_PUBLIC
         .iter()

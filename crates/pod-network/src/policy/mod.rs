@@ -1,10 +1,10 @@
-//! From network policies to rules. Pure: policies, pods and namespaces in, [`Rules`] out.
+//! Compiles network policies to rules. Pure: policies, pods and namespaces in, [`Rules`] out.
 //!
-//! A pod that a policy selects for a direction is allowed there what some policy that selects it allows, and nothing else. What
-//! holds for a pod in a direction for which no policy selects it is the node's choice, [`Unselected`].
+//! If policies select a pod for a direction, the union of what they allow is allowed, and nothing else. If no policy selects it for a
+//! direction, the node's configuration applies ([`Unselected`]).
 //!
-//! Chains are named by what they say and sets by the rule they serve, so that compiling again after a change gives new names only
-//! to what is new.
+//! Chains are named by a hash of their content and sets by the rule that uses them, so that compiling again after a change creates new
+//! names only for what has changed.
 
 mod compile;
 mod rules;
@@ -20,17 +20,17 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 pub use compile::{Compiled, compile, selecting};
 pub use rules::{Chain, Direction, Peers, Ports, Protocol, Rule, Rules};
 
-/// What pods may do in a direction for which no policy selects them.
+/// The traffic that is allowed in a direction for which no policy selects a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unselected {
     /// Only the node reaches them; they reach public addresses and the node's resolver.
     #[default]
     Isolated,
-    /// Everything, as Kubernetes has it.
+    /// Everything, as in Kubernetes.
     Open,
 }
 
-/// A port of a container that has a name.
+/// A named port of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedPort {
     pub name: String,
@@ -38,19 +38,19 @@ pub struct NamedPort {
     pub number: u16,
 }
 
-/// What policies have to know of a pod.
+/// The properties of a pod that policies refer to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodFacts {
     pub namespace: String,
     pub labels: BTreeMap<String, String>,
     pub addresses: Vec<IpAddr>,
     pub ports: Vec<NamedPort>,
-    /// Runs on this node, so that its traffic is judged here.
+    /// Whether it runs on this node, which judges its traffic.
     pub judged: bool,
 }
 
 impl PodFacts {
-    /// What a pod's object says of it; it is not judged and has no address until the node says so.
+    /// The properties from the pod's object. It is not local and has no address until the node sets both.
     pub fn of(pod: &Pod) -> Self {
         let spec = pod.spec.iter();
         let containers = spec.flat_map(|spec| {
@@ -77,7 +77,7 @@ impl PodFacts {
     }
 }
 
-/// Everything that rules are compiled from.
+/// The input of the compiler.
 #[derive(Debug, Clone, Default)]
 pub struct World {
     pub pods: Vec<PodFacts>,
@@ -85,12 +85,12 @@ pub struct World {
     pub namespaces: BTreeMap<String, BTreeMap<String, String>>,
     pub policies: Vec<NetworkPolicy>,
     pub unselected: Unselected,
-    /// Where the node's resolver answers; policies see it as the cluster's DNS.
+    /// The addresses of the node's resolver. For policies it is the cluster's DNS.
     pub resolver: Vec<IpAddr>,
 }
 
 impl World {
-    /// The resolver as a policy that allows cluster DNS would select it.
+    /// The resolver as a pod that a policy for cluster DNS selects.
     fn resolver_as_pod(&self) -> PodFacts {
         let port = |name: &str, protocol| NamedPort {
             name: name.to_owned(),

@@ -1,8 +1,8 @@
-//! What network policies come to once compiled: which pod is judged by which chain, and what a chain lets pass.
+//! Compiled network policies: which chain judges which pod, and what a chain accepts.
 //!
-//! A rule names its peers by a set rather than listing them, so that pods that come and go change the members of sets and
-//! nothing else. Everything is judged by who opened the connection: [`Rules::permits`] says what that means, and the kernel's
-//! rules that [`firewall`](crate::firewall) writes mean the same.
+//! A rule refers to its peers by a set, so that a new or removed pod changes only the members of sets. A connection is judged by the
+//! direction in which it was opened. [`Rules::permits`] defines the meaning; [`firewall`](crate::firewall) writes nftables rules with
+//! the same meaning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ impl Protocol {
         }
     }
 
-    /// As Kubernetes writes it; TCP when it says nothing.
+    /// Parses Kubernetes' spelling; TCP when absent.
     pub fn parse(text: Option<&str>) -> Option<Self> {
         match text {
             None | Some("TCP") => Some(Self::Tcp),
@@ -42,7 +42,7 @@ impl Protocol {
     }
 }
 
-/// Ports of one protocol, both ends included.
+/// A range of ports of one protocol, inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ports {
     pub protocol: Protocol,
@@ -53,19 +53,19 @@ pub struct Ports {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Peers {
     Anyone,
-    /// The members of the set of this name.
+    /// The members of the set with this name.
     In(String),
 }
 
-/// Lets a connection pass.
+/// A rule that accepts a connection.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rule {
     pub peers: Peers,
-    /// Every port of every protocol when absent.
+    /// All ports of all protocols when absent.
     pub ports: Option<Ports>,
 }
 
-/// What pods that the same policies select are allowed; what no rule allows is denied.
+/// The chain of all pods that the same policies select. A connection that no rule accepts is dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
     pub direction: Direction,
@@ -77,13 +77,13 @@ pub struct Chain {
 pub struct Rules {
     pub sets: BTreeMap<String, BTreeSet<AddressBlock>>,
     pub chains: BTreeMap<String, Chain>,
-    /// Which chain judges connections to an address of this node's pods.
+    /// The chain that judges connections to an address of a pod of this node.
     pub ingress: BTreeMap<IpAddr, String>,
-    /// Which chain judges connections from an address of this node's pods.
+    /// The chain that judges connections from an address of a pod of this node.
     pub egress: BTreeMap<IpAddr, String>,
 }
 
-/// A connection that somebody opens.
+/// A new connection.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy)]
 pub struct Connection {
@@ -95,8 +95,8 @@ pub struct Connection {
 
 #[cfg(test)]
 impl Rules {
-    /// Whether a connection passes: the opener's rules and the target's must both allow it. An address without a chain is
-    /// not one of this node's pods.
+    /// Whether a connection is allowed: the rules of its source and of its target must both accept it. An address without a chain
+    /// does not belong to a pod of this node.
     pub fn permits(&self, connection: Connection) -> bool {
         let judged = |chain: Option<&String>, peer: IpAddr| {
             chain.is_none_or(|name| {

@@ -1,4 +1,4 @@
-//! Tables of what each form of a policy means, and a comparison with an evaluator that reads policies the naive way.
+//! Tables of the meaning of each form of a policy, and a comparison with a simple interpreter of policies.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -125,7 +125,7 @@ fn a_selected_pod_is_closed_in_the_direction_it_is_selected_for() {
     // Egress rules without policy types select for both directions.
     check(&[with(json!({"egress": [{}]}))], &[out], &[into]);
     check(&[with(json!({"ingress": [{}]}))], &[out, into], &[]);
-    // What several policies allow adds up.
+    // The union of several policies is allowed.
     check(
         &[
             with(json!({"ingress": [{"ports": [{"port": 80}]}]})),
@@ -202,7 +202,7 @@ fn peers_are_pods_namespaces_and_blocks() {
         &["2001:db8::1>fd00::2:tcp/80", same6, same],
         &["fd00::4>fd00::2:tcp/80", internet],
     );
-    // Nobody named means everybody.
+    // A rule without peers allows all peers.
     check(&[from(json!([]))], &[same, other, internet], &[]);
 }
 
@@ -227,7 +227,7 @@ fn ports_are_numbers_ranges_names_and_whole_protocols() {
         &[&to("udp/1"), &to("udp/65535")],
         &[&to("tcp/1")],
     );
-    // The target's own name for it.
+    // The named port of the target.
     check(
         &[into(json!([{"port": "web"}]))],
         &[&to("tcp/8080"), &format!("{INTERNET}>10.200.0.3:tcp/9090")],
@@ -242,7 +242,7 @@ fn ports_are_numbers_ranges_names_and_whole_protocols() {
         &[],
         &[&to("tcp/8080")],
     );
-    // Going out it is the peer's name, so each peer is allowed on its own number and the internet on none.
+    // For egress it is the named port of each peer, so each peer is allowed on its own number, and the internet on none.
     check(
         &[
             json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"ports": [{"port": "web"}]}]}),
@@ -279,7 +279,7 @@ fn the_resolver_is_the_cluster_dns_that_policies_name() {
 }
 
 #[test]
-fn a_pod_that_nobody_selects_is_isolated_but_for_public_addresses_and_the_resolver() {
+fn an_unselected_pod_reaches_only_public_addresses_and_the_resolver() {
     let mut world = world(&[]);
     world.unselected = Unselected::Isolated;
     let rules = compile(&world).rules;
@@ -310,7 +310,7 @@ fn a_pod_that_nobody_selects_is_isolated_but_for_public_addresses_and_the_resolv
     ] {
         assert!(!rules.permits(connection(text)), "{text}");
     }
-    // A policy for one direction leaves the other as it was.
+    // A policy for one direction does not affect the other.
     world.policies = super::tests::world(&[json!({"podSelector": {}, "ingress": [{}]})]).policies;
     let rules = compile(&world).rules;
     assert!(rules.permits(connection("203.0.113.7>10.200.0.2:tcp/80")));
@@ -318,9 +318,9 @@ fn a_pod_that_nobody_selects_is_isolated_but_for_public_addresses_and_the_resolv
 }
 
 #[test]
-fn what_is_not_understood_allows_nothing_and_is_told() {
+fn invalid_parts_of_a_policy_allow_nothing_and_are_reported() {
     let selector = json!({"matchExpressions": [{"key": "a", "operator": "Sideways"}]});
-    for (spec, told) in [
+    for (spec, expected) in [
         (
             json!({"podSelector": selector, "ingress": [{}]}),
             "spec.podSelector",
@@ -350,14 +350,14 @@ fn what_is_not_understood_allows_nothing_and_is_told() {
         );
         let problems: Vec<&String> = compiled.problems.iter().collect();
         assert!(
-            problems.len() == 1 && problems[0].contains(told),
+            problems.len() == 1 && problems[0].contains(expected),
             "{problems:?}"
         );
     }
 }
 
 #[test]
-fn pods_that_come_and_go_change_members_and_no_chain() {
+fn new_and_removed_pods_change_members_of_sets_and_no_chain() {
     let spec = json!({"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"from": [{"podSelector": {}}]}], "egress": [{"to": [{"namespaceSelector": {}}]}]});
     let mut world = world(&[spec]);
@@ -372,7 +372,7 @@ fn pods_that_come_and_go_change_members_and_no_chain() {
     assert_ne!(before.sets, after.sets);
 }
 
-/// Kubernetes' words, read one after the other.
+/// A direct interpreter of the specification of network policies.
 mod naive {
     use super::*;
 
@@ -428,7 +428,7 @@ mod naive {
             })
     }
 
-    /// `target` is the address connected to, which named ports are looked up at.
+    /// `target` is the address of the connection's target, whose named ports are used.
     fn port_matches(world: &World, port: &NetworkPolicyPort, connection: Connection) -> bool {
         let protocol = Protocol::parse(port.protocol.as_deref()).unwrap();
         protocol == connection.protocol
@@ -599,7 +599,7 @@ fn any_policy() -> impl Strategy<Value = NetworkPolicy> {
     )
 }
 
-/// A policy of a name exists once in a namespace.
+/// Removes policies with the same name in a namespace.
 fn any_policies() -> impl Strategy<Value = Vec<NetworkPolicy>> {
     proptest::collection::vec(any_policy(), 0..4).prop_map(|policies| {
         let named = policies.into_iter().map(|policy| {

@@ -1,15 +1,15 @@
-//! DNS messages, as far as a resolver for a cluster's names needs them: one question in, records of a few types out. Pure.
+//! Parses and writes DNS messages, as far as cluster DNS needs them: one question in, records of a few types out. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 const HEADER: usize = 12;
-/// What a client takes by UDP when it says nothing.
+/// The maximum UDP response of a client without EDNS.
 const PLAIN_LIMIT: usize = 512;
-/// What we send by UDP at most, so that it is not fragmented.
+/// The maximum UDP response that is sent, to avoid fragmentation.
 const OWN_LIMIT: usize = 1232;
-/// Where the question's name is in every answer, as a compression pointer.
+/// A compression pointer to the name in the question.
 const QUESTION_NAME: [u8; 2] = [0xc0, 0x0c];
-/// Short, as pods come and go.
+/// The TTL of records. Short, because pods come and go.
 const SECONDS_TO_LIVE: u32 = 5;
 const LONGEST_NAME: usize = 253;
 
@@ -21,27 +21,27 @@ const TYPE_OPT: u16 = 41;
 pub const TYPE_ANY: u16 = 255;
 const CLASS_INTERNET: u16 = 1;
 
-/// Not a question that can be answered.
+/// A packet that is not a valid query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Too short even for a complaint, or itself an answer.
+    /// Too short for an error response, or itself a response.
     #[error("not a question")]
     NotAQuestion,
     #[error("a question that cannot be read")]
     Unreadable,
 }
 
-/// A question.
+/// A query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
     pub id: u16,
-    /// In lower case, without the last dot; absent when it is no name of text.
+    /// In lower case, without the trailing dot. Absent if it is not UTF-8.
     pub name: Option<String>,
     pub kind: u16,
-    /// The question as it came, to be repeated in the answer.
+    /// The bytes of the question, which the response repeats.
     raw: Vec<u8>,
     recursion_desired: bool,
-    /// What the client takes by UDP, when it says so.
+    /// The client's maximum UDP response, from EDNS.
     announced_limit: Option<usize>,
     internet: bool,
 }
@@ -62,7 +62,7 @@ pub enum Code {
     NoSuchName = 3,
 }
 
-/// How an answer travels.
+/// The transport of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     Udp,
@@ -83,7 +83,7 @@ impl Question {
             return Err(Malformed::NotAQuestion);
         }
         let counts = [4, 6, 8, 10].map(|at| number(packet, at).unwrap_or(0));
-        // Only plain queries with one question, as all resolvers send them.
+        // Only standard queries with one question, as all resolvers send them.
         if flags & 0x7800 != 0 || counts[0] != 1 || counts[1] != 0 || counts[2] != 0 {
             return Err(Malformed::Unreadable);
         }
@@ -102,12 +102,12 @@ impl Question {
         })
     }
 
-    /// Whether the answer is one to look up in a zone of the internet class.
+    /// Whether the query has class IN.
     pub fn is_for_internet(&self) -> bool {
         self.internet
     }
 
-    /// The answer to this question.
+    /// Writes the response to this query.
     pub fn answer(&self, code: Code, records: &[Record], transport: Transport) -> Vec<u8> {
         let limit = match transport {
             Transport::Tcp => usize::from(u16::MAX),
@@ -119,7 +119,7 @@ impl Question {
         if whole.len() <= limit {
             return whole;
         }
-        // Whoever wants them all asks again by TCP.
+        // The truncation flag makes the client repeat the query over TCP.
         self.write(code, &[], true)
     }
 
@@ -153,7 +153,7 @@ impl Question {
     }
 }
 
-/// A complaint about a packet that is no question, when there is somebody to complain to.
+/// The error response (FORMERR) to an invalid query. `None` if the packet is too short to have an ID.
 pub fn complaint(packet: &[u8]) -> Option<Vec<u8>> {
     const ANSWER: u16 = 0x8000;
     let id = number(packet, 0)?;
@@ -164,7 +164,7 @@ pub fn complaint(packet: &[u8]) -> Option<Vec<u8>> {
     Some(answer)
 }
 
-/// Reads a name and says where it ends.
+/// Parses a name. Returns the name and the offset of its end.
 fn read_name(packet: &[u8], start: usize) -> Result<(Option<String>, usize), Malformed> {
     const LONGEST_LABEL: usize = 63;
     let mut at = start;
@@ -176,7 +176,7 @@ fn read_name(packet: &[u8], start: usize) -> Result<(Option<String>, usize), Mal
         if length == 0 {
             break;
         }
-        // A question comes first, so that there is nothing it could point back to.
+        // The question comes first, so a compression pointer has nothing to point to.
         if length > LONGEST_LABEL {
             return Err(Malformed::Unreadable);
         }
@@ -200,7 +200,7 @@ fn read_name(packet: &[u8], start: usize) -> Result<(Option<String>, usize), Mal
     Ok((is_text.then_some(name), at))
 }
 
-/// What the client takes by UDP, from the extension record that newer ones send.
+/// The client's maximum UDP response, from the OPT record (EDNS).
 fn announced_limit(packet: &[u8], end: usize, additional: u16) -> Option<usize> {
     if additional == 0 || *packet.get(end)? != 0 || number(packet, end + 1)? != TYPE_OPT {
         return None;
@@ -248,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    /// A question as resolvers send it.
+    /// A query as resolvers send it.
     fn packet(name: &str, kind: u16, limit: Option<u16>) -> Vec<u8> {
         let extended = u16::from(limit.is_some());
         let mut packet = Vec::new();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_read_and_answered_in_its_own_words() {
+    fn a_response_repeats_the_question_exactly() {
         let question = Question::parse(&packet("Web.N.svc.cluster.local", TYPE_A, None)).unwrap();
         assert_eq!(question.name.as_deref(), Some("web.n.svc.cluster.local"));
         assert_eq!(question.kind, TYPE_A);
@@ -279,13 +279,13 @@ mod tests {
         );
         assert_eq!(answer[..4], [0x12, 0x34, 0x85, 0x80]);
         assert_eq!(answer[4..12], [0, 1, 0, 1, 0, 0, 0, 0]);
-        // The spelling of the question is kept: some clients vary it on purpose.
+        // With the same case: some clients vary it against spoofing (DNS 0x20).
         assert_eq!(&answer[12..16], b"\x03Web");
         assert_eq!(answer[answer.len() - 6..], [0, 4, 10, 1, 2, 3]);
     }
 
     #[test]
-    fn what_does_not_fit_is_asked_for_again_by_tcp() {
+    fn a_response_that_does_not_fit_is_truncated_for_a_retry_over_tcp() {
         let records = vec![Record::A(Ipv4Addr::new(10, 1, 2, 3)); 60];
         for (limit, fits) in [(None, false), (Some(900), false), (Some(4096), true)] {
             let question = Question::parse(&packet("a.b", TYPE_A, limit)).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_question_is_told_from_a_bad_one() {
+    fn only_malformed_queries_get_an_error_response() {
         assert_eq!(Question::parse(&[0; 3]), Err(Malformed::NotAQuestion));
         let mut answer = packet("a", TYPE_A, None);
         answer[2] |= 0x80;

@@ -1,13 +1,12 @@
 //! The cluster's DNS for pods, on the node's own address.
 //!
 //! ```text
-//! message   a question read, an answer written (pure)
-//! zone      services, their endpoints and pods → answers (pure)
-//! server    sockets; what is no name of the cluster's goes on to the machine's resolvers as it came
+//! message   parses queries, writes responses (pure)
+//! zone      services, their endpoints and pods → records (pure)
+//! server    sockets; forwards queries for other names to the machine's resolvers unchanged
 //! ```
 //!
-//! Nothing is cached and nothing is kept of a question. Whether a pod may ask at all is decided by its egress rules
-//! ([`firewall`](super::firewall)).
+//! It caches nothing and is stateless. The egress rules of a pod decide whether it reaches the resolver ([`firewall`](super::firewall)).
 
 mod message;
 mod server;

@@ -19,13 +19,13 @@ use super::zone::{Answer, Zone};
 use crate::watched::{Watched, follow};
 
 const PORT: u16 = 53;
-/// How long one of the machine's resolvers gets.
+/// The timeout of a query to one of the machine's resolvers.
 const UPSTREAM: Duration = Duration::from_secs(3);
-/// How long a question for a name of the cluster's waits until all of them are known. Who asks waits five seconds, as a rule.
+/// The longest wait of a query for a cluster name until all names were listed. Clients usually wait five seconds.
 const FIRST_LIST: Duration = Duration::from_secs(3);
-/// How long a pod may take to send a question by TCP.
+/// The timeout of receiving a query over TCP.
 const IDLE: Duration = Duration::from_secs(10);
-/// Questions of one pod that may be under way; a pod that floods the resolver hurts only itself.
+/// The limit of concurrent queries of one pod, so that a pod that floods the resolver does not affect others.
 const QUESTIONS_PER_POD: usize = 64;
 const LARGEST_UDP: usize = 4096;
 
@@ -52,7 +52,7 @@ impl Known {
     }
 }
 
-/// The cluster's DNS, bound and not yet served.
+/// The cluster's DNS, bound but not yet served.
 #[derive(Debug)]
 pub struct Resolver {
     domain: String,
@@ -65,7 +65,7 @@ struct Served {
     domain: String,
     upstreams: Vec<SocketAddr>,
     known: Mutex<Known>,
-    /// Whether all names are known. Until then one that is not may be there all the same.
+    /// Whether all names were listed. Before that, a name that is not found may exist.
     is_complete: watch::Sender<bool>,
     zone: RwLock<Option<Zone>>,
     under_way: Mutex<HashMap<IpAddr, usize>>,
@@ -106,7 +106,7 @@ impl Resolver {
         })
     }
 
-    /// Answers until told to stop.
+    /// Serves until `shutdown`.
     pub async fn run(self, client: Client, shutdown: CancellationToken) {
         let served = Arc::new(Served::new(self.domain, self.upstreams));
         let mut tasks = tokio::task::JoinSet::new();
@@ -116,7 +116,7 @@ impl Resolver {
             tasks.spawn(served.clone().serve_streams(streams));
         }
         shutdown.cancelled().await;
-        // What is dropped here stops with it.
+        // Dropping the tasks stops them.
     }
 }
 
@@ -153,7 +153,7 @@ impl Served {
         tokio::join!(services, slices, pods);
     }
 
-    /// Takes news in. The zone is made again when the next question comes.
+    /// Handles a watch event. The zone is rebuilt at the next query.
     fn learn(&self, take: impl FnOnce(&mut Known) -> bool) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if take(&mut known) {
@@ -164,7 +164,7 @@ impl Served {
         }
     }
 
-    /// Looks a name up once all names are known; nothing if that takes too long. Others' names wait for nothing.
+    /// Looks up a name after all names were listed. `None` if that takes too long. Names outside of the cluster do not wait.
     async fn find(&self, name: &str, kind: u16) -> Option<Answer> {
         let mut is_complete = self.is_complete.subscribe();
         let all_known = *is_complete.borrow_and_update();
@@ -192,7 +192,7 @@ impl Served {
             known.pods.objects.values().cloned(),
         );
         let answer = zone.look_up(name, kind);
-        // Still under the lock of what it was made from, so that it is not older than that.
+        // Stored while the objects are locked, so that the zone is never older than they are.
         *self.zone.write().unwrap_or_else(PoisonError::into_inner) = Some(zone);
         answer
     }
@@ -204,7 +204,7 @@ impl Served {
             let (count, from) = match socket.recv_from(&mut buffer).await {
                 Ok(received) => received,
                 Err(error) => {
-                    // A client that is gone already is told of on the next read.
+                    // An ICMP error of an earlier response is reported at the next read.
                     tracing::debug!(%error, "the resolver's socket");
                     tokio::task::yield_now().await;
                     continue;
@@ -227,7 +227,7 @@ impl Served {
     async fn serve_streams(self: Arc<Self>, listener: TcpListener) {
         loop {
             let Ok((stream, from)) = listener.accept().await else {
-                // Out of descriptors, say: others must get the chance to close some.
+                // For example, no free file descriptors: waits until others are closed.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
@@ -290,7 +290,7 @@ impl Served {
         })
     }
 
-    /// Asks the machine's resolvers, one after the other.
+    /// Forwards a query to the machine's resolvers, one after the other.
     async fn forward(
         &self,
         packet: &[u8],
@@ -312,7 +312,7 @@ impl Served {
     }
 }
 
-/// A question under way.
+/// A query in progress.
 struct Turn {
     served: Arc<Served>,
     from: IpAddr,
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_question_waits_until_all_names_are_known() {
+    async fn a_query_waits_until_all_names_were_listed() {
         let served = served();
         let mut asked = std::pin::pin!(served.find(NAME, ADDRESSES));
         assert_eq!(futures::poll!(&mut asked), std::task::Poll::Pending);
@@ -407,7 +407,7 @@ mod tests {
             served.learn(|known| known.services.learn(Ok(event), |service| service));
         }
         assert_eq!(futures::poll!(&mut asked), std::task::Poll::Pending);
-        // Who may not see endpoints knows of none.
+        // A user without access to endpoint slices counts as having listed none.
         let forbidden = Err(NotAllowed("forbidden".to_owned()));
         served.learn(|known| known.slices.learn(forbidden, |slice: EndpointSlice| slice));
         all_pods_are_listed(&served);
@@ -419,14 +419,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_name_that_stays_unknown_for_long_is_not_denied() {
+    async fn a_name_gets_no_negative_response_before_all_names_were_listed() {
         let served = served();
         all_pods_are_listed(&served);
         assert_eq!(served.find(NAME, ADDRESSES).await, None);
     }
 
     #[test]
-    fn the_machines_resolvers_are_read_from_its_file() {
+    fn the_machines_resolvers_are_parsed_from_resolv_conf() {
         let file = "# x\nnameserver 127.0.0.53\n nameserver 2001:db8::1\nsearch lan\nnameserver nonsense\n";
         let expected: Vec<SocketAddr> = vec![
             "127.0.0.53:53".parse().unwrap(),

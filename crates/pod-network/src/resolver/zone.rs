@@ -1,4 +1,4 @@
-//! The names of a cluster, as Kubernetes' DNS specification has them. Pure.
+//! The names of a cluster, as in Kubernetes' DNS specification. Pure.
 //!
 //! ```text
 //! <service>.<namespace>.svc.<domain>                   the addresses of the service's ready pods
@@ -7,7 +7,7 @@
 //! 10-0-0-7.<namespace>.pod.<domain>                    a pod by its address
 //! ```
 //!
-//! A service with an address of its own resolves to its pods all the same: nothing here forwards from such an address.
+//! A Service with a cluster IP also resolves to the addresses of its pods, because there is no service proxy here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,10 +19,10 @@ use super::message::{Record, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_SRV};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// The name exists; there may be no records of the type that was asked for.
+    /// The name exists, possibly without records of the queried type.
     Records(Vec<Record>),
     NoSuchName,
-    /// Another resolver's to answer.
+    /// The name is outside of the cluster; another resolver answers.
     NotOurs,
 }
 
@@ -88,7 +88,7 @@ impl Zone {
         };
         for endpoint in &slice.endpoints {
             let conditions = endpoint.conditions.as_ref();
-            // Kubernetes takes silence for readiness.
+            // In Kubernetes an absent condition means ready.
             if conditions.and_then(|conditions| conditions.ready) == Some(false) {
                 continue;
             }
@@ -109,7 +109,7 @@ impl Zone {
         }
     }
 
-    /// What there is under a name, in lower case and without the last dot.
+    /// Looks up a name in lower case and without the trailing dot.
     pub fn look_up(&self, name: &str, kind: u16) -> Answer {
         let Some(inside) = name.strip_suffix(&self.domain) else {
             return Answer::NotOurs;
@@ -148,7 +148,7 @@ impl Zone {
         let own = format!("{service}.{namespace}.svc.{}", self.domain);
         match rest {
             [] => {
-                // An alias holds for every type.
+                // A CNAME applies to every type.
                 if let Some(target) = &found.external {
                     return Answer::Records(vec![Record::Cname(target.clone())]);
                 }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn each_form_of_name_has_its_answer() {
+    fn every_form_of_name_resolves() {
         let a = |text: &str| Record::A(text.parse().unwrap());
         let srv = |target: &str| Record::Srv {
             port: 8888,

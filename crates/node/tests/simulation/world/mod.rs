@@ -77,7 +77,7 @@ pub struct World {
     attached: BTreeSet<PodUid>,
     /// Runs that a probe or hook failed for.
     unhealthy: BTreeSet<(PodUid, String, u32)>,
-    /// Pods that the node was told to end.
+    /// Pods that the node was asked to end.
     condemned: BTreeSet<PodUid>,
     faults: Faults,
     is_traced: bool,
