@@ -14,6 +14,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
+use crate::object_uid::object_uid;
 use api::errors::chain;
 use api::readable::readable;
 
@@ -158,8 +159,8 @@ impl Index {
     }
 }
 
-/// The slice of a service over pods. Pure.
-fn slice(service: &Service, pods: &[&Pod]) -> EndpointSlice {
+/// The slice of a service with this UID over pods. Pure.
+fn slice(service: &Service, uid: String, pods: &[&Pod]) -> EndpointSlice {
     let name = service.name_any();
     let tolerate = service
         .spec
@@ -193,7 +194,7 @@ fn slice(service: &Service, pods: &[&Pod]) -> EndpointSlice {
                 api_version: "v1".to_owned(),
                 kind: "Service".to_owned(),
                 name: name.clone(),
-                uid: service.uid().unwrap_or_default(),
+                uid,
                 controller: Some(true),
                 block_owner_deletion: Some(true),
             }]),
@@ -317,7 +318,10 @@ async fn write(client: &Client, index: &Index, key: &Key) -> Result<(), kube::Er
         .values()
         .filter(|pod| selects(service, pod))
         .collect();
-    let wanted = slice(service, &pods);
+    let Some(uid) = object_uid(service) else {
+        return Ok(());
+    };
+    let wanted = slice(service, uid, &pods);
     let api = Api::<EndpointSlice>::namespaced(client.clone(), &key.0);
     match api.get_opt(&wanted.name_any()).await? {
         None => match api.create(&PostParams::default(), &wanted).await {
@@ -396,7 +400,7 @@ mod tests {
             pod("z", "10.0.0.3", "Failed", "False"),
         ];
         assert!(pods.iter().all(|pod| selects(&service, pod)));
-        let made = slice(&service, &pods.iter().collect::<Vec<_>>());
+        let made = slice(&service, "u".to_owned(), &pods.iter().collect::<Vec<_>>());
         let seen: Vec<(String, bool)> = made
             .endpoints
             .iter()

@@ -3,6 +3,7 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod endpoints;
+mod object_uid;
 pub mod scheduler;
 pub mod volume_provisioner;
 

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::queue::Queue;
+use crate::object_uid::object_uid;
 use api::errors::chain;
 use api::readable::{readable, shell, warn};
 use event_recorder::{EventSink, Severity};
@@ -110,6 +111,7 @@ pub async fn run(client: Client, node_name: String, shutdown: CancellationToken)
 
 /// The outcome of a binding.
 struct Outcome {
+    uid: String,
     pod: Arc<Pod>,
     result: Result<(), kube::Error>,
 }
@@ -168,21 +170,25 @@ impl Scheduler {
         let Some(event) = readable(event) else {
             return;
         };
-        if let Event::Apply(pod) | Event::InitApply(pod) | Event::Delete(pod) = &event {
-            self.unreadable.remove(&pod.uid().unwrap_or_default());
-        }
+        let (Event::Apply(pod) | Event::InitApply(pod) | Event::Delete(pod)) = &event else {
+            return;
+        };
+        let Some(uid) = object_uid(pod) else {
+            return;
+        };
+        self.unreadable.remove(&uid);
         match event {
             Event::Apply(pod) | Event::InitApply(pod) if is_ours(&pod) => {
                 let ignored = wishes(&pod);
-                let (uid, pod) = (pod.uid().unwrap_or_default(), Arc::new(pod));
+                let pod = Arc::new(pod);
                 if self.queue.wait(&uid, pod.clone()) && !ignored.is_empty() {
                     let note = format!("{} ignored: there is one node", ignored.join(", "));
                     let events = &self.events;
                     events.tell(&pod, None, Severity::Warning, "Unsupported", note);
                 }
             }
-            Event::Apply(pod) | Event::InitApply(pod) | Event::Delete(pod) => {
-                self.queue.leave(&pod.uid().unwrap_or_default());
+            Event::Apply(_) | Event::InitApply(_) | Event::Delete(_) => {
+                self.queue.leave(&uid);
             }
             Event::Init | Event::InitDone => {}
         }
@@ -190,7 +196,9 @@ impl Scheduler {
 
     /// Reports that a pod which cannot be decoded is not bound, because its requirements are not known.
     fn unreadable(&mut self, left: Unreadable) {
-        let uid = left.metadata.uid.clone().unwrap_or_default();
+        let Some(uid) = left.metadata.uid.clone().filter(|uid| !uid.is_empty()) else {
+            return warn::<Pod>(&left);
+        };
         self.queue.leave(&uid);
         let is_bound = left
             .conditions
@@ -222,16 +230,21 @@ impl Scheduler {
             // A mirror pod represents a process of the machine and takes no capacity.
             Event::Apply(pod) | Event::InitApply(pod) if api::labels::is_mirror(&pod) => {}
             Event::Apply(pod) | Event::InitApply(pod) => {
-                self.queue.arrived(pod.uid().unwrap_or_default());
+                if let Some(uid) = object_uid(&pod) {
+                    self.queue.arrived(uid);
+                }
             }
-            Event::Delete(pod) => self.queue.departed(&pod.uid().unwrap_or_default()),
+            Event::Delete(pod) => {
+                if let Some(uid) = object_uid(&pod) {
+                    self.queue.departed(&uid);
+                }
+            }
             Event::Init => self.queue.relisting(),
             Event::InitDone => self.queue.relisted(),
         }
     }
 
-    fn take(&mut self, Outcome { pod, result }: Outcome) {
-        let uid = pod.uid().unwrap_or_default();
+    fn take(&mut self, Outcome { uid, pod, result }: Outcome) {
         match result {
             Ok(()) => self.queue.settled(&uid),
             // Another scheduler has bound it, or it was deleted.
@@ -249,7 +262,7 @@ impl Scheduler {
     /// Carries out what is due. Returns when to look again.
     fn advance(&mut self, now: Timestamp) -> Option<Timestamp> {
         let plan = self.queue.plan(now);
-        for (_, pod) in plan.bind {
+        for (uid, pod) in plan.bind {
             let (client, node, results) = (
                 self.client.clone(),
                 self.node_name.clone(),
@@ -257,7 +270,7 @@ impl Scheduler {
             );
             tokio::spawn(async move {
                 let result = bind(client, &pod, node).await;
-                let _ = results.send(Outcome { pod, result });
+                let _ = results.send(Outcome { uid, pod, result });
             });
         }
         for pod in plan.refuse {

@@ -25,6 +25,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use self::binding::Need;
+use crate::object_uid::object_uid;
 
 const CAPACITY_ENFORCED: &str = "agents.x-k8s.io/capacity-enforced";
 const RETRY: Duration = Duration::from_secs(1);
@@ -109,17 +110,18 @@ pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken)
             {
                 at_work.retain(|_, task| !task.is_finished());
                 // A task that is already running reads the claim again before every attempt.
-                at_work
-                    .entry(claim.uid().unwrap_or_default())
-                    .or_insert_with(|| {
+                if let Some(uid) = object_uid(&claim) {
+                    at_work.entry(uid).or_insert_with(|| {
                         let task = provisioner.clone();
                         tokio::spawn(task.provision_until_done(claim, shutdown.clone()))
                     });
+                }
             }
             Some(Ok(Event::Delete(claim))) => {
-                let (volume, uid) = (binding::volume_of(&claim), claim.uid().unwrap_or_default());
-                let task = provisioner.clone();
-                tokio::spawn(task.reclaim_until_done(volume, uid, shutdown.clone()));
+                if let Some(uid) = object_uid(&claim) {
+                    let (volume, task) = (binding::volume_of(&claim, &uid), provisioner.clone());
+                    tokio::spawn(task.reclaim_until_done(volume, uid, shutdown.clone()));
+                }
             }
             Some(Ok(Event::InitDone)) => provisioner.reclaim_orphans(&shutdown).await,
             Some(Ok(_)) => {}
@@ -145,9 +147,12 @@ impl Provisioner {
         mut claim: PersistentVolumeClaim,
         shutdown: CancellationToken,
     ) {
+        let Some(uid) = object_uid(&claim) else {
+            return;
+        };
         let mut reported: Option<Outcome> = None;
         loop {
-            let pause = match self.provision(&claim).await {
+            let pause = match self.provision(&claim, &uid).await {
                 Ok(Outcome::Done) => return,
                 Ok(refused) => {
                     if reported.as_ref() != Some(&refused) {
@@ -167,7 +172,7 @@ impl Provisioner {
             }
             let claims = self.claims(claim.namespace().as_deref());
             match claims.get_opt(&claim.name_any()).await {
-                Ok(Some(found)) if found.uid() == claim.uid() => {
+                Ok(Some(found)) if found.uid().as_deref() == Some(&uid) => {
                     if binding::need(&found) == Need::Nothing {
                         return;
                     }
@@ -175,10 +180,8 @@ impl Provisioner {
                 }
                 // The claim was deleted while its volume was created: the volume would be left over.
                 Ok(_) => {
-                    let (volume, uid) = (binding::volume_of(&claim), claim.uid());
-                    let reclaimed =
-                        self.reclaim_until_done(volume, uid.unwrap_or_default(), shutdown);
-                    return reclaimed.await;
+                    let volume = binding::volume_of(&claim, &uid);
+                    return self.reclaim_until_done(volume, uid, shutdown).await;
                 }
                 // The claim is read again after the next attempt.
                 Err(_) => {}
@@ -186,8 +189,12 @@ impl Provisioner {
         }
     }
 
-    async fn provision(&self, claim: &PersistentVolumeClaim) -> Result<Outcome, ProvisionError> {
-        let name = binding::volume_of(claim);
+    async fn provision(
+        &self,
+        claim: &PersistentVolumeClaim,
+        uid: &str,
+    ) -> Result<Outcome, ProvisionError> {
+        let name = binding::volume_of(claim, uid);
         let chosen_here = binding::need(claim) == Need::Provision;
         let made = if chosen_here {
             self.make_volume(claim, &name).await?
@@ -249,7 +256,7 @@ impl Provisioner {
             path: path.display().to_string(),
             source,
         })?;
-        let object = binding::volume(claim, &path, self.reclaim_policy(claim).await);
+        let object = binding::volume(claim, name, &path, self.reclaim_policy(claim).await);
         let created = self.volumes().create(&PostParams::default(), &object).await;
         match created {
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),

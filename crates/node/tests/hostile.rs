@@ -490,7 +490,7 @@ async fn a_cpu_hog_is_throttled_to_its_limit_and_its_pod_says_so() {
         .await;
     let pod = machine.ready("hog").await;
     let used = cpus_used(&machine, &pod, 2).await;
-    assert!(share < 0.45, "uses {used} CPUs with a limit of 0.2");
+    assert!(used < 0.45, "uses {used} CPUs with a limit of 0.2");
     let throttled = |pod: &Pod| {
         let conditions = pod
             .status

@@ -24,7 +24,7 @@ use super::enforced_policy::EnforcedPolicy;
 use super::firewall::{self, FirewallError, Surroundings};
 use super::policy::{self, PodFacts, Rules, Unselected, World};
 use super::table_monitor::{Change, Monitor};
-use super::watched::{NotAllowed, Watched, follow, key};
+use super::watched::{NotAllowed, Watched, follow};
 use api::errors::chain;
 use api::labels::is_mirror;
 use event_recorder::{EventSink, Severity};
@@ -162,10 +162,10 @@ impl Enforcer {
         (number, answer)
     }
 
-    /// Reports that a pod of this node has these addresses.
-    pub fn attach(&self, pod: &Pod, addresses: Vec<IpAddr>) {
+    /// Reports that the pod of this node with this UID has these addresses.
+    pub fn attach(&self, uid: &str, pod: &Pod, addresses: Vec<IpAddr>) {
         let facts = PodFacts::of(pod);
-        let uid = key(pod);
+        let uid = uid.to_owned();
         self.change(|state| state.attached.insert(uid, Attached { facts, addresses }));
     }
 
@@ -518,7 +518,7 @@ mod tests {
             state.policies.take(event, |policy: NetworkPolicy| policy)
         });
         assert!(enforcer.world().is_none(), "the pod is not attached yet");
-        enforcer.attach(&pod, vec![address]);
+        enforcer.attach("u", &pod, vec![address]);
         enforcer.all_are_attached();
         let (_, world) = enforcer.world().unwrap();
         assert_eq!(world.pods.len(), 1);

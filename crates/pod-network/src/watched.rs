@@ -75,9 +75,14 @@ impl<V> Watched<V> {
     }
 }
 
-/// The key of an object.
-pub fn key<K: Resource>(object: &K) -> String {
-    object.meta().uid.clone().unwrap_or_default()
+/// The key of an object: its UID. An object without one is keyed by its name, so that it neither replaces another object nor is ignored:
+/// an ignored network policy would leave its pods open.
+fn key<K: Resource>(object: &K) -> String {
+    let metadata = object.meta();
+    let uid = metadata.uid.clone().filter(|uid| !uid.is_empty());
+    // No UID contains a slash.
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    uid.unwrap_or_else(|| format!("{}/{}", part(&metadata.namespace), part(&metadata.name)))
 }
 
 /// How long after a failure a watch is tried again: the first time, and at most.

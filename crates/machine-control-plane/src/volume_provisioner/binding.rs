@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Resource, ResourceExt};
+use kube::Resource;
 
 use super::CAPACITY_ENFORCED;
 
@@ -38,12 +38,9 @@ pub fn need(claim: &PersistentVolumeClaim) -> Need {
     }
 }
 
-/// The name of a claim's volume: the one that it names, or the one that is provisioned for it.
-pub fn volume_of(claim: &PersistentVolumeClaim) -> String {
-    named_volume(claim).map_or_else(
-        || format!("pvc-{}", claim.uid().unwrap_or_default()),
-        str::to_owned,
-    )
+/// The name of the volume of a claim with this UID: the one that it names, or the one that is provisioned for it.
+pub fn volume_of(claim: &PersistentVolumeClaim, uid: &str) -> String {
+    named_volume(claim).map_or_else(|| format!("pvc-{uid}"), str::to_owned)
 }
 
 /// The reason why an unbound volume does not satisfy a claim that names it. `None` if it does.
@@ -85,13 +82,14 @@ pub fn reference(claim: &PersistentVolumeClaim) -> ObjectReference {
 /// The volume that is provisioned for a claim.
 pub fn volume(
     claim: &PersistentVolumeClaim,
+    name: &str,
     path: &Path,
     reclaim_policy: String,
 ) -> PersistentVolume {
     let spec = claim.spec.clone().unwrap_or_default();
     PersistentVolume {
         metadata: ObjectMeta {
-            name: Some(volume_of(claim)),
+            name: Some(name.to_owned()),
             annotations: Some(BTreeMap::from([
                 (PROVISIONED_BY.to_owned(), PROVISIONER.to_owned()),
                 (CAPACITY_ENFORCED.to_owned(), "false".to_owned()),
@@ -118,6 +116,7 @@ pub fn volume(
 #[cfg(test)]
 mod tests {
     use api::volumes::{Holder, holder, is_ours};
+    use kube::ResourceExt;
     use serde_json::{Value, json};
 
     use super::*;
@@ -202,6 +201,7 @@ mod tests {
         );
         let made = volume(
             &claim,
+            &volume_of(&claim, "u"),
             Path::new("/data/volumes/pvc-u"),
             "Delete".to_owned(),
         );

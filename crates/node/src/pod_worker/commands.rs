@@ -37,7 +37,11 @@ impl<R: Runtime> PodWorker<R> {
         match command {
             Command::AttachNetwork(sandbox) => {
                 let enforcer = &self.shared.enforcer;
-                enforcer.attach(self.machine.pod(), sandbox.addresses());
+                enforcer.attach(
+                    self.machine.uid().as_str(),
+                    self.machine.pod(),
+                    sandbox.addresses(),
+                );
             }
             Command::RefreshVolumes(sandbox) => self.refresh_volumes(sandbox),
             Command::RefreshPod => {

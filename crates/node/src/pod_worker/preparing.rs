@@ -105,7 +105,9 @@ pub(super) async fn prepare<R: Runtime>(
                 chain(&error),
             )
         })?;
-    shared.enforcer.attach(pod, sandbox.addresses());
+    shared
+        .enforcer
+        .attach(uid.as_str(), pod, sandbox.addresses());
     let mut surroundings = shared.surroundings.clone();
     surroundings.pod_addresses = addresses_of(&sandbox);
     if pod.spec.as_ref().is_some_and(|spec| {
