@@ -12,7 +12,8 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ContainerId, ContainerSpec, ImageSource, PodIdentity, PodSandboxSpec, Runtime, Termination,
+    ContainerId, ContainerSpec, ImageSource, PodIdentity, PodSandboxSpec, Runtime, RuntimeError,
+    StartError, Termination,
 };
 use crate::privileges::Privileges;
 use api::errors::chain;
@@ -82,6 +83,28 @@ pub enum Unusable {
     },
 }
 
+/// Why the trial of a driver failed.
+#[derive(Debug, thiserror::Error)]
+enum TrialError {
+    #[error("it needs root")]
+    NotRoot,
+    #[error("it is not installed")]
+    NotInstalled,
+    #[error(transparent)]
+    Sandbox(#[from] RuntimeError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("the node was stopped before it was known")]
+    NodeStopped,
+    #[error("a container of it does not come to an end")]
+    TimedOut,
+    /// The last message of the runtime.
+    #[error("{0}")]
+    Reported(String),
+    #[error("it ends with code {0}")]
+    ExitCode(i32),
+}
+
 /// The drivers of this machine, after their trials.
 #[derive(Debug, Clone)]
 pub struct Handlers {
@@ -118,9 +141,9 @@ impl Handlers {
         }
         let driver = Driver::of_handler(handler).ok_or(Unusable::Unknown)?;
         self.wanted.notify_one();
-        match works(driver, &self.findings().await) {
-            Ok(()) => Ok(Some(driver)),
-            Err(why) => Err(Unusable::Broken {
+        match unusable(driver, &self.findings().await) {
+            None => Ok(Some(driver)),
+            Some(why) => Err(Unusable::Broken {
                 program: driver.program(),
                 why,
             }),
@@ -128,14 +151,15 @@ impl Handlers {
     }
 }
 
-fn works(driver: Driver, findings: &[Finding]) -> Result<(), String> {
+/// Why a driver cannot be used. `None` if it works.
+fn unusable(driver: Driver, findings: &[Finding]) -> Option<String> {
     let finding = findings
         .iter()
         .find(|finding| finding.handler == driver.program());
     match finding {
-        Some(finding) if finding.works => Ok(()),
-        Some(finding) => Err(finding.detail.clone()),
-        None => Err("the node is configured not to look for it".to_owned()),
+        Some(finding) if finding.works => None,
+        Some(finding) => Some(finding.detail.clone()),
+        None => Some("the node is configured not to look for it".to_owned()),
     }
 }
 
@@ -151,17 +175,17 @@ pub async fn probe<R: Runtime>(
             break;
         }
         let tried = match (Privileges::current(), driver.find()) {
-            (Privileges::Rootless | Privileges::None, _) => Err("it needs root".to_owned()),
-            (Privileges::Root, None) => Err("it is not installed".to_owned()),
+            (Privileges::Rootless | Privileges::None, _) => Err(TrialError::NotRoot),
+            (Privileges::Root, None) => Err(TrialError::NotInstalled),
             (Privileges::Root, Some(program)) => match try_out(runtime, *driver, shutdown).await {
                 Ok(()) => Ok(version(program).await),
-                Err(why) => Err(why),
+                Err(error) => Err(error),
             },
         };
         findings.push(Finding {
             handler: driver.program(),
             works: tried.is_ok(),
-            detail: tried.unwrap_or_else(|why| why),
+            detail: tried.unwrap_or_else(|error| chain(&error)),
         });
     }
     findings
@@ -183,7 +207,7 @@ async fn try_out<R: Runtime>(
     runtime: &R,
     driver: Driver,
     shutdown: &CancellationToken,
-) -> Result<(), String> {
+) -> Result<(), TrialError> {
     let id = ContainerId {
         // The trial of a node that was killed is removed by the next run, like any pod that the API does not have.
         pod: format!("{TRIAL}{}-{}", driver.program(), std::process::id()),
@@ -191,20 +215,14 @@ async fn try_out<R: Runtime>(
         attempt: 0,
     };
     let tried = async {
-        runtime
-            .create_sandbox(&sandbox(&id, driver))
-            .await
-            .map_err(|error| chain(&error))?;
-        runtime
-            .start(container(&id))
-            .await
-            .map_err(|error| chain(&error))?;
+        runtime.create_sandbox(&sandbox(&id, driver)).await?;
+        runtime.start(container(&id)).await?;
         let wait = tokio::time::timeout(TRIAL_TIMEOUT, runtime.wait(&id));
         let ended = shutdown
             .run_until_cancelled(wait)
             .await
-            .ok_or("the node was stopped before it was known")?
-            .map_err(|_| "a container of it does not come to an end")?;
+            .ok_or(TrialError::NodeStopped)?
+            .map_err(|_| TrialError::TimedOut)?;
         verdict(&ended, &runtime.log_path(&id))
     }
     .await;
@@ -226,12 +244,12 @@ pub fn is_trial(pod: &str) -> bool {
     number.is_some_and(|(_, process)| process.parse() == Ok(std::process::id()))
 }
 
-fn verdict(ended: &Termination, log: &Path) -> Result<(), String> {
+fn verdict(ended: &Termination, log: &Path) -> Result<(), TrialError> {
     if ended.exit_code == 0 {
         return Ok(());
     }
     let log = std::fs::read_to_string(log).unwrap_or_default();
-    Err(last_words(&log).unwrap_or_else(|| format!("it ends with code {}", ended.exit_code)))
+    Err(last_words(&log).map_or(TrialError::ExitCode(ended.exit_code), TrialError::Reported))
 }
 
 /// The last message of a runtime, from a log in CRI format. `runc` wraps the message into a line of its own format.
@@ -302,12 +320,12 @@ mod tests {
             finding("runc", true, "runc version 1"),
             finding("runsc", false, "it is not installed"),
         ];
-        assert_eq!(works(Driver::Runc, &findings), Ok(()));
+        assert_eq!(unusable(Driver::Runc, &findings), None);
         assert_eq!(
-            works(Driver::Runsc, &findings),
-            Err("it is not installed".to_owned())
+            unusable(Driver::Runsc, &findings).as_deref(),
+            Some("it is not installed")
         );
-        assert!(works(Driver::Runc, &[]).is_err());
+        assert!(unusable(Driver::Runc, &[]).is_some());
         assert_eq!(Driver::of_handler("gvisor"), Some(Driver::Runsc));
         assert_eq!(Driver::of_handler("kata"), None);
     }

@@ -16,7 +16,7 @@ use crate::environment::Surroundings;
 use crate::eviction::Evictions;
 use crate::image_report;
 use crate::kubelet;
-use crate::network::enforcer::Enforcer;
+use crate::network::enforcer::{Enforcer, NotEnforced};
 use crate::network::resolver::Resolver;
 use crate::pod_images::PodImages;
 use crate::pod_worker::Shared;
@@ -216,7 +216,9 @@ fn enforcer(config: &Config, runtime: &NativeRuntime) -> Enforcer {
     let layout = runtime.network().layout();
     let works = match &runtime.shortcomings().firewall {
         None => Ok(0),
-        Some(reason) => Err(reason.clone()),
+        Some(cause) => Err(NotEnforced::Firewall {
+            cause: cause.clone(),
+        }),
     };
     Enforcer::new(
         config.node_name.clone(),
@@ -238,7 +240,7 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
     }
     let without_ipv6 = runtime.network().layout().without_ipv6();
     if let Some(reason) = without_ipv6 {
-        tracing::info!(reason, "pods get no IPv6 addresses");
+        tracing::info!(%reason, "pods get no IPv6 addresses");
     }
     if !shortcomings.controllers.is_empty() && Privileges::current() == Privileges::Root {
         problems.push(format!(
@@ -257,7 +259,7 @@ fn describe(config: &Config, runtime: &NativeRuntime, machine: Machine) -> Descr
         maximum_pods: config.maximum_pods,
         machine,
         problems,
-        without_ipv6: without_ipv6.map(str::to_owned),
+        without_ipv6: without_ipv6.map(|reason| reason.to_string()),
         rootless: Privileges::current() == Privileges::Rootless,
     }
 }

@@ -102,8 +102,19 @@ impl State {
     }
 }
 
-/// Whether policies hold on this node: how often the rules had to be restored since it started, or the reason why they do not.
-pub type Enforcement = Result<u64, String>;
+/// Why network policies are not enforced. The causes are kept as text, because an unchanged reason is reported only once.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotEnforced {
+    /// nftables cannot be used, or refuses the rules.
+    #[error("{cause}")]
+    Firewall { cause: String },
+    /// The API server does not let the node watch the objects.
+    #[error("{cause}: bind the cluster role {NODE_ROLE} to this node's user")]
+    NotAllowed { cause: String },
+}
+
+/// Whether policies are enforced on this node: how often the rules had to be restored since it started, or why they are not.
+pub type Enforcement = Result<u64, NotEnforced>;
 
 #[derive(Debug)]
 pub struct Enforcer {
@@ -321,11 +332,10 @@ impl Enforcer {
             }
             // Rules are applied once everything was listed, and stay in force.
             Err(_) if state.is_complete() => {}
-            Err(NotAllowed(said)) => {
+            Err(NotAllowed(cause)) => {
                 drop(state);
                 if self.enforcement.borrow().is_ok() {
-                    let remedy = format!("bind the cluster role {NODE_ROLE} to this node's user");
-                    self.tell(&Err(format!("{said}: {remedy}")));
+                    self.report(&Err(NotEnforced::NotAllowed { cause }));
                 }
             }
         }
@@ -407,11 +417,12 @@ impl Enforcer {
                             note,
                         );
                     }
-                    self.tell(&Ok(restored));
+                    self.report(&Ok(restored));
                 }
                 Err(error) => {
                     in_force = None;
-                    self.tell(&Err(chain(&error)));
+                    let cause = chain(&error);
+                    self.report(&Err(NotEnforced::Firewall { cause }));
                     tokio::time::sleep(RETRY).await;
                     self.changed.notify_one();
                 }
@@ -440,14 +451,15 @@ impl Enforcer {
         Ok(rules)
     }
 
-    fn tell(&self, enforcement: &Enforcement) {
+    /// Publishes and logs whether policies are enforced, if that has changed.
+    fn report(&self, enforcement: &Enforcement) {
         self.enforcement.send_if_modified(|known| {
             if *known == *enforcement {
                 return false;
             }
             match enforcement {
                 Ok(_) => tracing::info!("network policies are enforced"),
-                Err(reason) => tracing::error!(reason, "network policies cannot be enforced"),
+                Err(reason) => tracing::error!(%reason, "network policies cannot be enforced"),
             }
             known.clone_from(enforcement);
             true

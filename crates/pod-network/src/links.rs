@@ -25,6 +25,7 @@ use super::firewall::Surroundings;
 use super::link_filter::{self, Ends};
 use super::namespaces::{in_namespace, open_namespace};
 use super::routing_rules::{self, Scope};
+pub use super::sysctls::NoIpv6;
 use super::sysctls::{forward_everything, ipv6_is_usable, set_ipv6, use_marks_in_source_checks};
 use crate::names::{Names, short_hash};
 use crate::pod_cidr::PodNetwork;
@@ -128,8 +129,7 @@ pub struct Layout {
     /// The node's index on its machine.
     pub node_index: u32,
     pub range: PodNetwork,
-    /// Absent where there is no IPv6, with the reason.
-    range6: Result<PodNetwork6, String>,
+    range6: Result<PodNetwork6, NoIpv6>,
 }
 
 impl Layout {
@@ -151,7 +151,7 @@ impl Layout {
             .collect()
     }
 
-    /// Where pods' addresses come from.
+    /// The ranges of the pods' addresses.
     pub fn ranges(&self) -> Vec<AddressBlock> {
         let four = AddressBlock::new(self.range.address.into(), self.range.prefix_length);
         let six = self.range6.as_ref().ok().map(PodNetwork6::block);
@@ -159,8 +159,8 @@ impl Layout {
     }
 
     /// The reason why pods have no IPv6 address. `None` if they have one.
-    pub fn without_ipv6(&self) -> Option<&str> {
-        self.range6.as_ref().err().map(String::as_str)
+    pub fn without_ipv6(&self) -> Option<NoIpv6> {
+        self.range6.as_ref().err().copied()
     }
 
     /// The properties of this network that its rules depend on.

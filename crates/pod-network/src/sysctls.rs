@@ -1,12 +1,19 @@
 //! The sysctls that the pod network needs.
 
-/// Whether the kernel's settings let the node use IPv6; the reason when they do not.
-pub(super) fn ipv6_is_usable() -> Result<(), String> {
+/// Why pods have no IPv6 addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoIpv6 {
+    #[error("this kernel has no IPv6")]
+    Kernel,
+    #[error("IPv6 is switched off (net.ipv6.conf.default.disable_ipv6)")]
+    Disabled,
+}
+
+/// Checks whether the kernel's settings let the node use IPv6.
+pub(super) fn ipv6_is_usable() -> Result<(), NoIpv6> {
     match std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6") {
-        Err(_) => Err("this kernel has no IPv6".to_owned()),
-        Ok(text) if text.trim() != "0" => {
-            Err("IPv6 is switched off (net.ipv6.conf.default.disable_ipv6)".to_owned())
-        }
+        Err(_) => Err(NoIpv6::Kernel),
+        Ok(text) if text.trim() != "0" => Err(NoIpv6::Disabled),
         Ok(_) => Ok(()),
     }
 }

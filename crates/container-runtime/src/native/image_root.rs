@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use images::{Accounts, ContainerConfig, Image, Reference};
+use images::{Accounts, ContainerConfig, Image, Reference, UserError};
 use shim_protocol::{Mount, User};
 
 use super::launching::view;
@@ -16,6 +16,27 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// The environment variable with sandboxd's base directory.
 const BASE_DIRECTORY: &str = "SANDBOX_BASE_DIR";
+
+/// Why an image and a container's specification cannot be combined.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageRootError {
+    #[error("an empty directory")]
+    EmptyDirectory(#[source] std::io::Error),
+    #[error(transparent)]
+    User(#[from] UserError),
+    #[error("neither the container nor its image names a command")]
+    NoCommand,
+    #[error("container has runAsNonRoot and image will run as root")]
+    RunsAsRoot,
+    #[error(
+        "the image's user {uid}:{gid} does not fit the 16 bits of container UIDs and GIDs; set runAsUser and runAsGroup"
+    )]
+    UserOutOfRange { uid: u32, gid: u32 },
+    #[error(
+        "this node runs without root, so a container has user and group 0, which stand for the user that runs the node; leave out runAsUser, runAsGroup, runAsNonRoot, fsGroup and supplementalGroups"
+    )]
+    Rootless,
+}
 
 /// The combination of an image and a container's specification.
 #[derive(Debug)]
@@ -31,7 +52,7 @@ pub struct ImageRoot {
 }
 
 /// For the built-in image `host`. A container without a command runs sandboxd.
-pub fn of_host(host: &HostImage, spec: &ContainerSpec) -> Result<ImageRoot, String> {
+pub fn of_host(host: &HostImage, spec: &ContainerSpec) -> Result<ImageRoot, ImageRootError> {
     let arguments = if spec.command.is_empty() && spec.arguments.is_empty() {
         vec![host_image::SANDBOXD_PATH.to_owned()]
     } else {
@@ -61,9 +82,9 @@ pub fn of_host(host: &HostImage, spec: &ContainerSpec) -> Result<ImageRoot, Stri
 }
 
 /// For a container without an image: an empty directory and no command.
-pub fn of_nothing(data_dir: &Path, spec: &ContainerSpec) -> Result<ImageRoot, String> {
+pub fn of_nothing(data_dir: &Path, spec: &ContainerSpec) -> Result<ImageRoot, ImageRootError> {
     let layer = data_dir.join("images").join("nothing");
-    std::fs::create_dir_all(&layer).map_err(|error| format!("an empty directory: {error}"))?;
+    std::fs::create_dir_all(&layer).map_err(ImageRootError::EmptyDirectory)?;
     Ok(ImageRoot {
         layers: vec![layer],
         mounts: Vec::new(),
@@ -85,7 +106,7 @@ pub fn of_image(
     name: &Reference,
     sandboxd: &Path,
     spec: &ContainerSpec,
-) -> Result<ImageRoot, String> {
+) -> Result<ImageRoot, ImageRootError> {
     let config = image.configuration.config.clone().unwrap_or_default();
     let arguments = arguments(&config, spec)?;
     let account = Accounts::of(&image.layers);
@@ -93,9 +114,7 @@ pub fn of_image(
         Some(uid) => uid.to_string(),
         None => config.user.clone().unwrap_or_default(),
     };
-    let found = account
-        .resolve(&wanted)
-        .map_err(|error| error.to_string())?;
+    let found = account.resolve(&wanted)?;
     let mut groups = spec.supplementary_groups.clone();
     groups.extend(found.groups);
     let user = User {
@@ -131,7 +150,10 @@ pub fn of_image(
 }
 
 /// The command line. `command` replaces the image's entry point and its arguments; `args` alone replaces only the arguments.
-fn arguments(config: &ContainerConfig, spec: &ContainerSpec) -> Result<Vec<String>, String> {
+fn arguments(
+    config: &ContainerConfig,
+    spec: &ContainerSpec,
+) -> Result<Vec<String>, ImageRootError> {
     let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
     let (command, arguments) = if spec.command.is_empty() {
         let arguments = if spec.arguments.is_empty() {
@@ -145,7 +167,7 @@ fn arguments(config: &ContainerConfig, spec: &ContainerSpec) -> Result<Vec<Strin
     };
     let all: Vec<String> = command.into_iter().chain(arguments).collect();
     if all.is_empty() {
-        return Err("neither the container nor its image names a command".to_owned());
+        return Err(ImageRootError::NoCommand);
     }
     Ok(all)
 }
@@ -184,32 +206,36 @@ fn extend_path(environment: &mut [(String, String)]) {
     }
 }
 
-fn checked(user: User, spec: &ContainerSpec, privileges: Privileges) -> Result<User, String> {
+fn checked(
+    user: User,
+    spec: &ContainerSpec,
+    privileges: Privileges,
+) -> Result<User, ImageRootError> {
     const UIDS: u32 = 1 << 16;
     if privileges == Privileges::Rootless {
         return rootless_user(spec);
     }
     if spec.must_not_be_root && user.uid == 0 {
-        return Err("container has runAsNonRoot and image will run as root".to_owned());
+        return Err(ImageRootError::RunsAsRoot);
     }
     if user.uid >= UIDS || user.gid >= UIDS {
-        return Err(format!(
-            "the image's user {}:{} does not fit the 16 bits of container UIDs and GIDs; set runAsUser and runAsGroup",
-            user.uid, user.gid
-        ));
+        return Err(ImageRootError::UserOutOfRange {
+            uid: user.uid,
+            gid: user.gid,
+        });
     }
     Ok(user)
 }
 
 /// The user of a container on a rootless node, which has only UID 0. The user that an image sets is ignored: UID 0 is an
 /// unprivileged user of the machine anyway. A user that the pod sets is refused, because the pod may depend on the number.
-fn rootless_user(spec: &ContainerSpec) -> Result<User, String> {
+fn rootless_user(spec: &ContainerSpec) -> Result<User, ImageRootError> {
     let other = [spec.user, spec.group]
         .into_iter()
         .flatten()
         .any(|id| id != 0);
     if other || spec.must_not_be_root || !spec.supplementary_groups.is_empty() {
-        return Err("this node runs without root, so a container has user and group 0, which stand for the user that runs the node; leave out runAsUser, runAsGroup, runAsNonRoot, fsGroup and supplementalGroups".to_owned());
+        return Err(ImageRootError::Rootless);
     }
     Ok(User {
         uid: 0,

@@ -107,7 +107,7 @@ impl NativeRuntime {
                 image_root::of_image(image, name, &self.programs.sandboxd, spec)
             }
         }
-        .map_err(StartError::Configuration)
+        .map_err(|error| StartError::Configuration(api::errors::chain(&error)))
     }
 
     fn request(
