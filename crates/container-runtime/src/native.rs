@@ -412,7 +412,7 @@ impl Runtime for NativeRuntime {
                 if let Err(error) = written {
                     // Without a record, no later run of the node would free the slot.
                     if lost.is_none() && self.slots.tear_down(slot).await.is_ok() {
-                        self.slots.give_back(slot);
+                        self.slots.free_number(slot);
                     }
                     return Err(error);
                 }
@@ -539,7 +539,7 @@ impl Runtime for NativeRuntime {
             // The record is updated before the number is freed: two pods never have the same slot, even after a crash.
             self.slots.tear_down(slot).await?;
             write_record(&self.pod_directory(pod), &record)?;
-            self.slots.give_back(slot);
+            self.slots.free_number(slot);
         }
         Ok(())
     }

@@ -264,12 +264,12 @@ impl Slots {
             return Ok(());
         }
         self.tear_down(slot).await?;
-        self.give_back(slot);
+        self.free_number(slot);
         Ok(())
     }
 
     /// Frees the number of a slot that was torn down, for another pod.
-    pub fn give_back(&self, slot: u32) {
+    pub fn free_number(&self, slot: u32) {
         self.with_state(|state| state.taken.remove(&slot));
     }
 
@@ -309,7 +309,7 @@ impl Slots {
             Ok(()) => Ok(slot),
             Err(error) => {
                 let _ = self.tear_down(slot).await;
-                self.give_back(slot);
+                self.free_number(slot);
                 Err(error)
             }
         }
@@ -435,7 +435,7 @@ impl Slots {
     pub async fn drain(&self) -> Result<(), RuntimeError> {
         while let Some(slot) = self.with_state(|state| state.ready.pop_front()) {
             self.tear_down(slot).await?;
-            self.give_back(slot);
+            self.free_number(slot);
         }
         Ok(())
     }

@@ -222,7 +222,7 @@ impl Scheduler {
             "FailedScheduling",
             note.clone(),
         );
-        tokio::spawn(say_unschedulable(self.client.clone(), pod, note));
+        tokio::spawn(report_unschedulable(self.client.clone(), pod, note));
     }
 
     fn active(&mut self, event: Event<Decoded<PartialObjectMeta<Pod>>>) {
@@ -283,7 +283,7 @@ impl Scheduler {
                 "FailedScheduling",
                 note.clone(),
             );
-            tokio::spawn(say_unschedulable(self.client.clone(), pod, note));
+            tokio::spawn(report_unschedulable(self.client.clone(), pod, note));
         }
         plan.wake_at
     }
@@ -328,7 +328,7 @@ async fn bind(client: Client, pod: &Pod, node_name: String) -> Result<(), kube::
 }
 
 /// Writes the condition `PodScheduled=False` to a pod that waits.
-async fn say_unschedulable(client: Client, pod: Arc<Pod>, message: String) {
+async fn report_unschedulable(client: Client, pod: Arc<Pod>, message: String) {
     let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
     let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
         "message": message, "lastTransitionTime": Time(Timestamp::now())});

@@ -156,7 +156,7 @@ impl Provisioner {
                 Ok(Outcome::Done) => return,
                 Ok(refused) => {
                     if reported.as_ref() != Some(&refused) {
-                        self.tell(&claim, &refused).await;
+                        self.report(&claim, &refused).await;
                     }
                     reported = Some(refused);
                     LOOK_AGAIN
@@ -317,7 +317,7 @@ impl Provisioner {
             .map_err(failed("marking the claim bound"))
     }
 
-    async fn tell(&self, claim: &PersistentVolumeClaim, outcome: &Outcome) {
+    async fn report(&self, claim: &PersistentVolumeClaim, outcome: &Outcome) {
         if let Outcome::Refused { reason, note } = outcome {
             self.publish(claim, EventType::Warning, reason, note.clone())
                 .await;

@@ -270,7 +270,7 @@ impl<R: Runtime> Disk<R> {
         found: &mut Found,
     ) -> Option<(UnboundedSender<Verdict>, Verdict)> {
         self.pressure()?;
-        self.give_up_images();
+        self.remove_unused_images();
         let pressure = self.pressure()?;
         let usages = pods.iter().map(|(uid, watched)| {
             let mut usage = self.measure(uid, watched, found);
@@ -288,7 +288,7 @@ impl<R: Runtime> Disk<R> {
     }
 
     /// Removes all unused images.
-    fn give_up_images(&self) {
+    fn remove_unused_images(&self) {
         let all = images::DiskUse {
             high_percent: 0,
             low_percent: 0,

@@ -127,7 +127,7 @@ impl PodImages {
         container: &Container,
         config: &Config,
     ) -> Result<ImageSource, ImageRefusal> {
-        let tell = |severity, reason: &str, note: String| {
+        let record = |severity, reason: &str, note: String| {
             let container = Some(container.name.as_str());
             self.events
                 .tell_doing("Pull", pod, container, severity, reason, note);
@@ -136,7 +136,7 @@ impl PodImages {
         let wanted = resolve_alias(asked, config);
         if wanted != asked {
             let note = format!("Image \"{asked}\" is run as \"{wanted}\"");
-            tell(Severity::Normal, "ImageAliased", note);
+            record(Severity::Normal, "ImageAliased", note);
         }
         if repository(wanted) == HOST {
             return Ok(ImageSource::Host);
@@ -154,11 +154,11 @@ impl PodImages {
             }
             (PullPolicy::IfNotPresent | PullPolicy::Never, Some(image)) => {
                 let note = format!("Container image \"{wanted}\" already present on machine");
-                tell(Severity::Normal, "Pulled", note);
+                record(Severity::Normal, "Pulled", note);
                 image
             }
             _ => {
-                tell(
+                record(
                     Severity::Normal,
                     "Pulling",
                     format!("Pulling image \"{wanted}\""),
@@ -170,7 +170,7 @@ impl PodImages {
                 let image = pulled.map_err(|failure| {
                     let message = chain(&failure);
                     let note = format!("Failed to pull image \"{wanted}\": {message}");
-                    tell(Severity::Warning, "Failed", note);
+                    record(Severity::Warning, "Failed", note);
                     ImageRefusal {
                         awaits: Some(looked_at),
                         ..ImageRefusal::new(WaitingReason::ErrImagePull, message)
@@ -178,7 +178,7 @@ impl PodImages {
                 })?;
                 let took = begun.elapsed().as_millis();
                 let note = format!("Successfully pulled image \"{wanted}\" in {took}ms");
-                tell(Severity::Normal, "Pulled", note);
+                record(Severity::Normal, "Pulled", note);
                 image
             }
         };

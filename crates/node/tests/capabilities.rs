@@ -24,7 +24,7 @@ async fn shell(machine: &Machine, pod: &Pod, script: &str) -> (i32, String, Stri
     machine.exec(pod, &["sh", "-c", script]).await
 }
 
-async fn said(machine: &Machine, pod: &Pod, script: &str) -> String {
+async fn output_of(machine: &Machine, pod: &Pod, script: &str) -> String {
     let (code, out, err) = shell(machine, pod, script).await;
     assert_eq!(code, 0, "{script}: {out}{err}");
     out.trim().to_owned()
@@ -69,7 +69,7 @@ async fn everyday_tools_work_as_root() {
             "sent",
         ),
     ] {
-        assert_eq!(said(&machine, &pod, script).await, expected, "{what}");
+        assert_eq!(output_of(&machine, &pod, script).await, expected, "{what}");
     }
     let pod = sleeper(
         &machine,
@@ -87,7 +87,7 @@ async fn everyday_tools_work_as_root() {
     let one = json!({"capabilities": {"drop": ["ALL"], "add": ["CHOWN"]}});
     let pod = sleeper(&machine, "one", one).await;
     let script = "touch /tmp/a; chown 1000 /tmp/a; stat -c %u /tmp/a";
-    assert_eq!(said(&machine, &pod, script).await, "1000");
+    assert_eq!(output_of(&machine, &pod, script).await, "1000");
     assert_ne!(shell(&machine, &pod, "chroot / true").await.0, 0);
     machine.finish().await;
 }
@@ -118,12 +118,12 @@ async fn a_set_user_id_program_gains_root_in_the_pod_unless_privilege_escalation
     ] {
         let pod = sleeper(&machine, name, context).await;
         let prepare = "cp /usr/bin/id /usr/bin/grep /tmp; chmod 4755 /tmp/id /tmp/grep";
-        said(&machine, &pod, prepare).await;
+        output_of(&machine, &pod, prepare).await;
         let as_user = "setpriv --reuid=1000 --regid=1000 --clear-groups";
-        let found = said(&machine, &pod, &format!("{as_user} /tmp/id -u")).await;
+        let found = output_of(&machine, &pod, &format!("{as_user} /tmp/id -u")).await;
         assert_eq!(found, user, "{name}");
         let status = format!("{as_user} /tmp/grep -E '^(CapEff|Seccomp):' /proc/self/status");
-        let found = said(&machine, &pod, &status).await;
+        let found = output_of(&machine, &pod, &status).await;
         assert_eq!(
             found,
             format!("CapEff:\t{effective}\nSeccomp:\t2"),
@@ -162,7 +162,7 @@ async fn every_way_to_start_a_process_gives_it_the_same_privileges() {
             "volumes": [{"name": "notes", "emptyDir": {}}]});
         machine.create(name, spec).await;
         let pod = machine.ready(name).await;
-        said(&machine, &pod, &note("exec")).await;
+        output_of(&machine, &pod, &note("exec")).await;
         let bounding = privilege.capabilities();
         let own = if user == 0 { bounding } else { none };
         let no_new_privileges = u8::from(privilege == Privilege::None);

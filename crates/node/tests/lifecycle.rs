@@ -280,14 +280,14 @@ async fn a_pod_that_is_deleted_while_it_pulls_does_not_wait_for_the_registry() {
     machine.create("p", spec.clone()).await;
     machine.has_event("p", "Pulling", &image).await;
     let began = std::time::Instant::now();
-    let said = machine.last_words("p").await;
+    let states = machine.delete_and_watch("p").await;
     // The timeout of the registry is 30 seconds.
     assert!(
         began.elapsed() < Duration::from_secs(25),
         "{:?}",
         began.elapsed()
     );
-    assert_eq!(said.last().unwrap().phase.as_deref(), Some("Failed"));
+    assert_eq!(states.last().unwrap().phase.as_deref(), Some("Failed"));
 
     let mut limited = spec;
     limited["activeDeadlineSeconds"] = json!(1);
@@ -651,8 +651,8 @@ async fn an_ephemeral_container_uses_objects_and_gets_warnings_like_any_other() 
             "procMount Unmasked of container \"added\"",
         )
         .await;
-    let said = machine.last_words("p").await;
-    let statuses = said.last().unwrap().container_statuses.clone().unwrap();
+    let states = machine.delete_and_watch("p").await;
+    let statuses = states.last().unwrap().container_statuses.clone().unwrap();
     let end = statuses[0].state.clone().unwrap().terminated.unwrap();
     assert_eq!(end.exit_code, 9, "the signal that it asked for");
     machine.finish().await;

@@ -349,26 +349,26 @@ async fn deletion_runs_the_hook_honours_the_grace_and_then_kills() {
         .await;
     machine.ready("polite").await;
     machine.ready("stubborn").await;
-    let end = |said: &[PodStatus]| {
-        let last = said.last().unwrap();
+    let end = |states: &[PodStatus]| {
+        let last = states.last().unwrap();
         let state = last.container_statuses.as_ref().unwrap()[0].state.clone();
         let end = state.unwrap().terminated.unwrap();
         (last.phase.clone().unwrap(), end.exit_code, end.message)
     };
-    let said = machine.last_words("polite").await;
+    let states = machine.delete_and_watch("polite").await;
     assert_eq!(
-        end(&said),
+        end(&states),
         ("Failed".to_owned(), 7, Some("ran\n".to_owned())),
         "the hook ran before the signal, and the termination is reported before the pod is deleted"
     );
     assert_eq!(
-        said[0].phase.as_deref(),
+        states[0].phase.as_deref(),
         Some("Running"),
         "it is not over before it is"
     );
     let began = std::time::Instant::now();
-    let said = machine.last_words("stubborn").await;
-    assert_eq!(end(&said), ("Failed".to_owned(), 137, None));
+    let states = machine.delete_and_watch("stubborn").await;
+    assert_eq!(end(&states), ("Failed".to_owned(), 137, None));
     assert!(
         began.elapsed().as_millis() >= 900,
         "the grace period was cut short"
@@ -567,13 +567,13 @@ async fn a_terminal_knows_its_size_and_an_attached_client_talks_to_the_command()
         window: Some(window(24, 80)),
     };
     let mut session = machine.runtime().exec(&id, request).await.unwrap();
-    let mut said = String::new();
+    let mut printed = String::new();
     let mut resized = false;
     let code = loop {
         match session.output.next().await.unwrap() {
             Output::Stdout(data) | Output::Stderr(data) => {
-                said.push_str(&String::from_utf8_lossy(&data));
-                if !resized && said.contains("24 80") {
+                printed.push_str(&String::from_utf8_lossy(&data));
+                if !resized && printed.contains("24 80") {
                     session.input.resize(window(50, 132)).await.unwrap();
                     resized = true;
                 }
@@ -581,13 +581,13 @@ async fn a_terminal_knows_its_size_and_an_attached_client_talks_to_the_command()
             Output::Exit(exit) => break exit.code,
         }
     };
-    assert_eq!((said.as_str(), code), ("24 80\r\n50 132\r\n", 7));
+    assert_eq!((printed.as_str(), code), ("24 80\r\n50 132\r\n", 7));
     let mut session = machine.runtime().attach(&id, true).await.unwrap();
     session.input.write(b"hello\n").await.unwrap();
-    let mut said = String::new();
-    while !said.contains("got hello\n") {
+    let mut printed = String::new();
+    while !printed.contains("got hello\n") {
         match session.output.next().await.unwrap() {
-            Output::Stdout(data) => said.push_str(&String::from_utf8_lossy(&data)),
+            Output::Stdout(data) => printed.push_str(&String::from_utf8_lossy(&data)),
             other => panic!("unexpected {other:?}"),
         }
     }

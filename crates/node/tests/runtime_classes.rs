@@ -169,16 +169,16 @@ async fn serves_and_survives(driver: Driver) {
     };
     let id = container_id(&before);
     let mut session = machine.runtime().exec(&id, request).await.unwrap();
-    let mut said = String::new();
+    let mut output = String::new();
     let code = loop {
         match session.output.next().await.unwrap() {
             Output::Stdout(data) | Output::Stderr(data) => {
-                said.push_str(&String::from_utf8_lossy(&data));
+                output.push_str(&String::from_utf8_lossy(&data));
             }
             Output::Exit(exit) => break exit.code,
         }
     };
-    assert_eq!((said.as_str(), code), ("24 80\r\nset\r\n", 4));
+    assert_eq!((output.as_str(), code), ("24 80\r\nset\r\n", 4));
 
     machine.stop_node().await;
     machine.start_node().await;
@@ -324,8 +324,8 @@ async fn an_unavailable_runtime_class_is_reported_in_a_condition_and_an_event() 
                 condition(pod, kind).0 == "RuntimeClassUnavailable"
             })
             .await;
-        let said = condition(&found, kind).1;
-        assert!(said.contains(text), "{said}");
+        let message = condition(&found, kind).1;
+        assert!(message.contains(text), "{message}");
         machine
             .has_event(name, "RuntimeClassUnavailable", text)
             .await;

@@ -481,8 +481,8 @@ fn nft(program: &Path, arguments: &[&str], input: &str) -> Result<(), FirewallEr
     if output.status.success() {
         Ok(())
     } else {
-        let said = String::from_utf8_lossy(&output.stderr);
-        Err(FirewallError::Refused(said.trim().to_owned()))
+        let message = String::from_utf8_lossy(&output.stderr);
+        Err(FirewallError::Refused(message.trim().to_owned()))
     }
 }
 

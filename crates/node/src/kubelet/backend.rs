@@ -354,9 +354,9 @@ mod tests {
     #[test]
     fn a_mirror_pod_says_where_its_log_is() {
         let pod = json!({"metadata": {"name": "sandbox-router"}, "spec": {"nodeName": "n", "containers": []}});
-        let said = no_container(&serde_json::from_value(pod).unwrap());
+        let text = no_container(&serde_json::from_value(pod).unwrap());
         assert_eq!(
-            said,
+            text,
             "pod \"sandbox-router\" has no container: what it stands for runs inside the agent-sandbox process on node \"n\"; its log is \
              that process's standard error, and commands cannot be run in it"
         );
@@ -375,13 +375,13 @@ mod tests {
             AgentError::Connect(refused()),
             AgentError::Stream(refused()),
         ] {
-            let said = unreachable(&id, &error.into()).to_string();
-            assert_eq!(said, "container not found (\"main\"): it has ended");
+            let text = unreachable(&id, &error.into()).to_string();
+            assert_eq!(text, "container not found (\"main\"): it has ended");
         }
         let message = "starting \"x\": not found".to_owned();
         let refusal = AgentError::Refused { message, code: 127 };
-        let said = unreachable(&id, &refusal.into()).to_string();
-        assert_eq!(said, "starting \"x\": not found");
+        let text = unreachable(&id, &refusal.into()).to_string();
+        assert_eq!(text, "starting \"x\": not found");
     }
 
     #[test]

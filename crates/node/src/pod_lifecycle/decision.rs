@@ -247,7 +247,7 @@ impl<'a> Decision<'a> {
             Phase::Refused {
                 since, retry_at, ..
             } => {
-                // What is said of a failed pull changes before it is tried again.
+                // The status changes from ErrImagePull to ImagePullBackOff before the next attempt.
                 let shown_until = since.later_by(PULL_FAILURE_SHOWN);
                 self.wake(if shown_until > self.now {
                     shown_until

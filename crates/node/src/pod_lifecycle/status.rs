@@ -276,11 +276,11 @@ fn container_status(
                 .chain(status.init_container_statuses.iter().flatten())
                 .chain(status.ephemeral_container_statuses.iter().flatten())
         });
-        if let Some(said) = before
+        if let Some(reported) = before
             .into_iter()
             .find(|status| status.name == container.name)
         {
-            return said.clone();
+            return reported.clone();
         }
     }
     let (current, last) = states(observed, spec, container, state, outcome, now);

@@ -145,7 +145,7 @@ fn each_field_that_is_not_honoured_is_told_of_by_name() {
                 When::Is(text) => json!(text),
                 When::IsNot(_) => json!("another"),
             };
-            let said = in_specification(&around(kind, with(path, &value)));
+            let warnings = in_specification(&around(kind, with(path, &value)));
             let known = ["name", "type", "tcpSocket"];
             let mut steps = path.rsplit('/');
             let word = steps.find(|step| !known.contains(step)).unwrap();
@@ -155,13 +155,13 @@ fn each_field_that_is_not_honoured_is_told_of_by_name() {
                 word
             };
             assert!(
-                said.len() == 1 && said[0].contains(word),
-                "{kind} {path}: {said:?}"
+                warnings.len() == 1 && warnings[0].contains(word),
+                "{kind} {path}: {warnings:?}"
             );
             assert_eq!(
                 kind == "PodSpec",
-                !said[0].contains("\"x\""),
-                "whose it is: {said:?}"
+                !warnings[0].contains("\"x\""),
+                "whose it is: {warnings:?}"
             );
         }
     }
@@ -204,9 +204,9 @@ fn only_what_was_added_to_a_pod_is_told_of_again() {
     let second = json!({"name": "second", "securityContext": {"procMount": "Unmasked"}});
     let (before, now) = (pod(json!([first])), pod(json!([first, second])));
     let new = added(&before, &now);
-    let said: Vec<String> = new.iter().flat_map(|new| in_added(&now, new)).collect();
+    let warnings: Vec<String> = new.iter().flat_map(|new| in_added(&now, new)).collect();
     assert_eq!(
-        said,
+        warnings,
         ["procMount Unmasked of container \"second\" is ignored"]
     );
     assert!(added(&now, &now).is_empty());

@@ -274,18 +274,18 @@ impl Machine {
     }
 
     /// Deletes a pod. Returns every state of it in the API until it was gone.
-    pub async fn last_words(&self, name: &str) -> Vec<PodStatus> {
+    pub async fn delete_and_watch(&self, name: &str) -> Vec<PodStatus> {
         let before = self.pod(name).await;
         let own = WatchParams::default().fields(&format!("metadata.name={name}"));
         let version = before.resource_version().unwrap();
         let pods = self.pods();
         let mut events = std::pin::pin!(pods.watch(&own, &version).await.unwrap());
         pods.delete(name, &DeleteParams::default()).await.unwrap();
-        let mut said = Vec::new();
+        let mut states = Vec::new();
         let all = async {
             while let Some(event) = events.next().await {
                 match event.unwrap() {
-                    WatchEvent::Modified(pod) => said.extend(pod.status),
+                    WatchEvent::Modified(pod) => states.extend(pod.status),
                     WatchEvent::Deleted(_) => return,
                     WatchEvent::Bookmark(_) => {}
                     other => panic!("unexpected {other:?}"),
@@ -294,7 +294,7 @@ impl Machine {
         };
         let waited = tokio::time::timeout(TIMEOUT, all).await;
         waited.unwrap_or_else(|_| panic!("pod {name} did not go"));
-        said
+        states
     }
 
     pub async fn gone(&self, name: &str) {
