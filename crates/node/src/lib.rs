@@ -1,6 +1,7 @@
 //! The node: runs the pods bound to it as isolated processes, and reports their status through the Kubernetes API.
 //!
-//! It communicates with the rest of the system only through a [`kube::Client`], to the embedded API server or to that of a cluster. Decisions about a pod are pure ([`pod_lifecycle`]); containers are behind [`container_runtime::Runtime`].
+//! It communicates with the rest of the system only through a [`kube::Client`], to the embedded API server or to that of a cluster.
+//! Decisions about a pod are pure ([`pod_lifecycle`]); containers are behind [`container_runtime::Runtime`].
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
