@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{adr, attacks, layers, links, vocabulary};
 
 /// Which of our crates each crate may use. A crate that is not listed may use none.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("apiserver", &["apimachinery", "pod-security", "store"]),
     (
         "bench",
@@ -22,6 +22,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "controllers",
             "machine-control-plane",
             "node",
+            "object-watch",
             "planner",
             "router",
             "sdk",
@@ -40,11 +41,20 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "shim-protocol",
         ],
     ),
-    ("controllers", &["api", "planner", "telemetry"]),
+    (
+        "controllers",
+        &["api", "object-watch", "planner", "telemetry"],
+    ),
     ("event-recorder", &["api"]),
     (
         "machine-control-plane",
-        &["api", "apimachinery", "directory-tree", "event-recorder"],
+        &[
+            "api",
+            "apimachinery",
+            "directory-tree",
+            "event-recorder",
+            "object-watch",
+        ],
     ),
     (
         "node",
@@ -55,16 +65,18 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "directory-tree",
             "event-recorder",
             "images",
+            "object-watch",
             "pod-network",
             "shim-protocol",
             "streaming",
             "telemetry",
         ],
     ),
+    ("object-watch", &["api"]),
     ("planner", &["api"]),
-    ("pod-network", &["api", "event-recorder"]),
+    ("pod-network", &["api", "event-recorder", "object-watch"]),
     ("pod-security", &["apimachinery"]),
-    ("router", &["api", "telemetry"]),
+    ("router", &["api", "object-watch", "telemetry"]),
     ("sdk", &["api", "sandboxd"]),
     ("shim", &["shim-protocol"]),
     ("testkit", &["api", "apiserver"]),
@@ -79,6 +91,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "images",
             "machine-control-plane",
             "node",
+            "object-watch",
             "pod-network",
             "router",
             "sandboxd",
