@@ -1,11 +1,11 @@
 //! Feeds a cache from the API server for as long as the process lives: lists, watches, and lists anew when the watch is lost.
-//! Objects are decoded one by one ([`api::decoding`]), so an object that cannot be decoded does not affect the others.
+//! Objects are decoded one by one ([`api::decoding`]): one that cannot be read keeps no other from being cached.
 
 use api::decoding::Decoded;
 use futures::StreamExt;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
-use tracing::{Instrument, info_span, warn};
+use tracing::{Instrument, info_span};
 
 use crate::cache::Cache;
 use crate::cached::Cached;
@@ -18,20 +18,15 @@ pub(crate) async fn follow<K: Cached>(client: Client, cache: Cache<K>) {
         label_selector: cache.label().map(str::to_owned),
         ..watcher::Config::default()
     };
-    let span = info_span!("watch", kind);
-    let events = watcher(Api::<Decoded<Trimmed<K>>>::all(client), config).default_backoff();
+    let mut events = object_watch::watch(Api::<Decoded<Trimmed<K>>>::all(client), config);
     async {
-        let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
-            match event {
-                Ok(event) => cache.take(event),
-                Err(error) => warn!(
-                    error = &error as &dyn std::error::Error,
-                    "watch interrupted, trying again"
-                ),
+            // The cache keeps its objects while the watch fails.
+            if let Ok(event) = event {
+                cache.take(event);
             }
         }
     }
-    .instrument(span)
+    .instrument(info_span!("watch", kind))
     .await;
 }
