@@ -2,23 +2,18 @@
 //! not installed or the router's role does not permit it, sandboxes are still routed by their own names.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use api::decoding::Decoded;
-use api::errors::chain;
 use futures::StreamExt;
 use kube::Resource;
 use kube::api::Api;
 use kube::core::Object;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event};
 use serde::Deserialize;
 
 use crate::claims::BoundClaim;
 use crate::registry::Registry;
-use crate::watch::{cannot_watch, key_of};
-
-/// The longest pause between two attempts at a watch that fails.
-const MAX_BACKOFF: Duration = Duration::from_secs(30);
+use crate::watch::key_of;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct WatchedClaimSpec {}
@@ -41,25 +36,24 @@ pub type WatchedClaim = Object<WatchedClaimSpec, WatchedClaimStatus>;
 
 /// Watches until the future is dropped.
 pub async fn run(api: Api<Decoded<WatchedClaim>>, registry: &Registry) {
-    let mut failures = 0_u32;
+    let mut is_refused = false;
     let mut listed = HashSet::new();
-    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
+    let mut events = object_watch::watch(api, watcher::Config::default());
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
                 if !matches!(event, Event::Init) {
-                    failures = 0;
+                    is_refused = false;
                 }
                 take(event, &mut listed, registry);
             }
-            Err(error) => {
-                if failures == 0 {
-                    report(&error);
-                }
-                failures = failures.saturating_add(1);
-                let pause = Duration::from_millis(100 << failures.min(10));
-                tokio::time::sleep(pause.min(MAX_BACKOFF)).await;
+            Err(failure) if failure.is_refusal() && !is_refused => {
+                is_refused = true;
+                tracing::info!(
+                    "claims cannot be watched; sandboxes are routed only by their own names"
+                );
             }
+            Err(_) => {}
         }
     }
 }
@@ -93,12 +87,4 @@ fn bound(claim: &Decoded<WatchedClaim>) -> Option<BoundClaim> {
     let sandbox = status.sandbox.as_ref()?.name.clone();
     let uid = claim.meta().uid.clone()?;
     (!sandbox.is_empty()).then_some(BoundClaim { uid, sandbox })
-}
-
-fn report(error: &watcher::Error) {
-    if cannot_watch(error) {
-        tracing::info!(error = %chain(error), "claims cannot be watched; sandboxes are routed only by their own names");
-    } else {
-        tracing::warn!(error = %chain(error), "the watch on claims failed and will be retried");
-    }
 }

@@ -4,23 +4,22 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::addresses::is_a_pods;
 use api::conditions::{self, ConditionType};
 use api::decoding::Decoded;
-use api::errors::chain;
 use api::rbac::{FOLLOW, Rule};
 use api::sandbox::{OperatingMode, Suspension};
 use api::{Sandbox, SandboxClaim, SandboxSpec};
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Resource;
 use kube::api::{Api, ApiResource, ListParams, ObjectMeta};
 use kube::core::{DynamicResourceScope, Object};
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event};
+use object_watch::{Events, Failure};
 use serde::Deserialize;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -128,9 +127,8 @@ async fn watch_sandboxes(
     let mut all_known = Some(all_known);
     let registry = &resolver.registry;
     let mut listed = HashSet::new();
-    let mut log = WatchLog::default();
-    let mut events = std::pin::pin!(watcher(api.clone(), watcher::Config::default()));
-    while let Some(event) = next_event(events.as_mut(), &api, resolver).await {
+    let mut events = object_watch::watch(api.clone(), watcher::Config::default());
+    while let Some(event) = next_event(&mut events, &api, resolver).await {
         // A list that has only begun does not show yet which sandboxes are missing.
         if matches!(
             event,
@@ -138,11 +136,12 @@ async fn watch_sandboxes(
         ) {
             in_step(resolver);
         }
-        if registry.is_in_step() {
-            log.recovered("sandboxes");
-        }
         match event {
-            Ok(Event::Init) => listed.clear(),
+            Ok(Event::Init) => {
+                // After the first list: events of the watch were missed.
+                registry.set_in_step(false);
+                listed.clear();
+            }
             Ok(Event::InitApply(sandbox)) => {
                 if let Some(key) = key_of(sandbox.meta()) {
                     listed.insert(key.as_str().to_owned());
@@ -166,25 +165,26 @@ async fn watch_sandboxes(
                     registry.forget(key.as_str());
                 }
             }
-            Err(error) => {
+            Err(failure) => {
                 registry.set_in_step(false);
-                if cannot_watch(&error) {
+                if failure.is_refusal() && !resolver.is_by_name() {
+                    tracing::warn!(
+                        "sandboxes cannot be watched; unknown names are resolved by DNS"
+                    );
                     resolver.set_by_name(true);
                 }
-                log.failed("sandboxes", &error);
-                tokio::time::sleep(log.pause()).await;
             }
         }
     }
 }
 
 /// The next event. A resumed watch sends no event while nothing changes, so after a failure and a pause this
-/// tests whether the API responds.
+/// tests whether the API responds. The watch follows within its back-off.
 async fn next_event(
-    mut events: Pin<&mut impl Stream<Item = watcher::Result<Event<Decoded<WatchedSandbox>>>>>,
+    events: &mut Events<Decoded<WatchedSandbox>>,
     api: &Api<Decoded<WatchedSandbox>>,
     resolver: &Resolver,
-) -> Option<watcher::Result<Event<Decoded<WatchedSandbox>>>> {
+) -> Option<Result<Event<Decoded<WatchedSandbox>>, Failure>> {
     let registry = &resolver.registry;
     while registry.is_synced() && !registry.is_in_step() {
         if let Ok(event) = tokio::time::timeout(PROBE_DELAY, events.next()).await {
@@ -206,24 +206,13 @@ fn in_step(resolver: &Resolver) {
 }
 
 async fn watch_pods(api: Api<Decoded<WatchedPod>>, registry: &Registry) {
-    let mut log = WatchLog::default();
     let mut pods = KnownPods::default();
     let config = watcher::Config::default().labels(api::labels::SANDBOX_NAME_HASH);
-    let mut events = std::pin::pin!(watcher(api, config));
+    let mut events = object_watch::watch(api, config);
     while let Some(event) = events.next().await {
-        match event {
-            Ok(event) => {
-                // A resumed watch does not begin with a list.
-                if !matches!(event, Event::Init) {
-                    log.recovered("pods");
-                }
-                pods.take(event, registry);
-            }
-            Err(error) => {
-                // Without the watch on pods, the sandboxes' own status still has the addresses, a little later.
-                log.failed("pods", &error);
-                tokio::time::sleep(log.pause()).await;
-            }
+        // Without the watch on pods, the sandboxes' own status still has the addresses, a little later.
+        if let Ok(event) = event {
+            pods.take(event, registry);
         }
     }
 }
@@ -394,45 +383,6 @@ fn addresses_of(status: &WatchedPodStatus) -> Vec<IpAddr> {
         .iter()
         .filter_map(|address| address.ip.parse().ok())
         .collect()
-}
-
-/// Whether the API refuses the watch, as opposed to being unreachable.
-pub(crate) fn cannot_watch(error: &watcher::Error) -> bool {
-    let cause = match error {
-        watcher::Error::InitialListFailed(cause)
-        | watcher::Error::WatchStartFailed(cause)
-        | watcher::Error::WatchFailed(cause) => cause,
-        watcher::Error::WatchError(status) => return matches!(status.code, 401 | 403),
-        watcher::Error::NoResourceVersion => return false,
-    };
-    matches!(cause, kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404))
-}
-
-/// Logs once that a watch failed, and once that it works again.
-#[derive(Debug, Default)]
-struct WatchLog {
-    failures: u32,
-}
-
-impl WatchLog {
-    fn failed(&mut self, what: &str, error: &watcher::Error) {
-        if self.failures == 0 {
-            let forbidden = cannot_watch(error);
-            tracing::warn!(what, error = %chain(error), forbidden, "cannot watch; if the API refuses the watch, unknown names are resolved by DNS");
-        }
-        self.failures = self.failures.saturating_add(1);
-    }
-
-    fn recovered(&mut self, what: &str) {
-        if self.failures > 0 {
-            tracing::info!(what, "watching again");
-        }
-        self.failures = 0;
-    }
-
-    fn pause(&self) -> Duration {
-        Duration::from_millis(100 << self.failures.min(8))
-    }
 }
 
 #[cfg(test)]
