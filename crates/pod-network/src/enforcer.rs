@@ -22,12 +22,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::enforced_policy::EnforcedPolicy;
 use super::firewall::{self, FirewallError, Surroundings};
+use super::follow::follow;
 use super::policy::{self, PodFacts, Rules, Unselected, World};
 use super::table_monitor::{Change, Monitor};
-use super::watched::{NotAllowed, Watched, follow};
 use api::errors::chain;
 use api::labels::is_mirror;
 use event_recorder::{EventSink, Severity};
+use object_watch::{Failure, Watched};
 
 /// The pause after a failure before the rules are applied again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -318,7 +319,7 @@ impl Enforcer {
 
     fn take<K>(
         &self,
-        news: Result<Event<K>, NotAllowed>,
+        news: Result<Event<K>, Failure>,
         take: impl FnOnce(&mut State, Event<K>) -> bool,
     ) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -332,12 +333,14 @@ impl Enforcer {
             }
             // Rules are applied once everything was listed, and stay in force.
             Err(_) if state.is_complete() => {}
-            Err(NotAllowed(cause)) => {
+            Err(Failure::Forbidden { message: cause }) => {
                 drop(state);
                 if self.enforcement.borrow().is_ok() {
                     self.report(&Err(NotEnforced::NotAllowed { cause }));
                 }
             }
+            // It is logged, and tried again.
+            Err(_) => {}
         }
     }
 

@@ -22,6 +22,7 @@ pub mod address_block;
 mod enforced_policy;
 pub mod enforcer;
 pub mod firewall;
+mod follow;
 mod link_filter;
 pub mod links;
 pub mod names;
@@ -33,7 +34,6 @@ pub mod resolver;
 pub mod routing_rules;
 mod sysctls;
 mod table_monitor;
-mod watched;
 
 /// The examples of README.md.
 #[cfg(doctest)]

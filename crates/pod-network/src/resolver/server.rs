@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::Client;
+use kube::runtime::watcher::Event;
+use kube::{Client, Resource};
+use object_watch::{Failure, Watched};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::watch;
@@ -16,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::message::{Code, Malformed, Question, Transport, complaint};
 use super::zone::{Answer, Zone};
-use crate::watched::{Watched, follow};
+use crate::follow::follow;
 
 const PORT: u16 = 53;
 /// The timeout of a query to one of the machine's resolvers.
@@ -128,6 +130,20 @@ fn pod_addresses(pod: &Pod) -> (String, Vec<IpAddr>) {
     (namespace, addresses.collect())
 }
 
+/// Applies an event or a failure of a watch. Objects that the node may not see do not exist for the resolver. Returns whether a name
+/// may have changed.
+fn take<K: Resource, V>(
+    watched: &mut Watched<V>,
+    news: Result<Event<K>, Failure>,
+    facts: impl Fn(K) -> V,
+) -> bool {
+    match news {
+        Ok(event) => watched.take(event, facts),
+        Err(Failure::Forbidden { .. }) => !std::mem::replace(&mut watched.complete, true),
+        Err(_) => false,
+    }
+}
+
 impl Served {
     fn new(domain: String, upstreams: Vec<SocketAddr>) -> Self {
         Self {
@@ -142,13 +158,13 @@ impl Served {
 
     async fn watch(self: Arc<Self>, client: Client) {
         let services = follow::<Service>(&client, |news| {
-            self.learn(|known| known.services.learn(news, |service| service));
+            self.learn(|known| take(&mut known.services, news, |service| service));
         });
         let slices = follow::<EndpointSlice>(&client, |news| {
-            self.learn(|known| known.slices.learn(news, |slice| slice));
+            self.learn(|known| take(&mut known.slices, news, |slice| slice));
         });
         let pods = follow::<Pod>(&client, |news| {
-            self.learn(|known| known.pods.learn(news, |pod: Pod| pod_addresses(&pod)));
+            self.learn(|known| take(&mut known.pods, news, |pod: Pod| pod_addresses(&pod)));
         });
         tokio::join!(services, slices, pods);
     }
@@ -375,8 +391,6 @@ async fn write_message(stream: &mut TcpStream, message: &[u8]) -> std::io::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watched::NotAllowed;
-    use kube::runtime::watcher::Event;
     use serde_json::json;
 
     const NAME: &str = "s.n.svc.cluster.local";
@@ -388,7 +402,7 @@ mod tests {
 
     fn all_pods_are_listed(served: &Served) {
         let none = Ok(Event::InitDone);
-        served.learn(|known| known.pods.learn(none, |pod: Pod| pod_addresses(&pod)));
+        served.learn(|known| take(&mut known.pods, none, |pod: Pod| pod_addresses(&pod)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -404,13 +418,23 @@ mod tests {
         )
         .unwrap();
         for event in [Event::InitApply(service), Event::InitDone] {
-            served.learn(|known| known.services.learn(Ok(event), |service| service));
+            served.learn(|known| take(&mut known.services, Ok(event), |service| service));
         }
         assert_eq!(futures::poll!(&mut asked), std::task::Poll::Pending);
         // A user without access to endpoint slices counts as having listed none.
-        let forbidden = Err(NotAllowed("forbidden".to_owned()));
-        served.learn(|known| known.slices.learn(forbidden, |slice: EndpointSlice| slice));
+        let slices = |failure| {
+            served.learn(|known| {
+                take(&mut known.slices, Err(failure), |slice: EndpointSlice| {
+                    slice
+                })
+            });
+        };
+        slices(Failure::NotServed);
         all_pods_are_listed(&served);
+        assert_eq!(futures::poll!(&mut asked), std::task::Poll::Pending);
+        slices(Failure::Forbidden {
+            message: "forbidden".to_owned(),
+        });
         assert_eq!(asked.await, Some(Answer::Records(Vec::new())));
         assert_eq!(
             served.find("none.n.svc.cluster.local", ADDRESSES).await,
