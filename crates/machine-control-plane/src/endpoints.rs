@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use api::decoding::Decoded;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -16,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::object_uid::object_uid;
 use api::errors::chain;
-use api::readable::readable;
 
 const MANAGED_BY: &str = "endpointslice-controller.k8s.io";
 /// The delay that batches changes which arrive together.
@@ -265,29 +263,17 @@ fn endpoint(service: &Service, pod: &Pod, tolerate_unready: bool) -> Option<Endp
 
 /// Writes endpoint slices until `shutdown`.
 pub async fn run(client: Client, shutdown: CancellationToken) {
-    let mut services = std::pin::pin!(watcher::watcher(
-        Api::<Decoded<Service>>::all(client.clone()),
-        watcher::Config::default()
-    ));
-    let mut pods = std::pin::pin!(watcher::watcher(
-        Api::<Decoded<Pod>>::all(client.clone()),
-        watcher::Config::default()
-    ));
+    let all = watcher::Config::default();
+    let mut services =
+        object_watch::watch_readable::<Service>(Api::all(client.clone()), all.clone());
+    let mut pods = object_watch::watch_readable::<Pod>(Api::all(client.clone()), all);
     let mut index = Index::default();
     loop {
-        let mut failure = None;
         tokio::select! {
             () = shutdown.cancelled() => return,
-            event = services.next() => match event {
-                None => return,
-                Some(Ok(event)) => readable(event).into_iter().for_each(|event| index.take_service(event)),
-                Some(Err(error)) => failure = Some(error),
-            },
-            event = pods.next() => match event {
-                None => return,
-                Some(Ok(event)) => readable(event).into_iter().for_each(|event| index.take_pod(event)),
-                Some(Err(error)) => failure = Some(error),
-            },
+            // What fails is logged and tried again by the watch.
+            Some(event) = services.next() => if let Ok(event) = event { index.take_service(event) },
+            Some(event) = pods.next() => if let Ok(event) = event { index.take_pod(event) },
             () = tokio::time::sleep(GATHER), if index.is_due() => {
                 for key in index.take_due() {
                     if let Err(error) = write(&client, &index, &key).await {
@@ -297,10 +283,6 @@ pub async fn run(client: Client, shutdown: CancellationToken) {
                     }
                 }
             }
-        }
-        if let Some(error) = failure {
-            tracing::warn!(error = %chain(&error), "a watch for endpoints failed and is retried");
-            tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
 }

@@ -131,27 +131,20 @@ impl Scheduler {
         let pods = Api::<Decoded<Pod>>::all(self.client.clone());
         // The server may ignore the selector for an empty node name, so pods are filtered here as well.
         let unbound = watcher::Config::default().fields("spec.nodeName=");
-        let mut unbound = std::pin::pin!(watcher::watcher(pods, unbound));
+        let mut unbound = object_watch::watch(pods, unbound);
         let active = format!(
             "spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed",
             self.node_name
         );
         let active = watcher::Config::default().fields(&active);
         let metadata = Api::<Decoded<PartialObjectMeta<Pod>>>::all(self.client.clone());
-        let mut active = std::pin::pin!(watcher::watcher(metadata, active));
+        let mut active = object_watch::watch(metadata, active);
         let mut wake_at = None;
         loop {
             tokio::select! {
-                event = unbound.next() => match event {
-                    None => return,
-                    Some(Ok(event)) => self.unbound(event),
-                    Some(Err(error)) => pause_after(&error).await,
-                },
-                event = active.next() => match event {
-                    None => return,
-                    Some(Ok(event)) => self.active(event),
-                    Some(Err(error)) => pause_after(&error).await,
-                },
+                // What fails is logged and tried again by the watch.
+                Some(event) = unbound.next() => if let Ok(event) = event { self.unbound(event) },
+                Some(event) = active.next() => if let Ok(event) = event { self.active(event) },
                 Some(outcome) = outcomes.recv() => self.take(outcome),
                 () = until(wake_at) => {}
             }
@@ -297,11 +290,6 @@ async fn until(moment: Option<Timestamp>) {
         }
         None => std::future::pending().await,
     }
-}
-
-async fn pause_after(error: &watcher::Error) {
-    tracing::warn!(error = %chain(error), "a watch of the scheduler failed and is retried");
-    tokio::time::sleep(PAUSE).await;
 }
 
 async fn bind(client: Client, pod: &Pod, node_name: String) -> Result<(), kube::Error> {

@@ -9,9 +9,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use api::decoding::Decoded;
 use api::errors::chain;
-use api::readable::readable;
 use api::volumes::{Holder, PROVISIONER, claim_directory, holder, is_ours, uid_of};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -86,26 +84,17 @@ pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken)
         client: client.clone(),
         data_dir,
     };
-    let mut events = std::pin::pin!(watcher::watcher(
-        Api::<Decoded<PersistentVolumeClaim>>::all(client),
-        watcher::Config::default()
-    ));
+    let claims = Api::all(client);
+    let mut events =
+        object_watch::watch_readable::<PersistentVolumeClaim>(claims, watcher::Config::default());
     let mut at_work: HashMap<String, JoinHandle<()>> = HashMap::new();
     loop {
         let event = tokio::select! {
             () = shutdown.cancelled() => return,
-            event = events.next() => match event {
-                Some(Ok(event)) => match readable(event) {
-                    Some(event) => Some(Ok(event)),
-                    None => continue,
-                },
-                Some(Err(error)) => Some(Err(error)),
-                None => None,
-            },
+            Some(event) = events.next() => event,
         };
         match event {
-            None => return,
-            Some(Ok(Event::Apply(claim) | Event::InitApply(claim)))
+            Ok(Event::Apply(claim) | Event::InitApply(claim))
                 if binding::need(&claim) != Need::Nothing =>
             {
                 at_work.retain(|_, task| !task.is_finished());
@@ -117,18 +106,15 @@ pub async fn run(client: Client, data_dir: PathBuf, shutdown: CancellationToken)
                     });
                 }
             }
-            Some(Ok(Event::Delete(claim))) => {
+            Ok(Event::Delete(claim)) => {
                 if let Some(uid) = object_uid(&claim) {
                     let (volume, task) = (binding::volume_of(&claim, &uid), provisioner.clone());
                     tokio::spawn(task.reclaim_until_done(volume, uid, shutdown.clone()));
                 }
             }
-            Some(Ok(Event::InitDone)) => provisioner.reclaim_orphans(&shutdown).await,
-            Some(Ok(_)) => {}
-            Some(Err(error)) => {
-                tracing::warn!(error = %chain(&error), "the watch of volume claims failed and is retried");
-                tokio::time::sleep(RETRY).await;
-            }
+            Ok(Event::InitDone) => provisioner.reclaim_orphans(&shutdown).await,
+            // What fails is logged and tried again by the watch.
+            Ok(_) | Err(_) => {}
         }
     }
 }
