@@ -5,7 +5,6 @@
 //! API has another version of one of them, even if it changed between the attempt and the watch.
 
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::time::Duration;
 
 use api::decoding::Decoded;
@@ -160,7 +159,8 @@ where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let only = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    let mut events = pin!(watcher::watcher(api, only));
+    // Failures are not logged: a pod that waits for an object says so in its status.
+    let mut events = object_watch::watch_without_log(api, only);
     let mut is_there = false;
     while let Some(event) = events.next().await {
         match event {
@@ -173,8 +173,8 @@ where
             }
             Ok(Event::InitDone) if is_there || seen.is_none() => {}
             Ok(Event::InitDone | Event::Delete(_)) => return,
-            Err(error) => {
-                tracing::debug!(name, %error, "an object cannot be watched");
+            Err(failure) => {
+                tracing::debug!(name, error = %failure, "an object cannot be watched");
                 return tokio::time::sleep(RETRY).await;
             }
         }

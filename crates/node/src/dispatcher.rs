@@ -87,24 +87,20 @@ impl<R: Runtime> Dispatcher<R> {
         let pods = Api::<Decoded<Pod>>::all(self.shared.client.clone());
         let own = watcher::Config::default()
             .fields(&format!("spec.nodeName={}", self.shared.config.node_name));
-        let mut events = std::pin::pin!(watcher::watcher(pods, own));
+        let mut events = object_watch::watch(pods, own);
         let mut sweeps = tokio::time::interval(self.shared.config.stray_check);
         sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return self.clear_departed().await,
-                event = events.next() => match event {
-                    None => return,
-                    Some(Ok(event)) => {
+                Some(event) = events.next() => {
+                    // The pods run on while the watch fails.
+                    if let Ok(event) = event {
                         let volumes = &self.shared.volumes;
                         let now = self.shared.clock.now();
                         self.registry.observe(event, || volumes.pods_in_memory(), now);
                     }
-                    Some(Err(error)) => {
-                        tracing::warn!(error = %chain(&error), "the watch of this node's pods failed and is retried");
-                        tokio::time::sleep(Duration::from_millis(200)).await;
-                    }
-                },
+                }
                 Some(Ok(ended)) = self.running.join_next() => self.ended(ended),
                 _ = sweeps.tick(), if self.registry.is_complete() => self.sweep(),
             }
