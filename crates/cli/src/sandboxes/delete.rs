@@ -1,7 +1,5 @@
 //! `agent-sandbox delete`: claims by name, all of them, or everything.
 
-use std::collections::HashSet;
-use std::pin::pin;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -15,6 +13,7 @@ use kube::api::{DeleteParams, ListParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
+use object_watch::Watched;
 
 use super::{Known, connect, explain, scoped};
 use crate::connection::{self, Connected};
@@ -211,24 +210,12 @@ async fn delete_all<Kind: Known>(
 /// Waits until no pod of a sandbox is left.
 async fn await_no_pods(client: &Client, namespace: Option<&str>) -> anyhow::Result<()> {
     let of_sandboxes = watcher::Config::default().labels(api::labels::SANDBOX_NAME_HASH);
-    let mut pods = HashSet::new();
-    let mut listed = false;
-    let mut events = pin!(watcher(
-        scoped::<Decoded<Pod>>(client, namespace),
-        of_sandboxes
-    ));
+    let mut pods = Watched::default();
+    let objects = scoped::<Decoded<Pod>>(client, namespace);
+    let mut events = object_watch::watch_without_log(objects, of_sandboxes);
     while let Some(event) = events.next().await {
-        match event? {
-            watcher::Event::Init => pods.clear(),
-            watcher::Event::InitApply(pod) | watcher::Event::Apply(pod) => {
-                pods.insert(pod.uid());
-            }
-            watcher::Event::Delete(pod) => {
-                pods.remove(&pod.uid());
-            }
-            watcher::Event::InitDone => listed = true,
-        }
-        if listed && pods.is_empty() {
+        let event = event.context("cannot watch pods")?;
+        if pods.take(event, drop) && pods.complete && pods.objects.is_empty() {
             return Ok(());
         }
     }

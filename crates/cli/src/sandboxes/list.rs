@@ -1,6 +1,5 @@
 //! `agent-sandbox list`: objects of a kind as a table, once or as they change.
 
-use std::pin::pin;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -9,7 +8,7 @@ use clap::Args;
 use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 
 use super::columns::{self, Kind, Shown};
 use super::object::Object;
@@ -124,10 +123,11 @@ async fn watch<Kind: Shown>(
     let objects = scoped::<Kind>(&connected.client, namespace);
     let mut printer = Printer::new(arguments.output, namespace.is_none());
     let mut begun = false;
-    let mut events = pin!(watcher(objects, config).default_backoff());
+    let mut events = object_watch::watch_without_log(objects, config);
+    let mut shown = None;
     while let Some(event) = events.next().await {
         match event {
-            Ok(watcher::Event::Init) => {}
+            Ok(watcher::Event::Init) => continue,
             Ok(watcher::Event::InitApply(object)) if begun => printer.change(&object, false)?,
             Ok(watcher::Event::InitApply(object)) => printer.collect(object),
             Ok(watcher::Event::InitDone) if begun => {}
@@ -137,15 +137,20 @@ async fn watch<Kind: Shown>(
             }
             Ok(watcher::Event::Apply(object)) => printer.change(&object, false)?,
             Ok(watcher::Event::Delete(object)) => printer.change(&object, true)?,
-            Err(error) if begun => {
-                let error = error.to_string();
-                eprintln!(
-                    "the connection is lost and tried again: {}",
-                    visible::line(&error)
-                );
+            Err(failure) if begun => {
+                if shown.as_ref() != Some(&failure) {
+                    let message = failure.to_string();
+                    eprintln!(
+                        "the connection is lost and tried again: {}",
+                        visible::line(&message)
+                    );
+                }
+                shown = Some(failure);
+                continue;
             }
-            Err(error) => return Err(error).context("cannot watch"),
+            Err(failure) => return Err(failure).context("cannot watch"),
         }
+        shown = None;
     }
     Ok(())
 }

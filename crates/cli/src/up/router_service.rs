@@ -5,6 +5,7 @@
 //! is in every namespace in which a sandbox or a claim has been; it goes with its namespace.
 
 use std::collections::HashSet;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
@@ -274,7 +275,7 @@ fn lost<Kind: Known>(
     })
 }
 
-/// What `concerns` reads out of a watch, which is begun again when it fails.
+/// What `concerns` reads out of a watch.
 fn changes<Kind, Concerns>(
     client: &Client,
     which: watcher::Config,
@@ -285,20 +286,8 @@ where
     Concerns: Fn(watcher::Event<Decoded<PartialObjectMeta<Kind>>>) -> Option<Change>,
 {
     let objects = Api::<Decoded<PartialObjectMeta<Kind>>>::all(client.clone());
-    watcher(objects, which).filter_map(move |event| {
-        let change = event.map(&concerns);
-        async move {
-            match change {
-                Ok(change) => change,
-                Err(error) => {
-                    let kind = Kind::plural(&());
-                    warn!(%error, %kind, "a watch for the router's service failed and is retried");
-                    tokio::time::sleep(RETRY).await;
-                    None
-                }
-            }
-        }
-    })
+    let events = object_watch::watch(objects, which);
+    events.filter_map(move |event| ready(event.ok().and_then(&concerns)))
 }
 
 #[cfg(test)]
