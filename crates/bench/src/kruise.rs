@@ -11,12 +11,11 @@ use api::Sandbox;
 use api::kruise::{ClaimPhase, SandboxClaim, SandboxClaimSpec, SandboxSet, SandboxSetSpec};
 use api::sandbox::PodTemplate;
 use controllers::{Config, Parts};
+use futures::TryStreamExt;
 use futures::future::try_join_all;
-use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Container;
 use kube::api::{ListParams, PostParams};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use planner::owner::controller_of;
 
@@ -142,10 +141,11 @@ async fn fill_set(client: &Client, replicas: usize) -> anyhow::Result<()> {
     sets.create(&PostParams::default(), &set)
         .await
         .context("cannot create the set")?;
-    let mut states = watcher(sets, watcher::Config::default())
-        .applied_objects()
-        .boxed();
-    while let Some(set) = states.try_next().await.context("cannot watch the set")? {
+    let mut events = object_watch::watch(sets, watcher::Config::default());
+    while let Some(event) = events.try_next().await.context("cannot watch the set")? {
+        let (Event::Apply(set) | Event::InitApply(set)) = event else {
+            continue;
+        };
         let available = set.status.map_or(0, |status| status.available_replicas);
         if usize::try_from(available).is_ok_and(|available| available >= replicas) {
             break;
@@ -179,13 +179,14 @@ async fn create_claim(
 /// Waits until all claims are Completed. Returns when each was seen Completed.
 async fn completions(client: &Client, count: usize) -> anyhow::Result<HashMap<String, Instant>> {
     let claims = Api::<SandboxClaim>::namespaced(client.clone(), NAMESPACE);
-    let mut states = watcher(claims, watcher::Config::default())
-        .applied_objects()
-        .boxed();
+    let mut events = object_watch::watch(claims, watcher::Config::default());
     let mut completed = HashMap::new();
     while completed.len() < count
-        && let Some(claim) = states.try_next().await.context("cannot watch the claims")?
+        && let Some(event) = events.try_next().await.context("cannot watch the claims")?
     {
+        let (Event::Apply(claim) | Event::InitApply(claim)) = event else {
+            continue;
+        };
         let phase = claim.status.as_ref().and_then(|status| status.phase);
         if phase == Some(ClaimPhase::Completed) {
             completed

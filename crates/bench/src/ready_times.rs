@@ -9,8 +9,7 @@ use api::conditions::{self, ConditionType};
 use api::{Sandbox, SandboxClaim};
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
@@ -46,8 +45,7 @@ pub struct ReadyTimes {
 impl ReadyTimes {
     /// Watches objects until the task is aborted.
     pub async fn follow<K: HasConditions + 'static>(self: Arc<Self>, objects: Api<K>) {
-        let events = watcher(objects, watcher::Config::default()).default_backoff();
-        let mut events = std::pin::pin!(events);
+        let mut events = object_watch::watch(objects, watcher::Config::default());
         while let Some(event) = events.next().await {
             let Ok(Event::Apply(object) | Event::InitApply(object)) = event else {
                 continue;

@@ -8,8 +8,7 @@ use api::SandboxClaim;
 use api::conditions::{self, ConditionType};
 use controllers::trimmed::Trimmed;
 use futures::StreamExt;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -56,8 +55,7 @@ impl Expected {
 }
 
 async fn follow(claims: Api<Trimmed<SandboxClaim>>, expected: Arc<Expected>) {
-    let events = watcher(claims, watcher::Config::default()).default_backoff();
-    let mut events = std::pin::pin!(events);
+    let mut events = object_watch::watch(claims, watcher::Config::default());
     while let Some(event) = events.next().await {
         let Ok(Event::Apply(Trimmed(claim)) | Event::InitApply(Trimmed(claim))) = event else {
             continue;
