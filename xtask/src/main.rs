@@ -13,6 +13,7 @@ mod kubernetes;
 mod layers;
 mod links;
 mod manifests;
+mod named_tests;
 mod openapi;
 mod release;
 mod router_manifests;

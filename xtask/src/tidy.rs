@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::{adr, attacks, layers, links, vocabulary};
+use crate::{adr, attacks, layers, links, named_tests, vocabulary};
 
 /// Which of our crates each crate may use. A crate that is not listed may use none.
 const MAY_USE: [(&str, &[&str]); 17] = [
@@ -161,6 +161,7 @@ pub fn check(root: &Path) -> anyhow::Result<()> {
     let pages = links::texts(root)?;
     complaints.extend(links::check(root, &pages));
     complaints.extend(adr::check(root, &pages)?);
+    complaints.extend(named_tests::check(&pages));
     complaints.extend(vocabulary::check(root, &pages)?);
     if complaints.is_empty() {
         return Ok(());
