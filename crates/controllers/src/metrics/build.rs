@@ -21,7 +21,7 @@ impl BuildInfo {
         build_date: UNKNOWN,
     };
 
-    /// The gauge `agent_sandbox_build_info`, whose labels carry the information. The label for the version of Go says that there is none.
+    /// The gauge `agent_sandbox_build_info`, whose labels carry the information. The label `go_version` is "none".
     pub(super) fn gauge(self) -> IntGauge {
         let platform = format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH);
         let options = Opts::new(
