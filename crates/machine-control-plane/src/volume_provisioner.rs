@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::decoding::Decoded;
 use api::errors::chain;
 use api::volumes::{Holder, PROVISIONER, claim_directory, holder, is_ours, uid_of};
 use futures::StreamExt;

@@ -66,21 +66,17 @@ where
                 delivered: self.delivered,
             };
             self.pause = Some(self.backoff.pause(attempt, rand::random()));
-            match failure {
-                Some(failure) => {
-                    if let Some(log) = &mut self.log {
-                        log.failed(&failure, attempt.lasted);
-                    }
-                    return Err(failure);
+            if let Some(failure) = failure {
+                if let Some(log) = &mut self.log {
+                    log.failed(&failure, attempt.lasted);
                 }
-                // `kube` lists again only if an event of the watch reports the expiry, not if the response to the request does.
-                None => {
-                    if let Some(log) = &self.log {
-                        log.expired();
-                    }
-                    self.source = (self.open)();
-                }
+                return Err(failure);
             }
+            // `kube` lists again only if an event of the watch reports the expiry, not if the response to the request does.
+            if let Some(log) = &self.log {
+                log.expired();
+            }
+            self.source = (self.open)();
         }
     }
 

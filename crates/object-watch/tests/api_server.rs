@@ -140,10 +140,10 @@ async fn a_server_that_cannot_be_reached_is_tried_again() {
 async fn a_watch_that_is_refused_as_expired_lists_again() {
     let cluster = Cluster::start().await;
     let (tap, client) = Tap::on(cluster.client());
-    let expires = first(1);
+    let is_first = first(1);
     tap.answer(move |seen| {
         let expired = Status::failure("too old resource version", "Expired").with_code(410);
-        (seen.is_watch && seen.path.ends_with(PATH) && expires()).then_some(expired)
+        (seen.is_watch && seen.path.ends_with(PATH) && is_first()).then_some(expired)
     });
     let mut events = watch(&client);
     assert!(listed(&mut events).await.is_empty());

@@ -102,7 +102,7 @@ pub fn register(runtime: &mut Runtime, warm_queue: &SharedWarmQueue) {
     let count_entries = |structure, count| {
         context
             .instrumentation
-            .count_entries(structure, CONTROLLER, count)
+            .count_entries(structure, CONTROLLER, count);
     };
     count_entries("first_seen", Box::new(move || first_seen.len()));
     count_entries("first_ready", Box::new(move || first_ready.len()));
