@@ -20,6 +20,7 @@ mod store;
 mod tar_stream;
 mod unpack;
 mod users;
+pub mod write;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

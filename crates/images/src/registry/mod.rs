@@ -35,8 +35,16 @@ const REDIRECTS_MAX: usize = 5;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    #[error("reading this machine's certificate authorities")]
-    Authorities(#[source] std::io::Error),
+    #[error("setting up TLS")]
+    Tls(#[source] rustls::Error),
+    #[error(
+        "cannot verify {url}: this machine has no certificate authorities; install the package ca-certificates"
+    )]
+    NoAuthorities {
+        url: String,
+        #[source]
+        source: hyper_util::client::legacy::Error,
+    },
     #[error("cannot reach {url}")]
     Connect {
         url: String,
@@ -116,15 +124,24 @@ pub struct Registries {
     /// Registries other than loopback that may be reached over plain HTTP.
     plain: Vec<String>,
     schemes: Mutex<HashMap<String, Scheme>>,
+    /// Whether the machine has certificate authorities. A minimal installation has none, and still runs images from files.
+    has_authorities: bool,
 }
 
 impl Registries {
     pub fn new(plain: Vec<String>, destinations: Destinations) -> Result<Self, RegistryError> {
         let guard = Arc::new(Guard::new(destinations));
         let connector = GuardedConnector::new(Arc::clone(&guard));
-        let https = hyper_rustls::HttpsConnectorBuilder::new()
-            .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
-            .map_err(RegistryError::Authorities)?
+        let provider = rustls::crypto::ring::default_provider();
+        let native = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_provider_and_native_roots(provider.clone());
+        let has_authorities = native.is_ok();
+        let builder = match native {
+            Ok(builder) => builder,
+            Err(_) => hyper_rustls::HttpsConnectorBuilder::new()
+                .with_tls_config(trusting_no_authority(provider)?),
+        };
+        let https = builder
             .https_or_http()
             .enable_http1()
             .wrap_connector(connector);
@@ -133,6 +150,7 @@ impl Registries {
             guard,
             plain,
             schemes: Mutex::default(),
+            has_authorities,
         })
     }
 
@@ -187,6 +205,12 @@ impl Registries {
             Err(_) => Err(RegistryError::Timeout(url.to_owned())),
             Ok(response) => response.map_err(|source| match refusal(&source) {
                 Some(refused) => refused.into(),
+                None if !self.has_authorities && url.starts_with("https:") => {
+                    RegistryError::NoAuthorities {
+                        url: url.to_owned(),
+                        source,
+                    }
+                }
                 None => RegistryError::Connect {
                     url: url.to_owned(),
                     source,
@@ -208,6 +232,18 @@ impl Registries {
             authorization: tokio::sync::Mutex::default(),
         }
     }
+}
+
+/// Refuses every certificate: where no authority is known, none can be verified.
+fn trusting_no_authority(
+    provider: rustls::crypto::CryptoProvider,
+) -> Result<rustls::ClientConfig, RegistryError> {
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_safe_default_protocol_versions()
+        .map_err(RegistryError::Tls)?
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    Ok(config)
 }
 
 /// The body of a blob from some offset on.
