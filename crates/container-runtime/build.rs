@@ -63,7 +63,7 @@ fn main() {
         cargo.env_remove(inherited);
     }
     cargo.env("CARGO_TARGET_DIR", &directory);
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", guest_flags());
     let status = cargo
         .status()
         .expect("cargo runs, since it runs this build script");
@@ -78,6 +78,18 @@ fn main() {
             .unwrap_or_else(|error| panic!("packing {} failed: {error}", path.display()));
         println!("cargo::rustc-env={name}={}", packed.display());
     }
+}
+
+/// The compiler's flags for the programs: static linking, and the renamings of paths that make the outer build reproducible.
+fn guest_flags() -> String {
+    let outer = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let renamings = outer
+        .split('\u{1f}')
+        .filter(|flag| flag.starts_with("--remap-path-prefix="));
+    let flags: Vec<&str> = std::iter::once("-Ctarget-feature=+crt-static")
+        .chain(renamings)
+        .collect();
+    flags.join("\u{1f}")
 }
 
 fn pack(program: &Path, packed: &Path) -> std::io::Result<()> {

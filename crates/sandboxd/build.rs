@@ -10,7 +10,8 @@ fn main() {
         let value = std::env::var(variable).unwrap_or_default();
         value.split(',').any(|found| found == wanted)
     };
-    if is("CARGO_CFG_TARGET_ENV", "gnu") && is("CARGO_CFG_TARGET_FEATURE", "crt-static") {
-        println!("cargo::rustc-link-arg-bins=-Wl,--undefined=posix_spawn_file_actions_addchdir_np");
+    let is_static = is("CARGO_CFG_TARGET_FEATURE", "crt-static");
+    if is_static && (is("CARGO_CFG_TARGET_ENV", "gnu") || is("CARGO_CFG_TARGET_ENV", "musl")) {
+        println!("cargo::rustc-link-arg-bins=-uposix_spawn_file_actions_addchdir_np");
     }
 }
