@@ -1,9 +1,15 @@
-# Shorthand for contributors with kind and a container engine; everything else is cargo and `cargo xtask`.
-.PHONY: deploy-kind delete-kind
+# Shorthand for contributors with kind or minikube; everything else is cargo and `cargo xtask`.
+.PHONY: deploy-kind delete-kind deploy-minikube delete-minikube
 
-# EXTENSIONS=true and CONTROLLER_ARGS="--flag …" are passed on; CONTROLLER_ARGS must not set --extensions.
+# EXTENSIONS=true, CONTROLLER_ARGS="--flag …", CLUSTER=name and DIST=directory are passed on; CONTROLLER_ARGS must not set --extensions.
 deploy-kind:
-	deploy/kind/deploy
+	deploy/local-cluster kind
 
 delete-kind:
-	kind delete cluster --name agent-sandbox
+	kind delete cluster --name "$${CLUSTER:-agent-sandbox}"
+
+deploy-minikube:
+	deploy/local-cluster minikube
+
+delete-minikube:
+	minikube delete --profile "$${CLUSTER:-agent-sandbox}"
