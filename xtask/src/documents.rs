@@ -139,6 +139,7 @@ fn as_installed(code: &str) -> String {
         if command == "agent-sandbox up"
             || command.starts_with("cargo build ")
             || command.starts_with("cargo test ")
+            || command == "cargo xtask dist"
             || command.starts_with(PIP_INSTALL)
         {
             return None;
@@ -172,7 +173,7 @@ mod tests {
     fn the_script_uses_what_is_there() {
         let script = script(&steps(PAGE).unwrap());
         assert!(script.contains("agent-sandbox run -- true"), "{script}");
-        let page = "```sh\ncargo build --release && export PATH=x\nagent-sandbox up &   # stays\ncargo test --workspace  # all\npip install x\nls\n```\n";
+        let page = "```sh\ncargo build --release && export PATH=x\nagent-sandbox up &   # stays\ncargo test --workspace  # all\ncargo xtask dist  # all\npip install x\nls\n```\n";
         let steps = steps(page).unwrap();
         let script = super::script(&steps);
         assert!(script.contains("{ :\nls\n}"), "{script}");

@@ -145,7 +145,7 @@ fn versions(root: &Path) -> anyhow::Result<Versions> {
 }
 
 /// Where the programs of the pinned versions are kept: a change of the pins is another directory.
-fn directory(root: &Path) -> anyhow::Result<PathBuf> {
+pub fn directory(root: &Path) -> anyhow::Result<PathBuf> {
     let mut digest = Sha256::new();
     for file in ["versions.yaml", "go.sum"] {
         let path = root.join("xtask/kube-assets").join(file);

@@ -6,6 +6,7 @@ mod artifacts;
 mod attacks;
 mod commits;
 mod crds;
+mod dist;
 mod documents;
 mod go_programs;
 mod kube_assets;
@@ -19,6 +20,7 @@ mod release;
 mod router_manifests;
 mod schema;
 mod test_clients;
+mod test_dist;
 mod test_leaks;
 mod tidy;
 mod vocabulary;
@@ -53,6 +55,10 @@ enum Task {
     TestAttacks(attacks::Arguments),
     /// Write the manifests that a release publishes
     Release(release::Arguments),
+    /// Build programs, images, packages and everything else that a release hands out
+    Dist(dist::Arguments),
+    /// Check what `dist` has written: the installer, the package, the images, and that packaging is reproducible
+    TestDist(test_dist::Arguments),
     /// Build a real Kubernetes control plane, kubectl and helm into a cache outside the checkout
     KubeAssets(kube_assets::Arguments),
     /// Run a real Kubernetes control plane on loopback, for a command or until Enter is pressed or it is interrupted
@@ -75,6 +81,8 @@ fn main() -> ExitCode {
         Task::TestLeaks(arguments) => test_leaks::run(&root, &arguments),
         Task::TestAttacks(arguments) => attacks::run(&root, &arguments),
         Task::Release(arguments) => release::run(&root, &arguments),
+        Task::Dist(arguments) => dist::run(&root, &arguments),
+        Task::TestDist(arguments) => test_dist::run(&root, &arguments),
         Task::KubeAssets(arguments) => kube_assets::run(&root, &arguments),
         Task::KubeUp(arguments) => kubernetes::up(&root, &arguments),
         Task::TestKubernetes(arguments) => kubernetes::run(&root, &arguments),

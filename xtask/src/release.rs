@@ -41,6 +41,18 @@ pub struct Arguments {
     output: PathBuf,
 }
 
+impl Arguments {
+    /// The manifests without more flags for the controller.
+    pub fn new(tag: String, image_prefix: String, output: PathBuf) -> Self {
+        Self {
+            tag,
+            image_prefix,
+            controller_args: String::new(),
+            output,
+        }
+    }
+}
+
 pub fn run(root: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     fs::create_dir_all(&arguments.output)
         .with_context(|| format!("creating {}", arguments.output.display()))?;

@@ -80,7 +80,10 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("sdk", &["api", "sandboxd"]),
     ("shim", &["shim-protocol"]),
     ("testkit", &["api", "apiserver"]),
-    ("xtask", &["api", "apimachinery", "controllers", "router"]),
+    (
+        "xtask",
+        &["api", "apimachinery", "controllers", "images", "router"],
+    ),
     (
         "cli",
         &[

@@ -2,9 +2,10 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::build_info::VERSION;
@@ -63,6 +64,12 @@ enum Command {
     Completions {
         /// The shell
         shell: clap_complete::Shell,
+    },
+    /// Write the manual pages of all commands into a directory
+    #[command(hide = true)]
+    ManPages {
+        /// Where to write them; it must exist
+        directory: PathBuf,
     },
 }
 
@@ -179,6 +186,12 @@ impl Arguments {
                     "agent-sandbox",
                     &mut io::stdout(),
                 );
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::ManPages { directory } => {
+                clap_mangen::generate_to(Self::command(), &directory).with_context(|| {
+                    format!("cannot write manual pages into {}", directory.display())
+                })?;
                 Ok(ExitCode::SUCCESS)
             }
         }

@@ -19,6 +19,11 @@ const INPUT_PIECE: usize = 32 * 1024;
 /// The timeout of handing a signal to the connection.
 const PASSING: Duration = Duration::from_secs(1);
 
+/// The exit code of a command that is not there.
+const NOT_FOUND: i32 = 127;
+const NOT_FOUND_HINT: &str = "the program has to be in the image of the sandbox; the image `host`, which `run` and the quickstart use, shows this machine's /usr: \
+     install the program on this machine, or use a template whose image has it";
+
 /// What is to be run, and how.
 #[derive(Debug, Args)]
 pub struct CommandLine {
@@ -90,6 +95,9 @@ async fn print_output(mut process: Process) -> anyhow::Result<ExitCode> {
             Event::Exit(exit) => {
                 if let Some(error) = &exit.error {
                     eprintln!("error: {}", visible::text(error));
+                    if exit.exit_code == NOT_FOUND {
+                        eprintln!("{NOT_FOUND_HINT}");
+                    }
                 }
                 return Ok(ExitCode::from(
                     u8::try_from(exit.exit_code).unwrap_or(u8::MAX),

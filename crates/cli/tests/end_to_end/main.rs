@@ -46,7 +46,9 @@ fn a_command_runs_in_a_claimed_sandbox_and_its_exit_code_is_ours() {
 
     let output = run(up.command().args(["run", "--", "no-such-program"]));
     assert_eq!(output.status.code(), Some(127));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no-such-program"));
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(complaint.contains("no-such-program"), "{complaint}");
+    assert!(complaint.contains("install the program"), "{complaint}");
 
     let claims = stdout_of(up.command().args(["list", "-o", "name"]));
     assert_eq!(claims, "", "every claim was released");
