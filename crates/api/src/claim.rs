@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::lenient::lenient;
-use crate::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
+use crate::sandbox::{PersistentVolumeClaimTemplate, PodMetadata, SuspensionStrategy};
 use crate::template::SandboxTemplateRef;
 
 /// The desired state of a SandboxClaim.
@@ -89,6 +89,11 @@ pub struct SandboxClaimSpec {
     #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "atomic")))]
     pub volume_claim_templates: Option<Vec<PersistentVolumeClaimTemplate>>,
 
+    /// How the sandbox is suspended, if the template allows it. It counts when the claim gets its sandbox; afterwards the Sandbox's own
+    /// field decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspension_strategy: Option<SuspensionStrategy>,
+
     /// When the claim expires, and what happens then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,
@@ -98,7 +103,7 @@ pub struct SandboxClaimSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct SandboxClaimStatus {
-    /// Ready and Finished.
+    /// Ready, Finished, and Suspended while the sandbox is to be suspended without losing its pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "schema",

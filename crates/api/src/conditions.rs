@@ -43,7 +43,7 @@ wire_names! {
     ConditionType {
         /// On sandboxes and claims: whether the sandbox can be used.
         Ready,
-        /// On sandboxes: whether a suspension is requested and the pod is deleted. Always present on objects that set `operatingMode`; on
+        /// On sandboxes: whether a suspension is requested, and the pod is deleted or frozen. Always present on objects that set `operatingMode`; on
         /// others only while a suspension is requested. See [`crate::sandbox::ConditionForm`].
         Suspended,
         /// On sandboxes that set `operatingMode`: the pod's condition of this type.
@@ -74,6 +74,16 @@ wire_names! {
         PodTerminating,
         /// Suspended is False because the pod of the sandbox's name belongs to another object, and is left alone.
         PodNotOwned,
+        /// Suspended is True: the pod exists, and all of its processes are stopped where they are.
+        Frozen,
+        /// Suspended is False while the pod starts, or its processes are being frozen.
+        Freezing,
+        /// Suspended is False because the pod's node cannot freeze pods. The pod runs on.
+        FreezeNotSupported,
+        /// Suspended is False because the node could not freeze the pod, and tries again.
+        FreezeFailed,
+        /// Suspended is False because no node can write a pod's memory to disk. The pod runs on.
+        HibernateNotSupported,
         /// Suspended is False because nothing asks for suspension.
         NotSuspended,
         /// PodScheduled is True, and the scheduler gave no reason.
@@ -122,6 +132,14 @@ impl Reason {
                 | Self::InvalidConfiguration
                 | Self::PodFailed
                 | Self::PodSucceeded
+        )
+    }
+
+    /// Whether a condition Suspended that is False for this reason stays so until the spec changes.
+    pub fn prevents_suspension(self) -> bool {
+        matches!(
+            self,
+            Self::FreezeNotSupported | Self::HibernateNotSupported | Self::InvalidConfiguration
         )
     }
 }

@@ -34,6 +34,9 @@ pub const PROPAGATED_LABELS: &str = "agents.x-k8s.io/propagated-labels";
 pub const PROPAGATED_ANNOTATIONS: &str = "agents.x-k8s.io/propagated-annotations";
 /// Annotation of a pod that replaces a lost one: how many were lost in a row.
 pub const POD_RECREATIONS: &str = "agents.x-k8s.io/pod-recreations";
+/// Annotation of a pod: "true" asks the pod's node to freeze all of its processes, until the annotation is gone. The node answers with
+/// the pod condition [`crate::freezing::FROZEN`].
+pub const FREEZE: &str = "node.agents.x-k8s.io/freeze";
 /// Annotation of claim, sandbox and pod: a W3C trace context as a JSON carrier.
 pub const TRACE_CONTEXT: &str = "opentelemetry.io/trace-context";
 /// Annotation of a mirror pod: a pod object that represents a process which no node started. No node runs it.

@@ -64,7 +64,7 @@ mod tests {
     use serde_json::json;
 
     use crate::claim::ClaimShutdownPolicy;
-    use crate::sandbox::{OperatingMode, ShutdownPolicy};
+    use crate::sandbox::{OperatingMode, ShutdownPolicy, SuspensionType};
     use crate::template::{
         EnvVarsInjectionPolicy, NetworkPolicyManagement, VolumeClaimTemplatesPolicy,
     };
@@ -99,6 +99,8 @@ mod tests {
             read::<VolumeClaimTemplatesPolicy>(unknown),
             VolumeClaimTemplatesPolicy::Disallowed
         );
+        // The default deletes the pod, and with it the memory that another strategy would keep.
+        assert_eq!(read::<SuspensionType>(unknown), SuspensionType::Unknown);
     }
 
     #[test]

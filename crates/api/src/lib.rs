@@ -10,6 +10,7 @@
 //! | [`kruise`] | the OpenKruise API: `SandboxSet` and the batch `SandboxClaim` |
 //! | [`labels`] | label and annotation keys |
 //! | [`conditions`] | condition types, reasons, and the merge function |
+//! | [`freezing`] | how the controller asks a node to freeze a pod, and how the node answers |
 //! | [`names`] | name hashes and names that are valid by construction |
 //! | [`metadata`] | what a claim may add to a pod's labels and annotations |
 //! | [`events`], [`addresses`] | the limits of events; the addresses that a pod can have |
@@ -31,6 +32,7 @@ pub mod conditions;
 pub mod decoding;
 pub mod errors;
 pub mod events;
+pub mod freezing;
 pub mod kruise;
 pub mod labels;
 mod lenient;

@@ -110,9 +110,23 @@ pub struct SandboxSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operating_mode: Option<OperatingMode>,
 
+    /// How the sandbox is suspended when a suspension is requested. Unset means `Stop`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspension_strategy: Option<SuspensionStrategy>,
+
     /// True creates a headless service named after the sandbox, false removes it; unset does not change an existing one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<bool>,
+}
+
+/// How a sandbox is suspended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct SuspensionStrategy {
+    /// `Stop` deletes the pod and keeps the volumes. `Freeze` keeps the pod and stops all of its processes where they are; it needs a
+    /// node of agent-sandbox. `Hibernate` writes the memory of the processes to disk; no node can do that yet.
+    #[serde(rename = "type")]
+    pub kind: SuspensionType,
 }
 
 /// The observed state of a Sandbox.
@@ -246,6 +260,32 @@ pub enum OperatingMode {
 
 lenient!(OperatingMode: Running, Suspended; else Running);
 
+/// The ways to suspend a sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub enum SuspensionType {
+    #[default]
+    Stop,
+    Freeze,
+    Hibernate,
+    /// A value that this version does not know. It must not be taken for `Stop`, which loses the memory of the processes.
+    #[cfg_attr(feature = "schema", schemars(skip))]
+    Unknown,
+}
+
+lenient!(SuspensionType: Stop, Freeze, Hibernate; else Unknown);
+
+impl std::fmt::Display for SuspensionType {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Stop => "Stop",
+            Self::Freeze => "Freeze",
+            Self::Hibernate => "Hibernate",
+            Self::Unknown => "Unknown",
+        })
+    }
+}
+
 /// Whether a suspension is requested, and by which field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspension {
@@ -284,6 +324,11 @@ impl SandboxSpec {
             None => ConditionForm::Replicas,
             Some(_) => ConditionForm::OperatingMode,
         }
+    }
+
+    /// How the sandbox is to be suspended.
+    pub fn suspension_type(&self) -> SuspensionType {
+        self.suspension_strategy.unwrap_or_default().kind
     }
 
     /// Whether a suspension is requested, and by which field.

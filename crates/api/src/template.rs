@@ -7,7 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::lenient::lenient;
-use crate::sandbox::{PersistentVolumeClaimTemplate, PodTemplate};
+use crate::sandbox::{
+    PersistentVolumeClaimTemplate, PodTemplate, SuspensionStrategy, SuspensionType,
+};
 
 /// The desired state of a SandboxTemplate.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -59,9 +61,38 @@ pub struct SandboxTemplateSpec {
     #[cfg_attr(feature = "schema", schemars(extend("default" = "Disallowed")))]
     pub env_vars_injection_policy: Option<EnvVarsInjectionPolicy>,
 
+    /// How the sandboxes are suspended, and which other ways a claim may choose. Unset means `Stop`, and no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspension_strategy: Option<TemplateSuspensionStrategy>,
+
     /// Copied to each sandbox: true creates a headless service, false removes it, unset does not change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<bool>,
+}
+
+/// How the sandboxes of a template are suspended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct TemplateSuspensionStrategy {
+    /// The strategy of sandboxes whose claim does not choose one.
+    #[serde(rename = "type")]
+    pub kind: SuspensionType,
+
+    /// The strategies that a claim may choose, besides `type`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(extend("x-kubernetes-list-type" = "set")))]
+    pub allowed: Option<Vec<SuspensionType>>,
+}
+
+/// A claim chooses a strategy that its template does not allow.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "spec.suspensionStrategy.type: the template does not allow {chosen}; it allows {}",
+    .allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+)]
+pub struct StrategyNotAllowed {
+    pub chosen: SuspensionType,
+    pub allowed: Vec<SuspensionType>,
 }
 
 /// Network rules without the pod selector and policy types, which the controller fills in so that the default is deny.
@@ -128,6 +159,28 @@ pub struct SandboxTemplateRef {
 }
 
 impl SandboxTemplateSpec {
+    /// The strategy of a sandbox whose claim chooses this one, or none. An object keeps no field that neither of them sets.
+    pub fn suspension_strategy(
+        &self,
+        chosen: Option<SuspensionStrategy>,
+    ) -> Result<Option<SuspensionStrategy>, StrategyNotAllowed> {
+        let own = self.suspension_strategy.as_ref();
+        let Some(chosen) = chosen else {
+            return Ok(own.map(|own| SuspensionStrategy { kind: own.kind }));
+        };
+        let mut allowed = vec![own.map_or(SuspensionType::default(), |own| own.kind)];
+        for other in own.iter().flat_map(|own| own.allowed.iter().flatten()) {
+            if !allowed.contains(other) {
+                allowed.push(*other);
+            }
+        }
+        if chosen.kind == SuspensionType::Unknown || !allowed.contains(&chosen.kind) {
+            let chosen = chosen.kind;
+            return Err(StrategyNotAllowed { chosen, allowed });
+        }
+        Ok(Some(chosen))
+    }
+
     pub fn network_policy_management(&self) -> NetworkPolicyManagement {
         self.network_policy_management.unwrap_or_default()
     }
@@ -145,5 +198,63 @@ impl SandboxTemplateSpec {
     pub fn is_secure_by_default(&self) -> bool {
         self.network_policy.is_none()
             && self.network_policy_management() == NetworkPolicyManagement::Managed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use SuspensionType::{Freeze, Hibernate, Stop, Unknown};
+
+    use super::*;
+
+    #[test]
+    fn a_claim_chooses_among_the_strategies_of_its_template() {
+        let choose = |template: Option<(SuspensionType, &[SuspensionType])>, chosen| {
+            let strategy = template.map(|(kind, allowed)| TemplateSuspensionStrategy {
+                kind,
+                allowed: (!allowed.is_empty()).then(|| allowed.to_vec()),
+            });
+            let spec = SandboxTemplateSpec {
+                suspension_strategy: strategy,
+                ..SandboxTemplateSpec::default()
+            };
+            let chosen = Option::map(chosen, |kind| SuspensionStrategy { kind });
+            spec.suspension_strategy(chosen)
+                .map(|strategy| strategy.map(|strategy| strategy.kind))
+                .map_err(|refused| refused.allowed)
+        };
+        let table = [
+            (None, None, Ok(None)),
+            (None, Some(Stop), Ok(Some(Stop))),
+            (None, Some(Freeze), Err(vec![Stop])),
+            (Some((Freeze, &[][..])), None, Ok(Some(Freeze))),
+            (Some((Freeze, &[])), Some(Stop), Err(vec![Freeze])),
+            (
+                Some((Freeze, &[Stop, Freeze])),
+                Some(Hibernate),
+                Err(vec![Freeze, Stop]),
+            ),
+            (Some((Stop, &[Freeze])), Some(Freeze), Ok(Some(Freeze))),
+            (Some((Unknown, &[])), Some(Unknown), Err(vec![Unknown])),
+        ];
+        for (template, chosen, expected) in table {
+            assert_eq!(
+                choose(template, chosen),
+                expected,
+                "{template:?} {chosen:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_refused_strategy_names_the_field_and_what_is_allowed() {
+        let refused = StrategyNotAllowed {
+            chosen: Freeze,
+            allowed: vec![Stop, Hibernate],
+        };
+        assert_eq!(
+            refused.to_string(),
+            "spec.suspensionStrategy.type: the template does not allow Freeze; it allows Stop, Hibernate"
+        );
     }
 }
