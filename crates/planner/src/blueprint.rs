@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::names::name_hash;
-use api::sandbox::{OperatingMode, PersistentVolumeClaimTemplate, PodMetadata, PodTemplate};
+use api::sandbox::{
+    OperatingMode, PersistentVolumeClaimTemplate, PodMetadata, PodTemplate, SuspensionStrategy,
+};
 use api::{Sandbox, SandboxSpec, SandboxTemplate, labels};
 use k8s_openapi::api::core::v1::PodSpec;
 use kube::ResourceExt;
@@ -76,6 +78,7 @@ impl<'a> Blueprint<'a> {
                 metadata: pod_metadata,
             },
             volume_claim_templates,
+            suspension_strategy: self.suspension_strategy(),
             service: self.template.spec.service,
             replicas: Some(1),
             operating_mode: Some(OperatingMode::Running),
@@ -89,6 +92,12 @@ impl<'a> Blueprint<'a> {
             self.template.name_any(),
         )]));
         sandbox
+    }
+
+    /// How sandboxes of this template are suspended, unless their claim chooses otherwise.
+    fn suspension_strategy(&self) -> Option<SuspensionStrategy> {
+        let own = self.template.spec.suspension_strategy.as_ref();
+        own.map(|own| SuspensionStrategy { kind: own.kind })
     }
 
     /// Whether this pod spec is what the template would make today. Absent and empty fields are equal, as in Kubernetes.

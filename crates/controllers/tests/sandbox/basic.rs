@@ -324,3 +324,85 @@ async fn events_report_creation_suspension_and_resumption() {
     .await;
     fixture.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_on_a_kubelet_is_not_frozen_and_its_pod_runs_on() {
+    let fixture = Fixture::start().await;
+    fixture
+        .cluster
+        .create_sandbox("warm", SandboxSpec::default())
+        .await;
+    fixture.until_ready("warm").await;
+    let before = fixture.cluster.api::<Pod>().get("warm").await.unwrap();
+    let freeze = json!({"spec": {"replicas": 0, "suspensionStrategy": {"type": "Freeze"}}});
+    fixture.patch_sandbox("warm", freeze).await;
+    let told = fixture
+        .until_told("warm", "SandboxSuspended", "Sandbox is suspending")
+        .await;
+    let suspended = condition(&told, ConditionType::Suspended).unwrap();
+    assert_eq!(
+        (suspended.status.as_str(), suspended.reason.as_str()),
+        ("False", "FreezeNotSupported")
+    );
+    let pod = fixture.cluster.api::<Pod>().get("warm").await.unwrap();
+    assert_eq!(pod.metadata.uid, before.metadata.uid);
+    assert!(!api::freezing::is_asked_for(
+        pod.metadata.annotations.as_ref()
+    ));
+
+    let resume = json!({"spec": {"replicas": 1}});
+    fixture.patch_sandbox("warm", resume).await;
+    fixture.until_ready("warm").await;
+    fixture.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_can_freeze_pods_is_asked_to_and_the_sandbox_follows_its_answers() {
+    let fixture = Fixture::start().await;
+    fixture
+        .cluster
+        .create_sandbox("ice", SandboxSpec::default())
+        .await;
+    fixture.until_ready("ice").await;
+    let pods = fixture.cluster.api::<Pod>();
+    let report = async |frozen: &str, ready: &str| {
+        let conditions = json!({"status": {"conditions": [
+            {"type": "Frozen", "status": frozen, "reason": if frozen == "True" { "Frozen" } else { "Running" }},
+            {"type": "Ready", "status": ready},
+        ]}});
+        let patch = Patch::Strategic(conditions);
+        let parameters = PatchParams::default();
+        pods.patch_status("ice", &parameters, &patch).await.unwrap();
+    };
+    report("False", "True").await;
+    let freeze = json!({"spec": {"replicas": 0, "suspensionStrategy": {"type": "Freeze"}}});
+    fixture.patch_sandbox("ice", freeze).await;
+    let asked = async |wanted: bool| {
+        eventually("the annotation to follow the spec", || async {
+            let pod = pods.get("ice").await.unwrap();
+            let asked = api::freezing::is_asked_for(pod.metadata.annotations.as_ref());
+            (asked == wanted).then_some(())
+        })
+        .await;
+    };
+    asked(true).await;
+    report("True", "False").await;
+    let frozen = fixture
+        .until_told("ice", "SandboxSuspended", "Sandbox is suspended")
+        .await;
+    assert_eq!(
+        condition(&frozen, ConditionType::Suspended).unwrap().reason,
+        "Frozen"
+    );
+    assert_eq!(status(&frozen).replicas, 1);
+    assert!(status(&frozen).pod_ips.is_empty());
+
+    fixture
+        .patch_sandbox("ice", json!({"spec": {"replicas": 1}}))
+        .await;
+    asked(false).await;
+    report("False", "True").await;
+    let resumed = fixture.until_ready("ice").await;
+    assert_eq!(status(&resumed).pod_ips.len(), 1);
+    fixture.stop().await;
+}

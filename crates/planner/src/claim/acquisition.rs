@@ -3,7 +3,8 @@
 use api::claim::{ClaimSource, WarmPoolPolicy};
 use api::conditions::{self, ConditionType, Reason};
 use api::names::name_hash;
-use api::sandbox::PodMetadata;
+use api::sandbox::{PodMetadata, SuspensionStrategy};
+use api::template::StrategyNotAllowed;
 use api::{Sandbox, SandboxClaim, SandboxWarmPool, labels};
 use kube::ResourceExt;
 use serde_json::json;
@@ -241,10 +242,34 @@ fn transfer(
     if let Some(pod_metadata) = patch_of_pod(sandbox, &desired) {
         transfer["spec"] = pod_metadata;
     }
+    let strategy = suspension_strategy(claim, sandbox, blueprint)?;
+    if strategy != sandbox.spec.suspension_strategy {
+        transfer["spec"]["suspensionStrategy"] = json!(strategy);
+    }
     Ok(Effect::Transfer {
         sandbox: Version::of(sandbox),
         patch: transfer,
     })
+}
+
+/// How the sandbox of a claim is suspended. Without its template, a warm sandbox keeps the strategy it has.
+fn suspension_strategy(
+    claim: &SandboxClaim,
+    sandbox: &Sandbox,
+    blueprint: Option<&Blueprint<'_>>,
+) -> Result<Option<SuspensionStrategy>, Obstacle> {
+    let chosen = claim.spec.suspension_strategy;
+    let allowed = match blueprint {
+        Some(blueprint) => blueprint.template.spec.suspension_strategy(chosen),
+        None => match chosen.map(|chosen| chosen.kind) {
+            Some(chosen) if chosen != sandbox.spec.suspension_type() => Err(StrategyNotAllowed {
+                chosen,
+                allowed: vec![sandbox.spec.suspension_type()],
+            }),
+            _ => Ok(sandbox.spec.suspension_strategy),
+        },
+    };
+    allowed.map_err(|error| Obstacle::new(Reason::InvalidConfiguration, error))
 }
 
 /// Makes a sandbox for this claim alone, under the claim's name.
@@ -289,6 +314,7 @@ fn create(observed: &ClaimFacts<'_>, blueprint: &Blueprint<'_>) -> Result<Effect
 
     let mut sandbox = blueprint.sandbox(pod_spec, PodMetadata::default(), volumes);
     sandbox.spec.pod_template.metadata = claimed(claim, &sandbox, Some(blueprint))?;
+    sandbox.spec.suspension_strategy = suspension_strategy(claim, &sandbox, Some(blueprint))?;
     let mut identity = claim_identity(claim);
     identity.insert(
         labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::claim::ClaimedSandbox;
 use api::conditions::{self, ConditionType, Finding, Reason};
+use api::sandbox::SuspensionType;
 use api::start_problem::StartProblem;
 use api::{Sandbox, SandboxClaim, SandboxClaimStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -57,6 +58,7 @@ pub fn status(claim: &SandboxClaim, report: &Report<'_>, now: Timestamp) -> Sand
         | Report::Reflects { sandbox } => sandbox,
     };
     mirror_finished(&mut conditions, report, sandbox, generation);
+    mirror_suspended(&mut conditions, sandbox, generation);
     SandboxClaimStatus {
         conditions,
         sandbox: sandbox.map(|sandbox| ClaimedSandbox {
@@ -152,6 +154,23 @@ fn mirror_finished(
         Some(finished) => conditions::forward(conditions, finished, generation),
         None if matches!(report, Report::Expired { .. }) => {}
         None => conditions::remove(conditions, ConditionType::Finished),
+    }
+}
+
+/// A claim has its sandbox's Suspended while the sandbox is to be suspended without losing its pod: who may read claims alone learns that it
+/// is frozen, or why it cannot be.
+fn mirror_suspended(
+    conditions: &mut Vec<Condition>,
+    sandbox: Option<&Sandbox>,
+    generation: Option<i64>,
+) {
+    let kept = sandbox.filter(|sandbox| {
+        let spec = &sandbox.spec;
+        spec.suspension().is_requested() && spec.suspension_type() != SuspensionType::Stop
+    });
+    match kept.and_then(|sandbox| condition_of(sandbox, ConditionType::Suspended)) {
+        Some(suspended) => conditions::forward(conditions, suspended, generation),
+        None => conditions::remove(conditions, ConditionType::Suspended),
     }
 }
 

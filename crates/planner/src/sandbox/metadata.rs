@@ -31,7 +31,7 @@ pub(super) fn wanted(observed: &SandboxFacts) -> Wanted {
     // With the router's label, the pod would receive requests and tokens that are meant for the router.
     pod_labels.retain(|key, value| !is_router_label(key, value));
     let mut annotations = template.annotations.clone().unwrap_or_default();
-    for key in TRACKING {
+    for key in TRACKING.into_iter().chain([labels::FREEZE]) {
         annotations.remove(key);
     }
     let tracked = [
@@ -55,12 +55,28 @@ pub(super) fn wanted(observed: &SandboxFacts) -> Wanted {
     }
 }
 
+/// Whether the pod's node is asked to freeze the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Freeze {
+    Asked,
+    NotAsked,
+}
+
 /// The patch that sets the wanted labels and annotations of a pod, and removes those that the template no longer has.
-pub(super) fn drift(observed: &SandboxFacts, metadata: &ObjectMeta) -> Option<Map<String, Value>> {
-    let wanted = wanted(observed);
+pub(super) fn drift(
+    observed: &SandboxFacts,
+    metadata: &ObjectMeta,
+    freeze: Freeze,
+) -> Option<Map<String, Value>> {
+    let mut wanted = wanted(observed);
+    if freeze == Freeze::Asked {
+        let annotations = &mut wanted.annotations;
+        annotations.insert(labels::FREEZE.to_owned(), "true".to_owned());
+    }
     let dropped_labels = tracked(metadata, labels::PROPAGATED_LABELS);
     let mut dropped_annotations = tracked(metadata, labels::PROPAGATED_ANNOTATIONS);
     dropped_annotations.extend(TRACKING);
+    dropped_annotations.insert(labels::FREEZE);
     let mut patch = Map::new();
     if let Some(change) = patch::string_map(&metadata.labels, &wanted.labels, dropped_labels) {
         patch.insert("labels".to_owned(), change);

@@ -12,6 +12,7 @@
 //! Expiry takes two passes so that the end of the pod (`Finished`) is in the status before the pod is gone from the API.
 //! A decision does not depend on the order of events, only on the observed state.
 
+mod freezing;
 mod metadata;
 mod observed_pod;
 mod pass;
@@ -184,6 +185,8 @@ pub enum DeletionCause {
     Expired,
     /// It was lost and is replaced.
     Lost(Loss),
+    /// It was lost while its sandbox was suspended, which starts anew when it is resumed.
+    LostSuspended(Loss),
     /// The sandbox runs another pod.
     Stray,
 }

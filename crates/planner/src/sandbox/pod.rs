@@ -1,4 +1,4 @@
-//! The pod of a sandbox: created, adopted, synchronized, replaced when it was lost, and deleted on suspension.
+//! The pod of a sandbox: created, adopted, synchronized, replaced when it was lost, and deleted or frozen on suspension.
 //!
 //! A pod that terminates by itself stays, so that its result can be read. Only a lost pod (evicted, disrupted, or on a lost node) is
 //! replaced, with a delay that grows while new pods keep being lost.
@@ -6,15 +6,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sandbox::SuspensionType;
 use api::{Sandbox, labels};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
+use super::metadata::Freeze;
 use super::observed_pod::{ObservedPod, State};
 use super::{
-    DeletionCause, Effect, Problem, SandboxFacts, SandboxPlan, Settings, metadata, volume_claims,
+    DeletionCause, Effect, Problem, SandboxFacts, SandboxPlan, Settings, freezing, metadata,
+    volume_claims,
 };
 use crate::owner::{Named, Ownership, controller_reference, ownership, with_controller};
 use crate::version::Version;
@@ -121,18 +124,41 @@ pub(super) fn plan(
             delete_strays(observed, pod, plan);
             match loss(pod) {
                 Some(loss) => replace(observed, pod, loss, now, plan),
-                None => keep_in_step(observed, pod, plan),
+                None => keep_in_step(observed, pod, Freeze::NotAsked, plan),
             }
         }
     }
 }
 
 fn suspend(observed: &SandboxFacts, plan: &mut SandboxPlan) {
-    delete_owned(observed, &DeletionCause::Suspended, plan);
+    match observed.sandbox.spec.suspension_type() {
+        SuspensionType::Stop => delete_owned(observed, &DeletionCause::Suspended, plan),
+        _ => keep_suspended(observed, plan),
+    }
     // Until the pod is gone, the annotation is needed to find it.
     let owns_any = observed.pods.iter().any(|pod| observed.owns(&pod.metadata));
     if !owns_any && annotated_name(&observed.sandbox).is_some() {
         plan.effects.push(clear_pod_name(observed));
+    }
+}
+
+/// Keeps the pod of a sandbox that is suspended without losing it, and makes none. Where the strategy is not possible, the pod runs on:
+/// a pod that stopped instead would lose what the strategy is to keep.
+fn keep_suspended(observed: &SandboxFacts, plan: &mut SandboxPlan) {
+    let own = current_pod(observed).filter(|pod| observed.owns(&pod.metadata));
+    let Some(pod) = own else {
+        delete_owned(observed, &DeletionCause::Stray, plan);
+        return;
+    };
+    if pod.metadata.deletion_timestamp.is_some() {
+        return;
+    }
+    delete_strays(observed, pod, plan);
+    match loss(pod) {
+        Some(loss) => {
+            delete_if_owned(observed, pod, &DeletionCause::LostSuspended(loss), plan);
+        }
+        None => keep_in_step(observed, pod, freezing::request(observed, pod), plan),
     }
 }
 
@@ -193,7 +219,7 @@ fn create(observed: &SandboxFacts, recreations: u32, plan: &mut SandboxPlan) {
 }
 
 fn adopt(observed: &SandboxFacts, pod: &ObservedPod) -> Effect {
-    let mut patch = metadata::drift(observed, &pod.metadata).unwrap_or_default();
+    let mut patch = metadata::drift(observed, &pod.metadata, Freeze::NotAsked).unwrap_or_default();
     let owner = controller_reference(observed.sandbox.as_ref());
     let owners = with_controller(&pod.metadata, owner);
     patch.insert("ownerReferences".to_owned(), json!(owners));
@@ -204,8 +230,13 @@ fn adopt(observed: &SandboxFacts, pod: &ObservedPod) -> Effect {
     }
 }
 
-fn keep_in_step(observed: &SandboxFacts, pod: &ObservedPod, plan: &mut SandboxPlan) {
-    if let Some(patch) = metadata::drift(observed, &pod.metadata) {
+fn keep_in_step(
+    observed: &SandboxFacts,
+    pod: &ObservedPod,
+    freeze: Freeze,
+    plan: &mut SandboxPlan,
+) {
+    if let Some(patch) = metadata::drift(observed, &pod.metadata, freeze) {
         plan.effects.push(Effect::UpdatePodMetadata {
             name: name_of(pod),
             version: Version::of_metadata(&pod.metadata),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use api::conditions::{ConditionType, Finding, Reason, find, merge, remove, set};
-use api::sandbox::ConditionForm;
+use api::conditions::{ConditionStatus, ConditionType, Finding, Reason, find, merge, remove, set};
+use api::sandbox::{ConditionForm, SuspensionType};
 use api::start_problem::StartProblem;
 use api::{SandboxStatus, labels};
 use k8s_openapi::api::core::v1::Service;
@@ -12,7 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::scheduling::pod_scheduled;
 use super::start_failure::start_failure;
 use super::suspension::{is_name_taken, suspended};
-use super::{ObservedPod, Problem, SandboxFacts, Settings, Stage, current_pod, loss, service};
+use super::{
+    ObservedPod, Problem, SandboxFacts, Settings, Stage, current_pod, freezing, loss, service,
+};
 use crate::owner::{Ownership, ownership};
 
 /// The objects that exist after a plan was carried out.
@@ -140,11 +142,12 @@ fn resources(observed: &SandboxFacts, outcome: &Outcome, settings: &Settings<'_>
         let namespace = namespace.unwrap_or_default();
         format!("{name}.{namespace}.svc.{}", settings.cluster_domain)
     });
-    // The addresses of a terminating pod are of no use to clients.
-    let running = outcome
-        .pod
-        .as_deref()
-        .filter(|_| !observed.sandbox.spec.suspension().is_requested());
+    let spec = &observed.sandbox.spec;
+    let is_suspended = spec.suspension().is_requested();
+    let kept = outcome.pod.as_deref();
+    let kept = kept.filter(|_| !is_suspended || spec.suspension_type() != SuspensionType::Stop);
+    // A pod that goes, or does not answer, has an address that no client should use.
+    let running = kept.filter(|pod| !is_suspended && !freezing::is_frozen(pod));
     SandboxStatus {
         service_fqdn,
         service,
@@ -156,7 +159,7 @@ fn resources(observed: &SandboxFacts, outcome: &Outcome, settings: &Settings<'_>
             observed.name_hash()
         )),
         pod_ips: running.map(pod_ips).unwrap_or_default(),
-        node_name: running.and_then(node_name),
+        node_name: kept.and_then(node_name),
     }
 }
 
@@ -165,6 +168,11 @@ fn finished(outcome: &Outcome) -> Option<Finding> {
     let pod = outcome.pod.as_deref()?;
     let (reason, message) = end_of(pod)?;
     Some(Finding::new(ConditionType::Finished, true, reason, message))
+}
+
+/// Whether the pod came to its own end.
+pub(super) fn has_ended(pod: &ObservedPod) -> bool {
+    end_of(pod).is_some()
 }
 
 fn end_of(pod: &ObservedPod) -> Option<(Reason, &'static str)> {
@@ -253,10 +261,12 @@ fn trouble(trouble: &[Trouble]) -> Option<(Reason, String)> {
 fn suspension_message(observed: &SandboxFacts, outcome: &Outcome) -> String {
     let has_other_pod = observed.sandbox.spec.condition_form() == ConditionForm::OperatingMode
         && is_name_taken(observed);
-    let message = if outcome.pod.is_some() || has_other_pod {
-        "Sandbox is suspending"
-    } else {
+    let finding = suspended(observed, outcome);
+    let is_suspended = finding.is_some_and(|finding| finding.status == ConditionStatus::True);
+    let message = if is_suspended && !has_other_pod {
         "Sandbox is suspended"
+    } else {
+        "Sandbox is suspending"
     };
     message.to_owned()
 }
@@ -284,7 +294,7 @@ fn pod_readiness(pod: Option<&ObservedPod>) -> (bool, String) {
     }
 }
 
-fn phase(pod: &ObservedPod) -> &str {
+pub(super) fn phase(pod: &ObservedPod) -> &str {
     pod.status
         .as_ref()
         .and_then(|status| status.phase.as_deref())

@@ -1,16 +1,19 @@
 //! The condition `Suspended`, in the form of the object's API generation, and the warning if `replicas` and `operatingMode` disagree.
 
 use api::conditions::{self, ConditionType, Finding, Reason};
-use api::sandbox::{ConditionForm, OperatingMode, Suspension};
+use api::sandbox::{ConditionForm, OperatingMode, Suspension, SuspensionType};
 use api::{SandboxSpec, SandboxStatus};
 
-use super::{Outcome, SandboxFacts, current_pod};
+use super::{ObservedPod, Outcome, SandboxFacts, current_pod, freezing, loss};
 
 /// The condition Suspended, or `None` for an object that has no such condition.
 pub(super) fn suspended(observed: &SandboxFacts, outcome: &Outcome) -> Option<Finding> {
     let spec = &observed.sandbox.spec;
     let form = spec.condition_form();
     let is_requested = spec.suspension().is_requested();
+    if is_requested && let Some(pod) = kept_pod(observed, outcome) {
+        return Some(freezing::suspended(spec.suspension_type(), pod));
+    }
     let (holds, reason, message) = match (form, is_requested, outcome.pod.is_some()) {
         (ConditionForm::Replicas, false, _) => return None,
         (ConditionForm::Replicas, true, true) => {
@@ -40,6 +43,14 @@ pub(super) fn suspended(observed: &SandboxFacts, outcome: &Outcome) -> Option<Fi
     };
     let condition = ConditionType::Suspended;
     Some(Finding::new(condition, holds, reason, message))
+}
+
+/// The pod of a sandbox whose strategy keeps it, unless the pod is going.
+fn kept_pod<'a>(observed: &SandboxFacts, outcome: &'a Outcome) -> Option<&'a ObservedPod> {
+    let pod = outcome.pod.as_deref()?;
+    let is_going = pod.metadata.deletion_timestamp.is_some() || loss(pod).is_some();
+    let is_kept = observed.sandbox.spec.suspension_type() != SuspensionType::Stop;
+    (is_kept && !is_going).then_some(pod)
 }
 
 /// Whether the pod of the sandbox's name belongs to another owner.

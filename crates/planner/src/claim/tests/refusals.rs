@@ -1,10 +1,13 @@
 //! Invalid claims, and the messages in their status.
 
 use api::claim::EnvVar;
-use api::sandbox::{PersistentVolumeClaimTemplate, PodMetadata};
+use api::sandbox::{
+    PersistentVolumeClaimTemplate, PodMetadata, SuspensionStrategy, SuspensionType,
+};
+use api::template::TemplateSuspensionStrategy;
 
 use super::super::*;
-use super::world::{World, bound_to, claim, claim_by_pool, owned, pairs, pool, warm};
+use super::world::{World, bound_to, claim, claim_by_pool, owned, pairs, pool, template, warm};
 
 #[test]
 fn what_is_missing_is_named_and_looked_for_again() {
@@ -73,7 +76,16 @@ fn invalid_fields_are_refused_by_name() {
     cold_env.spec.warmpool = Some("none".into());
     let mut with_volumes = claim();
     with_volumes.spec.volume_claim_templates = Some(vec![PersistentVolumeClaimTemplate::default()]);
+    let mut frozen = claim();
+    frozen.spec.suspension_strategy = Some(SuspensionStrategy {
+        kind: SuspensionType::Freeze,
+    });
     let table = [
+        (
+            frozen,
+            Reason::InvalidConfiguration,
+            "spec.suspensionStrategy.type",
+        ),
         (restricted, Reason::InvalidMetadata, "kubernetes.io/x"),
         (router, Reason::InvalidMetadata, "the router's"),
         (conflicting, Reason::InvalidMetadata, "\"app\""),
@@ -104,6 +116,47 @@ fn invalid_fields_are_refused_by_name() {
             assert_eq!(obstacle.reason, reason);
             assert!(reason.is_final());
             assert!(obstacle.message.contains(part), "{}", obstacle.message);
+        }
+    }
+}
+
+#[test]
+fn a_claim_gets_the_strategy_it_chooses_warm_or_cold() {
+    use SuspensionType::{Freeze, Stop};
+    let strategy = |kind| SuspensionStrategy { kind };
+    let mut freezing = template();
+    freezing.spec.suspension_strategy = Some(TemplateSuspensionStrategy {
+        kind: Freeze,
+        allowed: Some(vec![Stop]),
+    });
+    let mut chosen = claim();
+    chosen.spec.suspension_strategy = Some(strategy(Stop));
+    for (claim, expected) in [(claim(), Freeze), (chosen, Stop)] {
+        let cold = World {
+            template: Some(freezing.clone()),
+            ..World::of(claim)
+        };
+        let created = cold.created().spec.suspension_strategy;
+        assert_eq!(created, Some(strategy(expected)));
+        // Made before the template had a strategy, and before the template had this one.
+        for had in [None, Some(strategy(Stop))] {
+            let mut candidate = warm("w");
+            candidate.spec.suspension_strategy = had;
+            let warm = World {
+                candidate: Some(candidate.clone()),
+                template: cold.template.clone(),
+                ..World::of(cold.claim.clone())
+            };
+            let effects = warm.decide().effects;
+            let [.., Effect::Transfer { patch, .. }] = &effects[..] else {
+                panic!("{effects:?}");
+            };
+            let changed = patch["spec"].get("suspensionStrategy");
+            let expected = Some(strategy(expected)).filter(|wanted| Some(*wanted) != had);
+            assert_eq!(
+                changed.map(|changed| changed["type"].clone()),
+                expected.map(|expected| serde_json::json!(expected.kind.to_string()))
+            );
         }
     }
 }

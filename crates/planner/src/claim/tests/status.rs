@@ -2,7 +2,8 @@
 
 use api::SandboxClaimStatus;
 use api::claim::Lifecycle;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use api::sandbox::{OperatingMode, SuspensionStrategy, SuspensionType};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::super::*;
 use super::world::{NOW, at, claim, finished_condition, owned, ready_condition, with_conditions};
@@ -153,6 +154,39 @@ fn a_finish_that_is_seen_now_starts_the_countdown_now() {
     assert_eq!(next_look(&claim, &mirrored, at(NOW)), Some(Duration::ZERO));
     let expired = status(&claim, &Report::Expired { sandbox: None }, at(NOW));
     assert_eq!(next_look(&claim, &expired, at(NOW)), None);
+}
+
+#[test]
+fn a_claim_reports_a_suspension_that_keeps_the_pod() {
+    let suspended = Condition {
+        type_: "Suspended".into(),
+        ..ready_condition("True", "Frozen", 950)
+    };
+    let ready = ready_condition("False", "SandboxSuspended", 950);
+    let mut sandbox = with_conditions(owned("w"), vec![ready, suspended]);
+    sandbox.spec.operating_mode = Some(OperatingMode::Suspended);
+    let observed = |sandbox: &Sandbox, before: &SandboxClaim| {
+        let report = Report::Reflects {
+            sandbox: Some(sandbox),
+        };
+        let mut claim = before.clone();
+        claim.status = Some(status(before, &report, at(NOW)));
+        claim
+    };
+    let reason = |claim: &SandboxClaim| {
+        let conditions = &claim.status.as_ref().unwrap().conditions;
+        conditions::find(conditions, ConditionType::Suspended)
+            .map(|suspended| suspended.reason.clone())
+    };
+    // A sandbox that is stopped leaves the claim as it always was.
+    assert_eq!(reason(&observed(&sandbox, &claim())), None);
+    sandbox.spec.suspension_strategy = Some(SuspensionStrategy {
+        kind: SuspensionType::Freeze,
+    });
+    let frozen = observed(&sandbox, &claim());
+    assert_eq!(reason(&frozen).as_deref(), Some("Frozen"));
+    sandbox.spec.operating_mode = Some(OperatingMode::Running);
+    assert_eq!(reason(&observed(&sandbox, &frozen)), None);
 }
 
 #[test]

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use api::Sandbox;
+use api::freezing::is_asked_for;
 
 use super::super::{
-    DeletionCause, Effect, Outcome, SandboxFacts, SandboxPlan, Stage, Trouble,
+    DeletionCause, Effect, ObservedPod, Outcome, SandboxFacts, SandboxPlan, Stage, Trouble,
     is_reported_suspended,
 };
 use super::{Environment, Part};
@@ -145,7 +146,10 @@ impl<E: Environment> Applying<'_, E> {
                 patch,
             } => {
                 let pod = pods.patch(name, &version.into(), patch.clone()).await?;
-                self.applied.outcome.pod = Some(pod);
+                let before = self.applied.outcome.pod.replace(Arc::clone(&pod));
+                if let Some(event) = before.and_then(|before| freezer_moved(name, &before, &pod)) {
+                    self.emit(event);
+                }
                 if matches!(effect, Effect::AdoptPod { .. }) {
                     self.emit(adopted("PodAdopted", "pod", name));
                 }
@@ -236,6 +240,22 @@ fn created(pod: &str, sandbox: &Sandbox) -> Event {
     Event::normal(reason, "CreatePod", note)
 }
 
+/// The event about a node that was asked to freeze a pod, or to thaw it.
+fn freezer_moved(pod: &str, before: &ObservedPod, after: &ObservedPod) -> Option<Event> {
+    let is_asked = |pod: &ObservedPod| is_asked_for(pod.metadata.annotations.as_ref());
+    match (is_asked(before), is_asked(after)) {
+        (false, true) => {
+            let note = format!("Freezing pod {pod} because the sandbox is suspended");
+            Some(Event::normal("Suspended", "FreezePod", note))
+        }
+        (true, false) => {
+            let note = format!("Resumed pod {pod} where it was frozen");
+            Some(Event::normal("Resumed", "ThawPod", note))
+        }
+        _ => None,
+    }
+}
+
 fn adopted(reason: &'static str, kind: &str, name: &str) -> Event {
     Event::normal(reason, "Adopt", format!("Adopted {kind} {name}"))
 }
@@ -253,6 +273,13 @@ fn deleted(pod: &str, cause: &DeletionCause) -> Event {
         }
         DeletionCause::Lost(loss) => {
             let note = format!("Pod {pod} was lost ({}) and is recreated", loss.reason);
+            Event::warning("PodLost", action, note)
+        }
+        DeletionCause::LostSuspended(loss) => {
+            let note = format!(
+                "Suspended pod {pod} was lost ({}); the sandbox starts anew when it is resumed",
+                loss.reason
+            );
             Event::warning("PodLost", action, note)
         }
         DeletionCause::Stray => {

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod expiry;
+mod freezing;
 mod handover;
 mod metadata;
 mod operating_mode;
