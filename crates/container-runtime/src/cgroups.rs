@@ -4,12 +4,14 @@
 //! `cgroup.kill` works there even without controllers.
 
 mod cpu;
+mod freezer;
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use self::freezer::GroupState;
 use crate::privileges::Privileges;
 use crate::throttling::Periods;
 
@@ -68,13 +70,16 @@ enum Controller {
     /// Enabled in the v2 hierarchy only, without settings. The kernel then gives every pod an equal weight for disk I/O, gives all
     /// pods together the weight of one sibling of the node's cgroup, and charges writeback to the pod that dirtied the pages.
     Io,
+    /// Of the v1 hierarchies, where there is no v2 hierarchy, which freezes by itself.
+    Freezer,
 }
 
-const CONTROLLERS: [(Controller, &str); 4] = [
+const CONTROLLERS: [(Controller, &str); 5] = [
     (Controller::Memory, "memory"),
     (Controller::Processes, "pids"),
     (Controller::Cpu, "cpu"),
     (Controller::Io, "io"),
+    (Controller::Freezer, "freezer"),
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,8 +131,10 @@ impl Cgroups {
         };
         CONTROLLERS
             .iter()
-            // No limit depends on this controller.
-            .filter(|(controller, _)| *controller != Controller::Io && !has(*controller))
+            // No limit depends on these controllers.
+            .filter(|(controller, _)| {
+                !matches!(controller, Controller::Io | Controller::Freezer) && !has(*controller)
+            })
             .map(|(_, name)| *name)
             .collect()
     }
@@ -219,6 +226,7 @@ impl Cgroups {
 
     /// Kills every process of a container: at once with `cgroup.kill`, or one by one on kernels without it.
     pub fn kill(&self, pod: &str, container: &str) {
+        self.thaw_to_kill(&Path::new(pod).join(container));
         for hierarchy in &self.hierarchies {
             let path = hierarchy.mount.join(&self.parent).join(pod).join(container);
             if hierarchy.unified && fs::write(path.join("cgroup.kill"), "1").is_ok() {
@@ -328,6 +336,7 @@ impl Cgroups {
     }
 
     fn remove(&self, relative: &Path) -> Result<(), CgroupError> {
+        self.thaw_to_kill(relative);
         for hierarchy in &self.hierarchies {
             let path = hierarchy.mount.join(&self.parent).join(relative);
             remove_when_empty(&path).map_err(|source| CgroupError::Remove {
@@ -462,7 +471,7 @@ fn settings(controller: Controller, unified: bool, limits: &Limits) -> Vec<Setti
     const PERIOD_US: u64 = 100_000;
     let mut settings = Vec::new();
     match controller {
-        Controller::Io => {}
+        Controller::Io | Controller::Freezer => {}
         Controller::Memory => {
             if let Some(bytes) = limits.memory_bytes {
                 settings.extend(memory_bound(unified, bytes));
@@ -532,6 +541,9 @@ fn parse_mounts(mounts: &str, controllers_of: impl Fn(&Path) -> String) -> Vec<H
             });
         }
     }
+    if hierarchies.iter().any(|hierarchy| hierarchy.unified) {
+        hierarchies.retain(|hierarchy| hierarchy.controllers != [Controller::Freezer]);
+    }
     hierarchies
 }
 
@@ -562,6 +574,18 @@ mod tests {
         assert_eq!(
             parse_mounts(joined, |_| String::new())[0].controllers,
             [Controller::Cpu]
+        );
+
+        let legacy: String = HYBRID
+            .lines()
+            .take(4)
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let freezers = parse_mounts(&legacy, |_| String::new());
+        assert!(
+            freezers
+                .iter()
+                .any(|hierarchy| hierarchy.controllers == [Controller::Freezer])
         );
 
         let unified = "1 2 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";

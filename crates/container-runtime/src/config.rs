@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use pod_network::pod_cidr::PodNetwork;
 
+use crate::freeze_swap::FreezeSwap;
+
 /// The runtime's configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -24,6 +26,8 @@ pub struct Config {
     pub log_maximum_files: u32,
     /// The timeout from the launch of a container to the start of its command.
     pub launch_deadline: Duration,
+    /// Swap for the memory of frozen pods. Without it, frozen pods keep their memory.
+    pub freeze_swap: Option<FreezeSwap>,
     /// The nftables program, by path or by name.
     pub firewall_program: PathBuf,
     /// The users of this machine whose processes reach pods by their addresses; every user when absent.

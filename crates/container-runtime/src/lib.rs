@@ -11,6 +11,7 @@ pub mod capabilities;
 pub mod cgroups;
 pub mod config;
 pub mod cpu_fairness;
+pub mod freeze_swap;
 pub mod handlers;
 pub mod host_image;
 mod kernel_limits;
@@ -250,6 +251,18 @@ pub struct RecoveredPod {
     /// Absent when its namespaces did not survive, as after a reboot.
     pub sandbox: Option<PodSandbox>,
     pub containers: Vec<RecoveredContainer>,
+    pub freezer: FreezerState,
+}
+
+/// How much of a pod is frozen, as the kernel says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FreezerState {
+    #[default]
+    Thawed,
+    /// Some containers are frozen or are being frozen, and others are not.
+    Partly,
+    /// All processes are frozen.
+    Frozen,
 }
 
 /// The processes of a container that runs.
@@ -288,6 +301,17 @@ pub enum RuntimeError {
     NoSandbox(String),
     #[error("container {0} is not running")]
     NotRunning(String),
+    #[error("pod {0} is frozen")]
+    Frozen(String),
+    #[error("{0}")]
+    CannotFreeze(String),
+    #[error("some processes of container {container} were not frozen within {limit:?}")]
+    NotFrozen {
+        container: String,
+        limit: std::time::Duration,
+    },
+    #[error(transparent)]
+    FreezeSwap(#[from] freeze_swap::SwapError),
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
     #[error(transparent)]
@@ -362,6 +386,16 @@ pub trait Runtime: Send + Sync + std::fmt::Debug + 'static {
     ) -> impl Future<Output = Result<std::io::Result<TcpStream>, RuntimeError>> + Send;
     /// How often its CPU limit has throttled a running container. `None` once it has ended, and without the CPU controller.
     fn cpu_periods(&self, id: &ContainerId) -> Option<Periods>;
+    /// Why pods cannot be frozen on this machine, if they cannot.
+    fn cannot_freeze(&self) -> Option<String>;
+    /// Freezes all processes of a pod. From the call on, requests to its containers are refused.
+    fn freeze(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// Pages the memory of a frozen pod out, where the operator gave swap for it: how much, for users.
+    fn page_out(&self, pod: &str) -> impl Future<Output = Option<String>> + Send;
+    /// Lets all processes of a pod run again.
+    fn thaw(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
+    /// Whether a pod is frozen, or is being frozen or thawed.
+    fn is_frozen(&self, pod: &str) -> bool;
     /// Frees the pod's namespaces and the layers of its containers; logs stay.
     fn stop_sandbox(&self, pod: &str) -> impl Future<Output = Result<(), RuntimeError>> + Send;
     /// Removes every trace of the pod.

@@ -9,9 +9,11 @@
 //!           /containers/<name>/<attempt>/     state.json, exit.json, termination.json, agent.sock, upper, work
 //! ```
 
+mod freezing;
 mod image_root;
 mod launching;
 mod network_repair;
+mod page_out;
 mod pid_namespace_holder;
 mod records;
 mod recovery;
@@ -49,6 +51,7 @@ use super::{
 };
 use crate::assets::Programs;
 use crate::config::Config;
+use crate::freeze_swap;
 use crate::privileges::Privileges;
 use crate::reclaim;
 use crate::throttling::Periods;
@@ -94,6 +97,8 @@ pub struct NativeRuntime {
     starting: Mutex<HashMap<ContainerId, CancellationToken>>,
     /// Held while the process that holds a pod's shared PID namespace is looked up or started.
     making_holder: tokio::sync::Mutex<()>,
+    /// The pods whose agents do not answer because they are frozen.
+    frozen: freezing::FrozenPods,
     shortcomings: Shortcomings,
     ranges: NodeRanges,
 }
@@ -133,6 +138,7 @@ impl NativeRuntime {
         let cgroups = Cgroups::discover(&names.cgroup)?;
         let container_limits = raise_kernel_limits(&config);
         cgroups.limit_processes(container_limits.all_processes)?;
+        freeze_swap::apply(&data_dir, config.freeze_swap)?;
         let seccomp_programs = write_seccomp(&data_dir.join("bin"))?;
         let range = config.pod_network.unwrap_or(PodNetwork {
             address: std::net::Ipv4Addr::new(
@@ -186,6 +192,7 @@ impl NativeRuntime {
             running: Mutex::default(),
             starting: Mutex::default(),
             making_holder: tokio::sync::Mutex::default(),
+            frozen: freezing::FrozenPods::default(),
             shortcomings,
             ranges,
         })
@@ -237,6 +244,8 @@ impl NativeRuntime {
             self.cgroups.remove_pod(&left)?;
         }
         self.cgroups.remove_parent()?;
+        let data_dir = self.config.data_dir.clone();
+        blocking(move || Ok(freeze_swap::apply(&data_dir, None)?)).await?;
         let _ = rustix::mount::unmount(&self.run, rustix::mount::UnmountFlags::DETACH);
         self.ranges.release();
         Ok(())
@@ -472,6 +481,7 @@ impl Runtime for NativeRuntime {
         if self.running(id).is_none() {
             return Ok(());
         }
+        self.must_answer(id)?;
         match agent::signal_command(&self.container_directory(id), signal).await {
             // The container ended in the meantime: there is nothing left to signal.
             Err(agent::AgentError::Connect(_) | agent::AgentError::Gone) => Ok(()),
@@ -491,10 +501,12 @@ impl Runtime for NativeRuntime {
     }
 
     async fn exec(&self, id: &ContainerId, request: ExecRequest) -> Result<Session, RuntimeError> {
+        self.must_answer(id)?;
         Ok(agent::exec(&self.container_directory(id), &request).await?)
     }
 
     async fn attach(&self, id: &ContainerId, stdin: bool) -> Result<Session, RuntimeError> {
+        self.must_answer(id)?;
         Ok(agent::attach(&self.container_directory(id), stdin).await?)
     }
 
@@ -527,7 +539,28 @@ impl Runtime for NativeRuntime {
         self.cgroups.cpu_periods(&group.parent, &group.name)
     }
 
+    fn cannot_freeze(&self) -> Option<String> {
+        self.why_not_freeze()
+    }
+
+    async fn freeze(&self, pod: &str) -> Result<(), RuntimeError> {
+        self.freeze_pod(pod).await
+    }
+
+    async fn page_out(&self, pod: &str) -> Option<String> {
+        self.page_out_pod(pod).await
+    }
+
+    async fn thaw(&self, pod: &str) -> Result<(), RuntimeError> {
+        self.thaw_pod(pod).await
+    }
+
+    fn is_frozen(&self, pod: &str) -> bool {
+        self.frozen.contains(pod)
+    }
+
     async fn stop_sandbox(&self, pod: &str) -> Result<(), RuntimeError> {
+        self.forget_frozen(pod);
         self.end_pid_namespace_holder(pod).await;
         // Also for a pod without a record.
         let (groups, uid) = (self.cgroups.clone(), pod.to_owned());

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::mount::UnmountFlags;
 
 use crate::cgroups::{CgroupError, Cgroups};
+use crate::freeze_swap;
 use crate::node_ranges::{self, NodeRanges, NodeRangesError};
 use crate::privileges::Privileges;
 use api::errors::chain;
@@ -32,6 +33,8 @@ pub enum ReclaimError {
     Network(#[from] links::NetworkError),
     #[error(transparent)]
     Firewall(#[from] firewall::FirewallError),
+    #[error(transparent)]
+    FreezeSwap(#[from] freeze_swap::SwapError),
     #[error("the task that removes cgroups died")]
     Died,
 }
@@ -67,8 +70,10 @@ pub async fn reclaim(data_dir: &Path) -> Result<Reclaimed, ReclaimError> {
     let names = Names::of(data_dir);
     let (group, table) = (names.cgroup.clone(), names.table.clone());
     // Processes first: they keep everything else in use.
+    let directory = data_dir.to_owned();
     let groups = tokio::task::spawn_blocking(move || {
         let groups = remove_groups(&group)?;
+        freeze_swap::apply(&directory, None)?;
         firewall::remove(Path::new(firewall::PROGRAM), &table)?;
         Ok::<_, ReclaimError>(groups)
     })

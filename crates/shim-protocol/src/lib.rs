@@ -8,6 +8,7 @@
 
 mod frame;
 mod launch;
+mod page_out;
 
 pub use frame::{
     AttachRequest, ExecRequest, ExitReport, FailureReport, Frame, FrameError, FrameKind,
@@ -18,6 +19,7 @@ pub use launch::{
     MountKind, NamespacePins, NamespacesAnswer, NamespacesRequest, Outside, Preparation, Process,
     ResourceLimit, RootFilesystem, UidRange, User,
 };
+pub use page_out::{PageOutAnswer, PageOutRequest};
 
 /// The examples of README.md.
 #[cfg(doctest)]

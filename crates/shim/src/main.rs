@@ -1,11 +1,12 @@
 //! The shim: the only privileged, single-threaded program that creates containers.
 //!
-//! It has four modes, selected by its first argument:
+//! It has five modes, selected by its first argument:
 //!
 //! ```text
 //! node ──spawns──► namespaces   create and pin a pod's namespaces, then exit
 //!      ──spawns──► launch       build one container's root, clone its first process, then exit
 //!                    └─clone──► agent   PID 1 of the container: runs its command, reaps, serves exec
+//!      ──spawns──► page-out     page the memory of frozen processes out to swap, then exit
 //! cli ──becomes──► rootless     make an unprivileged user root of its own namespaces, and execute the cli again
 //! ```
 //!
@@ -20,6 +21,7 @@ mod failure;
 mod launch;
 mod mounts;
 mod namespaces;
+mod page_out;
 mod rootless;
 mod sub_path;
 mod syscalls;
@@ -55,9 +57,10 @@ fn main() -> ExitCode {
         Some("rootless") => rootless::run(std::env::args_os().skip(2)),
         Some("namespaces") => run_for_node(namespaces::run),
         Some("launch") => launch::run(),
+        Some("page-out") => run_for_node(page_out::run),
         _ => {
             eprintln!(
-                "usage: agent-sandbox-shim namespaces|launch < request.json, or rootless PROGRAM [ARGUMENT]…"
+                "usage: agent-sandbox-shim namespaces|launch|page-out < request.json, or rootless PROGRAM [ARGUMENT]…"
             );
             ExitCode::from(2)
         }

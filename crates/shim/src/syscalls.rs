@@ -22,6 +22,27 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     }
 }
 
+/// Asks the kernel to page a range of another process's memory out.
+pub fn page_out(process: &OwnedFd, start: usize, length: usize) -> io::Result<()> {
+    let range = libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(start),
+        iov_len: length,
+    };
+    // SAFETY: the kernel reads one `iovec`, which lives until the call returns. It advises on memory of another process: no memory of
+    // this one is touched.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            process.as_raw_fd(),
+            &raw const range,
+            1_usize,
+            libc::MADV_PAGEOUT,
+            0_u32,
+        )
+    })
+    .map(drop)
+}
+
 /// Clones this process with new namespaces, as a child of this process's own parent.
 pub fn clone_sibling(namespaces: u64) -> io::Result<Side> {
     let parent = u64::try_from(libc::CLONE_PARENT).expect("a positive flag");

@@ -125,6 +125,7 @@ impl NativeRuntime {
             identity: record.spec.identity,
             sandbox,
             containers,
+            freezer: self.recover_freezer(uid),
         }))
     }
 

@@ -19,6 +19,10 @@ impl NativeRuntime {
     /// The new file is renamed to the log's name only after the agent has switched to it. A rotation that was interrupted, because
     /// the agent did not respond or the node was killed, is repeated with the same file.
     pub async fn rotate_log(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        if self.must_answer(id).is_err() {
+            // A frozen container writes no log.
+            return Ok(());
+        }
         let path = self.log_path(id);
         let largest = self.config.log_maximum_bytes;
         let has_grown = fs::metadata(&path).is_ok_and(|metadata| metadata.len() >= largest);
