@@ -118,7 +118,9 @@ impl Publication {
             Answer::NoSuchPod if self.presence == Presence::Present => {
                 self.presence = Presence::Refused;
             }
-            Answer::NoSuchPod | Answer::Failed => {}
+            Answer::NoSuchPod => {}
+            // The write may have been done, so which status the API has is not known.
+            Answer::Failed => self.published = None,
         }
         self.retry_at = Some(now.later_by(RETRY));
     }
@@ -238,6 +240,18 @@ mod tests {
         let mut publication = Publication::new(None, at(0));
         publication.decide(status);
         publication
+    }
+
+    #[test]
+    fn a_status_that_returns_after_a_lost_answer_is_written_again() {
+        let mut publication = decided(ready());
+        assert_eq!(publication.next(at(0)), Some(ready()));
+        publication.answered(Answer::Written, at(0));
+        publication.decide(ended());
+        assert_eq!(publication.next(at(1)), Some(ended()));
+        publication.answered(Answer::Failed, at(1));
+        publication.decide(ready());
+        assert_eq!(publication.next(at(2001)), Some(ready()));
     }
 
     #[test]
