@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use container_runtime::freeze_swap::FreezeSwap;
 use container_runtime::handlers::Driver;
 use pod_network::firewall;
 use pod_network::pod_cidr::PodNetwork;
@@ -55,6 +56,8 @@ pub struct Config {
     /// The machine's own `resolv.conf`.
     pub resolver_file: PathBuf,
     pub cluster_domain: String,
+    /// Swap for the memory of frozen pods. Without it, frozen pods keep their memory.
+    pub freeze_swap: Option<FreezeSwap>,
     /// The nftables program, by path or by name.
     pub firewall_program: PathBuf,
     /// The allowed traffic of pods that no network policy selects.
@@ -97,6 +100,7 @@ impl Config {
             name_servers: Vec::new(),
             resolver_file: "/etc/resolv.conf".into(),
             cluster_domain: "cluster.local".to_owned(),
+            freeze_swap: None,
             firewall_program: firewall::PROGRAM.into(),
             unselected_pods: Unselected::default(),
             local_users: None,
@@ -117,6 +121,7 @@ impl Config {
             log_maximum_bytes: self.log_maximum_bytes,
             log_maximum_files: self.log_maximum_files,
             launch_deadline: self.launch_deadline,
+            freeze_swap: self.freeze_swap,
             firewall_program: self.firewall_program.clone(),
             local_users: self.local_users.clone(),
         }

@@ -29,7 +29,7 @@ use crate::eviction::Evictions;
 use crate::network::enforcer::Enforcer;
 use crate::pod_images::PodImages;
 use crate::pod_lifecycle::Verdict;
-use crate::pod_machine::{Event, PodMachine};
+use crate::pod_machine::{Event, NodeFacts, PodMachine};
 use crate::pod_uid::PodUid;
 use crate::runtime::handlers::Handlers;
 use crate::runtime::{RecoveredPod, Runtime};
@@ -130,9 +130,12 @@ impl<R: Runtime> PodWorker<R> {
         actions: TaskTracker,
     ) -> Self {
         let (sender, reports) = mpsc::unbounded_channel();
-        let node_address = shared.surroundings.node_address.clone();
+        let node = NodeFacts {
+            address: shared.surroundings.node_address.clone(),
+            cannot_freeze: shared.runtime.cannot_freeze(),
+        };
         let now = shared.clock.now();
-        let machine = PodMachine::new(uid, pod, node_address, recovered, refusal, now);
+        let machine = PodMachine::new(uid, pod, node, recovered, refusal, now);
         let mut worker = Self {
             shared,
             machine,

@@ -79,10 +79,22 @@ impl<R: Runtime> PodBackend<R> {
 
     async fn running(&self, target: &Target) -> Result<ContainerId, Error> {
         let (id, runs) = self.last_run(target).await?;
-        if runs {
-            return Ok(id);
+        if !runs {
+            return Err(ended(&target.container));
         }
-        Err(ended(&target.container))
+        if self.runtime.is_frozen(&id.pod) {
+            return Err(frozen(&target.pod));
+        }
+        Ok(id)
+    }
+
+    /// Refuses a pod whose processes are frozen. The kernel would accept a connection that nothing answers.
+    fn must_answer(&self, target: &TargetPod, pod: &Pod) -> Result<(), Error> {
+        let uid = PodUid::of(&pod.metadata);
+        if uid.is_some_and(|uid| self.runtime.is_frozen(uid.as_str())) {
+            return Err(frozen(target));
+        }
+        Ok(())
     }
 
     async fn connect(&self, pod: &Pod, port: u16) -> std::io::Result<TcpStream> {
@@ -176,6 +188,13 @@ fn ended(container: &str) -> Error {
     ))
 }
 
+fn frozen(pod: &TargetPod) -> Error {
+    Error::Invalid(format!(
+        "pod \"{}\" is frozen because its sandbox is suspended; resume the sandbox first",
+        pod.name
+    ))
+}
+
 /// The error for a container whose agent cannot be reached: the agent has ended, and the container with it.
 fn unreachable(id: &ContainerId, error: &RuntimeError) -> Error {
     match error {
@@ -216,6 +235,7 @@ impl<R: Runtime> Backend for PodBackend<R> {
 
     async fn find_pod(&self, pod: &TargetPod) -> Result<(), Error> {
         let found = self.pod(pod).await?;
+        self.must_answer(pod, &found)?;
         let phase = found.status.and_then(|status| status.phase);
         match phase.as_deref() {
             Some("Running") => Ok(()),
@@ -260,7 +280,9 @@ impl<R: Runtime> Backend for PodBackend<R> {
     }
 
     async fn port_forward(&self, pod: TargetPod, port: u16) -> Result<Box<dyn Duplex>, Error> {
-        let pod = self.pod(&pod).await?;
+        let target = pod;
+        let pod = self.pod(&target).await?;
+        self.must_answer(&target, &pod)?;
         let stream = self.connect(&pod, port).await;
         let stream = stream.map_err(|error| {
             Error::Internal(format!(

@@ -15,9 +15,9 @@ use super::{
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 
 pub(super) struct Decision<'a> {
-    observed: &'a Observed<'a>,
-    now: Timestamp,
-    actions: Vec<Action>,
+    pub(super) observed: &'a Observed<'a>,
+    pub(super) now: Timestamp,
+    pub(super) actions: Vec<Action>,
     wake_at: Option<Timestamp>,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Decision<'a> {
 }
 
 impl<'a> Decision<'a> {
-    fn wake(&mut self, at: Timestamp) {
+    pub(super) fn wake(&mut self, at: Timestamp) {
         self.wake_at = Some(self.wake_at.map_or(at, |earlier| earlier.min(at)));
     }
 
@@ -86,6 +86,16 @@ impl<'a> Decision<'a> {
             }
         }
         false
+    }
+
+    /// Kills the containers of a pod that goes on whose time to stop is up.
+    pub(super) fn kill_overdue(&mut self, spec: &PodSpec) {
+        let init = spec.init_containers.iter().flatten();
+        for container in init.chain(&spec.containers) {
+            if let Phase::Stopping { kill_at, .. } = self.state(container).phase {
+                self.kill_when_due(container, kill_at);
+            }
+        }
     }
 
     fn kill_when_due(&mut self, container: &Container, kill_at: Timestamp) {

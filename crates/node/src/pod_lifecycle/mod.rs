@@ -13,6 +13,7 @@
 //! It performs no action, reads no clock and does not know how containers are created.
 
 mod decision;
+mod freezing;
 mod outcome;
 pub mod reason;
 pub mod status;
@@ -27,6 +28,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 
 use self::decision::Decision;
+pub use self::freezing::Freezer;
 pub use self::outcome::Outcome;
 pub use self::reason::{EventReason, FailureReason, WaitingReason};
 use crate::pod_uid::PodUid;
@@ -172,6 +174,9 @@ pub struct Observed<'a> {
     /// When the node first saw the pod.
     pub accepted_at: Timestamp,
     pub node_address: String,
+    pub freezer: &'a Freezer,
+    /// Why this node cannot freeze pods, if it cannot.
+    pub cannot_freeze: Option<&'a str>,
 }
 
 /// An action to be carried out by the pod's worker.
@@ -193,6 +198,10 @@ pub enum Action {
     Kill {
         container: String,
     },
+    /// Freeze all processes of the pod.
+    Freeze,
+    /// Let all processes of the pod run again.
+    Thaw,
     /// Free everything of the pod except its logs.
     StopSandbox,
     /// Remove everything of the pod, then the object itself. The status of the same plan is published first.
@@ -271,14 +280,18 @@ pub fn decide(observed: &Observed<'_>, now: Timestamp) -> Plan {
     let (mut outcome, deadline) = outcome::of(observed, spec, now);
     let mut decision = Decision::new(observed, now);
     if observed.pod.metadata.deletion_timestamp.is_some() {
-        decision.delete(spec);
+        if decision.is_thawed() {
+            decision.delete(spec);
+        }
         let live = observed.containers.values().any(ContainerState::is_live);
         if !live && !outcome.is_over() {
             outcome = outcome::of_deleted(observed, spec);
         }
     } else if outcome.is_over() {
-        decision.wind_down(spec);
-    } else {
+        if decision.is_thawed() {
+            decision.wind_down(spec);
+        }
+    } else if decision.settle_freezer(spec) {
         decision.run(spec);
     }
     let (actions, wake_at) = decision.made();

@@ -73,6 +73,7 @@ reasons! {
         FailedMount,
         FailedPostStartHook,
         FailedPreStopHook,
+        FreezeFailed,
         InvalidConfiguration,
         Killing,
         NetworkPolicyNotEnforced,

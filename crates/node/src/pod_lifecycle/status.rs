@@ -1,5 +1,6 @@
 //! The pod status that a kubelet would report in this state.
 
+use api::freezing::{self as freezing_api, FROZEN};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated,
@@ -10,7 +11,7 @@ use saturating_time::SaturatingTime;
 
 use super::{
     ContainerState, Observed, Outcome, PULL_FAILURE_SHOWN, Phase, Sandbox, WaitingReason, back_off,
-    is_sidecar, state_of,
+    freezing, is_sidecar, state_of,
 };
 use crate::runtime::{ContainerId, Termination};
 
@@ -18,12 +19,13 @@ use crate::runtime::{ContainerId, Termination};
 pub const CPU_THROTTLED: &str = "CPUThrottled";
 
 /// Conditions that this node writes; those of other writers stay as they are.
-const OWN_CONDITIONS: [&str; 5] = [
+const OWN_CONDITIONS: [&str; 6] = [
     "PodReadyToStartContainers",
     "Initialized",
     "ContainersReady",
     "Ready",
     CPU_THROTTLED,
+    FROZEN,
 ];
 
 pub fn status(
@@ -117,6 +119,11 @@ fn phase(observed: &Observed<'_>, spec: &PodSpec, outcome: &Outcome) -> &'static
     } else {
         "Running"
     }
+}
+
+/// Whether the pod has started: it is in the phase Running, if it has not ended.
+pub(super) fn is_running(observed: &Observed<'_>, spec: &PodSpec) -> bool {
+    phase(observed, spec, &Outcome::Unfinished) == "Running"
 }
 
 fn is_initialized(observed: &Observed<'_>, spec: &PodSpec) -> bool {
@@ -315,11 +322,11 @@ fn container_status(
 }
 
 #[derive(Clone)]
-struct Verdict {
-    kind: &'static str,
-    holds: bool,
-    reason: Option<String>,
-    message: Option<String>,
+pub(super) struct Verdict {
+    pub(super) kind: &'static str,
+    pub(super) holds: bool,
+    pub(super) reason: Option<String>,
+    pub(super) message: Option<String>,
 }
 
 fn conditions(
@@ -428,11 +435,16 @@ fn verdicts(
             kind: "Ready",
             ..containers.clone()
         },
+        // Its containers stay ready: they go on as they are once the pod is thawed.
+        (true, _) if !observed.freezer.is_thawed() => {
+            no("Ready", freezing_api::reason::FROZEN, None)
+        }
         (true, false) => no("Ready", "ReadinessGatesNotReady", Some(gates.join(", "))),
         (true, true) => yes("Ready"),
     };
     let mut verdicts = vec![sandbox, initialized, containers, ready];
     verdicts.extend(throttling(observed, before));
+    verdicts.extend(freezing::verdict(observed, before));
     verdicts
 }
 

@@ -74,6 +74,8 @@ struct Case {
     pod: Pod,
     sandbox: Sandbox,
     containers: BTreeMap<String, ContainerState>,
+    freezer: Freezer,
+    cannot_freeze: Option<&'static str>,
 }
 
 impl Case {
@@ -82,7 +84,18 @@ impl Case {
             pod: pod(spec),
             sandbox: sandbox(),
             containers: BTreeMap::new(),
+            freezer: Freezer::Thawed,
+            cannot_freeze: None,
         }
+    }
+
+    /// The pod with a freezer in this state, and an annotation that asks for freezing or does not.
+    fn freezer(mut self, freezer: Freezer, is_asked: bool) -> Self {
+        self.freezer = freezer;
+        let asked = (api::labels::FREEZE.to_owned(), "true".to_owned());
+        let annotations = is_asked.then(|| [asked].into());
+        self.pod.metadata.annotations = annotations;
+        self
     }
 
     fn with(mut self, name: &str, state: ContainerState) -> Self {
@@ -107,9 +120,239 @@ impl Case {
             verdict: None,
             accepted_at: at(0),
             node_address: "10.0.0.1".to_owned(),
+            freezer: &self.freezer,
+            cannot_freeze: self.cannot_freeze,
         };
         decide(&observed, at(now))
     }
+}
+
+fn probed() -> Case {
+    Case::new(json!({"containers": [{"name": "c", "livenessProbe": {"tcpSocket": {"port": 1}}}]}))
+}
+
+fn frozen() -> Freezer {
+    Freezer::Frozen { note: None }
+}
+
+fn failed(message: &str, retry: i64) -> Freezer {
+    Freezer::FreezeFailed {
+        message: message.to_owned(),
+        retry_at: at(retry),
+    }
+}
+
+fn reported(plan: &Plan, kind: &str) -> Option<(String, Option<String>)> {
+    let mut conditions = plan.status.conditions.iter().flatten();
+    let found = conditions.find(|condition| condition.type_ == kind)?;
+    Some((found.status.clone(), found.reason.clone()))
+}
+
+fn expected(status: &str, reason: &str) -> Option<(String, Option<String>)> {
+    Some((status.to_owned(), Some(reason.to_owned())))
+}
+
+#[test]
+fn the_freezer_follows_the_annotation_once_the_pod_runs() {
+    let starting = ContainerState {
+        phase: Phase::Starting,
+        runs: 2,
+        previous: Some(ended(1, 0, 1)),
+        ..ContainerState::default()
+    };
+    let thaw_failed = |retry| Freezer::ThawFailed {
+        message: "m".to_owned(),
+        retry_at: at(retry),
+    };
+    let table = [
+        // A pod that has not started goes on to start.
+        (
+            probed().freezer(Freezer::Thawed, true),
+            vec![start("c", 0, 0)],
+        ),
+        (
+            probed().with("c", starting).freezer(Freezer::Thawed, true),
+            vec![],
+        ),
+        (
+            probed().with("c", running()).freezer(Freezer::Thawed, true),
+            vec![Action::Freeze],
+        ),
+        // Nothing restarts in a frozen pod.
+        (
+            probed()
+                .with("c", crashed(1, 0))
+                .freezer(Freezer::Thawed, true),
+            vec![Action::Freeze],
+        ),
+        (
+            probed().with("c", crashed(1, 0)).freezer(frozen(), true),
+            vec![],
+        ),
+        (
+            probed().with("c", running()).freezer(frozen(), true),
+            vec![],
+        ),
+        (
+            probed().with("c", running()).freezer(frozen(), false),
+            vec![Action::Thaw],
+        ),
+        (
+            probed()
+                .with("c", running())
+                .freezer(Freezer::Freezing, false),
+            vec![],
+        ),
+        (
+            probed()
+                .with("c", running())
+                .freezer(Freezer::Thawing, true),
+            vec![],
+        ),
+        (
+            probed()
+                .with("c", running())
+                .freezer(failed("m", 200), true),
+            vec![],
+        ),
+        (
+            probed()
+                .with("c", running())
+                .freezer(failed("m", 100), true),
+            vec![Action::Freeze],
+        ),
+        (
+            probed()
+                .with("c", running())
+                .freezer(failed("m", 200), false),
+            vec![Action::Thaw],
+        ),
+        (
+            probed()
+                .with("c", running())
+                .freezer(thaw_failed(200), true),
+            vec![Action::Freeze],
+        ),
+        (
+            probed()
+                .with("c", running())
+                .freezer(thaw_failed(200), false),
+            vec![],
+        ),
+        (
+            probed()
+                .with("c", running())
+                .freezer(thaw_failed(100), false),
+            vec![Action::Thaw],
+        ),
+    ];
+    for (number, (case, expected)) in table.into_iter().enumerate() {
+        assert_eq!(case.plan(100).actions, expected, "row {number}");
+    }
+    let waits = probed()
+        .with("c", running())
+        .freezer(failed("m", 200), true);
+    assert_eq!(waits.plan(100).wake_at, Some(at(200)));
+}
+
+#[test]
+fn a_frozen_pod_is_thawed_before_it_ends() {
+    let mut timed_out = probed().with("c", running()).freezer(frozen(), true);
+    timed_out.pod.spec.as_mut().unwrap().active_deadline_seconds = Some(50);
+    let deleted = || probed().with("c", running()).deleted(130, 30);
+    for case in [
+        timed_out,
+        deleted().freezer(frozen(), true),
+        deleted().freezer(failed("m", 500), true),
+        probed()
+            .with("c", running())
+            .deleted(100, 0)
+            .freezer(frozen(), true),
+    ] {
+        assert_eq!(case.plan(100).actions, [Action::Thaw]);
+    }
+    // One that cannot be thawed is ended all the same.
+    let stuck = Freezer::ThawFailed {
+        message: "m".to_owned(),
+        retry_at: at(500),
+    };
+    for freezer in [Freezer::Thawed, stuck] {
+        let plan = deleted().freezer(freezer, true).plan(100);
+        assert!(
+            matches!(plan.actions[..], [Action::Stop { .. }]),
+            "{plan:?}"
+        );
+    }
+}
+
+#[test]
+fn the_deadline_of_a_frozen_pod_still_comes() {
+    let mut case = probed().with("c", running()).freezer(frozen(), true);
+    case.pod.spec.as_mut().unwrap().active_deadline_seconds = Some(150);
+    assert_eq!(case.plan(100).wake_at, Some(at(150)));
+}
+
+#[test]
+fn the_status_reports_the_freezer_of_pods_that_may_be_frozen() {
+    let of_sandbox = |mut case: Case| {
+        let label = (api::labels::SANDBOX_NAME_HASH.to_owned(), "1".to_owned());
+        case.pod.metadata.labels = Some([label].into());
+        case
+    };
+    let plain = probed().with("c", running()).plan(100);
+    assert_eq!(reported(&plain, "Frozen"), None);
+    let run = || probed().with("c", running());
+    let table = [
+        (of_sandbox(run()), expected("False", "Running"), "True"),
+        (of_sandbox(probed()), expected("False", "Running"), "False"),
+        (
+            run().freezer(Freezer::Thawed, true),
+            expected("False", "Freezing"),
+            "True",
+        ),
+        (
+            run().freezer(Freezer::Freezing, true),
+            expected("False", "Freezing"),
+            "False",
+        ),
+        (
+            run().freezer(frozen(), true),
+            expected("True", "Frozen"),
+            "False",
+        ),
+        (
+            of_sandbox(run().freezer(Freezer::Thawing, false)),
+            expected("True", "Frozen"),
+            "False",
+        ),
+        (
+            run().freezer(failed("m", 0), true),
+            expected("False", "FreezeFailed"),
+            "False",
+        ),
+    ];
+    for (number, (case, wanted, ready)) in table.into_iter().enumerate() {
+        let plan = case.plan(100);
+        assert_eq!(reported(&plan, "Frozen"), wanted, "row {number}");
+        assert_eq!(reported(&plan, "Ready").unwrap().0, ready, "row {number}");
+    }
+    let frozen = run().freezer(frozen(), true).plan(100);
+    assert_eq!(reported(&frozen, "Ready"), expected("False", "Frozen"));
+    // What its probes had found counts again once it is thawed.
+    assert!(frozen.status.container_statuses.unwrap()[0].ready);
+}
+
+#[test]
+fn a_node_without_a_freezer_reports_it_and_lets_the_pod_run() {
+    let mut case = probed().with("c", running()).freezer(Freezer::Thawed, true);
+    case.cannot_freeze = Some("no cgroups");
+    let plan = case.plan(100);
+    assert_eq!(plan.actions, []);
+    assert_eq!(
+        reported(&plan, "Frozen"),
+        expected("False", "FreezeNotSupported")
+    );
+    assert_eq!(reported(&plan, "Ready").unwrap().0, "True");
 }
 
 fn start(container: &str, run: u32, crashes: u32) -> Action {
@@ -600,6 +843,7 @@ impl World {
                 prop_assert!(!self.case.containers.values().any(ContainerState::is_live));
                 self.case.sandbox = Sandbox::Stopped { address: None };
             }
+            Action::Freeze | Action::Thaw => prop_assert!(false, "nothing asks for it"),
             Action::Finish => {
                 prop_assert!(self.case.pod.metadata.deletion_timestamp.is_some());
                 prop_assert!(!self.case.containers.values().any(ContainerState::is_live));
@@ -756,6 +1000,8 @@ fn periods_beyond_all_time_saturate() {
                     verdict: None,
                     accepted_at: now,
                     node_address: String::new(),
+                    freezer: &Freezer::Thawed,
+                    cannot_freeze: None,
                 };
                 decide(&observed, now);
             }

@@ -58,6 +58,12 @@ pub enum Event {
     },
     /// The node ends the pod.
     Condemned(Verdict),
+    /// The pod is frozen, or could not be frozen.
+    Frozen(Result<(), String>),
+    /// Memory of the frozen pod was paged out: how much, for users.
+    PagedOut(String),
+    /// The pod is thawed, or could not be thawed.
+    Thawed(Result<(), String>),
     SandboxFreed {
         succeeded: bool,
     },
@@ -186,6 +192,9 @@ impl PodMachine {
                 }
             }
             Event::Condemned(verdict) => self.end_pod(verdict),
+            Event::Frozen(frozen) => self.frozen(frozen, now),
+            Event::PagedOut(note) => self.paged_out(note),
+            Event::Thawed(thawed) => self.thawed(thawed, now),
             Event::SandboxFreed { succeeded } => {
                 self.free_again_at = (!succeeded).then(|| now.later_by(RETRY));
             }
@@ -306,6 +315,10 @@ impl PodMachine {
     }
 
     fn probed(&mut self, container: &str, run: u32, kind: ProbeKind, verdict: ProbeVerdict) {
+        // A report that was under way when the pod was frozen tells of the freezer and not of the container.
+        if !self.freezer.is_thawed() {
+            return;
+        }
         if let ProbeVerdict::Failing(message) = &verdict {
             let note = format!("{} probe failed: {message}", kind.name());
             let (severity, reason) = (Severity::Warning, EventReason::Unhealthy);

@@ -10,6 +10,7 @@
 //! The machine performs no I/O and reads no clock.
 
 mod event;
+mod freezing;
 pub mod publication;
 mod recovery;
 mod status_events;
@@ -27,8 +28,8 @@ pub use self::event::{Event, NotPrepared, StartFailure};
 use self::publication::{Publication, RETRY};
 use crate::awaited_objects::Awaited;
 use crate::pod_lifecycle::{
-    self, Action, ContainerState, EventReason, KILL_AGAIN, Observed, Phase, Sandbox, Verdict,
-    container_of,
+    self, Action, ContainerState, EventReason, Freezer, KILL_AGAIN, Observed, Phase, Sandbox,
+    Verdict, container_of,
 };
 use crate::pod_uid::PodUid;
 pub use crate::probes::{Kind as ProbeKind, Verdict as ProbeVerdict};
@@ -97,6 +98,10 @@ pub enum Command {
         container: String,
         run: u32,
     },
+    /// Freeze all processes of the pod. Answered by [`Event::Frozen`].
+    Freeze,
+    /// Let all processes of the pod run again. Answered by [`Event::Thawed`].
+    Thaw,
     /// Free what the pod holds of the machine, except for its logs. Answered by [`Event::SandboxFreed`].
     FreeSandbox,
     /// Answered by [`Event::Published`].
@@ -136,14 +141,23 @@ enum Removal {
     Done,
 }
 
+/// What every pod of a node needs to know of the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    pub address: String,
+    /// Why the node cannot freeze pods, if it cannot.
+    pub cannot_freeze: Option<String>,
+}
+
 /// One pod of the node.
 #[derive(Debug)]
 pub struct PodMachine {
     uid: PodUid,
     pod: Pod,
-    node_address: String,
+    node: NodeFacts,
     accepted_at: Timestamp,
     sandbox: Sandbox,
+    freezer: Freezer,
     containers: BTreeMap<String, ContainerState>,
     verdict: Option<Verdict>,
     publication: Publication,
@@ -158,7 +172,7 @@ impl PodMachine {
     pub fn new(
         uid: PodUid,
         pod: &Pod,
-        node_address: String,
+        node: NodeFacts,
         recovered: Option<RecoveredPod>,
         refusal: Option<Verdict>,
         now: Timestamp,
@@ -169,9 +183,10 @@ impl PodMachine {
         let mut machine = Self {
             uid,
             pod: pod.clone(),
-            node_address,
+            node,
             accepted_at,
             sandbox: Sandbox::Missing,
+            freezer: Freezer::Thawed,
             containers: BTreeMap::new(),
             verdict: None,
             publication: Publication::new(pod.status.clone(), accepted_at),
@@ -180,7 +195,7 @@ impl PodMachine {
             commands: Vec::new(),
         };
         match recovered {
-            Some(recovered) => machine.adopt(recovered),
+            Some(recovered) => machine.adopt(recovered, now),
             None => machine.warn_of_unsupported(None, &crate::unsupported::unsupported(pod)),
         }
         if let Some(refusal) = refusal {
@@ -274,7 +289,9 @@ impl PodMachine {
             containers: &self.containers,
             verdict: self.verdict.as_ref(),
             accepted_at: self.accepted_at,
-            node_address: self.node_address.clone(),
+            node_address: self.node.address.clone(),
+            freezer: &self.freezer,
+            cannot_freeze: self.node.cannot_freeze.as_deref(),
         };
         pod_lifecycle::decide(&observed, now)
     }
@@ -318,12 +335,19 @@ impl PodMachine {
                 why,
             } => self.stop(container, grace, &why, now),
             Action::Kill { container } => self.kill(container, now),
+            Action::Freeze => self.freeze(),
+            Action::Thaw => {
+                self.freezer = Freezer::Thawing;
+                self.commands.push(Command::Thaw);
+            }
             Action::StopSandbox => {
                 let address = match &self.sandbox {
                     Sandbox::Ready(sandbox) => Some(sandbox.clone()),
                     _ => None,
                 };
                 self.sandbox = Sandbox::Stopped { address };
+                // No process is left that could be frozen.
+                self.freezer = Freezer::Thawed;
                 self.commands.push(Command::FreeSandbox);
             }
             Action::Finish => self.remove(now),
@@ -467,16 +491,7 @@ impl PodMachine {
                 run,
             });
         }
-        let stage = if started {
-            ProbeStage::Running
-        } else {
-            ProbeStage::Startup
-        };
-        self.commands.push(Command::StartProbes {
-            container: name(),
-            run,
-            stage,
-        });
+        self.start_probes(container);
     }
 
     /// Warns the user of fields of the pod, or of a container that was added to it, that have no effect.

@@ -1,11 +1,14 @@
 //! Taking over what an earlier run of the node left of a pod.
 
+use jiff::Timestamp;
+
 use super::{Command, PodMachine, ProbeResults};
 use crate::pod_lifecycle::{self, ContainerState, Phase, Sandbox};
 use crate::runtime::{RecoveredContainer, RecoveredPod};
 
 impl PodMachine {
-    pub(super) fn adopt(&mut self, recovered: RecoveredPod) {
+    pub(super) fn adopt(&mut self, recovered: RecoveredPod, now: Timestamp) {
+        self.adopt_freezer(recovered.freezer, now);
         // A pod without its namespaces starts over, as after a reboot; its containers have ended. So does a pod without a started
         // container: the node may have died before the pod's files and volumes were complete. What exists is used again.
         let mut containers = recovered.containers.iter();

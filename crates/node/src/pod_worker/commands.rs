@@ -79,6 +79,8 @@ impl<R: Runtime> PodWorker<R> {
                 grace,
             } => self.stop_container(&container, run, grace),
             Command::KillContainer { container, run } => self.kill_container(&container, run),
+            Command::Freeze => self.freeze(),
+            Command::Thaw => self.thaw(),
             Command::FreeSandbox => self.free_sandbox(),
             Command::PublishStatus(status) => self.publish_status(*status),
             Command::Remove => self.remove(),
@@ -320,6 +322,28 @@ impl<R: Runtime> PodWorker<R> {
             if let Err(error) = shared.runtime.kill(&id).await {
                 tracing::warn!(container = id.container, error = %chain(&error), "cannot kill a container");
             }
+        });
+    }
+
+    fn freeze(&self) {
+        let (shared, uid) = (self.shared.clone(), self.machine.uid().clone());
+        let reports = self.tasks.reports.clone();
+        self.tasks.act_silently(async move {
+            let frozen = shared.runtime.freeze(uid.as_str()).await;
+            let frozen = frozen.map_err(|error| chain(&error));
+            let is_frozen = frozen.is_ok();
+            let _ = reports.send(Report::Event(Event::Frozen(frozen)));
+            if is_frozen && let Some(note) = shared.runtime.page_out(uid.as_str()).await {
+                let _ = reports.send(Report::Event(Event::PagedOut(note)));
+            }
+        });
+    }
+
+    fn thaw(&self) {
+        let (shared, uid) = (self.shared.clone(), self.machine.uid().clone());
+        self.tasks.act(async move {
+            let thawed = shared.runtime.thaw(uid.as_str()).await;
+            Event::Thawed(thawed.map_err(|error| chain(&error)))
         });
     }
 

@@ -3,11 +3,11 @@
 //!
 //! What goes wrong: writes that fail, writes whose answers are lost, slow and failing sandboxes, starts, stops and removals, containers
 //! that ignore signals, a node that is killed and finds its containers again, machines that reboot, workers that panic, watches that lag
-//! behind and expire, pods that are deleted, deleted by force and created anew under the same name.
+//! behind and expire, pods that are deleted, deleted by force and created anew under the same name, pods that are frozen and thawed.
 //!
 //! What must hold at all times: no container is started twice, nothing of a pod is freed or removed while it runs or while the API has
 //! the pod, no end of a container is lost, a container is stopped only for a reason. What must hold once everything has come to rest:
-//! every pod that should run runs, the API's status is the runtime's truth, and nothing is left of pods that are gone.
+//! every pod that should run runs, every pod that should be frozen is, the API's status is the runtime's truth, and nothing is left of pods that are gone.
 //!
 //! A failure names its seed: `NODE_SIMULATION_SEED=<seed>` replays that schedule alone and prints its steps, `NODE_SIMULATION_SCHEDULES=<number>` runs as
 //! many as that.
@@ -26,6 +26,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ::api::labels::FREEZE;
 use k8s_openapi::api::core::v1::{PodCondition, PodSpec};
 use serde_json::json;
 
@@ -60,7 +61,7 @@ static SPECS: LazyLock<Vec<PodSpec>> = LazyLock::new(|| {
 fn use_api(world: &mut World) {
     let name = world.random.choose(&NAMES).unwrap();
     let now = world.now;
-    match world.random.below(10) {
+    match world.random.below(13) {
         0..=3 => {
             let spec = &SPECS[world.random.below(SPECS.len())];
             world.api.create(name, spec);
@@ -69,6 +70,13 @@ fn use_api(world: &mut World) {
         6 => world.api.delete(name, 1, now),
         7 => world.api.delete(name, 0, now),
         8 => world.api.edit(name, |pod| {
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.insert(FREEZE.to_owned(), "true".to_owned());
+        }),
+        9 | 10 => world.api.edit(name, |pod| {
+            pod.metadata.annotations = None;
+        }),
+        11 => world.api.edit(name, |pod| {
             let spec = pod.spec.as_mut().unwrap();
             spec.active_deadline_seconds = Some(20);
         }),

@@ -5,7 +5,8 @@ use std::net::Ipv4Addr;
 
 use agent_sandbox_node::pod_uid::PodUid;
 use agent_sandbox_node::runtime::{
-    PodIdentity, PodSandbox, RecoveredContainer, RecoveredPod, StartedContainer, Termination,
+    FreezerState, PodIdentity, PodSandbox, RecoveredContainer, RecoveredPod, StartedContainer,
+    Termination,
 };
 use jiff::Timestamp;
 
@@ -26,6 +27,7 @@ pub struct PodOnMachine {
     pub sandbox: Option<PodSandbox>,
     sandboxes: u32,
     pub containers: BTreeMap<String, Vec<Run>>,
+    pub freezer: FreezerState,
 }
 
 impl PodOnMachine {
@@ -79,6 +81,11 @@ impl Runtime {
         assert!(
             pod.sandbox.is_some(),
             "{uid}/{container} starts without a sandbox"
+        );
+        assert_eq!(
+            pod.freezer,
+            FreezerState::Thawed,
+            "{uid}/{container} starts in a frozen pod"
         );
         let runs = pod.containers.entry(container.to_owned()).or_default();
         let running = runs.iter().find(|run| run.termination.is_none());
@@ -136,6 +143,18 @@ impl Runtime {
         .collect()
     }
 
+    /// Whether the processes of a pod do not run.
+    pub fn is_frozen(&self, uid: &PodUid) -> bool {
+        let pod = self.pods.get(uid);
+        pod.is_some_and(|pod| pod.freezer != FreezerState::Thawed)
+    }
+
+    pub fn set_freezer(&mut self, uid: &PodUid, freezer: FreezerState) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            pod.freezer = freezer;
+        }
+    }
+
     pub fn free(&mut self, uid: &PodUid) {
         if let Some(pod) = self.pods.get_mut(uid) {
             assert_eq!(
@@ -157,7 +176,10 @@ impl Runtime {
         for (uid, container, attempt) in self.running() {
             self.end(&uid, &container, attempt, 255, now);
         }
-        self.pods.values_mut().for_each(|pod| pod.sandbox = None);
+        for pod in self.pods.values_mut() {
+            pod.sandbox = None;
+            pod.freezer = FreezerState::Thawed;
+        }
     }
 
     pub fn recover(&self) -> Vec<RecoveredPod> {
@@ -186,6 +208,7 @@ impl Runtime {
             },
             sandbox: pod.sandbox.clone(),
             containers: containers.collect(),
+            freezer: pod.freezer,
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use ::api::freezing::{FROZEN, is_asked_for};
 use agent_sandbox_node::pod_uid::PodUid;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -23,6 +24,13 @@ impl World {
                 || self.unhealthy.contains(&failed),
             "{uid}/{container}/{run} is stopped for no reason"
         );
+    }
+
+    /// No probe of a pod runs while the pod is frozen: it would fail.
+    pub(super) fn check_probes_are_paused(&self, uid: &PodUid) {
+        if let Some(worker) = self.node.workers.get(uid) {
+            assert!(worker.probes.is_empty(), "{uid} is frozen and probed");
+        }
     }
 
     /// When the node deletes a pod's object, the API has the end of every container.
@@ -71,6 +79,23 @@ impl World {
         let status = pod.status.clone().unwrap_or_default();
         let spec = pod.spec.as_ref().unwrap();
         let machine = self.runtime.pods.get(uid);
+        let is_asked = is_asked_for(pod.metadata.annotations.as_ref());
+        let is_frozen = self.runtime.is_frozen(uid);
+        let condition = |kind: &str| {
+            let mut conditions = status.conditions.iter().flatten();
+            conditions.any(|condition| condition.type_ == kind && condition.status == "True")
+        };
+        assert_eq!(
+            is_frozen,
+            is_asked && !is_over(pod),
+            "{uid} is frozen when asked to, and only then"
+        );
+        assert_eq!(is_frozen, condition(FROZEN), "{uid} reports its freezer");
+        if is_frozen {
+            self.check_probes_are_paused(uid);
+            assert!(!condition("Ready"), "{uid} is frozen and ready");
+            return;
+        }
         for published in status.container_statuses.iter().flatten() {
             let container = &published.name;
             let Some(run) = machine.and_then(|pod| pod.last_run(container)) else {
@@ -121,13 +146,8 @@ impl World {
                         .flatten()
                         .filter(|init| init.restart_policy.is_some())
                         .count();
-            let is_ready = status
-                .conditions
-                .iter()
-                .flatten()
-                .any(|condition| condition.type_ == "Ready" && condition.status == "True");
             assert!(
-                is_ready || !is_all_running,
+                condition("Ready") || !is_all_running,
                 "{uid} is not ready: {status:?}"
             );
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ::api::decoding::Decoded;
 use agent_sandbox_node::pod_lifecycle::{FailureReason, Verdict};
 use agent_sandbox_node::pod_machine::{
-    Command, Event, PodMachine, ProbeKind, ProbeStage, ProbeVerdict,
+    Command, Event, NodeFacts, PodMachine, ProbeKind, ProbeStage, ProbeVerdict,
 };
 use agent_sandbox_node::pod_registry::{self, PodRegistry};
 use agent_sandbox_node::pod_uid::PodUid;
@@ -153,7 +153,8 @@ impl World {
 
     /// A container ends by itself.
     pub fn exit(&mut self) {
-        let running: Vec<(PodUid, String, u32)> = self.runtime.running();
+        let mut running: Vec<(PodUid, String, u32)> = self.runtime.running();
+        running.retain(|(uid, ..)| !self.runtime.is_frozen(uid));
         if running.is_empty() {
             return;
         }
@@ -343,10 +344,12 @@ impl World {
                     refusal,
                 } => {
                     self.workers += 1;
-                    let address = "10.0.0.1".to_owned();
+                    let node = NodeFacts {
+                        address: "10.0.0.1".to_owned(),
+                        cannot_freeze: None,
+                    };
                     let now = self.now;
-                    let machine =
-                        PodMachine::new(uid.clone(), &pod, address, recovered, refusal, now);
+                    let machine = PodMachine::new(uid.clone(), &pod, node, recovered, refusal, now);
                     let worker = Worker {
                         number: self.workers,
                         machine,
@@ -419,6 +422,8 @@ impl World {
                 Task::Signal { container, run }
             }
             Command::KillContainer { container, run } => Task::Kill { container, run },
+            Command::Freeze => Task::Freeze,
+            Command::Thaw => Task::Thaw,
             Command::FreeSandbox => Task::Free,
             Command::PublishStatus(status) => Task::Publish(status),
             Command::Remove => Task::Remove,

@@ -40,7 +40,9 @@ impl World {
     /// Init containers that run complete. False if there are none.
     fn complete_init(&mut self) -> bool {
         let running = self.runtime.running().into_iter();
-        let init: Vec<_> = running.filter(|(_, name, _)| name == INIT).collect();
+        let init: Vec<_> = running
+            .filter(|(uid, name, _)| name == INIT && !self.runtime.is_frozen(uid))
+            .collect();
         for (uid, container, run) in &init {
             self.runtime.end(uid, container, *run, 0, self.now);
         }

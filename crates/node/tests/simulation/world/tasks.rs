@@ -4,7 +4,7 @@ use agent_sandbox_node::pod_lifecycle::{EventReason, WaitingReason};
 use agent_sandbox_node::pod_machine::publication::Answer;
 use agent_sandbox_node::pod_machine::{Event, NotPrepared, StartFailure};
 use agent_sandbox_node::pod_uid::PodUid;
-use agent_sandbox_node::runtime::{RecoveredContainer, StartError, Termination};
+use agent_sandbox_node::runtime::{FreezerState, RecoveredContainer, StartError, Termination};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
 
@@ -33,6 +33,8 @@ pub(super) enum Task {
         container: String,
         run: u32,
     },
+    Freeze,
+    Thaw,
     Free,
     Publish(Box<PodStatus>),
     Remove,
@@ -172,7 +174,8 @@ impl World {
                 })
             }
             Task::Signal { container, run } => {
-                if !self.fails(30) {
+                // A frozen process does not notice a signal.
+                if !self.runtime.is_frozen(uid) && !self.fails(30) {
                     self.runtime.end(uid, container, *run, 143, now);
                 }
                 Answered::Nothing
@@ -182,6 +185,14 @@ impl World {
                     self.runtime.end(uid, container, *run, 137, now);
                 }
                 Answered::Nothing
+            }
+            Task::Freeze => Answered::Event(Event::Frozen(self.freeze(uid))),
+            Task::Thaw => {
+                if self.fails(20) {
+                    return Answered::Event(Event::Thawed(Err("no such file".to_owned())));
+                }
+                self.runtime.set_freezer(uid, FreezerState::Thawed);
+                Answered::Event(Event::Thawed(Ok(())))
             }
             Task::Free => {
                 let succeeded = !self.fails(20);
@@ -218,6 +229,18 @@ impl World {
             }
             Task::Sweep | Task::Report => Answered::Nothing,
         }
+    }
+
+    fn freeze(&mut self, uid: &PodUid) -> Result<(), String> {
+        self.check_probes_are_paused(uid);
+        if self.fails(20) {
+            let left = [FreezerState::Thawed, FreezerState::Partly];
+            let left = self.random.choose(&left).unwrap();
+            self.runtime.set_freezer(uid, left);
+            return Err("a process waits for the disk".to_owned());
+        }
+        self.runtime.set_freezer(uid, FreezerState::Frozen);
+        Ok(())
     }
 
     fn start(
