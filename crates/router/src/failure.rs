@@ -6,6 +6,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
 use crate::body::ProxyBody;
+use crate::registry::Suspended;
 
 /// Why a request does not reach its sandbox, or its response does not come back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,7 @@ pub enum Failure {
     Suspended {
         namespace: String,
         name: String,
+        how: Suspended,
     },
     /// The sandbox exists, but has no address; the message of its Ready condition says why.
     NotReady {
@@ -122,8 +124,16 @@ impl Failure {
             Failure::NotFound { namespace, name } => {
                 format!("Sandbox not found: {namespace}/{name}")
             }
-            Failure::Suspended { namespace, name } => {
-                format!("Sandbox is suspended: {namespace}/{name}")
+            Failure::Suspended {
+                namespace,
+                name,
+                how,
+            } => {
+                let frozen = match how {
+                    Suspended::Stopped => "",
+                    Suspended::Frozen => " (frozen)",
+                };
+                format!("Sandbox is suspended: {namespace}/{name}{frozen}")
             }
             Failure::NotReady {
                 namespace,

@@ -40,7 +40,7 @@ pub struct Observed {
 pub enum Condition {
     /// The sandbox runs, and its pod has these addresses.
     At(Vec<IpAddr>),
-    Suspended,
+    Suspended(Suspended),
     /// The sandbox has no address, for this reason.
     NotReady(String),
     /// The sandbox finished, for this reason.
@@ -49,11 +49,20 @@ pub enum Condition {
     Unclaimed,
 }
 
+/// How a sandbox is suspended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspended {
+    /// Its pod is gone, or going.
+    Stopped,
+    /// Its pod exists, and all of its processes are frozen.
+    Frozen,
+}
+
 /// The result of a lookup.
 #[derive(Clone, Debug)]
 pub enum Lookup {
     Routable(Arc<Upstream>),
-    Suspended,
+    Suspended(Suspended),
     NotReady(String),
     Finished(String),
     Unclaimed,
@@ -135,7 +144,7 @@ impl Registry {
         match (&record.upstream, &record.observed.condition) {
             (Some(upstream), _) => Lookup::Routable(Arc::clone(upstream)),
             (None, Condition::At(_)) => Lookup::NotReady("Its pod has ended".into()),
-            (None, Condition::Suspended) => Lookup::Suspended,
+            (None, Condition::Suspended(how)) => Lookup::Suspended(*how),
             (None, Condition::NotReady(reason)) => Lookup::NotReady(reason.clone()),
             (None, Condition::Finished(reason)) => Lookup::Finished(reason.clone()),
             (None, Condition::Unclaimed) => Lookup::Unclaimed,

@@ -151,8 +151,12 @@ impl Resolver {
 fn describe(key: &SandboxKey, lookup: Lookup, wait: Duration) -> (Failure, Duration) {
     let (namespace, name) = (key.namespace().to_owned(), key.name().to_owned());
     match lookup {
-        Lookup::Suspended => (
-            Failure::Suspended { namespace, name },
+        Lookup::Suspended(how) => (
+            Failure::Suspended {
+                namespace,
+                name,
+                how,
+            },
             wait.min(SUSPENDED_WAIT),
         ),
         Lookup::Finished(reason) => (

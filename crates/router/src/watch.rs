@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::addresses::is_a_pods;
-use api::conditions::{self, ConditionType};
+use api::conditions::{self, ConditionType, Reason};
 use api::decoding::Decoded;
 use api::rbac::{FOLLOW, Rule};
 use api::sandbox::{OperatingMode, Suspension};
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::claim_watch;
 use crate::claims::ClaimOwner;
 use crate::identify::SandboxKey;
-use crate::registry::{Condition, Observed, Registry};
+use crate::registry::{Condition, Observed, Registry, Suspended};
 use crate::resolve::Resolver;
 
 /// How long to wait after a watch failed before testing whether the API responds.
@@ -333,7 +333,17 @@ fn condition_of(sandbox: &WatchedSandbox) -> Condition {
         ..SandboxSpec::default()
     };
     if spec.suspension() != Suspension::None {
-        return Condition::Suspended;
+        let conditions = sandbox.status.iter().flat_map(|status| &status.conditions);
+        let is_frozen = conditions.into_iter().any(|condition| {
+            condition.type_ == ConditionType::Suspended.as_str()
+                && condition.status == "True"
+                && condition.reason == Reason::Frozen.as_str()
+        });
+        return Condition::Suspended(if is_frozen {
+            Suspended::Frozen
+        } else {
+            Suspended::Stopped
+        });
     }
     let Some(status) = &sandbox.status else {
         return Condition::NotReady("It has just been created".into());
@@ -488,7 +498,16 @@ mod tests {
             json!({"replicas": 0}),
             json!({"operatingMode": "Suspended"}),
         ] {
-            assert_eq!(sandbox(&json!({}), &spec, &running()), Condition::Suspended);
+            assert_eq!(
+                sandbox(&json!({}), &spec, &running()),
+                Condition::Suspended(Suspended::Stopped)
+            );
+            let frozen = json!({"conditions": [{"type": "Suspended", "status": "True", "reason": "Frozen", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+            assert_eq!(
+                sandbox(&json!({}), &spec, &frozen),
+                Condition::Suspended(Suspended::Frozen)
+            );
         }
     }
 
