@@ -220,6 +220,11 @@ impl Sandbox {
         self.waiter.wait(self.sandbox.suspend())
     }
 
+    /// See [`crate::Sandbox::suspend_with`].
+    pub fn suspend_with(&self, strategy: crate::SuspensionType) -> Result<(), Error> {
+        self.waiter.wait(self.sandbox.suspend_with(strategy))
+    }
+
     /// See [`crate::Sandbox::resume`].
     pub fn resume(&self) -> Result<(), Error> {
         self.waiter.wait(self.sandbox.resume())

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use api::decoding::Decoded;
+use api::sandbox::{SuspensionStrategy, SuspensionType};
 use api::{Sandbox, SandboxClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
@@ -25,7 +26,8 @@ pub(crate) struct Cluster {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Running,
-    Suspended,
+    /// Suspended, with this strategy; without one, with the strategy that the sandbox has.
+    Suspended(Option<SuspensionType>),
 }
 
 impl std::fmt::Debug for Cluster {
@@ -153,7 +155,12 @@ impl Cluster {
         let api = self.sandboxes(namespace);
         let spec = match mode {
             Mode::Running => json!({"replicas": 1, "operatingMode": "Running"}),
-            Mode::Suspended => json!({"replicas": 0, "operatingMode": "Suspended"}),
+            Mode::Suspended(None) => json!({"replicas": 0, "operatingMode": "Suspended"}),
+            Mode::Suspended(Some(strategy)) => json!({
+                "replicas": 0,
+                "operatingMode": "Suspended",
+                "suspensionStrategy": SuspensionStrategy { kind: strategy },
+            }),
         };
         let patch = Patch::Merge(json!({ "spec": spec }));
         let patched = match api.patch(name, &PatchParams::default(), &patch).await {
@@ -166,7 +173,7 @@ impl Cluster {
         let (what, judge): (_, fn(&Sandbox) -> Verdict<Bound>) =
             match mode {
                 Mode::Running => ("waiting for the sandbox to resume", readiness::of_resumed),
-                Mode::Suspended => ("waiting for the sandbox to be suspended", |sandbox| {
+                Mode::Suspended(_) => ("waiting for the sandbox to be suspended", |sandbox| {
                     match readiness::of_suspended(sandbox) {
                         Verdict::Done(()) => Verdict::Done(Bound::default()),
                         Verdict::Wait => Verdict::Wait,

@@ -58,7 +58,7 @@ pub use status::{Phase, Status};
 pub use waiting::Waiting;
 
 pub use api::claim::ClaimShutdownPolicy;
-pub use api::sandbox::{EmbeddedObjectMetadata, PersistentVolumeClaimTemplate};
+pub use api::sandbox::{EmbeddedObjectMetadata, PersistentVolumeClaimTemplate, SuspensionType};
 pub use k8s_openapi::jiff::Timestamp;
 
 /// The examples of README.md.

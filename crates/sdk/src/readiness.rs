@@ -60,12 +60,19 @@ pub(crate) fn of_resumed(sandbox: &Sandbox) -> Verdict<Bound> {
 /// Whether the suspension of a sandbox is complete.
 pub(crate) fn of_suspended(sandbox: &Sandbox) -> Verdict<()> {
     let conditions = conditions_of(sandbox);
-    let suspended =
-        conditions::find(conditions, ConditionType::Suspended).is_some_and(|condition| {
-            condition.status == "True" && is_current(condition, sandbox.metadata.generation)
-        });
-    if suspended && sandbox.spec.suspension().is_requested() {
-        return Verdict::Done(());
+    let suspended = conditions::find(conditions, ConditionType::Suspended)
+        .filter(|condition| is_current(condition, sandbox.metadata.generation))
+        .filter(|_| sandbox.spec.suspension().is_requested());
+    if let Some(suspended) = suspended {
+        if suspended.status == "True" {
+            return Verdict::Done(());
+        }
+        if Reason::from_wire(&suspended.reason).is_some_and(Reason::prevents_suspension) {
+            return Verdict::Refused {
+                reason: suspended.reason.clone(),
+                message: suspended.message.clone(),
+            };
+        }
     }
     match conditions::find(conditions, ConditionType::Ready).map(|condition| &condition.reason) {
         Some(reason) if reason == Reason::SandboxExpired.as_str() => Verdict::Refused {
@@ -74,6 +81,13 @@ pub(crate) fn of_suspended(sandbox: &Sandbox) -> Verdict<()> {
         },
         _ => Verdict::Wait,
     }
+}
+
+/// Whether a sandbox is suspended with its processes frozen.
+pub(crate) fn is_frozen(sandbox: &Sandbox) -> bool {
+    conditions::find(conditions_of(sandbox), ConditionType::Suspended).is_some_and(|suspended| {
+        suspended.status == "True" && suspended.reason == Reason::Frozen.as_str()
+    })
 }
 
 pub(crate) fn conditions_of_claim(claim: &SandboxClaim) -> &[Condition] {
@@ -284,6 +298,24 @@ mod tests {
             &json!([condition("Suspended", "True", "PodTerminated", 2)]),
         );
         assert_eq!(of_suspended(&stale), Verdict::Wait);
+        let frozen = sandbox(
+            0,
+            "Suspended",
+            &json!([condition("Suspended", "True", "Frozen", 3)]),
+        );
+        assert_eq!(of_suspended(&frozen), Verdict::Done(()));
+        for (reason, generation, is_refused) in [
+            ("FreezeNotSupported", 3, true),
+            ("HibernateNotSupported", 3, true),
+            ("FreezeNotSupported", 2, false),
+            ("FreezeFailed", 3, false),
+            ("Freezing", 3, false),
+        ] {
+            let conditions = json!([condition("Suspended", "False", reason, generation)]);
+            let verdict = of_suspended(&sandbox(0, "Suspended", &conditions));
+            let refused = matches!(verdict, Verdict::Refused { .. });
+            assert_eq!(refused, is_refused, "{reason} {verdict:?}");
+        }
         let expired = sandbox(0, "Suspended", &ready("False", "SandboxExpired", 3));
         assert!(matches!(of_suspended(&expired), Verdict::Refused { .. }));
     }

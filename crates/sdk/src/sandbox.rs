@@ -28,6 +28,8 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Instrument, Span};
 
+use api::sandbox::SuspensionType;
+
 use crate::claim::CreateOptions;
 use crate::cluster::{Mode, Progress, kubernetes};
 use crate::commands::Commands;
@@ -493,12 +495,21 @@ impl Sandbox {
         asking.await.map_err(|kind| self.error(kind))
     }
 
-    /// Deletes the pod and keeps its volumes. Returns when the pod is gone.
+    /// Suspends the sandbox with the strategy of its template or claim, which is [`SuspensionType::Stop`] unless they say otherwise:
+    /// the pod is deleted, and its volumes stay. Returns when the sandbox is suspended.
     pub async fn suspend(&self) -> Result<(), Error> {
-        self.change_mode("suspend", Mode::Suspended).await.map(drop)
+        let mode = Mode::Suspended(None);
+        self.change_mode("suspend", mode).await.map(drop)
     }
 
-    /// Starts the pod of a suspended sandbox again. Returns when it is ready.
+    /// Suspends the sandbox with this strategy, which later suspensions keep. [`SuspensionType::Freeze`] stops all processes where they
+    /// are and keeps the pod with its memory. Fails if the pod's node cannot do it: nothing less is done instead.
+    pub async fn suspend_with(&self, strategy: SuspensionType) -> Result<(), Error> {
+        let mode = Mode::Suspended(Some(strategy));
+        self.change_mode("suspend", mode).await.map(drop)
+    }
+
+    /// Lets a suspended sandbox run again: its pod is started, or thawed. Returns when it is ready.
     pub async fn resume(&self) -> Result<(), Error> {
         let bound = self.change_mode("resume", Mode::Running).await?;
         self.shared.connector.moved(&bound.pod_ips);

@@ -1,6 +1,6 @@
 //! A sandbox's status as one phase with its reason. Pure.
 
-use api::conditions::{self, ConditionType};
+use api::conditions::{self, ConditionType, Reason};
 use api::{Sandbox, SandboxClaim};
 
 use crate::readiness::{self, Verdict};
@@ -11,9 +11,11 @@ pub enum Phase {
     /// Not ready yet, or temporarily not ready.
     Pending,
     Ready,
-    /// Suspension was requested and the pod still exists.
+    /// Suspension was requested and is not complete.
     Suspending,
     Suspended,
+    /// Suspended, with all processes of its pod frozen where they are.
+    Frozen,
     /// The sandbox finished, or can never start.
     Ended,
     /// It is being deleted.
@@ -27,6 +29,7 @@ impl Phase {
             Self::Ready => "Ready",
             Self::Suspending => "Suspending",
             Self::Suspended => "Suspended",
+            Self::Frozen => "Frozen",
             Self::Ended => "Ended",
             Self::Terminating => "Terminating",
         }
@@ -84,9 +87,14 @@ fn phase(claim: &SandboxClaim, sandbox: Option<&Sandbox>) -> Phase {
         && sandbox.spec.suspension().is_requested()
     {
         return match readiness::of_suspended(sandbox) {
+            Verdict::Done(()) if readiness::is_frozen(sandbox) => Phase::Frozen,
             Verdict::Done(()) => Phase::Suspended,
             Verdict::Wait => Phase::Suspending,
-            Verdict::Refused { .. } => Phase::Ended,
+            Verdict::Refused { reason, .. } if reason == Reason::SandboxExpired.as_str() => {
+                Phase::Ended
+            }
+            // It cannot be suspended, and runs on.
+            Verdict::Refused { .. } => Phase::Suspending,
         };
     }
     match readiness::of_claim(claim) {

@@ -12,7 +12,7 @@ use api::sandbox::OperatingMode;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PatchParams};
 use sdk::trace::RemoteContext;
-use sdk::{CreateOptions, ErrorKind, ListOptions, Options, Phase, WarmPool};
+use sdk::{CreateOptions, ErrorKind, ListOptions, Options, Phase, SuspensionType, WarmPool};
 use support::http_server::{ScriptedRouter, answer};
 use support::{FAILING, Injected, MISSING, NEVER, World, is_delete, is_watch, options};
 
@@ -371,6 +371,26 @@ async fn a_claim_deleted_by_another_client_ends_the_wait() {
         .unwrap();
     let error = creating.await.unwrap().unwrap_err();
     assert!(error.is_not_found(), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_strategy_that_the_node_does_not_have_is_refused_at_once() {
+    let world = World::start().await;
+    let router = ScriptedRouter::always(200, "{}").await;
+    let client = world.client(options(&router.url));
+    let sandbox = client.create(CreateOptions::from_pool("p")).await.unwrap();
+    for (strategy, expected) in [
+        (SuspensionType::Freeze, "FreezeNotSupported"),
+        (SuspensionType::Hibernate, "HibernateNotSupported"),
+    ] {
+        let error = sandbox.suspend_with(strategy).await.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Refused { reason, .. } if reason == expected),
+            "{error:?}"
+        );
+        sandbox.resume().await.unwrap();
+    }
+    sandbox.terminate().await.unwrap();
 }
 
 #[tokio::test]
